@@ -1,0 +1,213 @@
+//! Counters of one process, in one shared page range that `farpage stat` and `farpage run --stats` read from outside.
+//!
+//! The engine is the only writer; every field is one atomic word, so readers need no lock. Names are the kernel's
+//! (`/proc/vmstat`) where the kernel has the counter. The page is a memfd named [`MEMFD_NAME`]: it goes away with the
+//! last process that holds it, whatever happens.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Name of the memfd: `/proc/PID/task/TID/fd/N` links to `/memfd:farpage-stat (deleted)`.
+pub const MEMFD_NAME: &str = "farpage-stat";
+/// `comm` of the engine's first thread; its descriptor table holds the memfd.
+pub const THREAD_NAME: &str = "farpage-monitor";
+/// First word of the page.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage1");
+/// Bytes of the mapping.
+pub const STAT_BYTES: usize = 16 * 1024;
+
+const SUB: usize = 4;
+/// Buckets of the fault latency histogram: 4 per power of two nanoseconds.
+pub const BUCKETS: usize = 40 * SUB;
+
+macro_rules! fields {
+    ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident,)+ })+) => {
+        /// The shared page. Values ending in `_bytes` are bytes, in `_ns` nanoseconds, the others counts.
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct Stat {
+            /// [`MAGIC`] once the page is set up.
+            pub magic: AtomicU64,
+            /// Process that writes the page.
+            pub pid: AtomicU64,
+            $($($(#[doc = $doc])+ pub $name: AtomicU64,)+)+
+            /// Fault service times, from the message read to the thread woken; see [`bucket_of`].
+            pub fault_ns: [AtomicU64; BUCKETS],
+        }
+
+        impl Stat {
+            /// Every named value in order: name, one-line description, value, whether it only grows.
+            pub fn values(&self) -> Vec<Value> {
+                vec![$($(Value {
+                    name: stringify!($name),
+                    help: concat!($($doc),+),
+                    value: self.$name.load(Relaxed),
+                    counter: stringify!($kind).as_bytes()[0] == b'c',
+                }),+),+]
+            }
+        }
+    };
+}
+
+/// One named value of a [`Stat`].
+#[derive(Debug, Clone, Copy)]
+pub struct Value {
+    /// Name as printed and as JSON key.
+    pub name: &'static str,
+    /// What it is, one line.
+    pub help: &'static str,
+    /// Value when read.
+    pub value: u64,
+    /// A counter only grows; the others are levels.
+    pub counter: bool,
+}
+
+fields! {
+    level {
+        /// 1 once memory is managed; 0 while the program is below its budget.
+        active,
+        /// The budget.
+        budget_bytes,
+        /// Resident anonymous memory as the kernel counts it, last sample.
+        rss_anon_bytes,
+        /// Largest sample so far.
+        rss_anon_peak_bytes,
+        /// Managed pages that are mapped in the program (an estimate after MADV_DONTNEED).
+        resident_bytes,
+        /// Pages in the swap cache: taken out of the program, still in RAM.
+        cached_bytes,
+        /// Free frames kept for swap-in.
+        free_frames_bytes,
+        /// Pages whose only copy is on a swap device.
+        swapped_bytes,
+        /// RAM of the compressed pool, fragmentation included.
+        pool_bytes,
+        /// Compressed bytes in the pool.
+        pool_compressed_bytes,
+        /// Uncompressed bytes the pool stands for.
+        pool_orig_bytes,
+        /// Bytes of pages on file devices.
+        file_bytes,
+        /// Address space registered with userfaultfd.
+        managed_bytes,
+        /// Engine metadata: page table, heap.
+        meta_bytes,
+    }
+    counter {
+        /// Faults served.
+        pgfault,
+        /// Faults that read a swap device.
+        pgmajfault,
+        /// Pages read from swap devices, readahead included.
+        pswpin,
+        /// Pages written to swap devices.
+        pswpout,
+        /// Pages served as zero: first touches and swapped-out zero pages.
+        swpin_zero,
+        /// Pages found all zero at swap-out: no device space, no I/O.
+        swpout_zero,
+        /// Pages dropped without a write because their slot still held the same bytes.
+        swpout_clean,
+        /// Pages brought in by readahead.
+        swap_ra,
+        /// Faults served from the swap cache, without I/O.
+        workingset_refault_cached,
+        /// Pages taken out of the program into the swap cache.
+        pgsteal_anon,
+        /// Faults that had to wait for reclaim.
+        allocstall,
+        /// Pages that could not be taken out for now (pinned, locked, other access rights).
+        move_skipped,
+        /// Pages unshared after a fork so that they could be taken out.
+        cow_unshared,
+        /// MADV_DONTNEED, MADV_FREE followed.
+        event_remove,
+        /// munmap, brk shrinking, mmap over a mapping followed.
+        event_unmap,
+        /// mremap followed.
+        event_remap,
+        /// Mappings adopted.
+        adopted_ranges,
+        /// Forks followed.
+        forks,
+        /// Samples of resident anonymous memory above budget + 5 %.
+        over_budget_samples,
+        /// Pages that had to stay in RAM because every device was full or failing.
+        swap_full,
+        /// Compressed pages moved on to a file device.
+        pool_writeback,
+        /// Device write errors.
+        write_errors,
+        /// Device read errors.
+        read_errors,
+        /// Checksums compared by `--verify` and found equal.
+        verified,
+    }
+}
+
+impl Stat {
+    /// Adds `n` to a counter.
+    #[inline]
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Relaxed);
+    }
+
+    /// Records one served fault of `ns` nanoseconds.
+    #[inline]
+    pub fn record_fault(&self, ns: u64) {
+        Stat::add(&self.fault_ns[bucket_of(ns)], 1);
+    }
+
+    /// The latency in nanoseconds below which `share` (0 to 1) of the served faults stayed; `None` before the first.
+    /// The answer is the upper edge of a bucket, so at most 25 % too high.
+    pub fn fault_percentile_ns(&self, share: f64) -> Option<u64> {
+        let counts: Vec<u64> = self.fault_ns.iter().map(|c| c.load(Relaxed)).collect();
+        let total: u64 = counts.iter().sum();
+        if total == 0 {
+            return None;
+        }
+        let wanted = ((total as f64 * share).ceil() as u64).clamp(1, total);
+        let mut seen = 0;
+        for (i, n) in counts.iter().enumerate() {
+            seen += n;
+            if seen >= wanted {
+                return Some(bucket_end(i));
+            }
+        }
+        None
+    }
+}
+
+/// Bucket of a latency: four buckets per power of two.
+pub fn bucket_of(ns: u64) -> usize {
+    if ns < SUB as u64 {
+        return ns as usize;
+    }
+    let log = 63 - ns.leading_zeros() as usize;
+    let sub = (ns >> (log - 2)) as usize & (SUB - 1);
+    ((log - 1) * SUB + sub).min(BUCKETS - 1)
+}
+
+/// First latency that is above bucket `i`, nanoseconds.
+pub fn bucket_end(i: usize) -> u64 {
+    if i < SUB {
+        return i as u64 + 1;
+    }
+    let (log, sub) = (i / SUB + 1, i % SUB);
+    (SUB as u64 + sub as u64 + 1) << (log - 2)
+}
+
+const _: () = assert!(size_of::<Stat>() <= STAT_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_tile_the_line() {
+        for ns in (0..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789, 1 << 37]) {
+            let i = bucket_of(ns);
+            assert!(ns < bucket_end(i), "{ns} {i}");
+            assert!(i == 0 || ns >= bucket_end(i - 1), "{ns} {i}");
+        }
+    }
+}
