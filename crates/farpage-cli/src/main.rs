@@ -1,1 +1,46 @@
-fn main() {}
+//! The command: run a program under a RAM budget, look at it, find out what works here.
+
+mod args;
+mod budget;
+mod cgroup;
+mod doctor;
+mod early;
+mod failure;
+mod json;
+mod page;
+mod preload;
+mod run;
+mod stat_cmd;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    early::restore_sigpipe();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return match (error.use_stderr(), under_run()) {
+                (false, _) => ExitCode::SUCCESS,
+                (true, true) => ExitCode::from(failure::FAILED),
+                (true, false) => ExitCode::from(2),
+            };
+        }
+    };
+    let result = match cli.command {
+        Command::Run(args) => run::main(args),
+        Command::Stat(args) => stat_cmd::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+    };
+    result.unwrap_or_else(|failure| {
+        failure::say(&failure);
+        ExitCode::from(failure.status)
+    })
+}
+
+/// The command line was meant for `run`, however wrong the rest is: 125 tells scripts that no program ran.
+fn under_run() -> bool {
+    std::env::args_os().skip(1).find(|a| !a.as_encoded_bytes().starts_with(b"-")).is_some_and(|a| a == "run")
+}

@@ -1,1 +1,26 @@
-//! LD_PRELOAD library.
+//! The LD_PRELOAD library: an initialiser, a private heap, nothing else. It interposes no function.
+
+use farpage::heap::Heap;
+
+/// Memory for what is allocated before the engine has reserved its address space.
+const EARLY: usize = 256 * 1024;
+
+#[repr(align(4096))]
+struct Early(#[allow(dead_code)] [u8; EARLY]);
+
+static mut EARLY_MEMORY: Early = Early([0; EARLY]);
+
+#[global_allocator]
+static HEAP: Heap = Heap::empty();
+
+extern "C" fn init() {
+    let part = farpage::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
+    // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
+    unsafe { HEAP.give(part) };
+    // SAFETY: the dynamic linker runs initialisers once, on the only thread.
+    unsafe { farpage::preload::start(&HEAP) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INIT: extern "C" fn() = init;

@@ -1,9 +1,31 @@
-//! The farpage engine.
+//! The farpage engine: memory beyond the RAM budget, swapped in user space.
+//!
+//! A page's life, file by file: fault ([`pager`], [`fault`]) -> word ([`page_table`]) -> zero page, or frame
+//! ([`frame`]) filled from a device ([`device`]) and moved in -> list ([`lru`]) -> moved out ([`reclaim`]) -> swap
+//! cache -> stored ([`writer`]) -> frame recycled. [`monitor`] watches the [`budget`] and finds mappings; [`fork`] and
+//! [`child`] carry all of it over a fork. [`engine`] holds the shared state and the lock order.
 
+pub mod arena;
+pub mod budget;
+pub mod child;
 pub mod conf;
+pub mod content;
 pub mod device;
+pub mod engine;
+pub mod fault;
+pub mod fork;
+pub mod frame;
+pub mod heap;
+pub mod lru;
+pub mod monitor;
+pub mod page_table;
+pub mod pager;
+pub mod preload;
+pub mod probe;
+pub mod reclaim;
 pub mod size;
 pub mod stat;
 pub mod sys;
+pub mod writer;
 
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};

@@ -1,1 +1,355 @@
-//! Swap devices.
+//! Swap devices: where the pages go.
+//!
+//! ```text
+//!   engine --> SwapSpace (priority order) --> zram --(does not compress, full)--> file --> ...
+//!                                              '----------- writeback ----------->'
+//! ```
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | [`space`] | the devices in priority order; all the engine calls |
+//! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
+//! | [`pool`] | the memory of the compressed pages |
+//! | [`file`](mod@file) | pages in a swap file; what a fork shares |
+//!
+//! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
+//! The engine serialises per page: it never calls `load` and `free` of the same entry at the same time.
+//! Everything else may run concurrently.
+//!
+//! Locks, outermost first: zram `writeback`, codec state, zram `inner`; file `create`, file `inner`. `inner` locks
+//! are held for table look-ups and copies of one page at most, never across a device wait. No two devices' `inner`
+//! locks are held together.
+
+pub mod file;
+pub mod pool;
+pub mod space;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod zram;
+
+use rustix::io::Errno;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::os::fd::RawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::PAGE_SIZE;
+
+pub use space::SwapSpace;
+
+/// One page of data. References to frames are page-aligned; others work, but cost a copy on files.
+pub type Page = [u8; PAGE_SIZE];
+
+/// Bits of a slot number in an [`Entry`].
+pub const SLOT_BITS: u32 = 40;
+
+/// Where a swapped-out page is.
+///
+/// ```text
+///   63        48 47       40 39                                    0
+///  |  always 0  |  device   |  slot of the device, never 0          |
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Entry(NonZeroU64);
+
+impl Entry {
+    /// The entry for `slot` of device number `device`; `None` if the slot is 0 or above 2^40 - 1.
+    pub fn new(device: u8, slot: u64) -> Option<Entry> {
+        let raw = NonZeroU64::new(u64::from(device) << SLOT_BITS | slot)?;
+        (slot != 0 && slot >> SLOT_BITS == 0).then_some(Entry(raw))
+    }
+
+    /// As a number of 48 bits, never 0.
+    pub fn raw(self) -> u64 {
+        self.0.get()
+    }
+
+    /// From [`Entry::raw`]; `None` for a number that is not an entry.
+    pub fn from_raw(raw: u64) -> Option<Entry> {
+        Entry::new(u8::try_from(raw >> SLOT_BITS).ok()?, raw & ((1 << SLOT_BITS) - 1))
+    }
+
+    /// Number of the device.
+    pub fn device(self) -> u8 {
+        (self.raw() >> SLOT_BITS) as u8
+    }
+
+    /// Slot of the device.
+    pub fn slot(self) -> u64 {
+        self.raw() & ((1 << SLOT_BITS) - 1)
+    }
+
+    /// The entry `n` slots later on the same device, if there can be one.
+    pub fn offset(self, n: usize) -> Option<Entry> {
+        Entry::new(self.device(), self.slot().checked_add(n as u64)?)
+    }
+}
+
+/// Why a page was not stored. The page stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// No room (slots, pool limit, size limit, disk space).
+    #[error("swap device is full")]
+    Full,
+    /// Not worth keeping compressed; the next device should take it.
+    #[error("page does not compress")]
+    Incompressible,
+    /// The device takes no more pages since an earlier failure; see `take_warning`.
+    #[error("swap device has failed")]
+    Failed,
+    /// The write failed.
+    #[error("write to the swap device failed: {}", ErrnoText(*.0))]
+    Io(Errno),
+}
+
+/// Why a page could not be read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The read failed.
+    #[error("swap device {device}: read of slot {slot} failed: {}", ErrnoText(*errno))]
+    Io {
+        /// What the kernel said.
+        errno: Errno,
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
+    /// The file ends before the page does (somebody truncated it).
+    #[error("swap device {device}: slot {slot} is beyond the end of the file")]
+    ShortRead {
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
+    /// The stored bytes do not decompress to a page.
+    #[error("swap device {device}: slot {slot} is corrupt")]
+    Corrupt {
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
+    /// No page is stored under this entry: a bug of the caller.
+    #[error("swap device {device}: slot {slot} is not in use")]
+    NotInUse {
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
+}
+
+/// Why a device cannot be used at all. `Display` is one line: which device, why, what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("swap device {name:?}: {reason}; {remedy}")]
+pub struct DeviceError {
+    /// The device as the user wrote it.
+    pub name: String,
+    /// What is wrong.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// What a device is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Caps {
+    /// Loads and stores finish at the speed of memory: do them in place, no queue.
+    pub synchronous: bool,
+    /// Seeks are slow: read ahead in slot order.
+    pub rotational: bool,
+}
+
+/// Sums over devices; bytes unless the name says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Memory of the compressed pool (touched spans).
+    pub pool_bytes: u64,
+    /// Most memory the pool may take.
+    pub pool_limit_bytes: u64,
+    /// Compressed pages in the pool, their compressed sizes.
+    pub pool_compressed_bytes: u64,
+    /// Compressed pages in the pool, their original sizes.
+    pub pool_orig_bytes: u64,
+    /// Pages kept as one word.
+    pub same_filled_pages: u64,
+    /// Pages in swap files, own and inherited.
+    pub file_bytes: u64,
+    /// Slots that were freed but are kept for a forked child.
+    pub deferred_slots: u64,
+    /// Pages stored, over all devices; a page moved by writeback counts once.
+    pub slots_in_use: u64,
+    /// Devices that had no room at the last try.
+    pub devices_full: u32,
+    /// Devices that take no more pages after a failure.
+    pub devices_failed: u32,
+    /// Failed writes.
+    pub write_errors: u64,
+    /// Failed reads (each try).
+    pub read_errors: u64,
+    /// Pages moved from memory to a file.
+    pub writeback: u64,
+    /// Pages that zram refused because they do not compress.
+    pub incompressible_pages: u64,
+    /// `free` of something that was not in use: bugs.
+    pub bad_frees: u64,
+    /// Memory for tables and codec states.
+    pub meta_bytes: u64,
+}
+
+/// One swap device. Devices know their number and deal in whole entries.
+pub trait SwapDevice: Send + Sync {
+    /// The device as the user wrote it.
+    fn name(&self) -> &str;
+
+    /// What the device is like.
+    fn caps(&self) -> Caps;
+
+    /// Stores a page. `check` is returned by [`SwapDevice::check`] until the entry is freed.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing was stored.
+    fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError>;
+
+    /// Stores a page as it is, for want of a better device.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing was stored.
+    fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        self.store(page, check)
+    }
+
+    /// Stores the pages whose `out` is `None`, in one I/O if the device can. `out` is at least as long as `pages`.
+    ///
+    /// # Errors
+    /// Why some were not stored (the last reason); the others were.
+    fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        for (&(page, check), out) in pages.iter().zip(out).filter(|(_, out)| out.is_none()) {
+            match self.store(page, check) {
+                Ok(entry) => *out = Some(entry),
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    /// Reads a page.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; the content of `into` is then unspecified.
+    fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError>;
+
+    /// Reads pages of consecutive slots, in one I/O if the device can.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; the content of `into` is then unspecified.
+    fn load_run(&self, first: Entry, into: &mut [&mut Page]) -> Result<(), LoadError> {
+        for (i, page) in into.iter_mut().enumerate() {
+            let missing = LoadError::NotInUse { device: first.device(), slot: first.slot() };
+            self.load(first.offset(i).ok_or(missing)?, page)?;
+        }
+        Ok(())
+    }
+
+    /// Whether loading this entry finishes at the speed of memory.
+    fn is_synchronous(&self, _entry: Entry) -> bool {
+        self.caps().synchronous
+    }
+
+    /// The check value given at store; `None`: not in use.
+    fn check(&self, entry: Entry) -> Option<u128>;
+
+    /// Frees an entry; `false`: it was not in use (a bug of the caller).
+    fn free(&self, entry: Entry) -> bool;
+
+    /// Adds this device's numbers.
+    fn add_usage(&self, usage: &mut Usage);
+
+    /// In the parent, after a fork, engine still quiet: everything stored now stays readable for the child until
+    /// [`SwapDevice::end_lease`].
+    fn fork_parent(&self) {}
+
+    /// The child of fork number `lease` and all its descendants are gone.
+    fn end_lease(&self, _lease: u32) {}
+
+    /// In the child, after a fork, before anything else is asked of the device: what is stored stays readable, new
+    /// pages go elsewhere. `fds` maps the parent's descriptors ([`SwapDevice::fds`]) to the child's own; those that
+    /// are not in it are gone. Nothing is closed except descriptors of the child.
+    fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {}
+
+    /// Appends the open descriptors.
+    fn fds(&self, _out: &mut Vec<RawFd>) {}
+
+    /// Uses other descriptors from now on (all at once: a new number may equal another's old one). Closes nothing.
+    fn replace_fds(&self, _fds: &[(RawFd, RawFd)]) {}
+
+    /// Something the user should know, once; one line.
+    fn take_warning(&self) -> Option<String> {
+        None
+    }
+}
+
+/// An errno in words, without libc's tables (which want thread-local storage).
+#[derive(Debug, Clone, Copy)]
+pub struct ErrnoText(pub Errno);
+
+impl fmt::Display for ErrnoText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            Errno::PERM => "Operation not permitted",
+            Errno::NOENT => "No such file or directory",
+            Errno::IO => "Input/output error",
+            Errno::BADF => "Bad file descriptor",
+            Errno::ACCESS => "Permission denied",
+            Errno::NOTDIR => "Not a directory",
+            Errno::INVAL => "Invalid argument",
+            Errno::MFILE | Errno::NFILE => "Too many open files",
+            Errno::FBIG => "File too large",
+            Errno::NOSPC => "No space left on device",
+            Errno::ROFS => "Read-only file system",
+            Errno::DQUOT => "Disk quota exceeded",
+            Errno::OPNOTSUPP => "Operation not supported",
+            _ => "error",
+        };
+        write!(f, "{text} (os error {})", self.0.raw_os_error())
+    }
+}
+
+/// Locks whatever a panicking thread left behind: all state behind these locks is consistent between statements
+/// that cannot panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A check value in the alignment of the slot tables.
+pub(crate) fn check_words(check: u128) -> [u32; 4] {
+    [check as u32, (check >> 32) as u32, (check >> 64) as u32, (check >> 96) as u32]
+}
+
+/// Back from [`check_words`].
+pub(crate) fn check_value(words: [u32; 4]) -> u128 {
+    words.iter().rev().fold(0, |value, &word| value << 32 | u128::from(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_entries_round_trip() {
+        for (device, slot) in [(0, 1), (255, (1 << 40) - 1), (3, 1 << 39)] {
+            let entry = Entry::new(device, slot).unwrap();
+            assert_eq!((entry.device(), entry.slot()), (device, slot));
+            assert_eq!(Entry::from_raw(entry.raw()), Some(entry));
+            assert!(entry.raw() >> 48 == 0);
+        }
+        assert!(Entry::new(1, 0).is_none() && Entry::new(1, 1 << 40).is_none());
+        assert!(Entry::from_raw(0).is_none() && Entry::from_raw(1 << 48 | 1).is_none());
+        assert!(Entry::from_raw(5 << 40).is_none());
+        let check = 0x0123_4567_89ab_cdef_1122_3344_5566_7788;
+        assert_eq!(check_value(check_words(check)), check);
+    }
+}

@@ -1,1 +1,11 @@
-//! Raw system interfaces.
+//! Raw system interfaces: what rustix has no wrapper for, or what must run without libc's thread state.
+//!
+//! Nothing in here touches libc's `errno`, thread-local storage or heap, because engine threads have none of them
+//! (see [`thread`]).
+
+pub mod futex;
+pub mod pagemap;
+pub mod proc;
+pub mod raw;
+pub mod thread;
+pub mod uffd;

@@ -1,0 +1,77 @@
+# What there is to do with this tree. Start with: make run, make test.
+
+# rustup installs here; a fresh machine's PATH does not have it yet.
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+
+SHELL := /bin/sh
+export CARGO_TARGET_DIR := $(CURDIR)/target
+CFLAGS ?= -O2 -g
+WARNINGS := -Wall -Wextra
+TESTS := target/tests
+STRESS_SOURCES := $(addprefix tests/stress/,stress.c model.c ops_mem.c ops_sys.c ops_fork.c)
+FARPAGE := target/release/farpage
+
+# For make soak: SEED=N repeats one seed; SECONDS is the time of each of its runs.
+SECONDS ?= 60
+SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+SOAK_MB ?= 512
+SOAK_RAM ?= 128M
+
+.PHONY: all run setup build test-programs test lint unit stress programs soak clean
+.NOTPARALLEL:
+
+all: build
+
+## make run: install what is missing, build, and run the main job on real input
+run: setup build
+	@scripts/demo.py
+
+## make test: everything that CI runs
+test: setup lint unit build test-programs stress programs
+
+setup:
+	@scripts/setup.sh
+
+# The command and the library it preloads lie side by side in target/release.
+build:
+	cargo build --release --quiet
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+unit:
+	cargo test --workspace --release --quiet
+
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls
+
+$(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $(STRESS_SOURCES)
+
+$(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+# The verifying stress program, natively (the test must be right) and under a quarter of its working set.
+stress: build test-programs
+	$(TESTS)/stress --mb 64 --ops 1000
+	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --mb 96 --ops 1500 --seed 11 --no-fork
+	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --mb 96 --ops 1500 --seed 12
+
+# Real programs, each compared with its plain run.
+programs: build test-programs
+	tests/programs/run.py --quick
+
+## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
+soak: build test-programs
+	@for seed in $(SEED); do \
+		for threads in 2 4 16; do \
+			echo "seed $$seed, $$threads threads"; \
+			$(FARPAGE) run --ram $(SOAK_RAM) --verify -- $(TESTS)/stress --seed $$seed --threads $$threads \
+				--mb $(SOAK_MB) --seconds $(SECONDS) || exit 1; \
+		done; \
+	done
+
+clean:
+	cargo clean

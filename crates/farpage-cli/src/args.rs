@@ -1,0 +1,131 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const RUN_EXAMPLES: &str = "\
+Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number is bytes,
+25% is a quarter of physical RAM or of the memory cgroup's limit, whichever is smaller.
+
+Swap devices, used in the order given unless prio says otherwise (higher first):
+  zram[,alg=lz4|zstd][,size=SIZE][,prio=N]    compressed RAM; counts against the budget
+  file:PATH[,size=SIZE][,prio=N]              a file, or an unnamed one in the directory PATH
+  default: zram, then file:/var/tmp
+
+Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not found.
+
+Examples:
+  farpage run --ram 512M -- sort -S 4G big.txt
+  farpage run --ram 25% --swap zram,alg=zstd --swap file:/mnt/nvme,size=32G -- python3 train.py
+  farpage run --ram 1G --stats -- redis-server --port 7777
+  sudo farpage run --user alice --ram 2G -- node server.js";
+
+const STAT_EXAMPLES: &str = "\
+Columns: PID, COMMAND, BUDGET (--ram), RSS (resident anonymous memory as the kernel counts it), SWAPPED (bytes whose
+only copy is on a swap device), POOL (RAM of the compressed pool), FILE (bytes on file devices), MAJFLT (faults that
+read a swap device).
+
+Examples:
+  farpage stat
+  farpage stat 1234
+  farpage stat 1234 --watch
+  farpage stat 1234 --watch=0.2 --json
+  farpage stat --bytes";
+
+const DOCTOR_EXAMPLES: &str = "\
+Exit status: 0 where farpage run works for this user, 1 where it does not.
+
+Examples:
+  farpage doctor
+  farpage doctor --json
+  sudo -u alice farpage doctor";
+
+const EXAMPLES: &str = "\
+Examples:
+  farpage run --ram 512M -- sort -S 4G big.txt
+  farpage stat
+  farpage doctor";
+
+/// Run a program with more memory than the RAM it is allowed: the rest is swapped in user space.
+#[derive(Debug, Parser)]
+#[command(name = "farpage", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program under a RAM budget
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Show the counters of programs that run under farpage
+    #[command(after_help = STAT_EXAMPLES)]
+    Stat(StatArgs),
+    /// Say what works here for this user, why not, and how to allow it
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
+}
+
+/// `farpage run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
+    /// available memory]
+    #[arg(long, value_name = "SIZE")]
+    pub ram: Option<String>,
+    /// Swap device; may be repeated [default: zram, then file:/var/tmp]
+    #[arg(long, value_name = "SPEC")]
+    pub swap: Vec<OsString>,
+    /// Stay as the parent and print a table on stderr when the program ends
+    #[arg(long)]
+    pub stats: bool,
+    /// Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)
+    #[arg(long, value_name = "FILE")]
+    pub stats_json: Option<PathBuf>,
+    /// Run the program as this user (only root; the program keeps no privilege)
+    #[arg(long, value_name = "NAME|UID[:GID]")]
+    pub user: Option<String>,
+    /// Keep a checksum of every swapped-out page and abort on a mismatch
+    #[arg(long)]
+    pub verify: bool,
+    /// Say on stderr what is done
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// No warnings
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse
+    #[arg(long)]
+    pub force: bool,
+    /// Program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
+    pub program: Vec<OsString>,
+}
+
+/// `farpage stat`.
+#[derive(Debug, Args)]
+pub struct StatArgs {
+    /// Process; without it, a table of all
+    pub pid: Option<u32>,
+    /// One JSON object (with --watch: one per line)
+    #[arg(short = 'J', long)]
+    pub json: bool,
+    /// Repeat every SECONDS (default 1) with rates, until the process ends
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub watch: Option<f64>,
+    /// Sizes in bytes
+    #[arg(short, long)]
+    pub bytes: bool,
+}
+
+/// `farpage doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// One JSON object
+    #[arg(short = 'J', long)]
+    pub json: bool,
+}

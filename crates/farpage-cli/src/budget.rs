@@ -1,0 +1,106 @@
+//! How much RAM the program may have: `--ram`, or what the machine and its memory cgroup suggest.
+
+use crate::cgroup;
+use crate::failure::{Failure, Result};
+use farpage::{PAGE_SIZE, conf, size};
+
+/// What sizes are measured against.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Physical RAM, bytes.
+    pub total: u64,
+    /// What the kernel thinks can be had without swapping, bytes.
+    pub available: u64,
+    /// The memory cgroup's limit.
+    pub limit: Option<cgroup::Limit>,
+}
+
+/// A budget and how it came about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes, whole pages.
+    pub bytes: u64,
+    /// In words.
+    pub origin: String,
+}
+
+impl Machine {
+    /// Reads /proc/meminfo and the cgroup.
+    ///
+    /// # Errors
+    /// /proc/meminfo cannot be read.
+    pub fn read() -> Result<Machine> {
+        let text = std::fs::read_to_string("/proc/meminfo")
+            .map_err(|e| Failure::new(format!("cannot read /proc/meminfo: {}", crate::failure::why(&e))))?;
+        let field = |name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+            Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+        };
+        let total = field("MemTotal").ok_or_else(|| Failure::new("cannot read MemTotal from /proc/meminfo"))?;
+        let available = field("MemAvailable").unwrap_or(total / 2);
+        Ok(Machine { total, available, limit: cgroup::limit(total) })
+    }
+
+    /// The budget for `--ram TEXT`, or the default.
+    ///
+    /// # Errors
+    /// An unreadable size, or less than the engine needs.
+    pub fn budget(&self, text: Option<&str>) -> Result<Budget> {
+        let whole = self.limit.as_ref().map_or(self.total, |l| l.bytes.min(self.total));
+        let (bytes, mut origin) = match (text, &self.limit) {
+            (Some(text), _) => {
+                let bytes = size::parse_of(text, Some(whole)).map_err(|e| Failure::new(format!("--ram: {e}")))?;
+                (bytes, format!("--ram {text}"))
+            }
+            (None, Some(limit)) => {
+                let of = size::format(limit.bytes);
+                (limit.bytes / 10 * 9, format!("90% of the {of} of {}", limit.file.display()))
+            }
+            (None, None) => (self.available / 2, format!("half of the {} available", size::format(self.available))),
+        };
+        let pages = bytes.next_multiple_of(PAGE_SIZE as u64);
+        if pages != bytes {
+            origin.push_str(", rounded up to pages");
+        }
+        if pages < conf::RAM_MIN {
+            let (given, min) = (size::format(bytes), size::format(conf::RAM_MIN));
+            let failure = Failure::new(format!("budget of {given} ({origin}) is below the minimum of {min}"));
+            return Err(failure.help(format!("give at least --ram {}M", conf::RAM_MIN >> 20)));
+        }
+        Ok(Budget { bytes: pages, origin })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(limit: Option<u64>) -> Machine {
+        let limit = limit.map(|bytes| cgroup::Limit { bytes, file: "/c/memory.max".into() });
+        Machine { total: 8 << 30, available: 4 << 30, limit }
+    }
+
+    #[test]
+    fn defaults() {
+        assert_eq!(machine(None).budget(None).unwrap().bytes, 2 << 30);
+        let budget = machine(Some(1000 << 20)).budget(None).unwrap();
+        assert_eq!(budget.bytes, 900 << 20);
+        assert!(budget.origin.contains("/c/memory.max"));
+    }
+
+    #[test]
+    fn percent_is_of_the_smaller() {
+        assert_eq!(machine(None).budget(Some("50%")).unwrap().bytes, 4 << 30);
+        assert_eq!(machine(Some(1 << 30)).budget(Some("50%")).unwrap().bytes, 512 << 20);
+    }
+
+    #[test]
+    fn rounded_up_and_refused() {
+        let budget = machine(None).budget(Some("512000001")).unwrap();
+        assert_eq!(budget.bytes % PAGE_SIZE as u64, 0);
+        assert!(budget.bytes > 512_000_001 && budget.origin.contains("rounded"));
+        for text in ["1M", "0", "x", "-1", "101%"] {
+            assert_eq!(machine(None).budget(Some(text)).unwrap_err().status, 125, "{text}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! `farpage doctor`: what works here for this user, why not, and how to allow it.
+
+use crate::args::DoctorArgs;
+use crate::budget::Machine;
+use crate::failure::Result;
+use crate::json::Object;
+use crate::preload;
+use farpage::probe::{self, FEATURES, Outcome, Probe};
+use farpage::size;
+use std::fs;
+use std::process::ExitCode;
+
+/// Runs the subcommand; exit status 1 where `farpage run` does not work.
+pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
+    let report = Report {
+        probe: Probe::take(probe::inherited_device()),
+        machine: Machine::read()?,
+        library: preload::find(),
+        settings: SETTINGS.map(|(name, path)| (name, setting(path))),
+    };
+    if args.json {
+        println!("{}", report.json().pretty());
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Name shown, file.
+const SETTINGS: [(&str, &str); 5] = [
+    ("vm.unprivileged_userfaultfd", "/proc/sys/vm/unprivileged_userfaultfd"),
+    ("vm.max_map_count", "/proc/sys/vm/max_map_count"),
+    ("vm.overcommit_memory", "/proc/sys/vm/overcommit_memory"),
+    ("kernel.io_uring_disabled", "/proc/sys/kernel/io_uring_disabled"),
+    ("transparent_hugepage", "/sys/kernel/mm/transparent_hugepage/enabled"),
+];
+
+struct Report {
+    probe: Probe,
+    machine: Machine,
+    library: Result<std::path::PathBuf>,
+    settings: [(&'static str, Option<String>); 5],
+}
+
+/// A setting's value; of `always [madvise] never` the chosen word.
+fn setting(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
+    Some(chosen.unwrap_or(text.trim()).to_owned())
+}
+
+impl Report {
+    fn works(&self) -> bool {
+        self.probe.verdict().is_ok() && self.library.is_ok()
+    }
+
+    fn text(&self) -> String {
+        let probe = &self.probe;
+        let uid = rustix::process::geteuid().as_raw();
+        let mut out = format!("farpage {} on Linux {}, uid {uid}\n", env!("CARGO_PKG_VERSION"), probe.release);
+        let mut line = |name: &str, text: String| out.push_str(&format!("  {name:<30}{text}\n"));
+        if let Some(inherited) = &probe.inherited {
+            line("full userfaultfd, inherited", shown(inherited));
+        }
+        line("full userfaultfd, device", shown(&probe.device));
+        line("full userfaultfd, system call", shown(&probe.syscall));
+        line("user-mode-only userfaultfd", shown(&probe.user_mode_only));
+        line("userfaultfd features", self.features());
+        line("fork events", shown(&probe.fork_events));
+        line("UFFDIO_MOVE", shown(&probe.move_page));
+        line("PAGEMAP_SCAN", shown(&probe.pagemap_scan));
+        line("io_uring (optional)", shown(&probe.io_uring));
+        for (name, value) in &self.settings {
+            line(name, value.clone().unwrap_or_else(|| "not found".into()));
+        }
+        line("physical RAM", size::format(self.machine.total));
+        let limit = self.machine.limit.as_ref();
+        let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
+        line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
+        let budget = self.machine.budget(None);
+        line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
+        let library = self.library.as_ref();
+        line("preload library", library.map_or_else(|_| "no".into(), |p| p.display().to_string()));
+        out.push('\n');
+        out.push_str(&self.verdict_text());
+        out
+    }
+
+    fn features(&self) -> String {
+        if self.probe.features.is_none() {
+            return "unknown: no userfaultfd".into();
+        }
+        let has = |yes: bool| -> Vec<&str> {
+            FEATURES.iter().filter(|(_, bit)| self.probe.has(*bit) == yes).map(|(name, _)| *name).collect()
+        };
+        let missing = has(false);
+        let mut text = has(true).join(" ");
+        if !missing.is_empty() {
+            text.push_str(&format!("; missing: {}", missing.join(" ")));
+        }
+        text
+    }
+
+    fn verdict_text(&self) -> String {
+        let mut out = String::new();
+        if self.works() {
+            out.push_str("farpage run works here for this user\n");
+        } else {
+            out.push_str("farpage run does not work here for this user\n");
+        }
+        if let Err(refusal) = self.probe.verdict() {
+            out.push_str(&format!("{refusal}\n"));
+        }
+        if let Err(failure) = &self.library {
+            let lines =
+                std::iter::once(failure.sentence.clone()).chain(failure.details.iter().map(|d| format!("  {d}")));
+            lines.for_each(|l| out.push_str(&format!("{l}\n")));
+        }
+        if self.io_uring_switched_off() {
+            out.push_str(
+                "  help: io_uring is switched off here; to allow it    sudo sysctl kernel.io_uring_disabled=0\n",
+            );
+        }
+        out
+    }
+
+    fn io_uring_switched_off(&self) -> bool {
+        let disabled = self.settings.iter().find(|s| s.0 == "kernel.io_uring_disabled").and_then(|s| s.1.as_deref());
+        self.probe.io_uring.is_err() && disabled.is_some_and(|v| v != "0")
+    }
+
+    fn json(&self) -> Object {
+        let probe = &self.probe;
+        let mut object = Object::with_schema();
+        object.put("version", env!("CARGO_PKG_VERSION"));
+        object.put("kernel", probe.release.as_str());
+        object.put("uid", rustix::process::geteuid().as_raw());
+        object.put("works", self.works());
+        let mut checks = Object::default();
+        let mut check = |name: &str, outcome: Option<&Outcome>| {
+            let mut one = Object::default();
+            one.put("works", outcome.map(|o| o.is_ok()));
+            one.put("why", outcome.and_then(|o| o.err()).map(|e| e.to_string()));
+            checks.put_object(name, one);
+        };
+        check("uffd_full_inherited", probe.inherited.as_ref());
+        check("uffd_full_device", Some(&probe.device));
+        check("uffd_full_syscall", Some(&probe.syscall));
+        check("uffd_user_mode_only", Some(&probe.user_mode_only));
+        check("uffd_fork_events", Some(&probe.fork_events));
+        check("uffdio_move", Some(&probe.move_page));
+        check("pagemap_scan", Some(&probe.pagemap_scan));
+        check("io_uring", Some(&probe.io_uring));
+        object.put_object("checks", checks);
+        let mut features = Object::default();
+        for (name, bit) in FEATURES {
+            features.put(name, probe.features.map(|_| probe.has(bit)));
+        }
+        object.put_object("features", features);
+        let mut settings = Object::default();
+        for (name, value) in &self.settings {
+            settings.put(name, value.clone());
+        }
+        object.put_object("settings", settings);
+        object.put("ram_bytes", self.machine.total);
+        object.put("available_bytes", self.machine.available);
+        object.put("cgroup_limit_bytes", self.machine.limit.as_ref().map(|l| l.bytes));
+        object.put("default_budget_bytes", self.machine.budget(None).ok().map(|b| b.bytes));
+        object.put("preload_library", self.library.as_ref().ok().map(|p| p.display().to_string()));
+        let refusal = probe.verdict().err();
+        object.put("refusal", refusal.as_ref().map(|r| r.sentence.clone()));
+        object.put("help", refusal.map(|r| r.help).unwrap_or_default());
+        object
+    }
+}
+
+fn shown(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(()) => "yes".into(),
+        Err(why) => format!("no: {why}"),
+    }
+}

@@ -1,0 +1,118 @@
+//! The statistics page of a process, read from outside.
+//!
+//! It is read with `pread`, not mapped: another process's file could shrink under a mapping, and every value is one
+//! aligned word, so a copy is as good.
+
+use crate::json::Object;
+use farpage::stat::{MAGIC, Stat, Value};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Shares for which fault latencies are shown.
+pub const SHARES: [(&str, f64); 3] = [("fault_p50_ns", 0.5), ("fault_p99_ns", 0.99), ("fault_p999_ns", 0.999)];
+
+/// A copy of a page.
+#[derive(Debug)]
+pub struct Page(Box<Stat>);
+
+impl Page {
+    /// Reads the page; `None`: no engine has set it up.
+    ///
+    /// # Errors
+    /// The file cannot be read or is too short.
+    pub fn read(file: &File) -> io::Result<Option<Page>> {
+        let mut bytes = vec![0; size_of::<Stat>()];
+        file.read_exact_at(&mut bytes, 0)?;
+        // SAFETY: Stat is repr(C) and consists of u64 atomics only, valid for all bit patterns; the source has its
+        // size, and read_unaligned asks for no alignment.
+        let stat = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Stat>()) };
+        Ok((stat.magic.load(Relaxed) == MAGIC).then(|| Page(Box::new(stat))))
+    }
+
+    /// Process that wrote it, as that process sees itself.
+    pub fn pid(&self) -> u64 {
+        self.0.pid.load(Relaxed)
+    }
+
+    /// Every value in order.
+    pub fn values(&self) -> Vec<Value> {
+        self.0.values()
+    }
+
+    /// One value; 0 for a name that this version does not have.
+    pub fn get(&self, name: &str) -> u64 {
+        self.values().iter().find(|v| v.name == name).map_or(0, |v| v.value)
+    }
+
+    /// The latency below which `share` of the faults stayed.
+    pub fn percentile(&self, share: f64) -> Option<u64> {
+        self.0.fault_percentile_ns(share)
+    }
+
+    /// Memory was managed at some time.
+    pub fn was_active(&self) -> bool {
+        ["active", "adopted_ranges", "pgsteal_anon", "pgfault"].iter().any(|n| self.get(n) > 0)
+    }
+
+    /// Appends every value and the latencies.
+    pub fn to_json(&self, object: &mut Object) {
+        for value in self.values() {
+            object.put(value.name, value.value);
+        }
+        for (key, share) in SHARES {
+            object.put(key, self.percentile(share));
+        }
+    }
+
+    /// What [`Page::to_json`] writes, with null for every value: no engine ran.
+    pub fn nulls(object: &mut Object) {
+        // SAFETY: as in `read`: all-zero is a valid Stat.
+        let empty: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        for value in empty.values() {
+            object.put(value.name, None::<u64>);
+        }
+        for (key, _) in SHARES {
+            object.put(key, None::<u64>);
+        }
+    }
+}
+
+/// `820 ns`, `12 us`, `3.4 ms`, `1.25 s`.
+pub fn duration(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..10_000 => format!("{:.1} us", ns as f64 / 1e3),
+        10_000..1_000_000 => format!("{} us", ns / 1_000),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration(820), "820 ns");
+        assert_eq!(duration(1_200), "1.2 us");
+        assert_eq!(duration(12_345), "12 us");
+        assert_eq!(duration(3_400_000), "3.4 ms");
+        assert_eq!(duration(1_250_000_000), "1.25 s");
+    }
+
+    #[test]
+    fn an_empty_page_is_no_engine_and_a_short_one_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(Page::read(&file).is_err());
+        file.set_len(farpage::stat::STAT_BYTES as u64).unwrap();
+        assert!(Page::read(&file).unwrap().is_none());
+        file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
+        file.write_all_at(&77u64.to_ne_bytes(), 8).unwrap();
+        let page = Page::read(&file).unwrap().unwrap();
+        assert_eq!(page.pid(), 77);
+        assert!(!page.was_active());
+    }
+}

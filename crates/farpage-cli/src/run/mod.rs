@@ -1,0 +1,212 @@
+//! `farpage run`: everything that happens between the command line and the program's first instruction.
+//!
+//! Order matters: the budget and devices are read first (nothing has happened yet), the userfaultfd device is opened
+//! while there is privilege to open it, then `--user` gives the privilege up, and all that follows (library, probe,
+//! program lookup) is seen with the program's own rights.
+
+mod elf;
+mod exec;
+mod program;
+mod report;
+mod supervise;
+mod user;
+
+use crate::args::RunArgs;
+use crate::budget::Machine;
+use crate::early;
+use crate::failure::{Failure, Result, say, why};
+use crate::preload;
+use exec::Image;
+use farpage::conf::{self, Conf, SwapSpec};
+use farpage::probe::{self, Probe};
+use farpage::size;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Descriptors meant for the program get numbers from here on, out of the way of the ones it opens.
+const HIGH_FD: i32 = 200;
+
+/// Runs the subcommand. Without `--stats` it returns only on failure.
+pub fn main(args: RunArgs) -> Result<ExitCode> {
+    let note = |text: &dyn std::fmt::Display| {
+        if args.verbose {
+            say(format_args!("farpage: {text}"));
+        }
+    };
+    let mut conf = configuration(&args, &note)?;
+    let user = args.user.as_deref().map(user::lookup).transpose()?;
+    let device = device_for_program(&note);
+    if let Some(user) = &user {
+        user::become_user(user)?;
+        note(&format_args!("running as uid {}, gid {}", user.uid, user.gid));
+    }
+    let library = preload::find()?;
+    note(&format_args!("preload library {}", library.display()));
+
+    let forgivable = |failure: Failure| match args.force {
+        false => Err(failure),
+        true => {
+            if !args.quiet {
+                say(format_args!("{failure}\n  going on because of --force"));
+            }
+            Ok(())
+        }
+    };
+    let probe = Probe::take(device.as_ref().map(Device::fd));
+    probe.verdict().map_err(Failure::from).or_else(forgivable)?;
+    let name = args.program.first().cloned().unwrap_or_default();
+    let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
+    note(&format_args!("program {}", path.display()));
+    elf::check(&path).or_else(forgivable)?;
+    if !args.swap.is_empty() {
+        conf.swap.iter_mut().try_for_each(resolve_file)?;
+    }
+    let conf_text = conf_text(&conf)?;
+    note(&format_args!("{}={conf_text}", conf::ENV_CONF));
+    if std::env::var_os(conf::ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
+        note(&format_args!("{} is set: the program runs without an engine", conf::ENV_DISABLE));
+    }
+
+    let mut image = Image::new(&path, &args.program)?;
+    image.set(conf::ENV_CONF, conf_text.as_bytes())?;
+    image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
+    image.unset(conf::ENV_STAT_FD);
+    match &device {
+        Some(device) => image.set(conf::ENV_UFFD_FD, device.fd().as_raw_fd().to_string().as_bytes())?,
+        None => image.unset(conf::ENV_UFFD_FD),
+    }
+    for (key, value) in user.iter().flat_map(|u| &u.env) {
+        image.set(key, value.as_bytes())?;
+    }
+    if !args.stats && args.stats_json.is_none() {
+        early::restore_sigpipe();
+        return Err(image.failure(&image.exec()));
+    }
+    let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
+    let ended = supervise::run(&image)?;
+    if args.stats {
+        let _ = io::Write::write_all(&mut io::stderr(), report::table(&ended, &name, conf.ram).as_bytes());
+    }
+    if ended.page.is_none() && !args.stats && !args.quiet {
+        say(format_args!("farpage: the preload library did not start in {}: nothing was managed", shown(&name)));
+    }
+    if let Some(Err(failure)) = target.map(|t| t.write(&report::json(&ended, &args.program, conf.ram))) {
+        say(failure);
+    }
+    ended.leave()
+}
+
+/// Budget, devices and switches, with everything checked that needs no privilege and no file system.
+fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<Conf> {
+    let budget = Machine::read()?.budget(args.ram.as_deref())?;
+    note(&format_args!("budget {} ({})", size::format(budget.bytes), budget.origin));
+    let mut conf = Conf::new(budget.bytes);
+    conf.verify = args.verify;
+    conf.verbose = args.verbose;
+    if !args.swap.is_empty() {
+        conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;
+    }
+    Ok(conf)
+}
+
+fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
+    let text = spec.to_str().ok_or_else(|| Failure::new(format!("--swap: {spec:?} is not UTF-8")))?;
+    SwapSpec::parse(text).map_err(|e| Failure::new(format!("--swap: {e}")))
+}
+
+/// Makes the path of a file device absolute (the program may change its directory) and checks that it can be used.
+fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
+    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    let absolute = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+    let fail = |e: &io::Error| Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), why(e)));
+    // A file that does not exist yet is made by the engine; its directory must exist.
+    let directory = absolute.parent().unwrap_or(Path::new("/"));
+    let checked = if absolute.exists() { absolute.as_path() } else { directory };
+    let kind = std::fs::metadata(checked).map_err(|e| fail(&e))?;
+    if !absolute.exists() && !kind.is_dir() {
+        return Err(fail(&io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    if !kind.is_dir() && !kind.is_file() {
+        return Err(Failure::new(format!(
+            "--swap: cannot use file:{}: neither a directory nor a regular file",
+            absolute.display()
+        )));
+    }
+    rustix::fs::access(checked, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
+    *path = absolute;
+    Ok(())
+}
+
+/// The text for the engine, refused if it would be read differently from what is meant.
+fn conf_text(conf: &Conf) -> Result<String> {
+    let text = conf.to_string();
+    match Conf::parse(&text) {
+        Ok(read) if read == *conf => Ok(text),
+        _ => Err(Failure::new("--swap: a path cannot contain a comma, a semicolon or unprintable bytes")),
+    }
+}
+
+/// An open /dev/userfaultfd that the program will inherit.
+enum Device {
+    /// Our launcher's launcher left it open.
+    Inherited(BorrowedFd<'static>),
+    /// Opened here.
+    Opened(OwnedFd),
+}
+
+impl Device {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Device::Inherited(fd) => *fd,
+            Device::Opened(fd) => fd.as_fd(),
+        }
+    }
+}
+
+fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<Device> {
+    if let Some(fd) = probe::inherited_device() {
+        note(&format_args!("userfaultfd device inherited as descriptor {}", fd.as_raw_fd()));
+        return Some(Device::Inherited(fd));
+    }
+    match probe::open_device().map_err(io::Error::from).and_then(|fd| keep_across_exec(fd.as_fd())) {
+        Ok(fd) => {
+            note(&format_args!("userfaultfd device open as descriptor {}", fd.as_raw_fd()));
+            Some(Device::Opened(fd))
+        }
+        Err(error) => {
+            note(&format_args!("{} cannot be opened: {}", probe::DEVICE, why(&error)));
+            None
+        }
+    }
+}
+
+/// A copy of a descriptor with a high number that stays open across exec.
+fn keep_across_exec(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let lowest = i32::try_from(limit.saturating_sub(8)).map_or(HIGH_FD, |most| most.clamp(3, HIGH_FD));
+    // SAFETY: F_DUPFD makes a new descriptor and changes nothing else.
+    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, lowest) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A path as the shell user typed it, for messages.
+fn shown(path: &(impl AsRef<OsStr> + ?Sized)) -> String {
+    let path = path.as_ref();
+    match path.to_str() {
+        Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_control()) => text.to_owned(),
+        _ => format!("{path:?}"),
+    }
+}
+
+/// `OsString` of raw bytes read from a file.
+fn path_of(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from(OsStr::from_bytes(bytes)))
+}

@@ -1,0 +1,183 @@
+//! What `--stats` and `--stats-json` say about a program that has ended.
+
+use super::shown;
+use super::supervise::{Ended, How};
+use crate::failure::{Failure, Result, why};
+use crate::json::Object;
+use crate::page::{Page, SHARES, duration};
+use farpage::{PAGE_SIZE, size};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The table for stderr.
+pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
+    let how = match ended.how {
+        How::Exited(status) => format!("exit status {status}"),
+        How::Killed(signal) => format!("killed by signal {signal}"),
+    };
+    let mut out = format!("farpage: {}: {how}, {}\n", shown(program), duration(ended.wall.as_nanos() as u64));
+    let mut row = |name: &str, value: String, more: String| {
+        let line = format!("  {name:<18}{value:>12}  {more}");
+        out.push_str(line.trim_end());
+        out.push('\n');
+    };
+    row("budget", size::format(budget), String::new());
+    let Some(page) = &ended.page else {
+        row("max RSS", size::format(ended.max_rss), "files included".into());
+        out.push_str(&format!("  the preload library did not start in {}: nothing was managed\n", shown(program)));
+        return out;
+    };
+    let peak = page.get("rss_anon_peak_bytes");
+    let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
+    row("peak anonymous", size::format(peak), share);
+    row("max RSS", size::format(ended.max_rss), "files included".into());
+    if page.was_active() {
+        managed_rows(page, &mut row);
+    } else {
+        out.push_str("  never reached the budget: nothing was managed\n");
+    }
+    out
+}
+
+fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
+    let pages = |name: &str| page.get(name);
+    let bytes = |pages: u64| size::format(pages * PAGE_SIZE as u64);
+    let (out, zero, clean) = (pages("pswpout"), pages("swpout_zero"), pages("swpout_clean"));
+    let mut more = format!("{out} pages");
+    if zero + clean > 0 {
+        more.push_str(&format!(", besides {zero} all zero and {clean} unchanged"));
+    }
+    row("swapped out", bytes(out), more);
+    let (back, ahead) = (pages("pswpin"), pages("swap_ra"));
+    row("swapped in", bytes(back), format!("{back} pages, {ahead} by readahead"));
+    let (pool, packed, orig) = (pages("pool_bytes"), pages("pool_compressed_bytes"), pages("pool_orig_bytes"));
+    if orig > 0 || pool > 0 {
+        let ratio = orig as f64 / packed.max(1) as f64;
+        row(
+            "compressed pool",
+            size::format(pool),
+            format!("for {} at {ratio:.1} to 1, at the end", size::format(orig)),
+        );
+    }
+    if pages("file_bytes") > 0 || pages("pool_writeback") > 0 {
+        let moved = pages("pool_writeback");
+        row("on files", size::format(pages("file_bytes")), format!("at the end, {moved} pages moved on from the pool"));
+    }
+    row("major faults", pages("pgmajfault").to_string(), format!("of {} faults served", pages("pgfault")));
+    row("cache refaults", pages("workingset_refault_cached").to_string(), "served without I/O".into());
+    let latency = SHARES.map(|(_, share)| page.percentile(share).map(duration));
+    if let [Some(p50), Some(p99), Some(p999)] = latency {
+        row("fault service", p50, format!("p50, {p99} p99, {p999} p99.9"));
+    }
+    for (name, what) in [
+        ("allocstall", "faults waited for reclaim"),
+        ("over_budget_samples", "samples were above the budget + 5%"),
+        ("swap_full", "pages had to stay in RAM: devices full or failing"),
+        ("write_errors", "device write errors"),
+        ("read_errors", "device read errors"),
+    ] {
+        if pages(name) > 0 {
+            row(name, pages(name).to_string(), what.into());
+        }
+    }
+    if pages("verified") > 0 {
+        row("verified", pages("verified").to_string(), "checksums equal".into());
+    }
+}
+
+/// The object for `--stats-json`.
+pub fn json(ended: &Ended, program: &[OsString], budget: u64) -> Object {
+    let mut object = Object::with_schema();
+    let argv: Vec<String> = program.iter().map(|a| a.to_string_lossy().into_owned()).collect();
+    object.put("program", argv);
+    object.put("pid", ended.pid);
+    let (status, signal) = match ended.how {
+        How::Exited(status) => (Some(status), None),
+        How::Killed(signal) => (None, Some(signal)),
+    };
+    object.put("exit_status", status);
+    object.put("signal", signal);
+    object.put("wall_ns", ended.wall.as_nanos() as u64);
+    object.put("maxrss_bytes", ended.max_rss);
+    object.put("ram_bytes", budget);
+    object.put("engine_started", ended.page.is_some());
+    match &ended.page {
+        Some(page) => page.to_json(&mut object),
+        None => Page::nulls(&mut object),
+    }
+    object
+}
+
+/// Where `--stats-json` goes.
+#[derive(Debug)]
+pub enum Target {
+    /// `-`.
+    Stderr,
+    /// A regular file, replaced as a whole.
+    File(PathBuf),
+    /// A pipe, a terminal, /dev/null: written in place.
+    Special(PathBuf),
+}
+
+impl Target {
+    /// Checks before the program starts that the file can be written when it has ended.
+    ///
+    /// # Errors
+    /// Its directory does not exist or may not be written, or it is a directory.
+    pub fn prepare(path: &Path) -> Result<Target> {
+        if path == Path::new("-") {
+            return Ok(Target::Stderr);
+        }
+        let fail = |e: &io::Error| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(e)));
+        let absolute = std::path::absolute(path).map_err(|e| fail(&e))?;
+        match fs::metadata(&absolute) {
+            Ok(kind) if kind.is_dir() => return Err(fail(&io::Error::from_raw_os_error(libc::EISDIR))),
+            Ok(kind) if !kind.is_file() => return Ok(Target::Special(absolute)),
+            _ => {}
+        }
+        // Through a link, its target is replaced and not the link.
+        let file = absolute.canonicalize().unwrap_or(absolute);
+        let dir = file.parent().unwrap_or(Path::new("/"));
+        if !dir.is_dir() {
+            return Err(fail(&io::Error::from_raw_os_error(libc::ENOENT)));
+        }
+        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
+        Ok(Target::File(file))
+    }
+
+    /// Writes the object.
+    ///
+    /// # Errors
+    /// Names the file and why.
+    pub fn write(&self, object: &Object) -> Result<()> {
+        let text = object.pretty() + "\n";
+        let (path, result) = match self {
+            Target::Stderr => {
+                let _ = io::stderr().write_all(text.as_bytes());
+                return Ok(());
+            }
+            Target::File(path) => (path, replace(path, text.as_bytes())),
+            Target::Special(path) => {
+                let file = OpenOptions::new().write(true).open(path);
+                (path, file.and_then(|mut f| f.write_all(text.as_bytes())))
+            }
+        };
+        result.map_err(|e| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(&e))))
+    }
+}
+
+/// Readers see the old file or the whole new one.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+    let result = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}

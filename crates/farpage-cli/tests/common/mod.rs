@@ -1,0 +1,165 @@
+//! What the tests of the command share: the command itself, small programs and libraries built with cc.
+
+#![allow(dead_code, missing_docs, reason = "every test file uses its own part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+/// A library in which nothing starts.
+const INERT: &str = "int farpage_inert;";
+
+/// A library that sets up the statistics page as an engine would: value n (in the order of `Stat::values`) is n * 1000,
+/// and fault bucket 40 counts 7. Its monitor thread holds the page.
+const FAKE: &str = r#"
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+static void *monitor(void *unused) {
+    prctl(PR_SET_NAME, "farpage-monitor");
+    for (;;) pause();
+}
+__attribute__((constructor)) static void start(void) {
+    int fd = -1, pid = 0;
+    const char *given = getenv("FARPAGE_STAT_FD");
+    if (!given || sscanf(given, "%d:%d", &fd, &pid) != 2 || pid != getpid()) {
+        fd = memfd_create("farpage-stat", 0);
+        if (ftruncate(fd, STAT_BYTES)) abort();
+    }
+    uint64_t *page = mmap(NULL, STAT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) abort();
+    for (int i = 0; i < VALUES; i++) page[2 + i] = i * 1000;
+    page[2 + VALUES + 40] = 7;
+    page[1] = getpid();
+    page[0] = MAGIC;
+    pthread_t thread;
+    pthread_create(&thread, NULL, monitor, NULL);
+}
+"#;
+
+struct Libraries {
+    dir: TempDir,
+    inert: PathBuf,
+    fake: PathBuf,
+}
+
+fn libraries() -> &'static Libraries {
+    static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
+    LIBRARIES.get_or_init(|| {
+        let dir = public_tempdir();
+        // SAFETY: Stat is made of u64 atomics; all-zero is valid.
+        let stat: Box<farpage::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
+        let values = format!("-DVALUES={}", stat.values().len());
+        let magic = format!("-DMAGIC={}ULL", farpage::stat::MAGIC);
+        let bytes = format!("-DSTAT_BYTES={}", farpage::stat::STAT_BYTES);
+        let inert = cc(dir.path(), "inert.so", INERT, &["-shared", "-fPIC"]).unwrap();
+        let flags = ["-shared", "-fPIC", "-pthread", &values, &magic, &bytes];
+        let fake = cc(dir.path(), "fake.so", FAKE, &flags).unwrap();
+        Libraries { dir, inert, fake }
+    })
+}
+
+/// A library in which no engine starts.
+pub fn inert() -> &'static Path {
+    &libraries().inert
+}
+
+/// A library that fakes an engine.
+pub fn fake() -> &'static Path {
+    &libraries().fake
+}
+
+/// A directory that every user may enter.
+pub fn public_tempdir() -> TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o755)).tempdir();
+    dir.unwrap()
+}
+
+/// Compiles C; `Err` holds the compiler's words.
+pub fn cc(dir: &Path, name: &str, source: &str, flags: &[&str]) -> Result<PathBuf, String> {
+    let (input, output) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&input, source).unwrap();
+    let out = Command::new("cc").args(["-O1", "-w"]).arg(&input).arg("-o").arg(&output).args(flags).output();
+    let out = out.expect("cc is needed by these tests");
+    if out.status.success() { Ok(output) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+}
+
+/// Copies a file that will be executed, in another process: while this one has a file open for writing, a thread beside
+/// us may fork, and until that child execs, executing the file fails with ETXTBSY.
+pub fn install(from: impl AsRef<Path>, to: &Path) {
+    assert!(Command::new("cp").arg(from.as_ref()).arg(to).status().unwrap().success());
+}
+
+/// Writes a file that will be executed.
+pub fn executable(path: &Path, bytes: impl AsRef<[u8]>) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let draft = path.with_extension("draft");
+    std::fs::write(&draft, bytes).unwrap();
+    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).unwrap();
+    install(&draft, path);
+    path.to_path_buf()
+}
+
+/// The command with the inert library and a clean farpage environment.
+pub fn farpage() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    for name in ["FARPAGE_CONF", "FARPAGE_UFFD_FD", "FARPAGE_STAT_FD", "FARPAGE_DISABLE", "LD_PRELOAD"] {
+        command.env_remove(name);
+    }
+    command.env("FARPAGE_PRELOAD", inert());
+    command
+}
+
+/// `farpage run` with a budget; where this user may not have a userfaultfd, with `--force`.
+pub fn run() -> Command {
+    let mut command = farpage();
+    command.args(["run", "--ram", "64M"]);
+    if !works_here() {
+        command.args(["--force", "-q"]);
+    }
+    command
+}
+
+/// `farpage run` is not refused for this user.
+pub fn works_here() -> bool {
+    farpage::probe::Probe::take(None).verdict().is_ok()
+}
+
+/// The tests run as root.
+pub fn root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs it and checks the status, an empty stdout and that stderr starts with `farpage: ` and names `part`.
+#[track_caller]
+pub fn refused(command: &mut Command, status: i32, part: &str) -> String {
+    let out = command.output().unwrap();
+    let error = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(status), "{command:?}: {error}");
+    assert_eq!(text(&out.stdout), "", "{command:?}");
+    assert!(error.starts_with("farpage: "), "{command:?}: {error}");
+    assert!(error.contains(part), "{command:?}: {part:?} is not in: {error}");
+    let first = error.lines().next().unwrap();
+    assert!(!first.ends_with('.'), "{first}");
+    error
+}
+
+/// Runs it and checks that it succeeds silently; answers stdout.
+#[track_caller]
+pub fn quiet(command: &mut Command) -> String {
+    let out: Output = command.output().unwrap();
+    assert_eq!(text(&out.stderr), "", "{command:?}");
+    assert_eq!(out.status.code(), Some(0), "{command:?}");
+    text(&out.stdout)
+}

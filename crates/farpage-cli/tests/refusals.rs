@@ -1,0 +1,194 @@
+//! What `farpage run` refuses before the program starts: status 125, 126 or 127, one sentence, nothing on stdout.
+
+mod common;
+
+use common::{cc, farpage, public_tempdir, quiet, refused, root, run, text, works_here};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[test]
+fn programs_that_are_not_there() {
+    refused(run().arg("no-such-program-here"), 127, "cannot run no-such-program-here: not found");
+    refused(run().arg("/no/such/program"), 127, "cannot run /no/such/program: no such file");
+    refused(run().arg(""), 127, "cannot run \"\"");
+    refused(run().arg("/etc/passwd"), 126, "ermission denied");
+    refused(run().arg("/tmp"), 126, "ermission denied");
+    refused(run().env("PATH", "/nonexistent").arg("sh"), 127, "not found in PATH");
+}
+
+#[test]
+fn usage_errors_are_125_under_run_only() {
+    for args in [&["run"][..], &["run", "--bogus", "true"], &["run", "--ram"], &["run", "-q", "-v", "true"]] {
+        let out = farpage().args(args).output().unwrap();
+        assert_eq!(out.status.code(), Some(125), "{args:?}");
+        assert_eq!(text(&out.stdout), "");
+        assert!(text(&out.stderr).starts_with("error: "), "{args:?}: {}", text(&out.stderr));
+    }
+    for args in [&["stat", "x"][..], &["bogus"], &["stat", "--watch=0"]] {
+        assert_eq!(farpage().args(args).output().unwrap().status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn sizes() {
+    for text in ["", "x", "0", "-1", "12Q", "1..2", "101%", "99999999999T"] {
+        refused(farpage().arg("run").arg(format!("--ram={text}")).arg("true"), 125, &format!("size {text:?}"));
+    }
+    let error = refused(farpage().args(["run", "--ram", "1M", "true"]), 125, "below the minimum of 16.0 MiB");
+    assert!(error.contains("help: give at least --ram 16M"), "{error}");
+}
+
+#[test]
+fn devices() {
+    for (spec, part) in [
+        ("tape", "unknown kind"),
+        ("zram,alg=gzip", "gzip"),
+        ("zram,color=red", "unknown option \"color=red\""),
+        ("zram,size=0", "size \"0\""),
+        ("zram,prio=x", "priority \"x\""),
+        ("file:", "no path"),
+        ("file:/var/tmp,alg=lz4", "unknown option \"alg=lz4\""),
+        ("file:/no/such/dir/file", "/no/such/dir/file: no such file"),
+        ("file:/dev/null", "neither a directory nor a regular file"),
+    ] {
+        refused(run().args(["--swap", spec, "true"]), 125, part);
+    }
+    let dir = tempfile::Builder::new().prefix("semi;colon").tempdir().unwrap();
+    refused(run().arg("--swap").arg(format!("file:{}", dir.path().display())).arg("true"), 125, "semicolon");
+}
+
+#[test]
+fn relative_device_paths_become_absolute() {
+    let dir = public_tempdir();
+    let real = dir.path().canonicalize().unwrap();
+    let out = quiet(run().current_dir(&real).args(["--swap", "file:.,prio=3", "env"]));
+    assert!(out.contains(&format!("swap:file:{},prio=3\n", real.display())), "{out}");
+}
+
+#[test]
+fn preload_library() {
+    let missing = refused(run().env("FARPAGE_PRELOAD", "/no/lib.so").arg("true"), 125, "no file /no/lib.so");
+    assert!(missing.contains("help: set FARPAGE_PRELOAD"), "{missing}");
+    refused(run().env("FARPAGE_PRELOAD", "/etc/passwd").arg("true"), 125, "not a shared library");
+    for name in ["a b", "a:b"] {
+        let dir = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let copy = dir.path().join("l.so");
+        std::fs::copy(common::inert(), &copy).unwrap();
+        refused(run().env("FARPAGE_PRELOAD", &copy).arg("true"), 125, "LD_PRELOAD cannot carry");
+    }
+    // Next to the command, and in ../lib/farpage.
+    let dir = public_tempdir();
+    std::fs::create_dir_all(dir.path().join("bin")).unwrap();
+    let exe = dir.path().join("bin/farpage");
+    common::install(env!("CARGO_BIN_EXE_farpage"), &exe);
+    let command = || {
+        let mut command = Command::new(&exe);
+        command.args(["run", "--ram", "64M", "--force", "-q", "env"]).env_remove("LD_PRELOAD");
+        command
+    };
+    refused(&mut command(), 125, &format!("no file {}/bin/libfarpage_preload.so, ", dir.path().display()));
+    std::fs::create_dir_all(dir.path().join("lib/farpage")).unwrap();
+    for place in ["lib/farpage", "bin"] {
+        let library = dir.path().join(place).join("libfarpage_preload.so");
+        std::fs::copy(common::inert(), &library).unwrap();
+        assert!(quiet(&mut command()).contains(&format!("LD_PRELOAD={}\n", library.display())), "{place}");
+    }
+}
+
+const TRUE: &str = "int main(void) { return 0; }";
+
+/// `/bin/true`'s bytes with some changed.
+fn patched(dir: &Path, at: usize, bytes: &[u8]) -> PathBuf {
+    let mut elf = std::fs::read("/bin/true").unwrap();
+    elf[at..at + bytes.len()].copy_from_slice(bytes);
+    common::executable(&dir.join(format!("patched{at}")), elf)
+}
+
+#[test]
+fn static_programs() {
+    let dir = public_tempdir();
+    for flag in ["-static", "-static-pie"] {
+        match cc(dir.path(), &flag[1..], TRUE, &[flag]) {
+            Err(why) => println!("skipped {flag}: no static libc: {}", why.lines().next().unwrap_or_default()),
+            Ok(program) => {
+                refused(run_unforced().arg(&program), 125, "it is statically linked");
+                let out = farpage().args(["run", "--ram", "64M", "--force"]).arg(&program).output().unwrap();
+                assert_eq!(out.status.code(), Some(0));
+                assert!(text(&out.stderr).contains("going on because of --force"), "{}", text(&out.stderr));
+                quiet(farpage().args(["run", "--ram", "64M", "--force", "-q"]).arg(&program));
+            }
+        }
+    }
+}
+
+/// Refusals of programs come after the probe, so they can only be seen where the probe passes.
+fn run_unforced() -> Command {
+    let mut command = farpage();
+    command.args(["run", "--ram", "64M"]);
+    command
+}
+
+#[test]
+fn other_machines_and_loaders() {
+    if !works_here() {
+        println!("skipped: farpage run does not work for this user");
+        return;
+    }
+    let dir = public_tempdir();
+    refused(run_unforced().arg(patched(dir.path(), 18, &183u16.to_le_bytes())), 125, "a 64-bit Arm program");
+    refused(run_unforced().arg(patched(dir.path(), 4, &[1])), 125, "x32");
+    let musl = cc(dir.path(), "musl", TRUE, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]).unwrap();
+    refused(run_unforced().arg(&musl), 125, "linked against musl");
+    let script = common::executable(&dir.path().join("script"), format!("#!{}\n", musl.display()));
+    refused(run_unforced().arg(&script), 125, "its interpreter");
+    let gone = cc(dir.path(), "gone", TRUE, &["-Wl,--dynamic-linker=/no/ld.so"]).unwrap();
+    refused(run_unforced().arg(&gone), 127, "cannot run");
+}
+
+#[test]
+fn setuid_programs() {
+    if !root() {
+        println!("skipped: only root can make setuid files of another user");
+        return;
+    }
+    let dir = public_tempdir();
+    let copy = |name: &str, mode: u32, owner: u32, group: u32| {
+        let path = dir.path().join(name);
+        common::install("/bin/true", &path);
+        std::os::unix::fs::chown(&path, Some(owner), Some(group)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    refused(run_unforced().arg(copy("suid", 0o4755, 65534, 0)), 125, "it is setuid");
+    refused(run_unforced().arg(copy("sgid", 0o2755, 0, 65534)), 125, "it is setgid");
+    quiet(run_unforced().arg(copy("own", 0o6755, 0, 0)));
+    refused(run_unforced().args(["--user", "nobody"]).arg(dir.path().join("own")), 125, "it is setuid");
+}
+
+#[test]
+fn files_with_capabilities() {
+    if !root() {
+        println!("skipped: only root can set file capabilities");
+        return;
+    }
+    let dir = public_tempdir();
+    let path = dir.path().join("caps");
+    common::install("/bin/true", &path);
+    // struct vfs_cap_data, revision 2, effective: CAP_NET_RAW.
+    let words: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
+    let value: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(why) = rustix::fs::setxattr(&path, "security.capability", &value, flags) {
+        println!("skipped: this file system takes no capabilities: {why}");
+        return;
+    }
+    quiet(run_unforced().arg(&path));
+    refused(run_unforced().args(["--user", "nobody"]).arg(&path), 125, "file capabilities");
+}
+
+#[test]
+fn stats_file_is_checked_first() {
+    refused(run().args(["--stats-json", "/no/such/dir/x", "true"]), 125, "--stats-json: cannot write /no/such/dir/x");
+    refused(run().args(["--stats-json", "/tmp", "true"]), 125, "directory");
+}

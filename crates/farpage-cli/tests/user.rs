@@ -1,0 +1,127 @@
+//! `--user`, and what an unprivileged user sees. Needs root.
+
+mod common;
+
+use common::{farpage, quiet, refused, root, text};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use tempfile::TempDir;
+
+const NOBODY: u32 = 65534;
+
+/// A copy of the command that every user can run.
+fn public_copy() -> (TempDir, PathBuf) {
+    let dir = common::public_tempdir();
+    let exe = dir.path().join("farpage");
+    common::install(env!("CARGO_BIN_EXE_farpage"), &exe);
+    (dir, exe)
+}
+
+fn device() -> bool {
+    let here = farpage::probe::open_device().is_ok();
+    if !here {
+        println!("skipped: /dev/userfaultfd cannot be opened here");
+    }
+    here && root()
+}
+
+#[test]
+fn the_program_is_the_user_and_keeps_no_privilege() {
+    if !device() {
+        return;
+    }
+    let script =
+        "id -u; id -g; grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapAmb):' /proc/self/status; echo $USER $LOGNAME $HOME";
+    let out = quiet(farpage().args(["run", "--ram", "64M", "--user", "nobody", "sh", "-c", script]));
+    assert!(out.starts_with("65534\n65534\nUid:\t65534\t65534\t65534\t65534\n"), "{out}");
+    assert!(out.contains("Gid:\t65534\t65534\t65534\t65534\nGroups:\t65534"), "{out}");
+    for caps in ["CapPrm", "CapEff", "CapAmb"] {
+        assert!(out.contains(&format!("{caps}:\t0000000000000000\n")), "{out}");
+    }
+    assert!(out.contains("\nnobody nobody /"), "{out}");
+    let out = quiet(farpage().args(["run", "--ram", "64M", "--user", "12345:54321", "sh", "-c", script]));
+    assert!(out.contains("Uid:\t12345\t12345") && out.contains("Gid:\t54321\t54321"), "{out}");
+    assert!(out.contains("Groups:\t \n") || out.contains("Groups:\t\n"), "{out}");
+}
+
+#[test]
+fn the_inherited_device_gives_that_user_a_full_userfaultfd() {
+    if !device() {
+        return;
+    }
+    let (_dir, exe) = public_copy();
+    let mut command = farpage();
+    command.args(["run", "--ram", "64M", "--user", "nobody"]).arg(exe).args(["doctor", "--json"]);
+    let out = text(&command.output().unwrap().stdout);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["uid"], NOBODY);
+    assert_eq!(json["checks"]["uffd_full_inherited"]["works"], true, "{out}");
+    assert_eq!(json["checks"]["uffdio_move"]["works"], true, "{out}");
+    assert_eq!(json["works"], true, "{out}");
+}
+
+#[test]
+fn statuses_with_stats() {
+    if !device() {
+        return;
+    }
+    let mut command = farpage();
+    command.args(["run", "--ram", "64M", "--user", "nobody", "--stats", "sh", "-c", "id -u; exit 9"]);
+    let out = command.output().unwrap();
+    assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(9), "65534\n"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn refusals() {
+    if !root() {
+        refused(farpage().args(["run", "--user", "nobody", "true"]), 125, "only root");
+        return;
+    }
+    refused(farpage().args(["run", "--user", "no-such-user", "true"]), 125, "no such user");
+    refused(farpage().args(["run", "--user", "3999999999", "true"]), 125, "uid 3999999999");
+    refused(farpage().args(["run", "--user", "nobody:staff", "true"]), 125, "is not a number");
+    let (_dir, exe) = public_copy();
+    let mut command = Command::new(&exe);
+    command.uid(NOBODY).gid(NOBODY).args(["run", "--user", "root", "true"]);
+    refused(&mut command, 125, "only root");
+    let hidden = common::public_tempdir();
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(hidden.path(), closed).unwrap();
+    let library = hidden.path().join("l.so");
+    std::fs::copy(common::inert(), &library).unwrap();
+    refused(
+        farpage().env("FARPAGE_PRELOAD", &library).args(["run", "--user", "nobody", "true"]),
+        125,
+        "may not read it",
+    );
+}
+
+/// What an unprivileged user without access to the device reads, from `run` and from `doctor`.
+#[test]
+fn without_permission() {
+    if !root() {
+        println!("skipped: needs root to become somebody without access to the device");
+        return;
+    }
+    let (_dir, exe) = public_copy();
+    let as_nobody = |args: &[&str]| {
+        let mut command = Command::new(&exe);
+        command.uid(NOBODY).gid(NOBODY).env("FARPAGE_PRELOAD", common::inert()).args(args);
+        command
+    };
+    let doctor = as_nobody(&["doctor"]).output().unwrap();
+    if doctor.status.code() == Some(0) {
+        println!("skipped: everybody may have a userfaultfd here");
+        return;
+    }
+    let error = refused(&mut as_nobody(&["run", "--ram", "64M", "true"]), 125, "cannot create a userfaultfd that also");
+    for part in
+        ["tried: /dev/userfaultfd (E", "userfaultfd(2) (E", "sudo sysctl vm.unprivileged_userfaultfd=1", "--user"]
+    {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let doctor = text(&doctor.stdout);
+    let same = error.trim_start_matches("farpage: ");
+    assert!(doctor.contains(same), "doctor:\n{doctor}\nrun:\n{error}");
+}

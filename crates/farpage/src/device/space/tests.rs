@@ -1,0 +1,128 @@
+//! All devices together: order, what falls through to the next, and random work against a model.
+
+use super::*;
+use crate::conf::Alg;
+use crate::device::testing::{Frame, Region, Rng, check_of, page_of};
+use std::collections::HashMap;
+use std::path::Path;
+
+fn space(region: &Region, limit: u64, specs: &[SwapSpec]) -> Result<SwapSpace, DeviceError> {
+    // SAFETY: the region is private, zero memory that the tests keep longer than the space and use for nothing else.
+    unsafe { SwapSpace::build(specs, region.base().as_ptr(), region.len(), limit) }
+}
+
+fn zram(size: Option<u64>) -> SwapSpec {
+    SwapSpec::Zram { alg: Alg::Lz4, size, prio: None }
+}
+
+fn file(path: &Path, size: Option<u64>, prio: Option<i32>) -> SwapSpec {
+    SwapSpec::File { path: path.to_path_buf(), size, prio }
+}
+
+fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
+    let mut page = Frame::boxed();
+    space.load(entry, &mut page.0).unwrap();
+    assert!(page.0 == page_of(seed).0, "content of page {seed}");
+    assert_eq!(space.check(entry), Some(check_of(seed)));
+}
+
+#[test]
+fn device_space_orders_devices_and_passes_pages_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::new(16 << 20);
+    let specs = [zram(None), file(dir.path(), Some(8 * 4096), None), file(dir.path(), None, Some(5))];
+    let s = space(&region, 16 << 20, &specs).unwrap();
+    assert_eq!(s.store(&page_of(1).0, 0).unwrap().device(), 0, "the file with prio=5 is first");
+    let s = space(&region, 16 << 20, &specs[..2]).unwrap();
+    let text = s.store(&page_of(1).0, check_of(1)).unwrap();
+    assert_eq!((text.device(), s.is_synchronous(text)), (0, true));
+    // Seven incompressible pages fit in the file; the eighth is stored as it is in zram.
+    let random: Vec<_> =
+        (0..8).map(|i| (s.store(&page_of(7 + 8 * i).0, check_of(7 + 8 * i)).unwrap(), 7 + 8 * i)).collect();
+    assert!(random[..7].iter().all(|(e, _)| e.device() == 1 && !s.is_synchronous(*e)));
+    assert_eq!(random[7].0.device(), 0);
+    random.iter().for_each(|&(entry, seed)| expect(&s, entry, seed));
+    expect(&s, text, 1);
+    assert!(s.check(Entry::new(7, 7).unwrap()).is_none() && !s.free(Entry::new(7, 7).unwrap()));
+}
+
+#[test]
+fn device_space_is_full_when_everything_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::new(16 << 20);
+    let s = space(&region, 1 << 20, &[zram(None), file(dir.path(), Some(11 * 4096), None)]).unwrap();
+    let mut kept = Vec::new();
+    for seed in (0..2000).filter(|s| s % 8 != 0) {
+        match s.store(&page_of(seed).0, check_of(seed)) {
+            Ok(entry) => kept.push((entry, seed)),
+            Err(error) => assert_eq!(error, StoreError::Full),
+        }
+    }
+    let usage = s.usage();
+    println!("{} kept, {usage:?}", kept.len());
+    assert!(kept.len() > 300 && usage.pool_bytes == 1 << 20 && usage.file_bytes == 10 * 4096);
+    assert_eq!((usage.devices_full, usage.slots_in_use), (2, kept.len() as u64));
+    kept.iter().for_each(|&(entry, seed)| expect(&s, entry, seed));
+    assert!(kept.iter().all(|&(entry, _)| s.free(entry)));
+}
+
+#[test]
+fn device_space_goes_on_without_a_device_that_fails() {
+    let (dir, gone) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let region = Region::new(1 << 20);
+    let s = space(&region, 1 << 20, &[file(gone.path(), None, None), file(dir.path(), None, None)]).unwrap();
+    drop(gone);
+    let entry = s.store(&page_of(9).0, check_of(9)).unwrap();
+    assert_eq!(entry.device(), 1);
+    expect(&s, entry, 9);
+    assert!(s.take_warning().unwrap().contains("cannot create") && s.take_warning().is_none());
+    let message = space(&region, 0, &[file(Path::new("/nowhere"), None, None)]).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("file:/nowhere"), "{message}");
+}
+
+#[test]
+fn device_space_random_work_matches_a_model() {
+    for (alg, limit) in [(Alg::Lz4, 2 << 20), (Alg::Zstd, 1 << 20)] {
+        let dir = tempfile::tempdir().unwrap();
+        let region = Region::new(64 << 20);
+        let specs = [SwapSpec::Zram { alg, size: None, prio: None }, file(dir.path(), None, None)];
+        let s = space(&region, limit, &specs).unwrap();
+        let mut rng = Rng(limit);
+        let mut live: HashMap<u64, Entry> = HashMap::new();
+        let (mut next, mut moved) = (0, 0);
+        for step in 0..3000 {
+            if live.len() < 2000 || step % 2 == 0 {
+                let n = 1 + rng.below(32) as u64;
+                let frames: Vec<_> = (next..next + n).map(page_of).collect();
+                let pages: Vec<_> = frames.iter().zip(next..).map(|(f, seed)| (&f.0, check_of(seed))).collect();
+                let mut out = vec![None; n as usize];
+                s.store_batch(&pages, &mut out).unwrap();
+                live.extend((next..).zip(out.into_iter().map(Option::unwrap)));
+                next += n;
+            } else {
+                let seeds: Vec<_> = live.keys().copied().take(40).collect();
+                for seed in seeds {
+                    let entry = live.remove(&seed).unwrap();
+                    expect(&s, entry, seed);
+                    assert!(s.free(entry));
+                }
+            }
+            if s.pool_over_share() {
+                moved += s.writeback(32);
+            }
+            if step == 1500 {
+                s.set_pool_limit(limit / 2);
+            }
+        }
+        while s.pool_over_share() && s.writeback(64) > 0 {}
+        assert!(!s.pool_over_share() && s.usage().pool_bytes <= limit / 2);
+        println!("{alg:?}: {} live, {moved} written back, {:?}", live.len(), s.usage());
+        assert!(moved > 0 && s.usage().writeback >= moved as u64);
+        for (seed, entry) in live {
+            expect(&s, entry, seed);
+            assert!(s.free(entry));
+        }
+        let usage = s.usage();
+        assert_eq!((usage.slots_in_use, usage.bad_frees, usage.read_errors, usage.write_errors), (0, 0, 0, 0));
+    }
+}

@@ -1,0 +1,363 @@
+//! Compressed pages in memory, and their demotion to a file.
+//!
+//! A page of one repeated word is kept as that word. Another is compressed; if that saves too little the device
+//! refuses it, so that the next one takes it (or it is stored as it is: `store_raw`). The oldest pages can be moved
+//! on to a file ([`Zram::writeback`]); the slot then *forwards* to the file's entry, so the page's own entry
+//! does not change.
+//!
+//! ```text
+//!            store                     writeback: marked           written, mark still there
+//!   (free) --------> Same                 +-----------------+   +----------------------------> Forward(entry)
+//!          --------> Object, Raw -------> | Object/Raw, marked |--+
+//!                       ^                 +-----------------+   '-- write failed: mark off, stays
+//!                       '-- a slot that was freed (and perhaps used again) meanwhile has lost the mark:
+//!                           the file's copy is freed
+//! ```
+//!
+//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner`. Compressing, decompressing, filling a
+//! fresh object and all file I/O happen without `inner`; under it are table and pool look-ups and the copy of
+//! at most one page, so a load never waits for a compression.
+
+mod codec;
+#[cfg(test)]
+mod tests;
+mod writeback;
+
+use super::file::FileDevice;
+use super::pool::{Handle, OBJECT_MAX, Pool};
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
+use crate::PAGE_SIZE;
+use crate::conf::Alg;
+use codec::{Codec, fill, same_filled};
+use farpage_swap::cluster::SlotAllocator;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// A page that compresses to more than this is not worth keeping compressed: ten objects of this size fill a span.
+pub const COMPRESSED_MAX: usize = 3264;
+/// Pages moved to the file in one go.
+const WRITEBACK_BATCH: usize = 32;
+/// Share of the limit, in eighths, above which pages should move on.
+const SHARE_EIGHTHS: u64 = 7;
+
+/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle, Forward the entry.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Same,
+    Object,
+    Raw,
+    Forward,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Record {
+    /// Two halves, so that the record is aligned to 4 and takes 28 bytes.
+    data: [u32; 2],
+    check: [u32; 4],
+    /// Bytes of an object.
+    len: u16,
+    kind: Kind,
+    /// Stored or loaded since the clock hand passed.
+    young: bool,
+    /// Being written back. A new record has none, so a mark that is still there means: still the same page.
+    marked: bool,
+}
+
+const _: () = assert!(size_of::<Record>() <= 32);
+
+impl Record {
+    fn new(kind: Kind, data: u64, len: usize, check: u128) -> Record {
+        let data = [data as u32, (data >> 32) as u32];
+        Record { data, check: check_words(check), len: len as u16, kind, young: true, marked: false }
+    }
+
+    fn data(&self) -> u64 {
+        u64::from(self.data[1]) << 32 | u64::from(self.data[0])
+    }
+
+    fn handle(&self) -> Handle {
+        Handle::from_raw(self.data[0])
+    }
+
+    fn in_pool(&self) -> bool {
+        matches!(self.kind, Kind::Object | Kind::Raw)
+    }
+}
+
+struct Inner {
+    slots: SlotAllocator<Record>,
+    pool: Pool,
+    /// Pages in the pool and the bytes they were compressed to.
+    pool_pages: u64,
+    compressed_bytes: u64,
+    same_pages: u64,
+    /// Clock hand of the writeback: the next slot to look at.
+    hand: u64,
+    /// Where the next compaction goes on.
+    compact_hand: u64,
+}
+
+/// A page-aligned buffer for writeback.
+#[repr(align(4096))]
+struct Aligned(Page);
+
+/// Compressed memory as a swap device.
+pub struct Zram {
+    index: u8,
+    name: String,
+    codec: Codec,
+    inner: Mutex<Inner>,
+    /// Where pages can move on to, in priority order.
+    files: Vec<Arc<FileDevice>>,
+    /// Buffers of the writeback; made at its first use.
+    writeback: Mutex<Vec<Aligned>>,
+    /// The last allocation found no room and nothing was freed since.
+    full: AtomicBool,
+    incompressible: AtomicU64,
+    written_back: AtomicU64,
+    bad_frees: AtomicU64,
+}
+
+impl Zram {
+    /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
+    pub fn new(index: u8, alg: Alg, pages_max: u64, pool: Pool, files: Vec<Arc<FileDevice>>) -> Zram {
+        let slots = SlotAllocator::new(pages_max.saturating_add(1));
+        Zram {
+            index,
+            name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
+            codec: Codec::new(alg),
+            inner: Mutex::new(Inner {
+                slots,
+                pool,
+                pool_pages: 0,
+                compressed_bytes: 0,
+                same_pages: 0,
+                hand: 1,
+                compact_hand: 1,
+            }),
+            files,
+            writeback: Mutex::new(Vec::new()),
+            full: AtomicBool::new(false),
+            incompressible: AtomicU64::new(0),
+            written_back: AtomicU64::new(0),
+            bad_frees: AtomicU64::new(0),
+        }
+    }
+
+    /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
+    pub fn set_pool_limit(&self, bytes: u64) {
+        lock(&self.inner).pool.set_limit(bytes);
+        self.full.store(false, Relaxed);
+        self.trim();
+    }
+
+    /// Bytes of memory the pool holds (touched spans).
+    pub fn pool_bytes(&self) -> u64 {
+        lock(&self.inner).pool.resident_bytes()
+    }
+
+    /// Bytes the pool holds beyond 7/8 of its limit.
+    pub fn over_share(&self) -> u64 {
+        let inner = lock(&self.inner);
+        inner.pool.resident_bytes().saturating_sub(inner.pool.limit() / 8 * SHARE_EIGHTHS)
+    }
+
+    /// Gives empty spans back to the kernel, the system call without the lock.
+    fn trim(&self) {
+        loop {
+            let Some(release) = lock(&self.inner).pool.take_excess() else { return };
+            release.run();
+            lock(&self.inner).pool.released(release);
+        }
+    }
+
+    /// Puts bytes in the pool and takes a slot for them.
+    fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
+        let (handle, at) = {
+            let mut inner = lock(&self.inner);
+            let handle = inner.pool.alloc(bytes.len());
+            let place = handle.and_then(|handle| Some((handle, inner.pool.object(handle, bytes.len())?)));
+            // A pool with many holes has no room for this size, but may have for the next: no mark then.
+            let holes = inner.pool.is_fragmented();
+            place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?
+        };
+        // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
+        // else until the record is stored below, so nothing reads, writes or frees it. `bytes` is not in the pool.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
+        let mut inner = lock(&self.inner);
+        let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
+        match inner.slots.alloc(record) {
+            Some(slot) => {
+                inner.pool_pages += 1;
+                inner.compressed_bytes += bytes.len() as u64;
+                Entry::new(self.index, slot).ok_or(StoreError::Full)
+            }
+            None => {
+                inner.pool.free(handle);
+                Err(self.no_room())
+            }
+        }
+    }
+
+    fn no_room(&self) -> StoreError {
+        self.full.store(true, Relaxed);
+        StoreError::Full
+    }
+
+    fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
+        let mut inner = lock(&self.inner);
+        let slot = inner.slots.alloc(Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
+        inner.same_pages += 1;
+        Entry::new(self.index, slot).ok_or(StoreError::Full)
+    }
+
+    fn file_of(&self, entry: Entry) -> Option<&FileDevice> {
+        self.files.iter().find(|file| file.index() == entry.device()).map(Arc::as_ref)
+    }
+
+    /// The file entry that a slot forwards to.
+    fn forwarded(&self, entry: Entry) -> Option<Entry> {
+        let record = lock(&self.inner).slots.get(entry.slot())?;
+        (record.kind == Kind::Forward).then(|| Entry::from_raw(record.data()))?
+    }
+}
+
+impl Inner {
+    /// Takes back what a record has in the pool, and its share of the counts.
+    fn forget(&mut self, record: &Record) {
+        match record.kind {
+            Kind::Same => self.same_pages -= 1,
+            Kind::Forward => {}
+            Kind::Object | Kind::Raw => {
+                self.pool.free(record.handle());
+                self.pool_pages -= 1;
+                self.compressed_bytes -= u64::from(record.len);
+            }
+        }
+    }
+}
+
+impl SwapDevice for Zram {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { synchronous: true, rotational: false }
+    }
+
+    fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        if let Some(word) = same_filled(page) {
+            return self.insert_same(word, check);
+        }
+        if self.full.load(Relaxed) {
+            return Err(StoreError::Full);
+        }
+        let stored = self.codec.compress(page, |bytes| {
+            if bytes.len() > COMPRESSED_MAX {
+                return Err(StoreError::Incompressible);
+            }
+            self.insert(Kind::Object, bytes, check)
+        });
+        let stored = stored.unwrap_or(Err(StoreError::Incompressible));
+        if stored == Err(StoreError::Incompressible) {
+            self.incompressible.fetch_add(1, Relaxed);
+        }
+        stored
+    }
+
+    fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        match same_filled(page) {
+            Some(word) => self.insert_same(word, check),
+            None => self.insert(Kind::Raw, page, check),
+        }
+    }
+
+    fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        let (device, slot) = (self.index, entry.slot());
+        let mut bytes = [0; COMPRESSED_MAX];
+        let mut inner = lock(&self.inner);
+        let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
+        record.young = true;
+        let record = *record;
+        let corrupt = LoadError::Corrupt { device, slot };
+        match record.kind {
+            Kind::Same => {
+                drop(inner);
+                fill(into, record.data());
+                Ok(())
+            }
+            Kind::Raw => {
+                into.copy_from_slice(inner.pool.bytes(record.handle(), OBJECT_MAX).ok_or(corrupt)?);
+                Ok(())
+            }
+            Kind::Object => {
+                let object = inner.pool.bytes(record.handle(), usize::from(record.len)).ok_or(corrupt)?;
+                let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
+                bytes.copy_from_slice(object);
+                drop(inner);
+                if self.codec.decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
+            }
+            Kind::Forward => {
+                drop(inner);
+                let entry = Entry::from_raw(record.data()).ok_or(corrupt)?;
+                self.file_of(entry).ok_or(corrupt)?.load(entry, into)
+            }
+        }
+    }
+
+    fn is_synchronous(&self, entry: Entry) -> bool {
+        self.forwarded(entry).is_none()
+    }
+
+    fn check(&self, entry: Entry) -> Option<u128> {
+        lock(&self.inner).slots.get(entry.slot()).map(|record| check_value(record.check))
+    }
+
+    fn free(&self, entry: Entry) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some(record) = inner.slots.free(entry.slot()) else {
+            drop(inner);
+            self.bad_frees.fetch_add(1, Relaxed);
+            return false;
+        };
+        inner.forget(&record);
+        let release = inner.pool.take_excess();
+        drop(inner);
+        if let Some(release) = release {
+            release.run();
+            lock(&self.inner).pool.released(release);
+        }
+        match record.kind {
+            Kind::Forward => {
+                if let Some((entry, file)) = Entry::from_raw(record.data()).and_then(|e| Some((e, self.file_of(e)?))) {
+                    file.free(entry);
+                }
+            }
+            _ => self.full.store(false, Relaxed),
+        }
+        true
+    }
+
+    fn add_usage(&self, usage: &mut Usage) {
+        let inner = lock(&self.inner);
+        usage.pool_bytes += inner.pool.resident_bytes();
+        usage.pool_limit_bytes += inner.pool.limit();
+        usage.pool_compressed_bytes += inner.compressed_bytes;
+        usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
+        usage.same_filled_pages += inner.same_pages;
+        // Forwarded pages are counted by their file.
+        usage.slots_in_use += inner.pool_pages + inner.same_pages;
+        usage.meta_bytes += (inner.slots.meta_bytes() + inner.pool.meta_bytes()) as u64;
+        drop(inner);
+        usage.meta_bytes += self.codec.meta_bytes();
+        if let Ok(buffers) = self.writeback.try_lock() {
+            usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
+        }
+        usage.devices_full += u32::from(self.full.load(Relaxed));
+        usage.incompressible_pages += self.incompressible.load(Relaxed);
+        usage.writeback += self.written_back.load(Relaxed);
+        usage.bad_frees += self.bad_frees.load(Relaxed);
+    }
+}

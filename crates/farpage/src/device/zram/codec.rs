@@ -1,0 +1,124 @@
+//! Compression of one page, without allocating per page.
+//!
+//! Owns a small set of codec states (hash tables, zstd contexts), each behind its own lock, made at first use.
+//! A caller takes the first that is free; only when all are busy does it wait for one. No other lock is taken.
+//! With zstd's default build the contexts come from the C heap: the crate feature `with-rust-allocator` moves them.
+
+use super::super::lock;
+use super::Page;
+use crate::PAGE_SIZE;
+use crate::conf::Alg;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, TryLockError};
+
+/// Codec states of each kind: more threads than this at a time wait.
+const STATES: usize = 8;
+const ZSTD_LEVEL: i32 = 1;
+
+/// Compressed bytes and what produced them.
+pub struct Encoder {
+    kind: EncoderKind,
+    out: Box<[u8]>,
+}
+
+enum EncoderKind {
+    Lz4(CompressTable),
+    Zstd(zstd::bulk::Compressor<'static>),
+}
+
+/// The codec of one device.
+pub struct Codec {
+    alg: Alg,
+    encoders: [Mutex<Option<Encoder>>; STATES],
+    decoders: [Mutex<Option<zstd::bulk::Decompressor<'static>>>; STATES],
+    next: AtomicUsize,
+    bytes: AtomicU64,
+}
+
+impl Codec {
+    pub fn new(alg: Alg) -> Codec {
+        Codec {
+            alg,
+            encoders: std::array::from_fn(|_| Mutex::new(None)),
+            decoders: std::array::from_fn(|_| Mutex::new(None)),
+            next: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes of memory that the states take, about.
+    pub fn meta_bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Compresses a page and hands the bytes to `then`. `None`: no codec state could be made, or it failed.
+    pub fn compress<R>(&self, page: &Page, then: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        with_state(&self.encoders, &self.next, |state| {
+            if state.is_none() {
+                *state = Some(Encoder::new(self.alg)?);
+                // An LZ4 table and its output; a zstd context of level 1 for small inputs.
+                self.bytes.fetch_add(if self.alg == Alg::Lz4 { 13 << 10 } else { 100 << 10 }, Relaxed);
+            }
+            let encoder = state.as_mut()?;
+            let len = match &mut encoder.kind {
+                EncoderKind::Lz4(table) => compress_into_with_table(page, &mut encoder.out, table).ok()?,
+                EncoderKind::Zstd(context) => context.compress_to_buffer(&page[..], &mut encoder.out[..]).ok()?,
+            };
+            encoder.out.get(..len).map(then)
+        })
+    }
+
+    /// The page that was compressed to `bytes`; `false`: they are not what `compress` made.
+    pub fn decompress(&self, bytes: &[u8], into: &mut Page) -> bool {
+        match self.alg {
+            Alg::Lz4 => decompress_into(bytes, &mut into[..]).is_ok_and(|n| n == PAGE_SIZE),
+            Alg::Zstd => with_state(&self.decoders, &self.next, |state| {
+                if state.is_none() {
+                    *state = zstd::bulk::Decompressor::new().ok();
+                    self.bytes.fetch_add(160 << 10, Relaxed);
+                }
+                let n = state.as_mut().and_then(|context| context.decompress_to_buffer(bytes, &mut into[..]).ok());
+                n == Some(PAGE_SIZE)
+            }),
+        }
+    }
+}
+
+impl Encoder {
+    fn new(alg: Alg) -> Option<Encoder> {
+        let (kind, room) = match alg {
+            Alg::Lz4 => (EncoderKind::Lz4(CompressTable::small()), get_maximum_output_size(PAGE_SIZE)),
+            Alg::Zstd => {
+                let context = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok()?;
+                (EncoderKind::Zstd(context), zstd::zstd_safe::compress_bound(PAGE_SIZE))
+            }
+        };
+        Some(Encoder { kind, out: vec![0; room].into_boxed_slice() })
+    }
+}
+
+/// Runs `f` with the first state that is free, or waits for one.
+fn with_state<T, R>(states: &[Mutex<T>], next: &AtomicUsize, f: impl FnOnce(&mut T) -> R) -> R {
+    for state in states {
+        match state.try_lock() {
+            Ok(mut state) => return f(&mut state),
+            Err(TryLockError::Poisoned(state)) => return f(&mut state.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+    f(&mut lock(&states[next.fetch_add(1, Relaxed) % states.len()]))
+}
+
+/// The word that fills the page, if one does.
+pub fn same_filled(page: &Page) -> Option<u64> {
+    let (words, _) = page.as_chunks::<8>();
+    let first = words[0];
+    // The last word differs most often, of those pages whose beginning is even.
+    (words[words.len() - 1] == first && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
+}
+
+/// Fills a page with a word.
+pub fn fill(page: &mut Page, word: u64) {
+    page.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
+}

@@ -1,0 +1,183 @@
+//! Compressed pages: content, refusal, demotion, and threads at the same slots.
+
+use super::*;
+use crate::device::testing::{Frame, Region, Rng, check_of, page_of};
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+
+fn zram(region: &Region, alg: Alg, limit: u64, files: Vec<Arc<FileDevice>>) -> Zram {
+    // SAFETY: the region is private, zero memory that the tests keep longer than the device and use for nothing else.
+    let pool = unsafe { Pool::new(region.base(), region.len(), limit) };
+    Zram::new(0, alg, u64::from(u32::MAX), pool, files)
+}
+
+fn usage(device: &dyn SwapDevice) -> Usage {
+    let mut usage = Usage::default();
+    device.add_usage(&mut usage);
+    usage
+}
+
+fn expect(device: &Zram, entry: Entry, seed: u64) {
+    let mut page = Frame::boxed();
+    device.load(entry, &mut page.0).unwrap();
+    assert!(page.0 == page_of(seed).0, "content of page {seed}");
+    assert_eq!(device.check(entry), Some(check_of(seed)));
+}
+
+#[test]
+fn device_zram_keeps_pages_with_either_codec() {
+    for alg in [Alg::Lz4, Alg::Zstd] {
+        let region = Region::new(64 << 20);
+        let device = zram(&region, alg, 64 << 20, Vec::new());
+        let mut kept = Vec::new();
+        for seed in 0..2000 {
+            match device.store(&page_of(seed).0, check_of(seed)) {
+                Ok(entry) => kept.push((entry, seed)),
+                Err(error) => assert!(error == StoreError::Incompressible && seed % 8 >= 6, "{seed}: {error}"),
+            }
+        }
+        let u = usage(&device);
+        assert_eq!((u.same_filled_pages, u.slots_in_use), (250, kept.len() as u64));
+        assert!(u.pool_compressed_bytes < u.pool_bytes && u.pool_bytes < u.pool_orig_bytes);
+        assert!(u.incompressible_pages >= 250);
+        println!("{alg:?}: {} -> {}, pool {}", u.pool_orig_bytes, u.pool_compressed_bytes, u.pool_bytes);
+        kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+        for &(entry, _) in &kept {
+            assert!(device.free(entry) && !device.free(entry));
+        }
+        let u = usage(&device);
+        assert_eq!((u.slots_in_use, u.pool_compressed_bytes, u.bad_frees), (0, 0, kept.len() as u64));
+        assert!(u.pool_bytes <= 128 << 10);
+        let mut page = Frame::boxed();
+        assert!(matches!(device.load(kept[0].0, &mut page.0), Err(LoadError::NotInUse { .. })));
+    }
+}
+
+#[test]
+fn device_zram_same_filled_pages_take_no_pool_memory_and_raw_pages_are_kept_whole() {
+    let region = Region::new(1 << 20);
+    let device = zram(&region, Alg::Lz4, 1 << 20, Vec::new());
+    let same = device.store(&page_of(8).0, check_of(8)).unwrap();
+    assert_eq!(usage(&device).pool_bytes, 0);
+    let raw = device.store_raw(&page_of(7).0, check_of(7)).unwrap();
+    expect(&device, same, 8);
+    expect(&device, raw, 7);
+    // The limit: one MiB holds 256 raw pages.
+    let more = (0..1000).take_while(|_| device.store_raw(&page_of(7).0, 0).is_ok()).count();
+    assert_eq!(more, 255);
+    assert_eq!(device.store(&page_of(1).0, 0), Err(StoreError::Full));
+    assert!(device.store(&page_of(8).0, 0).is_ok(), "a same-filled page needs no room");
+    assert!(device.free(raw));
+    assert!(device.store_raw(&page_of(15).0, 0).is_ok());
+}
+
+#[test]
+fn device_zram_writeback_moves_the_oldest_and_entries_stay_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, vec![file.clone()]);
+    let store = |seed| (device.store_raw(&page_of(seed).0, check_of(seed)).unwrap(), seed);
+    let old: Vec<_> = (0..500).map(store).collect();
+    let in_pool = old.iter().filter(|(_, seed)| seed % 8 != 0).count();
+    let before = usage(&device).pool_bytes;
+    assert_eq!(device.writeback(100), 100);
+    assert_eq!(usage(&*file).slots_in_use, 100);
+    assert!(usage(&device).pool_bytes < before);
+    // The first 100 that are in the pool are the oldest.
+    let first = old.iter().filter(|(_, seed)| seed % 8 != 0).take(100);
+    assert!(first.clone().all(|&(entry, _)| !device.is_synchronous(entry)));
+    // What was stored since is young: everything old goes first.
+    let young: Vec<_> = (1000..1100).map(store).collect();
+    assert_eq!(device.writeback(in_pool - 100), in_pool - 100);
+    assert!(young.iter().all(|&(entry, _)| device.is_synchronous(entry)));
+    old.iter().chain(&young).for_each(|&(entry, seed)| expect(&device, entry, seed));
+    for (entry, _) in old.into_iter().chain(young) {
+        assert!(device.free(entry));
+    }
+    assert_eq!(usage(&*file).slots_in_use + usage(&device).slots_in_use, 0);
+    assert_eq!(usage(&*file).bad_frees + usage(&device).bad_frees, 0);
+    assert_eq!(device.writeback(10), 0);
+}
+
+#[test]
+fn device_zram_compaction_fills_holes_and_keeps_pages() {
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
+    let mut rng = Rng(11);
+    let store = |seed| (device.store_raw(&page_of(seed).0, check_of(seed)).unwrap(), seed);
+    let all: Vec<_> = (0..4000).map(store).collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = all.into_iter().partition(|_| rng.below(5) == 0);
+    assert!(freed.iter().all(|&(entry, _)| device.free(entry)));
+    let before = usage(&device).pool_bytes;
+    let given_back = device.compact(100_000);
+    assert_eq!(usage(&device).pool_bytes, before - given_back);
+    assert!(given_back > before / 2, "{given_back} of {before}");
+    kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    assert!(kept.iter().all(|&(entry, _)| device.free(entry)));
+}
+
+#[test]
+fn device_zram_keeps_pages_whose_writeback_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    // Room for 15 pages.
+    let file = Arc::new(FileDevice::open(1, dir.path(), Some(16 * 4096)).unwrap());
+    let region = Region::new(16 << 20);
+    let device = zram(&region, Alg::Lz4, 16 << 20, vec![file.clone()]);
+    let kept: Vec<_> = (1..100).map(|s| (device.store_raw(&page_of(s).0, check_of(s)).unwrap(), s)).collect();
+    assert_eq!(device.writeback(50), 15);
+    assert_eq!(device.writeback(50), 0);
+    kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    for (entry, _) in kept {
+        assert!(device.free(entry));
+    }
+    assert_eq!(usage(&*file).slots_in_use, 0);
+}
+
+#[test]
+fn device_zram_threads_store_load_free_while_pages_move_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, vec![file.clone()]);
+    let done = AtomicUsize::new(0);
+    let moved = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let (device, done) = (&device, &done);
+            scope.spawn(move || {
+                let mut rng = Rng(thread + 77);
+                let mut live: HashMap<u64, Entry> = HashMap::new();
+                for step in 0..6000 {
+                    let seed = thread * 1_000_000 + rng.below(400) as u64;
+                    match live.remove(&seed) {
+                        Some(entry) => {
+                            expect(device, entry, seed);
+                            if step % 3 == 0 {
+                                live.insert(seed, entry);
+                            } else {
+                                assert!(device.free(entry));
+                            }
+                        }
+                        None => {
+                            live.insert(seed, device.store_raw(&page_of(seed).0, check_of(seed)).unwrap());
+                        }
+                    }
+                }
+                for (seed, entry) in live {
+                    expect(device, entry, seed);
+                    assert!(device.free(entry));
+                }
+                done.fetch_add(1, Relaxed);
+            });
+        }
+        while done.load(Relaxed) < 3 {
+            moved.fetch_add(device.writeback(40), Relaxed);
+            device.compact(1000);
+        }
+    });
+    println!("{} pages written back", moved.load(Relaxed));
+    assert!(moved.load(Relaxed) > 0);
+    let (z, f) = (usage(&device), usage(&*file));
+    assert_eq!((z.slots_in_use, f.slots_in_use, z.bad_frees, f.bad_frees), (0, 0, 0, 0));
+}

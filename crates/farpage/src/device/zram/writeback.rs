@@ -1,0 +1,180 @@
+//! What a background thread does with compressed pages: moving the oldest to a file, and filling holes in the pool.
+//!
+//! Locks: `writeback` for the whole move (one thread at a time), `inner` for short holds: a few hundred slots of the
+//! clock hand, one page's copy. Decompression and file I/O run without `inner`; the mark of a record tells afterwards
+//! whether its slot is still the page that was written.
+
+use super::*;
+use std::sync::{PoisonError, TryLockError};
+
+/// Slots a hand passes in one hold of the lock.
+const HAND_STEPS: usize = 256;
+
+impl Zram {
+    /// Moves up to `pages` of the oldest pages to the first file that takes them; how many were moved.
+    /// Returns 0 at once if another thread is at it. Pages whose write fails stay where they are.
+    pub fn writeback(&self, pages: usize) -> usize {
+        let mut buffers = match self.writeback.try_lock() {
+            Ok(buffers) => buffers,
+            Err(TryLockError::Poisoned(buffers)) => PoisonError::into_inner(buffers),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        if buffers.is_empty() {
+            buffers.resize_with(WRITEBACK_BATCH, || Aligned([0; PAGE_SIZE]));
+        }
+        let mut moved = 0;
+        while moved < pages {
+            let Some(file) = self.files.iter().find(|file| file.accepts()) else { break };
+            let mut victims = [0; WRITEBACK_BATCH];
+            let found = self.mark_oldest(&mut victims[..(pages - moved).min(WRITEBACK_BATCH)]);
+            if found == 0 {
+                break;
+            }
+            let done = self.move_to(file, &victims[..found], &mut buffers);
+            self.trim();
+            moved += done;
+            if done == 0 {
+                break;
+            }
+        }
+        self.written_back.fetch_add(moved as u64, Relaxed);
+        moved
+    }
+
+    /// Marks the next old pages at the clock hand, up to `out.len()`; how many.
+    fn mark_oldest(&self, out: &mut [u64]) -> usize {
+        let mut found = 0;
+        // Two rounds: the first may only make everything old.
+        let mut steps = 2 * lock(&self.inner).slots.in_use() + HAND_STEPS as u64;
+        while found < out.len() && steps > 0 {
+            let mut inner = lock(&self.inner);
+            for _ in 0..HAND_STEPS {
+                if found == out.len() || steps == 0 {
+                    break;
+                }
+                steps -= 1;
+                let slot = match inner.slots.next_in_use(inner.hand, HAND_STEPS) {
+                    Ok(slot) => slot,
+                    Err(next) => {
+                        inner.hand = next.max(1);
+                        continue;
+                    }
+                };
+                inner.hand = slot + 1;
+                let Some(record) = inner.slots.get_mut(slot) else { continue };
+                if record.in_pool() && !std::mem::take(&mut record.young) && !record.marked {
+                    record.marked = true;
+                    out[found] = slot;
+                    found += 1;
+                }
+            }
+        }
+        found
+    }
+
+    /// Writes marked pages to a file and makes their slots forward to it; how many.
+    fn move_to(&self, file: &FileDevice, victims: &[u64], buffers: &mut [Aligned]) -> usize {
+        let mut slots = [0; WRITEBACK_BATCH];
+        let mut checks = [0; WRITEBACK_BATCH];
+        let mut n = 0;
+        for &slot in victims {
+            let Some(buffer) = buffers.get_mut(n) else { break };
+            match self.copy_marked(slot, &mut buffer.0) {
+                Some(check) => {
+                    (slots[n], checks[n]) = (slot, check);
+                    n += 1;
+                }
+                None => self.unmark(slot),
+            }
+        }
+        let Some(first) = buffers.first() else { return 0 };
+        let mut pages = [(&first.0, 0); WRITEBACK_BATCH];
+        for (page, (buffer, check)) in pages.iter_mut().zip(buffers.iter().zip(checks)) {
+            *page = (&buffer.0, check);
+        }
+        let mut entries = [None; WRITEBACK_BATCH];
+        // What was not stored has no entry; the file keeps count of its errors.
+        let _ = file.store_batch(&pages[..n], &mut entries[..n]);
+        let mut moved = 0;
+        for (&slot, entry) in slots[..n].iter().zip(entries) {
+            let Some(entry) = entry else {
+                self.unmark(slot);
+                continue;
+            };
+            if self.forward(slot, entry) {
+                moved += 1;
+            } else {
+                file.free(entry);
+            }
+        }
+        moved
+    }
+
+    /// The content and check value of a slot, if it still bears the mark.
+    fn copy_marked(&self, slot: u64, into: &mut Page) -> Option<u128> {
+        let mut bytes = [0; COMPRESSED_MAX];
+        let inner = lock(&self.inner);
+        let record = inner.slots.get(slot).filter(|record| record.marked)?;
+        let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
+        if record.kind == Kind::Raw {
+            into.copy_from_slice(object);
+        } else {
+            let bytes = bytes.get_mut(..object.len())?;
+            bytes.copy_from_slice(object);
+            drop(inner);
+            if !self.codec.decompress(bytes, into) {
+                return None;
+            }
+        }
+        Some(check_value(record.check))
+    }
+
+    fn unmark(&self, slot: u64) {
+        let mut inner = lock(&self.inner);
+        if let Some(record) = inner.slots.get_mut(slot) {
+            record.marked = false;
+        }
+    }
+
+    /// Lets a slot forward to the file, if it is still the page that was written.
+    fn forward(&self, slot: u64, entry: Entry) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some(record) = inner.slots.get_mut(slot).filter(|record| record.marked) else { return false };
+        let old = *record;
+        *record = Record { young: false, ..Record::new(Kind::Forward, entry.raw(), 0, check_value(old.check)) };
+        inner.forget(&old);
+        self.full.store(false, Relaxed);
+        true
+    }
+
+    /// Moves objects out of sparse spans if the pool has many holes, looking at `slots` slots at most, and gives the
+    /// emptied spans back; bytes given back.
+    pub fn compact(&self, slots: usize) -> u64 {
+        let before = lock(&self.inner).pool.resident_bytes();
+        let mut steps = slots;
+        while steps > 0 {
+            let mut inner = lock(&self.inner);
+            if !inner.pool.is_fragmented() {
+                break;
+            }
+            for _ in 0..HAND_STEPS.min(steps) {
+                steps -= 1;
+                let slot = match inner.slots.next_in_use(inner.compact_hand, HAND_STEPS) {
+                    Ok(slot) => slot,
+                    Err(next) => {
+                        inner.compact_hand = next.max(1);
+                        continue;
+                    }
+                };
+                inner.compact_hand = slot + 1;
+                let Some(record) = inner.slots.get(slot).filter(Record::in_pool) else { continue };
+                let Some(handle) = inner.pool.relocate(record.handle()) else { continue };
+                if let Some(record) = inner.slots.get_mut(slot) {
+                    record.data = [handle.raw(), 0];
+                }
+            }
+        }
+        self.trim();
+        before.saturating_sub(lock(&self.inner).pool.resident_bytes())
+    }
+}

@@ -1,0 +1,371 @@
+//! One process's engine: what its threads share, how it starts, how it becomes active.
+//!
+//! | thread | does | may touch |
+//! | --- | --- | --- |
+//! | monitor | samples resident memory, activates, finds new mappings | never the program's memory |
+//! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
+//! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
+//!
+//! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
+//! must not be moved between an event's reading and its application. One thread has that by construction.
+//!
+//! Lock order: `managed`, `lru`, frame pool, devices; heap innermost. No lock is held while the program's memory is
+//! touched or a device waits (the devices' own rules: [`crate::device`]).
+
+use crate::PAGE_SIZE;
+use crate::arena::Arena;
+use crate::budget::Budget;
+use crate::conf::Conf;
+use crate::content::ContentKey;
+use crate::device::space::SwapSpace;
+use crate::fork::Fork;
+use crate::frame::Frames;
+use crate::heap::Heap;
+use crate::lru::Lru;
+use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
+use crate::stat::{Stat, StatPage};
+use crate::sys::futex;
+use crate::sys::raw::{fatal, message};
+use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
+use crate::sys::uffd::Uffd;
+use farpage_swap::range::RangeSet;
+use rustix::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex; a panic elsewhere does not matter, because a panic ends the process.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The process's engine, once started.
+pub fn engine() -> Option<&'static Engine> {
+    // SAFETY: the pointer is null or a leaked box, never freed.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Wake-up words and descriptors of the engine's threads.
+#[derive(Debug, Default)]
+pub struct Wakeups {
+    /// The pager's eventfd in the engine's descriptor table, or -1.
+    pub kick_fd: AtomicI32,
+    /// The pager waits for frames: whoever frees some kicks it.
+    pub pager_waits: AtomicBool,
+    /// Counts requests to the writer.
+    pub writer: AtomicU32,
+    /// Counts requests to the monitor.
+    pub monitor: AtomicU32,
+}
+
+/// Everything the engine's threads share.
+pub struct Engine {
+    /// As given.
+    pub conf: Conf,
+    /// Own address space.
+    pub arena: Arena,
+    /// Page words.
+    pub table: PageTable,
+    /// Frames.
+    pub frames: Frames,
+    /// Per frame in use: the slot that may hold the same bytes (raw entry, 0: none). Belongs to whoever owns the frame.
+    pub frame_entry: Vec<AtomicU64>,
+    /// The lists.
+    pub lru: Mutex<Lru>,
+    /// Swap devices.
+    pub space: SwapSpace,
+    /// Pages allowed and had.
+    pub budget: Budget,
+    /// Hash key.
+    pub key: ContentKey,
+    /// Counters.
+    pub stat: &'static Stat,
+    /// The heap, for its size.
+    heap: &'static Heap,
+    /// Address ranges never adopted (bytes): memory the engine's own code uses.
+    pub exclude: Vec<(usize, usize)>,
+    /// Pages registered with the pager's userfaultfd.
+    pub managed: Mutex<RangeSet>,
+    /// Ranges (bytes) that the monitor found and the pager shall register.
+    pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// Pages never taken out: thread control blocks (sorted).
+    pub pinned: Mutex<Vec<Vpn>>,
+    /// The userfaultfd of the trash part; also the lock of that part.
+    pub trash: Mutex<Option<Uffd>>,
+    /// Threads sleep and wake here.
+    pub wakeups: Wakeups,
+    /// Fork protocol.
+    pub fork: Fork,
+    /// Memory is managed from now on.
+    pub active: AtomicBool,
+    /// Whether keeping clean copies pays.
+    pub clean: crate::reclaim::CleanBalance,
+    /// The warning that all devices are full has been given.
+    pub full_warned: AtomicBool,
+    tls_below: usize,
+    inherited_uffd: AtomicI32,
+}
+
+const POOL_BYTES_MAX: usize = 64 << 30;
+/// Stacks, by index: monitor, pager, writer.
+const STACKS: usize = 3;
+/// Index of the pager's stack.
+pub const PAGER: usize = 1;
+/// Index of the writer's stack.
+pub const WRITER: usize = 2;
+
+impl Engine {
+    /// Sets the engine up and starts its monitor thread. Called once, on a program thread, before `main`.
+    ///
+    /// # Errors
+    /// One line that says what failed and what to do.
+    ///
+    /// # Safety
+    /// `heap` is the program's global Rust allocator (or one nobody else uses) and has not been given memory of an
+    /// arena yet. No other thread of this program runs engine code.
+    pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
+        let ram = conf.ram as usize;
+        let frames_len = (ram / 4).max(2048 * PAGE_SIZE);
+        let stack_len = STACK_BYTES + tls_below();
+        let stacks_len = STACKS * (stack_len + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+        let pool_len = (ram + ram / 4).min(POOL_BYTES_MAX);
+        let arena = Arena::reserve(4 << 30, TABLE_BYTES, pool_len, stacks_len, frames_len)
+            .map_err(|e| format!("cannot reserve address space for the engine: {e}; is there a limit (ulimit -v)?"))?;
+        // SAFETY: fresh memory of the arena, handed over once (caller's promise).
+        unsafe { heap.give(arena.heap) };
+        // SAFETY: the part was made for the table and for nobody else.
+        let table = unsafe { PageTable::new(arena.table) };
+        let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let pool_limit = conf.ram / 2;
+        // SAFETY: the part was made for the pool and for nobody else.
+        let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
+            .map_err(|e| e.to_string())?;
+        let frames = Frames::new(arena.frames);
+        let frame_entry = (0..frames.len()).map(|_| AtomicU64::new(0)).collect();
+        let stat = StatPage::of_environment();
+        stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
+        let engine = Box::new(Engine {
+            arena,
+            table,
+            frames,
+            frame_entry,
+            lru: Mutex::new(Lru::new()),
+            space,
+            budget,
+            key: ContentKey::random(),
+            stat,
+            heap,
+            exclude: own_images(),
+            managed: Mutex::new(RangeSet::new()),
+            candidates: Mutex::new(Vec::new()),
+            pinned: Mutex::new(Vec::new()),
+            trash: Mutex::new(None),
+            wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
+            fork: Fork::default(),
+            active: AtomicBool::new(false),
+            clean: crate::reclaim::CleanBalance::default(),
+            full_warned: AtomicBool::new(false),
+            tls_below: tls_below(),
+            inherited_uffd: AtomicI32::new(inherited_uffd()),
+            conf,
+        });
+        let engine: &'static Engine = Box::leak(engine);
+        ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+        engine.spawn_monitor()?;
+        // The monitor has a descriptor table of its own now; the program's shall hold nothing of ours.
+        for fd in engine.space.fds() {
+            // SAFETY: opened by this function and known to nobody else in this table.
+            drop(unsafe { rustix::fd::OwnedFd::from_raw_fd(fd) });
+        }
+        StatPage::close_descriptor();
+        Ok(engine)
+    }
+
+    /// Starts the first engine thread, which gets a descriptor table of its own: a copy of the caller's.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn spawn_monitor(&'static self) -> Result<(), String> {
+        self.spawn(0, crate::monitor::main, crate::stat::THREAD_NAME.as_bytes(), false)
+            .map(drop)
+            .map_err(|e| format!("cannot start an engine thread: {e}"))
+    }
+
+    /// Starts an engine thread on stack `index`. Except for the monitor's, called on an engine thread, whose descriptor
+    /// table is shared.
+    ///
+    /// # Errors
+    /// The errno of clone.
+    pub fn spawn(
+        &'static self,
+        index: usize,
+        entry: extern "C" fn(usize) -> !,
+        name: &'static [u8],
+        share_files: bool,
+    ) -> Result<u32, rustix::io::Errno> {
+        let len = (STACK_BYTES + self.tls_below + PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+        let stack = Stack { base: self.arena.stacks.base + index * (len + PAGE_SIZE), len };
+        let arg = std::ptr::from_ref(self) as usize;
+        // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
+        // and does not exist in this process. The entries keep the rules for engine threads.
+        unsafe { spawn(stack, self.tls_below, &Start { entry, arg, name, share_files }) }
+    }
+
+    /// The inherited descriptor of `/dev/userfaultfd`, if there is one.
+    pub fn inherited_uffd(&self) -> Option<BorrowedFd<'static>> {
+        let fd: RawFd = self.inherited_uffd.load(Ordering::Relaxed);
+        // SAFETY: the number stays open in the engine's table, which only the engine closes. (Where the program closed
+        // it before the table was copied, the ioctl on it fails and is reported.)
+        (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Wakes the pager from its sleep.
+    pub fn kick_pager(&self) {
+        let fd = self.wakeups.kick_fd.load(Ordering::Acquire);
+        if fd >= 0 {
+            // SAFETY: the eventfd stays open as long as the process; see `pager`.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the writer.
+    pub fn wake_writer(&self) {
+        self.wakeups.writer.fetch_add(1, Ordering::Release);
+        futex::wake(&self.wakeups.writer, 1);
+    }
+
+    /// Wakes the monitor.
+    pub fn wake_monitor(&self) {
+        self.wakeups.monitor.fetch_add(1, Ordering::Release);
+        futex::wake(&self.wakeups.monitor, 1);
+    }
+
+    /// Free frames the writer keeps in store.
+    pub fn free_target(&self) -> usize {
+        (self.budget.limit() as usize / 128).clamp(64, 1024)
+    }
+
+    /// Pages kept in the swap cache under pressure: the second chance.
+    pub fn cached_target(&self) -> usize {
+        (self.budget.limit() as usize / 16).clamp(128, self.frames.len() / 2)
+    }
+
+    /// Frees a slot, if there is one.
+    pub fn free_entry(&self, entry: Option<crate::device::Entry>) {
+        if let Some(e) = entry {
+            self.space.free(e);
+        }
+    }
+
+    /// Brings the pool's size into the budget.
+    pub fn account_pool(&self) {
+        self.budget.pool_is((self.space.pool_bytes() / PAGE_SIZE as u64) as i64);
+    }
+
+    /// Says once that memory can no longer be swapped out.
+    pub fn warn_full(&self) {
+        if !self.full_warned.swap(true, Ordering::Relaxed) {
+            message("all swap devices are full: the program goes on above its budget; give it more with --swap");
+        }
+    }
+
+    /// Refreshes the levels of the statistics page. `rss` is the last sample, pages.
+    pub fn publish_levels(&self, rss: i64) {
+        let page = PAGE_SIZE as u64;
+        let s = self.stat;
+        let set = |level: &AtomicU64, v: u64| level.store(v, Ordering::Relaxed);
+        let rss = rss.max(0) as u64 * page;
+        set(&s.rss_anon_bytes, rss);
+        s.rss_anon_peak_bytes.fetch_max(rss, Ordering::Relaxed);
+        if rss > self.conf.ram + self.conf.ram / 20 {
+            Stat::add(&s.over_budget_samples, 1);
+        }
+        if !self.active.load(Ordering::Relaxed) {
+            return;
+        }
+        set(&s.active, 1);
+        let (active, cached) = {
+            let lru = lock(&self.lru);
+            (lru.active_len() as u64, lru.cached_len() as u64)
+        };
+        set(&s.resident_bytes, active * page);
+        set(&s.cached_bytes, cached * page);
+        set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
+        set(&s.managed_bytes, lock(&self.managed).pages() * page);
+        set(&s.meta_bytes, (self.table.bytes() + self.heap.used_bytes()) as u64);
+        let usage = self.space.usage();
+        set(&s.pool_bytes, usage.pool_bytes);
+        set(&s.pool_compressed_bytes, usage.pool_compressed_bytes);
+        set(&s.pool_orig_bytes, usage.pool_orig_bytes);
+        set(&s.file_bytes, usage.file_bytes);
+        set(&s.swapped_bytes, usage.slots_in_use * page);
+        set(&s.pool_writeback, usage.writeback);
+        set(&s.write_errors, usage.write_errors);
+        set(&s.read_errors, usage.read_errors);
+    }
+
+    /// The part of a candidate range that may be managed.
+    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
+        let mut from = start;
+        let own = (self.arena.all.base, self.arena.all.end());
+        while from < end {
+            let blocked = self.exclude.iter().chain(std::iter::once(&own)).filter(|(s, e)| *e > from && *s < end);
+            match blocked.min_by_key(|(s, _)| *s) {
+                Some(&(s, e)) => {
+                    if s > from {
+                        out.push((from, s));
+                    }
+                    from = e.max(from);
+                }
+                None => {
+                    out.push((from, end));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A state in which the engine cannot go on: says so and ends the process.
+pub fn give_up(what: &str, error: &dyn std::fmt::Display) -> ! {
+    fatal(&format!("{what}: {error}"))
+}
+
+fn inherited_uffd() -> i32 {
+    std::env::var(crate::conf::ENV_UFFD_FD).ok().and_then(|v| v.parse().ok()).unwrap_or(-1)
+}
+
+/// Zero-initialised data of the libraries whose code runs on engine threads: libc, the dynamic linker, ourselves.
+/// These pages are anonymous memory like any other, but a fault on them would be the engine waiting for itself.
+fn own_images() -> Vec<(usize, usize)> {
+    extern "C" fn each(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
+        // SAFETY: libc passes a live record; out is the vector below.
+        let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<(usize, usize)>>()) };
+        if info.dlpi_name.is_null() {
+            return 0;
+        }
+        // SAFETY: a C string that lives as long as the record.
+        let name = unsafe { std::ffi::CStr::from_ptr(info.dlpi_name) }.to_bytes();
+        let here = each as *const () as usize as u64;
+        // SAFETY: dlpi_phnum headers at dlpi_phdr.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+        let loads = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+        let range = |h: &libc::Elf64_Phdr| (info.dlpi_addr + h.p_vaddr, info.dlpi_addr + h.p_vaddr + h.p_memsz);
+        let file = name.rsplit(|b| *b == b'/').next().unwrap_or(name);
+        let system = [&b"libc.so"[..], b"ld-linux", b"libgcc_s", b"libm.so", b"libpthread"];
+        let ours = loads.clone().map(range).any(|(s, e)| (s..e).contains(&here));
+        if ours || system.iter().any(|s| file.starts_with(s)) {
+            for (start, end) in loads.map(range) {
+                let end = (end as usize).next_multiple_of(PAGE_SIZE);
+                out.push((start as usize & !(PAGE_SIZE - 1), end));
+            }
+        }
+        0
+    }
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    // SAFETY: the callback fits the declared type and the vector outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::from_mut(&mut ranges).cast()) };
+    ranges
+}

@@ -1,0 +1,440 @@
+//! Serving one fault: zero page, swap cache, swapped page, each with the neighbours that are likely wanted next.
+//!
+//! Where the pages for new content come from, in this order: free frames (moved in: the kernel's page allocator is not
+//! involved), new pages from the kernel while the budget has room (copied in), frames freed on the spot (direct
+//! reclaim). If nothing can be reclaimed (every device full) the budget gives way, with a warning, not the program.
+
+use crate::PAGE_SIZE;
+use crate::device::{Entry, Page};
+use crate::engine::{Engine, lock};
+use crate::page_table::{FrameNo, Node, State, Vpn};
+use crate::pager::{Fault, Pager};
+use crate::stat::Stat;
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The page is there and the thread woken.
+    Served,
+    /// Nothing to do (the page was there, or its mapping is gone); the thread was woken and looks again.
+    Dropped,
+    /// To be tried again: an event is pending, or there is no frame.
+    Later,
+}
+
+/// Most pages brought in for one swap-in fault.
+const READAHEAD_MAX: u32 = 32;
+/// Most pages zero-filled for one fault: in plenty, and under pressure.
+const ZERO_MAX: u32 = 512;
+const ZERO_MAX_TIGHT: u32 = 32;
+
+/// Zeros to copy from: never written, so it is the kernel's shared zero page.
+static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
+
+/// Result of putting a run of frames into place.
+struct Placed {
+    done: usize,
+    stop: Option<Refused>,
+}
+
+impl Engine {
+    /// The page in a frame that the caller owns.
+    ///
+    /// # Safety
+    /// Frame `f` has a page and no mutable reference to it exists.
+    pub(crate) unsafe fn frame(&self, f: FrameNo) -> &Page {
+        // SAFETY: inside the frames part, page sized and aligned; present and unshared (caller's promise).
+        unsafe { &*(self.frames.addr(f) as *const Page) }
+    }
+
+    /// # Safety
+    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
+    #[expect(clippy::mut_from_ref, reason = "frames are owned by number, not through the engine")]
+    pub(crate) unsafe fn frame_mut(&self, f: FrameNo) -> &mut Page {
+        // SAFETY: as for frame, exclusive by the caller's promise.
+        unsafe { &mut *(self.frames.addr(f) as *mut Page) }
+    }
+
+    /// Frees the slot that belongs to frame `f`, if any.
+    pub(crate) fn release_frame_entry(&self, f: FrameNo) {
+        self.free_entry(Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed)));
+    }
+}
+
+impl Pager {
+    /// Serves one fault.
+    pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
+        let e = self.e;
+        let vpn = (fault.addr / PAGE_SIZE) as u64;
+        let Some(node) = e.table.node_or_create(vpn) else {
+            fatal("the page table is full: the program uses more than 4 TiB of memory");
+        };
+        loop {
+            let state = e.table.state(node);
+            match state {
+                State::None | State::Mapped(_) => return self.zero_fill(vpn, node, state),
+                State::Swapped(_) => return self.swap_in(vpn),
+                // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
+                State::Writeback(_) => return Outcome::Later,
+                State::Cached(f) => {
+                    if let Some(outcome) = self.refault(vpn, node, f) {
+                        return outcome;
+                    }
+                    // A writer took the page in this moment: look again.
+                }
+            }
+        }
+    }
+
+    /// The registered range around a page; a page outside (a mapping that has grown in place) stands for itself.
+    fn range_of(&self, vpn: Vpn) -> (Vpn, Vpn) {
+        lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
+    }
+
+    /// First touch, or a page that the program discarded: zeros.
+    fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Outcome {
+        let e = self.e;
+        if let State::Mapped(entry) = state {
+            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one;
+            // then the kernel refuses the zero page below and nothing happens.
+            let placed = self.place_zeros(vpn, 1);
+            return match (placed.done, placed.stop) {
+                (1, _) => {
+                    e.table.set(node, State::Mapped(None));
+                    e.free_entry(entry);
+                    lock(&e.lru).rotate(&e.table, node);
+                    Stat::add(&e.stat.swpin_zero, 1);
+                    Outcome::Served
+                }
+                (_, stop) => self.unplaced(vpn, stop),
+            };
+        }
+        let tight = e.budget.pressure();
+        let window = self.zero_streams.on_fault(vpn, if tight { ZERO_MAX_TIGHT } else { ZERO_MAX });
+        let (low, high) = self.range_of(vpn);
+        let untouched = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
+        // A run inside one leaf, so that the leaf made for the faulting page serves all.
+        let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
+        let mut start = vpn;
+        while start > low && untouched(start - 1) {
+            start -= 1;
+        }
+        let mut end = vpn + 1;
+        while end < high && untouched(end) {
+            end += 1;
+        }
+        let mut at = start;
+        let mut outcome = None;
+        while at < end {
+            let placed = self.place_zeros(at, ((end - at) as usize).min(64));
+            let mut lru = lock(&e.lru);
+            for v in at..at + placed.done as u64 {
+                if let Some(n) = e.table.node(v) {
+                    lru.map(&e.table, n, State::Mapped(None));
+                }
+            }
+            drop(lru);
+            Stat::add(&e.stat.swpin_zero, placed.done as u64);
+            if (at..at + placed.done as u64).contains(&vpn) {
+                outcome = Some(Outcome::Served);
+            }
+            at += placed.done as u64;
+            if let Some(stop) = placed.stop {
+                if stop == Refused::Present && at != vpn && at < vpn {
+                    at = vpn; // a neighbour that the scan has not come to yet: go on with what was asked for
+                    continue;
+                }
+                if at == vpn {
+                    return self.unplaced(vpn, Some(stop));
+                }
+                break;
+            }
+        }
+        self.zero_streams.on_served(start, (at - start) as u32);
+        outcome.unwrap_or(Outcome::Later)
+    }
+
+    /// Puts up to `n` zero pages at `vpn`.
+    fn place_zeros(&mut self, vpn: Vpn, n: usize) -> Placed {
+        let e = self.e;
+        if e.budget.room() >= n as i64 {
+            return self.copy_in(vpn, ZEROS.as_ptr() as usize, n);
+        }
+        let Some((first, got)) = self.frames_for(n) else {
+            // Nothing can be reclaimed: the program goes on above its budget.
+            return self.copy_in(vpn, ZEROS.as_ptr() as usize, 1);
+        };
+        for f in first..first + got as FrameNo {
+            // SAFETY: taken from the free frames, so it has a page and is ours.
+            unsafe { e.frame_mut(f) }.fill(0);
+        }
+        self.place_frames(vpn, first, got)
+    }
+
+    /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
+    fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
+        // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
+        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE) };
+        let done = bytes / PAGE_SIZE;
+        self.e.budget.add(done as i64);
+        Placed { done, stop: result.err() }
+    }
+
+    /// Moves `n` owned frames to `vpn`. Moved frames become empty, the others free.
+    fn place_frames(&mut self, vpn: Vpn, first: FrameNo, n: usize) -> Placed {
+        let e = self.e;
+        let mut done = 0;
+        let mut stop = None;
+        let mut unshared = usize::MAX;
+        while done < n {
+            let dst = (vpn as usize + done) * PAGE_SIZE;
+            let src = e.frames.addr(first) + done * PAGE_SIZE;
+            // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE) };
+            done += bytes / PAGE_SIZE;
+            match result {
+                Ok(()) => break,
+                Err(_) if bytes > 0 => {} // what stopped it shows at the next try
+                Err(Refused::Busy) if unshared != done => {
+                    // Shared with a forked child: one write makes the frame ours alone.
+                    unshared = done;
+                    // SAFETY: an owned frame with a page; volatile, so that the write happens.
+                    unsafe {
+                        let p = e.frames.addr(first + done as FrameNo) as *mut u8;
+                        p.write_volatile(p.read_volatile());
+                    }
+                }
+                Err(Refused::Unlike | Refused::Busy) => {
+                    // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
+                    // SAFETY: as above.
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE) };
+                    if bytes == 0 {
+                        stop = result.err();
+                        break;
+                    }
+                    e.frames.put_free(first + done as FrameNo, 1);
+                    e.budget.add(1);
+                    // The frame copied from stays ours; frames before it have been moved.
+                    let moved_end = done;
+                    done += 1;
+                    let rest = self.place_frames_after_copy(vpn, first, done, n);
+                    e.frames.put_empty(first, moved_end);
+                    return rest;
+                }
+                Err(other) => {
+                    stop = Some(other);
+                    break;
+                }
+            }
+        }
+        e.frames.put_empty(first, done);
+        e.frames.put_free(first + done as FrameNo, n - done);
+        Placed { done, stop }
+    }
+
+    /// The rest of a run whose frame before `from` was copied: placed as a run of its own.
+    fn place_frames_after_copy(&mut self, vpn: Vpn, first: FrameNo, from: usize, n: usize) -> Placed {
+        if from == n {
+            return Placed { done: n, stop: None };
+        }
+        let rest = self.place_frames(vpn + from as u64, first + from as FrameNo, n - from);
+        Placed { done: from + rest.done, stop: rest.stop }
+    }
+
+    /// What a refusal means for the fault at `vpn`.
+    fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
+        let page = vpn as usize * PAGE_SIZE;
+        match stop {
+            None | Some(Refused::Changing) => Outcome::Later,
+            // There already, or not a registered mapping any more: the thread looks for itself.
+            Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
+                self.uffd.wake(page, PAGE_SIZE);
+                Outcome::Dropped
+            }
+            Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
+            Some(Refused::Other(error)) => fatal(&format!("serving the page at {page:#x} failed: {error}")),
+        }
+    }
+
+    /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
+    fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
+        let e = self.e;
+        let entry = Entry::from_raw(e.frame_entry[f as usize].load(Relaxed));
+        if !lock(&e.lru).uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
+            return None;
+        }
+        e.frame_entry[f as usize].store(0, Relaxed);
+        let page = vpn as usize * PAGE_SIZE;
+        let mut result = Err(Refused::Busy);
+        for _ in 0..2 {
+            // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
+            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE) }.1;
+            if result != Err(Refused::Busy) {
+                break;
+            }
+            // SAFETY: as in place_frames.
+            unsafe {
+                let p = e.frames.addr(f) as *mut u8;
+                p.write_volatile(p.read_volatile());
+            }
+        }
+        match result {
+            Ok(()) => e.frames.put_empty(f, 1),
+            Err(Refused::Unlike) => {
+                // SAFETY: as above; the frame keeps its page.
+                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE) }.1;
+                if let Err(stop) = copied {
+                    return Some(self.recache(vpn, node, f, entry, stop));
+                }
+                e.frames.put_free(f, 1);
+                e.budget.add(1);
+            }
+            Err(stop) => return Some(self.recache(vpn, node, f, entry, stop)),
+        }
+        Stat::add(&e.stat.workingset_refault_cached, 1);
+        Some(Outcome::Served)
+    }
+
+    /// Undoes the claim of [`Pager::refault`]: the page stays in the swap cache.
+    fn recache(&mut self, vpn: Vpn, node: Node, f: FrameNo, entry: Option<Entry>, stop: Refused) -> Outcome {
+        let e = self.e;
+        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+        lock(&e.lru).cache(&e.table, node, State::Cached(f));
+        self.unplaced(vpn, Some(stop))
+    }
+
+    /// Brings a swapped page in, and its neighbours if the program reads in order.
+    fn swap_in(&mut self, vpn: Vpn) -> Outcome {
+        let e = self.e;
+        let window = self.streams.on_fault(vpn, READAHEAD_MAX);
+        let (low, high) = self.range_of(vpn);
+        let (low, high) = (low.max(window.start), high.min(window.end()));
+        let swapped = |v: Vpn| e.table.node(v).is_some_and(|n| matches!(e.table.state(n), State::Swapped(_)));
+        let mut start = vpn;
+        while start > low && swapped(start - 1) {
+            start -= 1;
+        }
+        let mut end = vpn + 1;
+        while end < high && swapped(end) {
+            end += 1;
+        }
+        let mut outcome = Outcome::Later;
+        // The page that is waited for first, then the rest of the window.
+        for (from, to) in [(vpn, end), (start, vpn)] {
+            let mut at = from;
+            while at < to {
+                let (done, stop) = self.swap_in_run(at, (to - at) as usize, at == vpn);
+                if at == vpn && done > 0 {
+                    outcome = Outcome::Served;
+                    Stat::add(&e.stat.pgmajfault, 1);
+                    Stat::add(&e.stat.swap_ra, done as u64 - 1);
+                } else {
+                    Stat::add(&e.stat.swap_ra, done as u64);
+                }
+                at += done as u64;
+                if let Some(stop) = stop {
+                    if at == vpn {
+                        return self.unplaced(vpn, stop);
+                    }
+                    break;
+                }
+            }
+            if outcome != Outcome::Served {
+                return outcome;
+            }
+        }
+        self.streams.on_served(start, (end - start) as u32);
+        outcome
+    }
+
+    /// Loads and places up to `n` swapped pages from `vpn` on. Returns how many, and why it stopped early
+    /// (`Some(None)`: no frames). `wanted`: a thread waits for the first one.
+    fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> (usize, Option<Option<Refused>>) {
+        let e = self.e;
+        let frames = if wanted { self.frames_or_room(n) } else { e.frames.take_free(n) };
+        let Some((first, got)) = frames else { return (0, Some(None)) };
+        let mut entries: [Option<Entry>; READAHEAD_MAX as usize] = [None; READAHEAD_MAX as usize];
+        let mut loaded = 0;
+        for i in 0..got.min(entries.len()) {
+            let Some(node) = e.table.node(vpn + i as u64) else { break };
+            let State::Swapped(entry) = e.table.state(node) else { break };
+            // SAFETY: frames from the free list are present and ours.
+            let page = unsafe { e.frame_mut(first + i as FrameNo) };
+            if let Err(error) = e.space.load(entry, page) {
+                if wanted && i == 0 {
+                    fatal(&format!("the page at {:#x} cannot be read back: {error}", vpn as usize * PAGE_SIZE));
+                }
+                break;
+            }
+            if e.conf.verify {
+                self.verify(vpn + i as u64, entry, first + i as FrameNo);
+            }
+            entries[i] = Some(entry);
+            loaded += 1;
+        }
+        e.frames.put_free(first + loaded as FrameNo, got - loaded);
+        let placed = self.place_frames(vpn, first, loaded);
+        let keep = e.keep_clean();
+        let mut lru = lock(&e.lru);
+        for (i, entry) in entries.iter().enumerate().take(placed.done) {
+            let (Some(node), Some(entry)) = (e.table.node(vpn + i as u64), *entry) else { continue };
+            lru.map(&e.table, node, State::Mapped(keep.then_some(entry)));
+            if !keep {
+                e.space.free(entry);
+            }
+        }
+        drop(lru);
+        Stat::add(&e.stat.pswpin, placed.done as u64);
+        let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
+        (placed.done, stop)
+    }
+
+    /// `--verify`: the bytes read back must be the bytes that were swapped out.
+    fn verify(&self, vpn: Vpn, entry: Entry, f: FrameNo) {
+        let e = self.e;
+        // SAFETY: just loaded, owned.
+        let got = e.key.hash(unsafe { e.frame(f) });
+        match e.space.check(entry) {
+            Some(want) if want == got => Stat::add(&e.stat.verified, 1),
+            want => fatal(&format!(
+                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {want:x?}",
+                vpn as usize * PAGE_SIZE,
+                entry.raw()
+            )),
+        }
+    }
+
+    /// Free frames, or new ones while the budget has room, or reclaimed ones.
+    fn frames_or_room(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+        let e = self.e;
+        if let Some(run) = e.frames.take_free(n) {
+            return Some(run);
+        }
+        let room = e.budget.room().max(0) as usize;
+        if room > 0 || !self.reclaim_now() {
+            // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
+            let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
+            // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
+            let (bytes, _) = unsafe { self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE) };
+            let done = bytes / PAGE_SIZE;
+            e.budget.add(done as i64);
+            e.frames.put_empty(first + done as FrameNo, got - done);
+            return (done > 0).then_some((first, done));
+        }
+        e.frames.take_free(n)
+    }
+
+    /// Free frames or reclaimed ones; `None` if nothing can be reclaimed.
+    fn frames_for(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+        if let Some(run) = self.e.frames.take_free(n) {
+            return Some(run);
+        }
+        if !self.reclaim_now() {
+            return None;
+        }
+        self.e.frames.take_free(n)
+    }
+}

@@ -1,0 +1,192 @@
+//! The monitor thread: samples resident memory, switches the engine on, finds new mappings.
+//!
+//! Below the activation threshold it is all there is of farpage: one thread that reads one line of `/proc` now and
+//! then, the sooner again the less room is left. After that it samples every millisecond while there is pressure,
+//! because memory that the program maps anew is not registered until it was found here: the sampling interval bounds
+//! by how much the budget can be overrun.
+
+use crate::PAGE_SIZE;
+use crate::engine::{Engine, give_up, lock};
+use crate::pager::ADOPT_MIN;
+use crate::stat::StatPage;
+use crate::sys::futex;
+use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
+use crate::sys::raw::message;
+use crate::sys::thread::{close_all_but, settle};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
+
+/// What the monitor holds open.
+pub struct Monitor {
+    e: &'static Engine,
+    /// `/proc`.
+    pub proc: Proc,
+    statm: OwnedFd,
+    maps: OwnedFd,
+    buffer: Vec<u8>,
+    /// Pages that were not accounted for after the last look at the mappings.
+    unmanaged: i64,
+    scanned: Instant,
+    pinned: Instant,
+    last_rss: i64,
+    quiet: u32,
+    /// Activation failed; said once.
+    failed: bool,
+}
+
+pub(crate) extern "C" fn main(engine: usize) -> ! {
+    settle(crate::stat::THREAD_NAME.as_bytes());
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    let mut keep = e.fork.descriptors();
+    keep.extend(e.inherited_uffd().map(|fd| fd.as_raw_fd()));
+    keep.extend(e.space.fds());
+    keep.extend(StatPage::descriptor());
+    keep.sort_unstable();
+    keep.dedup();
+    close_all_but(&keep);
+    let mut monitor = match Monitor::new(e) {
+        Ok(m) => m,
+        Err(error) => give_up("cannot read /proc", &error),
+    };
+    e.fork.child_start(&monitor.proc, e);
+    loop {
+        e.fork.pass_gate();
+        e.fork.monitor_gate.lock();
+        let pause = monitor.turn();
+        e.fork.monitor_gate.unlock();
+        let seen = e.wakeups.monitor.load(Acquire);
+        futex::wait(&e.wakeups.monitor, seen, Some(pause.as_nanos() as u64));
+    }
+}
+
+impl Monitor {
+    fn new(e: &'static Engine) -> Result<Monitor, rustix::io::Errno> {
+        let proc = match e.fork.inherited_proc() {
+            Some(fd) => Proc::from_fd(fd),
+            None => Proc::open()?,
+        };
+        e.fork.proc_fd.store(proc.as_fd().as_raw_fd(), Relaxed);
+        // A root directory or a working directory that the program leaves must not stay busy because of us.
+        let _ = rustix::process::chdir("/");
+        let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
+        let now = Instant::now();
+        let buffer = vec![0; 32 * 1024];
+        Ok(Monitor { e, proc, statm, maps, buffer, unmanaged: 0, scanned: now, pinned: now, last_rss: 0, quiet: 0, failed: false })
+    }
+
+    /// One sample and what follows from it; returns how long to sleep.
+    fn turn(&mut self) -> Duration {
+        let e = self.e;
+        let before = e.budget.grown();
+        let rss = match rss_anon_pages(&self.statm) {
+            Ok(pages) => pages as i64,
+            Err(_) => return Duration::from_millis(1), // the process is ending
+        };
+        e.budget.sample(rss, before);
+        e.publish_levels(rss);
+        if !e.active.load(Relaxed) {
+            let threshold = e.budget.activation();
+            if rss >= threshold && !self.failed {
+                self.activate();
+            }
+            // Half of the time in which two fast threads could fill what is left (0.7 pages a microsecond).
+            let room = (threshold - rss).max(0) as u64;
+            return Duration::from_micros((room * 7 / 10).clamp(1_000, 100_000));
+        }
+        self.look_after(rss);
+        e.fork.collect_leases(e);
+        if e.budget.excess() > 0 {
+            e.wake_writer();
+            e.kick_pager();
+        }
+        let moved = (rss - self.last_rss).abs() > 16;
+        self.last_rss = rss;
+        self.quiet = if moved { 0 } else { self.quiet.saturating_add(1) };
+        let room = e.budget.room().max(0) as u64;
+        let calm = if self.quiet < 200 { 1_000 } else { 4_000 };
+        Duration::from_micros((room * 7 / 10).clamp(calm, 20_000))
+    }
+
+    fn activate(&mut self) {
+        let e = self.e;
+        match e.activate(&self.proc) {
+            Ok(()) => {
+                self.find_mappings();
+                self.pin_threads();
+                if e.conf.verbose {
+                    message("the budget is near: memory is managed from now on");
+                }
+            }
+            Err(why) => {
+                self.failed = true;
+                message(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
+            }
+        }
+    }
+
+    /// Looks for new mappings when resident memory has grown by pages that the engine did not hand out.
+    fn look_after(&mut self, rss: i64) {
+        let e = self.e;
+        let now = Instant::now();
+        if now - self.pinned > Duration::from_millis(20) {
+            self.pin_threads();
+        }
+        let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;
+        let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
+        let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
+        let step = (e.budget.promised() / 1024).max(32);
+        let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.last_rss;
+        if unmanaged > self.unmanaged + step || overdue {
+            self.find_mappings();
+            self.unmanaged = unmanaged;
+            self.scanned = now;
+        } else {
+            self.unmanaged = self.unmanaged.min(unmanaged);
+        }
+    }
+
+    /// Hands mappings that are not managed yet to the pager.
+    fn find_mappings(&mut self) {
+        let e = self.e;
+        let mut parts = Vec::new();
+        let mut found = Vec::new();
+        let result = mappings(&self.maps, &mut self.buffer, |m| {
+            if m.adoptable && m.end - m.start >= ADOPT_MIN {
+                e.adoptable_parts(m.start, m.end, &mut parts);
+            }
+        });
+        if result.is_err() {
+            return;
+        }
+        {
+            let managed = lock(&e.managed);
+            for (start, end) in parts {
+                let gaps = managed.gaps((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                found.extend(gaps.map(|(s, t)| (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE)));
+            }
+        }
+        if !found.is_empty() {
+            lock(&e.candidates).append(&mut found);
+            e.kick_pager();
+        }
+    }
+
+    /// Notes where the control blocks of the program's threads are: the kernel writes to them when a thread has
+    /// already begun to exit, and does not wait for a page then.
+    fn pin_threads(&mut self) {
+        let mut pages = Vec::new();
+        let result = thread_blocks(&self.proc, |head| {
+            for at in [head.saturating_sub(0x400), head + 0x800] {
+                pages.push((at / PAGE_SIZE) as u64);
+            }
+        });
+        if result.is_ok() {
+            pages.sort_unstable();
+            pages.dedup();
+            *lock(&self.e.pinned) = pages;
+        }
+        self.pinned = Instant::now();
+    }
+}

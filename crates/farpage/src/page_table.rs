@@ -1,0 +1,290 @@
+//! One word per managed page: where its content is.
+//!
+//! ```text
+//!   None       |0 .......................................| 0   never touched, or zero: an absent page reads as zeros
+//!   Mapped     | slot entry:48 (0: no copy)   | 0:13     | 1   in the program; maybe a clean copy on a device
+//!   Cached     | frame:48                     | 0:13     | 2   in the swap cache: content in a frame, not in the program
+//!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
+//!   Swapped    | slot entry:48                | 0:13     | 4   content on a device only
+//! ```
+//!
+//! Who may change a word: the *pager* thread (any change), and *writers*, by compare-and-swap only:
+//! `Cached -> Writeback -> Swapped | None`. So the pager's own changes need a compare-and-swap only from `Cached`, and
+//! a writer that loses its page (the program wanted it back) sees that in its last step. No other thread writes words,
+//! and there is no lock.
+//!
+//! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
+//! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
+//! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits.
+
+use crate::arena::Part;
+use crate::device::Entry;
+use crate::{PAGE_SHIFT, PAGE_SIZE};
+use farpage_swap::lru::Links;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Pages of a leaf.
+pub const LEAF_PAGES: usize = 512;
+const LEAF_BITS: u32 = 9;
+const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
+const LEAVES_MAX: usize = 1 << 21;
+
+/// Virtual page number: address divided by the page size.
+pub type Vpn = u64;
+/// Index of a frame in the arena.
+pub type FrameNo = u32;
+
+/// A page that has a word: leaf number and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node(pub u32);
+
+/// Decoded word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Never touched or zero.
+    None,
+    /// In the program, with a clean copy in the slot if there is one.
+    Mapped(Option<Entry>),
+    /// In the swap cache.
+    Cached(FrameNo),
+    /// In the swap cache, being stored.
+    Writeback(FrameNo),
+    /// On a device.
+    Swapped(Entry),
+}
+
+impl State {
+    fn encode(self) -> u64 {
+        match self {
+            State::None => 0,
+            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 1,
+            State::Cached(f) => u64::from(f) << 16 | 2,
+            State::Writeback(f) => u64::from(f) << 16 | 3,
+            State::Swapped(e) => e.raw() << 16 | 4,
+        }
+    }
+
+    fn decode(word: u64) -> State {
+        let payload = word >> 16;
+        match word & 7 {
+            1 => State::Mapped(Entry::from_raw(payload)),
+            2 => State::Cached(payload as FrameNo),
+            3 => State::Writeback(payload as FrameNo),
+            4 => Entry::from_raw(payload).map_or(State::None, State::Swapped),
+            _ => State::None,
+        }
+    }
+}
+
+#[repr(C)]
+struct Leaf {
+    words: [AtomicU64; LEAF_PAGES],
+    links: [[AtomicU32; 2]; LEAF_PAGES],
+}
+
+const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
+
+/// Address space the table needs.
+pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * 4 + LEAVES_MAX * size_of::<Leaf>();
+
+/// See the module documentation.
+pub struct PageTable {
+    dir: &'static [AtomicU32],
+    home: &'static [AtomicU32],
+    leaves: &'static [Leaf],
+    /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
+    taken: AtomicUsize,
+    /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
+    free: AtomicU32,
+    live: AtomicUsize,
+}
+
+impl PageTable {
+    /// A table in `part`.
+    ///
+    /// # Safety
+    /// `part` is at least [`TABLE_BYTES`] of zeroed, readable and writable memory that stays mapped and is used by
+    /// nobody else.
+    pub unsafe fn new(part: Part) -> PageTable {
+        let leaves = part.base;
+        let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
+        let home = dir + DIR_ENTRIES * 4;
+        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
+        // are valid atomics.
+        unsafe {
+            PageTable {
+                dir: std::slice::from_raw_parts(dir as *const AtomicU32, DIR_ENTRIES),
+                home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
+                leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
+                taken: AtomicUsize::new(1),
+                free: AtomicU32::new(0),
+                live: AtomicUsize::new(0),
+            }
+        }
+    }
+
+    /// The node of a page, if its leaf exists.
+    #[inline]
+    pub fn node(&self, vpn: Vpn) -> Option<Node> {
+        let leaf = self.dir.get((vpn >> LEAF_BITS) as usize)?.load(Ordering::Acquire);
+        (leaf != 0).then(|| Node(leaf << LEAF_BITS | (vpn as u32 & (LEAF_PAGES as u32 - 1))))
+    }
+
+    /// The node of a page; makes its leaf. `None`: address out of reach, or the table is full. Pager only.
+    pub fn node_or_create(&self, vpn: Vpn) -> Option<Node> {
+        if let Some(node) = self.node(vpn) {
+            return Some(node);
+        }
+        let slot = self.dir.get((vpn >> LEAF_BITS) as usize)?;
+        let leaf = match self.free.load(Ordering::Relaxed) {
+            0 => {
+                let leaf = self.taken.load(Ordering::Relaxed);
+                if leaf == LEAVES_MAX {
+                    return None;
+                }
+                self.taken.store(leaf + 1, Ordering::Relaxed);
+                leaf as u32
+            }
+            leaf => {
+                self.free.store(self.leaves[leaf as usize].links[0][0].load(Ordering::Relaxed), Ordering::Relaxed);
+                leaf
+            }
+        };
+        self.live.fetch_add(1, Ordering::Relaxed);
+        self.home[leaf as usize].store((vpn >> LEAF_BITS) as u32, Ordering::Relaxed);
+        slot.store(leaf, Ordering::Release);
+        self.node(vpn)
+    }
+
+    /// Gives the leaf of `vpn` back if none of its pages has a state any more. Pager only.
+    pub fn drop_leaf_if_empty(&self, vpn: Vpn) {
+        let Some(slot) = self.dir.get((vpn >> LEAF_BITS) as usize) else { return };
+        let leaf = slot.load(Ordering::Relaxed);
+        if leaf == 0 || self.leaves[leaf as usize].words.iter().any(|w| w.load(Ordering::Relaxed) != 0) {
+            return;
+        }
+        slot.store(0, Ordering::Release);
+        self.leaves[leaf as usize].links[0][0].store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.free.store(leaf, Ordering::Relaxed);
+        self.live.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The page of a node.
+    #[inline]
+    pub fn vpn(&self, node: Node) -> Vpn {
+        let home = self.home[(node.0 >> LEAF_BITS) as usize].load(Ordering::Relaxed);
+        u64::from(home) << LEAF_BITS | u64::from(node.0 & (LEAF_PAGES as u32 - 1))
+    }
+
+    #[inline]
+    fn word(&self, node: Node) -> &AtomicU64 {
+        &self.leaves[(node.0 >> LEAF_BITS) as usize].words[node.0 as usize & (LEAF_PAGES - 1)]
+    }
+
+    /// What is known of the page.
+    #[inline]
+    pub fn state(&self, node: Node) -> State {
+        State::decode(self.word(node).load(Ordering::Acquire))
+    }
+
+    /// Sets the word. Pager only, and not while a writer may change it (states Cached and Writeback: use
+    /// [`PageTable::change`]).
+    #[inline]
+    pub fn set(&self, node: Node, to: State) {
+        self.word(node).store(to.encode(), Ordering::Release);
+    }
+
+    /// Changes the word if it still is `from`.
+    #[inline]
+    pub fn change(&self, node: Node, from: State, to: State) -> bool {
+        self.word(node).compare_exchange(from.encode(), to.encode(), Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Calls `each` for every page in `[start, end)` that has a leaf, in address order; pages without one are `None`
+    /// by definition. Pager only.
+    pub fn for_each(&self, start: Vpn, end: Vpn, mut each: impl FnMut(Vpn, Node)) {
+        let mut at = start;
+        while at < end {
+            let stop = ((at | (LEAF_PAGES as u64 - 1)) + 1).min(end);
+            if let Some(first) = self.node(at) {
+                for i in 0..(stop - at) as u32 {
+                    each(at + u64::from(i), Node(first.0 + i));
+                }
+            }
+            at = stop;
+        }
+    }
+
+    /// Bytes of RAM the table takes: leaves in use, directory pages not counted.
+    pub fn bytes(&self) -> usize {
+        self.live.load(Ordering::Relaxed) * size_of::<Leaf>()
+    }
+}
+
+impl Links for PageTable {
+    fn prev(&self, n: u32) -> u32 {
+        self.links(n)[0].load(Ordering::Relaxed)
+    }
+    fn next(&self, n: u32) -> u32 {
+        self.links(n)[1].load(Ordering::Relaxed)
+    }
+    fn set_prev(&self, n: u32, to: u32) {
+        self.links(n)[0].store(to, Ordering::Relaxed);
+    }
+    fn set_next(&self, n: u32, to: u32) {
+        self.links(n)[1].store(to, Ordering::Relaxed);
+    }
+}
+
+impl PageTable {
+    #[inline]
+    fn links(&self, n: u32) -> &[AtomicU32; 2] {
+        &self.leaves[(n >> LEAF_BITS) as usize].links[n as usize & (LEAF_PAGES - 1)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    fn table() -> PageTable {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), TABLE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        // SAFETY: zeroed, ours, never unmapped.
+        unsafe { PageTable::new(Part { base: base.unwrap() as usize, len: TABLE_BYTES }) }
+    }
+
+    #[test]
+    fn words_round_trip() {
+        let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
+        for s in [State::None, State::Mapped(None), State::Mapped(Some(entry)), State::Cached(7), State::Writeback(0), State::Swapped(entry)] {
+            assert_eq!(State::decode(s.encode()), s);
+        }
+    }
+
+    #[test]
+    fn leaves_come_and_go() {
+        let t = table();
+        let vpn = 0x7fff_1234_5678 >> 12;
+        assert_eq!(t.node(vpn), None);
+        let node = t.node_or_create(vpn).unwrap();
+        assert_eq!(t.vpn(node), vpn);
+        assert_eq!(t.state(node), State::None);
+        t.set(node, State::Cached(9));
+        assert!(!t.change(node, State::Cached(8), State::None));
+        t.drop_leaf_if_empty(vpn);
+        assert_eq!(t.node(vpn), Some(node));
+        assert!(t.change(node, State::Cached(9), State::None));
+        t.drop_leaf_if_empty(vpn);
+        assert_eq!(t.node(vpn), None);
+        let other = t.node_or_create(5).unwrap();
+        assert_eq!((other.0 >> 9, t.vpn(other)), (node.0 >> 9, 5));
+        let mut seen = Vec::new();
+        t.for_each(3, 2000, |v, n| seen.push((v, t.vpn(n))));
+        assert_eq!(seen.len(), 509);
+        assert!(seen.iter().all(|(a, b)| a == b));
+        assert!(t.node_or_create(1 << 40).is_none());
+    }
+}

@@ -1,0 +1,45 @@
+//! Starting the engine inside a program, before its `main`.
+
+use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
+use crate::engine::Engine;
+use crate::heap::Heap;
+use crate::sys::raw::message;
+
+/// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
+/// cannot have one goes on without, and says so: the launcher has checked everything before.
+///
+/// # Safety
+/// Called once, by the library's initialiser, while the process has one thread; `heap` is the library's global
+/// allocator.
+pub unsafe fn start(heap: &'static Heap) {
+    if std::env::var_os(ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
+        return;
+    }
+    let Ok(text) = std::env::var(ENV_CONF) else { return };
+    let started = Conf::parse(&text).map_err(|e| format!("{ENV_CONF}: {e}")).and_then(|conf| {
+        // SAFETY: caller's promise.
+        unsafe { Engine::start(conf, heap) }
+    });
+    match started {
+        Ok(_) => {
+            // SAFETY: three handlers that live as long as the process (the library is never unloaded).
+            let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+            if failed != 0 {
+                message("cannot follow forks: out of memory");
+            }
+        }
+        Err(why) => message(&format!("{why}; this process goes on without a budget")),
+    }
+}
+
+unsafe extern "C" fn prepare() {
+    crate::fork::prepare();
+}
+
+unsafe extern "C" fn parent() {
+    crate::fork::parent();
+}
+
+unsafe extern "C" fn child() {
+    crate::fork::child();
+}

@@ -1,0 +1,213 @@
+//! Taking cold pages out of the program: the pager's half of reclaim.
+//!
+//! `shrink` moves the oldest active pages into frames, in runs of neighbours (a run costs a sixth of its pages one by
+//! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
+
+use crate::PAGE_SIZE;
+use crate::device::Entry;
+use crate::engine::{Engine, lock};
+use crate::page_table::{FrameNo, Node, State, Vpn};
+use crate::pager::Pager;
+use crate::stat::Stat;
+use crate::sys::futex::unshare_page;
+use crate::sys::uffd::Refused;
+use crate::writer;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Pages moved out per step.
+pub const BATCH: usize = 64;
+
+/// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
+#[derive(Debug, Default)]
+pub struct CleanBalance {
+    unchanged: AtomicU32,
+    changed: AtomicU32,
+    turn: AtomicU32,
+}
+
+impl CleanBalance {
+    /// A page with a kept slot is stored again: had it changed?
+    pub fn note(&self, unchanged: bool) {
+        let side = if unchanged { &self.unchanged } else { &self.changed };
+        if side.fetch_add(1, Relaxed) > 4096 {
+            self.unchanged.store(self.unchanged.load(Relaxed) / 2, Relaxed);
+            self.changed.store(self.changed.load(Relaxed) / 2, Relaxed);
+        }
+    }
+
+    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes.
+    pub fn keep(&self) -> bool {
+        let (good, bad) = (self.unchanged.load(Relaxed), self.changed.load(Relaxed));
+        good * 4 + 64 > good + bad || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
+    }
+}
+
+impl Engine {
+    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean.
+    pub(crate) fn keep_clean(&self) -> bool {
+        self.clean.keep() && !self.space.pool_over_share()
+    }
+}
+
+impl Pager {
+    /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
+    pub(crate) fn balance(&mut self) -> bool {
+        let e = self.e;
+        if !e.budget.pressure() {
+            return false;
+        }
+        let cached = lock(&e.lru).cached_len();
+        let short = e.frames.free_count() < e.free_target() / 2 || e.budget.excess() > 0;
+        if short && cached > 0 {
+            e.wake_writer();
+        }
+        cached < e.cached_target() && self.shrink(BATCH) > 0
+    }
+
+    /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
+    pub(crate) fn reclaim_now(&mut self) -> bool {
+        let e = self.e;
+        Stat::add(&e.stat.allocstall, 1);
+        for _ in 0..8 {
+            if lock(&e.lru).cached_len() < 16 {
+                self.shrink(BATCH);
+            }
+            let freed = writer::write_some(e, 8, 1);
+            if e.frames.free_count() > 0 {
+                return true;
+            }
+            if freed == 0 && lock(&e.lru).cached_len() > 0 {
+                return false; // there are pages, but no device takes them
+            }
+        }
+        false
+    }
+
+    /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
+    pub(crate) fn shrink(&mut self, want: usize) -> usize {
+        let e = self.e;
+        let mut nodes = std::mem::replace(&mut self.scratch, Box::new([]));
+        let n = lock(&e.lru).oldest_active(&e.table, &mut nodes[..want.min(BATCH)]);
+        let batch = &mut nodes[..n];
+        batch.sort_unstable_by_key(|n| e.table.vpn(*n));
+        let mut moved = 0;
+        let mut i = 0;
+        while i < n {
+            let vpn = e.table.vpn(batch[i]);
+            if self.is_pinned(vpn) {
+                lock(&e.lru).rotate(&e.table, batch[i]);
+                i += 1;
+                continue;
+            }
+            let mut len = 1;
+            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 && !self.is_pinned(vpn + len as u64) {
+                len += 1;
+            }
+            match self.move_out(vpn, &batch[i..i + len]) {
+                Some((done, used)) => {
+                    moved += done;
+                    i += used;
+                }
+                None => break,
+            }
+        }
+        self.scratch = nodes;
+        Stat::add(&e.stat.pgsteal_anon, moved as u64);
+        moved
+    }
+
+    fn is_pinned(&self, vpn: Vpn) -> bool {
+        lock(&self.e.pinned).binary_search(&vpn).is_ok()
+    }
+
+    /// Moves the run of pages at `vpn` into frames as far as it goes. Returns pages moved and pages dealt with (a page
+    /// that cannot be moved is dealt with too); `None`: stop, no frame or an event is pending.
+    fn move_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
+        let e = self.e;
+        let (first, got) = e.frames.take_empty(run.len())?;
+        let src = vpn as usize * PAGE_SIZE;
+        let mut unshared = false;
+        loop {
+            // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
+            // which the engine holds no reference.
+            let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE) };
+            let done = bytes / PAGE_SIZE;
+            if done > 0 {
+                let mut lru = lock(&e.lru);
+                for (i, node) in run[..done].iter().enumerate() {
+                    self.now_cached(&mut lru, *node, first + i as FrameNo);
+                }
+                e.frames.put_empty(first + done as FrameNo, got - done);
+                return Some((done, done));
+            }
+            let node = run[0];
+            let skip = match result {
+                Ok(()) | Err(Refused::Changing | Refused::Other(_)) => {
+                    e.frames.put_empty(first, got);
+                    return None;
+                }
+                Err(Refused::Absent) => {
+                    e.frames.put_empty(first, got);
+                    self.resync(vpn);
+                    if let State::Mapped(entry) = e.table.state(node) {
+                        // It has come back meanwhile; leave it for a later round.
+                        let _ = entry;
+                        lock(&e.lru).rotate(&e.table, node);
+                    }
+                    return Some((0, run.len().min(self.still_gone(run))));
+                }
+                Err(Refused::Busy) if !unshared => {
+                    unshared = true;
+                    Stat::add(&e.stat.cow_unshared, 1);
+                    // Copy-on-write after a fork; if that is not the reason (pinned for I/O), the next try says so.
+                    unshare_page(src).is_err()
+                }
+                Err(Refused::Busy | Refused::Unlike) => true,
+                Err(Refused::Present) => {
+                    // The frame has a page although it should not: use it as a free one from now on.
+                    e.frames.put_free(first, 1);
+                    e.frames.put_empty(first + 1, got - 1);
+                    return Some((0, 0));
+                }
+            };
+            if skip {
+                e.frames.put_empty(first, got);
+                lock(&e.lru).rotate(&e.table, node);
+                Stat::add(&e.stat.move_skipped, 1);
+                return Some((0, 1));
+            }
+        }
+    }
+
+    /// How many pages of the run, from its start, are not `Mapped` any more; at least one, so that the caller advances.
+    fn still_gone(&self, run: &[Node]) -> usize {
+        let gone = run.iter().take_while(|n| !matches!(self.e.table.state(**n), State::Mapped(_))).count();
+        gone.max(1)
+    }
+
+    fn now_cached(&self, lru: &mut crate::lru::Lru, node: Node, f: FrameNo) {
+        let e = self.e;
+        let entry = match e.table.state(node) {
+            State::Mapped(entry) => entry,
+            _ => None,
+        };
+        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+        lru.cache(&e.table, node, State::Cached(f));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeping_stops_when_it_does_not_pay() {
+        let balance = CleanBalance::default();
+        assert!(balance.keep());
+        (0..1000).for_each(|_| balance.note(false));
+        let kept = (0..640).filter(|_| balance.keep()).count();
+        assert_eq!(kept, 10);
+        (0..3000).for_each(|_| balance.note(true));
+        assert!((0..100).all(|_| balance.keep()));
+    }
+}

@@ -1,0 +1,100 @@
+//! `PAGEMAP_SCAN`: which pages of a range are there.
+
+use super::raw::{Errno, nr, syscall};
+use rustix::fd::{AsRawFd, OwnedFd};
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const _: () = assert!(size_of::<ScanArg>() == 96);
+
+const IS_PRESENT: u64 = 1 << 3;
+const IS_SWAPPED: u64 = 1 << 4;
+const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as usize) << 8) | 16;
+
+/// Calls `each(start, end)`, in bytes, for every run of pages in `[start, end)` that have memory (or kernel swap)
+/// behind them, until it answers `false`. A snapshot: pages may come and go while it is taken.
+///
+/// # Errors
+/// The errno of the ioctl (`NOTTY`: kernel older than 6.7).
+pub fn present_runs(pagemap: &OwnedFd, start: usize, end: usize, mut each: impl FnMut(usize, usize) -> bool) -> Result<(), Errno> {
+    let mut regions = [Region::default(); 64];
+    let mut from = start as u64;
+    while from < end as u64 {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            flags: 0,
+            start: from,
+            end: end as u64,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: 0,
+            category_anyof_mask: IS_PRESENT | IS_SWAPPED,
+            return_mask: IS_PRESENT,
+        };
+        let args = [pagemap.as_raw_fd() as usize, PAGEMAP_SCAN, std::ptr::from_mut(&mut arg) as usize, 0, 0, 0];
+        // SAFETY: arg and the vector it names are alive; the scan asks for no write-protection, so it only reads.
+        let n = unsafe { syscall(nr::IOCTL, args) }?;
+        for r in &regions[..n.min(regions.len())] {
+            if !each(r.start as usize, r.end as usize) {
+                return Ok(());
+            }
+        }
+        if arg.walk_end <= from {
+            break;
+        }
+        from = arg.walk_end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    #[test]
+    fn sees_touched_pages_only() {
+        let len = 64 * 4096;
+        // SAFETY: a new private mapping.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.unwrap();
+        for page in [3usize, 4, 9] {
+            // SAFETY: inside the mapping.
+            unsafe { base.cast::<u8>().add(page * 4096).write(1) };
+        }
+        let pagemap = super::super::proc::Proc::open().unwrap().file("self/pagemap").unwrap();
+        let mut runs = Vec::new();
+        present_runs(&pagemap, base as usize, base as usize + len, |s, e| {
+            runs.push(((s - base as usize) / 4096, (e - base as usize) / 4096));
+            true
+        })
+        .unwrap();
+        assert_eq!(runs, [(3, 5), (9, 10)]);
+        // SAFETY: ours, and no longer used.
+        unsafe { munmap(base, len) }.unwrap();
+    }
+}

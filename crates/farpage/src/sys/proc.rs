@@ -1,0 +1,208 @@
+//! What `/proc` tells about this process: resident memory, mappings, threads.
+
+use super::raw::{Errno, nr, syscall};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::pread;
+
+/// An open `/proc`, kept so that a program that changes its root directory does not cut the engine off.
+#[derive(Debug)]
+pub struct Proc(OwnedFd);
+
+impl Proc {
+    /// Opens `/proc`.
+    ///
+    /// # Errors
+    /// Not mounted, or no descriptors left.
+    pub fn open() -> Result<Proc, Errno> {
+        rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map(Proc)
+    }
+
+    /// Wraps a descriptor of `/proc` that was inherited.
+    pub fn from_fd(fd: OwnedFd) -> Proc {
+        Proc(fd)
+    }
+
+    /// Opens a file of this process, for example `self/statm`.
+    ///
+    /// # Errors
+    /// As openat.
+    pub fn file(&self, path: &str) -> Result<OwnedFd, Errno> {
+        openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+impl AsFd for Proc {
+    fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Resident anonymous memory in pages: statm's resident minus file and shared memory pages.
+///
+/// # Errors
+/// As pread; `INVAL` if the text is not as expected.
+pub fn rss_anon_pages(statm: &OwnedFd) -> Result<u64, Errno> {
+    let mut buf = [0u8; 128];
+    let n = pread(statm, &mut buf, 0)?;
+    let mut words = buf[..n].split(|b| *b == b' ').map(number);
+    let (_, resident, shared) = (words.next(), words.next().flatten(), words.next().flatten());
+    match (resident, shared) {
+        (Some(r), Some(s)) => Ok(r.saturating_sub(s)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for &b in text {
+        value = value.checked_mul(10)?.checked_add(u64::from(b.checked_sub(b'0')?))?;
+    }
+    (!text.is_empty()).then_some(value)
+}
+
+fn hex(text: &[u8]) -> Option<usize> {
+    let mut value = 0usize;
+    for &b in text {
+        let digit = (b as char).to_digit(16)?;
+        value = value.checked_mul(16)? + digit as usize;
+    }
+    (!text.is_empty()).then_some(value)
+}
+
+/// One line of `/proc/self/maps` as far as adoption cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// First byte.
+    pub start: usize,
+    /// First byte behind.
+    pub end: usize,
+    /// Private anonymous memory, whatever its access rights now.
+    pub anonymous: bool,
+    /// Anonymous memory that may be adopted: readable and writable, or a reservation without any access.
+    pub adoptable: bool,
+}
+
+/// Calls `each` for every mapping, in address order. `buf` is scratch memory, at least 8 KiB.
+///
+/// # Errors
+/// As pread.
+pub fn mappings(maps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
+    lines(maps, buf, |line| {
+        if let Some(m) = parse_line(line) {
+            each(m);
+        }
+    })
+}
+
+fn lines(file: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
+    let (mut offset, mut held) = (0u64, 0usize);
+    loop {
+        let n = pread(file, &mut buf[held..], offset)?;
+        if n == 0 {
+            return Ok(());
+        }
+        offset += n as u64;
+        held += n;
+        let mut at = 0;
+        while let Some(len) = buf[at..held].iter().position(|b| *b == b'\n') {
+            each(&buf[at..at + len]);
+            at += len + 1;
+        }
+        buf.copy_within(at..held, 0);
+        held -= at;
+        if held == buf.len() {
+            held = 0; // a line longer than the buffer: a file name, which is of no interest
+        }
+    }
+}
+
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.split(|b| *b == b' ').filter(|f| !f.is_empty());
+    let mut range = fields.next()?.split(|b| *b == b'-');
+    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let perms = fields.next()?;
+    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or(b"");
+    let anonymous = perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
+    Some(Mapping { start, end, anonymous, adoptable: anonymous && (perms == b"rw-p" || perms == b"---p") })
+}
+
+/// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
+/// thread ends or the process forks), found through the kernel's record of its robust futex list.
+///
+/// # Errors
+/// As opening and reading `/proc/self/task`.
+pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno> {
+    let dir = openat(proc, "self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buf = [const { std::mem::MaybeUninit::<u8>::uninit() }; 2048];
+    let mut iter = rustix::fs::RawDir::new(dir, &mut buf);
+    while let Some(entry) = iter.next() {
+        let entry = entry?;
+        let Some(tid) = number(entry.file_name().to_bytes()) else { continue };
+        let (mut head, mut len) = (0usize, 0usize);
+        let args = [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
+        // SAFETY: the call fills the two words.
+        if unsafe { syscall(nr::GET_ROBUST_LIST, args) }.is_ok() && head != 0 {
+            each(head);
+        }
+    }
+    Ok(())
+}
+
+/// Calls `each` for every mapping that carries the no-huge-pages mark, which adoption sets and new mappings lack.
+///
+/// # Errors
+/// As pread.
+pub fn marked_mappings(smaps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
+    let mut current = None;
+    lines(smaps, buf, |line| {
+        if let Some(m) = parse_line(line) {
+            current = Some((m.start, m.end));
+        } else if line.starts_with(b"VmFlags:") && line.split(|b| *b == b' ').any(|f| f == b"nh") {
+            if let Some((start, end)) = current {
+                each(start, end);
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let line = b"7f0c9c000000-7f0c9c021000 rw-p 00000000 00:00 0 ";
+        assert_eq!(parse_line(line), Some(Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, anonymous: true, adoptable: true }));
+        assert!(parse_line(b"5581-5582 rw-p 00000000 00:00 0                          [heap]").unwrap().adoptable);
+        for no in [
+            &b"1000-2000 rw-p 00000000 08:01 1234 /usr/lib/x"[..],
+            b"1000-2000 rw-s 00000000 00:00 0",
+            b"1000-2000 r-xp 00000000 00:00 0",
+            b"1000-2000 rw-p 00000000 00:00 0 [stack]",
+            b"1000-2000 r--p 00000000 00:00 0 [vvar]",
+        ] {
+            assert!(!parse_line(no).unwrap().adoptable, "{}", String::from_utf8_lossy(no));
+        }
+    }
+
+    #[test]
+    fn own_process() {
+        let proc = Proc::open().unwrap();
+        assert!(rss_anon_pages(&proc.file("self/statm").unwrap()).unwrap() > 10);
+        let (mut n, mut last, mut found) = (0, 0, false);
+        let here = std::ptr::from_ref(&last) as usize;
+        mappings(&proc.file("self/maps").unwrap(), &mut vec![0; 8192], |m| {
+            assert!(m.start >= last && m.end > m.start);
+            found |= (m.start..m.end).contains(&here);
+            last = m.end;
+            n += 1;
+        })
+        .unwrap();
+        assert!(n > 5 && found);
+        let mut blocks = 0;
+        thread_blocks(&proc, |_| blocks += 1).unwrap();
+        assert!(blocks >= 1);
+    }
+}

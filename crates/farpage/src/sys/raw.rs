@@ -1,0 +1,95 @@
+//! System calls by number, for the few that rustix does not wrap.
+
+use core::arch::asm;
+pub use rustix::io::Errno;
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("farpage supports x86-64 only: engine threads and system calls are written for it");
+
+/// Makes system call `nr` with six arguments.
+///
+/// # Errors
+/// The kernel's errno.
+///
+/// # Safety
+/// As for the system call: the arguments must be valid for it, and what it does must not break memory that safe code
+/// relies on.
+#[inline]
+pub unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
+    let ret: isize;
+    // SAFETY: the x86-64 system call convention; rcx and r11 are clobbered by the instruction itself. The meaning of
+    // the call is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") nr as isize => ret,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    if (-4095..0).contains(&ret) { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret as usize) }
+}
+
+/// System call numbers used here (x86-64).
+pub mod nr {
+    /// `rt_sigprocmask`
+    pub const RT_SIGPROCMASK: u32 = 14;
+    /// `ioctl`
+    pub const IOCTL: u32 = 16;
+    /// `prctl`
+    pub const PRCTL: u32 = 157;
+    /// `futex`
+    pub const FUTEX: u32 = 202;
+    /// `sched_setaffinity`
+    pub const SCHED_SETAFFINITY: u32 = 203;
+    /// `get_robust_list`
+    pub const GET_ROBUST_LIST: u32 = 274;
+    /// `sched_setattr`
+    pub const SCHED_SETATTR: u32 = 314;
+    /// `userfaultfd`
+    pub const USERFAULTFD: u32 = 323;
+    /// `pidfd_open`
+    pub const PIDFD_OPEN: u32 = 434;
+    /// `close_range`
+    pub const CLOSE_RANGE: u32 = 436;
+    /// `pidfd_getfd`
+    pub const PIDFD_GETFD: u32 = 438;
+}
+
+/// The calling thread's id.
+pub fn gettid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Writes one line to the process's standard error, opened anew through `/proc`, because engine threads have a
+/// descriptor table of their own. What cannot be written is lost: there is nobody left to tell.
+pub fn message(text: &str) {
+    use rustix::fs::{Mode, OFlags, open};
+    let mut line = [0u8; 512];
+    let parts: [&[u8]; 3] = [b"farpage: ", text.as_bytes(), b"\n"];
+    let mut n = 0;
+    for part in parts {
+        let take = part.len().min(line.len() - n);
+        line[n..n + take].copy_from_slice(&part[..take]);
+        n += take;
+    }
+    line[n - 1] = b'\n';
+    if let Ok(fd) = open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
+        let _ = rustix::io::write(&fd, &line[..n]);
+    }
+}
+
+/// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte
+/// would be worse.
+pub fn fatal(text: &str) -> ! {
+    message(text);
+    // SAFETY: abort has no preconditions.
+    unsafe { libc::abort() }
+}

@@ -1,0 +1,197 @@
+//! Engine threads: made by `clone` directly, unknown to libc.
+//!
+//! Why not pthreads: libc keeps per-thread data (the dynamic TLS vector) in the program's heap, which is memory that
+//! the engine swaps out; an engine thread that touched it would wait for itself. A raw thread also keeps the program
+//! single-threaded in libc's eyes, takes no signals, and has a *descriptor table of its own*: a program that closes
+//! every descriptor (daemons do) cannot close the engine's userfaultfd, and a forked child inherits none of them.
+//!
+//! What such a thread must not do: use `thread_local!`, call libc functions that look at the calling thread, or
+//! touch adopted memory. `errno` works (its slot lies in the block below), because the standard library's futex calls
+//! write it.
+
+use super::raw::{Errno, gettid, nr, syscall};
+use core::arch::asm;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+const CLONE_VM: usize = 0x100;
+const CLONE_FILES: usize = 0x400;
+const CLONE_SIGHAND: usize = 0x800;
+const CLONE_THREAD: usize = 0x1_0000;
+const CLONE_SYSVSEM: usize = 0x4_0000;
+const CLONE_SETTLS: usize = 0x8_0000;
+
+/// Bytes of an engine thread's stack.
+pub const STACK_BYTES: usize = 256 * 1024;
+
+/// Memory for one engine thread: stack below, thread control block above, never managed.
+#[derive(Debug, Clone, Copy)]
+pub struct Stack {
+    /// Lowest byte.
+    pub base: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What a thread runs.
+pub struct Start {
+    /// Never returns.
+    pub entry: extern "C" fn(usize) -> !,
+    /// Passed to `entry`.
+    pub arg: usize,
+    /// Shown by `ps -L`, at most 15 bytes.
+    pub name: &'static [u8],
+    /// Share the descriptor table of the calling engine thread; otherwise the new thread gets a copy of its own.
+    pub share_files: bool,
+}
+
+/// Bytes that must lie below the thread pointer so that `errno` (libc's static TLS) has a place.
+/// To be called on a program thread.
+pub fn tls_below() -> usize {
+    // SAFETY: returns the address of the calling thread's errno.
+    let errno = unsafe { libc::__errno_location() } as usize;
+    let fs = thread_pointer();
+    (fs.saturating_sub(errno) + 4096).next_multiple_of(4096)
+}
+
+fn thread_pointer() -> usize {
+    let fs: usize;
+    // SAFETY: on x86-64 the word at fs:0 holds the thread pointer itself (System V ABI, variant II).
+    unsafe { asm!("mov {}, fs:[0]", out(reg) fs, options(nostack, readonly, preserves_flags)) };
+    fs
+}
+
+/// Starts an engine thread on `stack` with all signals blocked; returns its thread id.
+///
+/// # Errors
+/// The errno of `clone`.
+///
+/// # Safety
+/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, used by nobody else, and
+/// `tls_below` is [`tls_below`]'s answer. `start.entry` keeps the rules of the module header.
+pub unsafe fn spawn(stack: Stack, tls_below: usize, start: &Start) -> Result<u32, Errno> {
+    let end = stack.base + stack.len;
+    // The thread control block: one page at the top; static TLS below it; the stack below that.
+    let tcb = end - 4096;
+    let stack_top = (tcb - tls_below) & !63;
+    // SAFETY: all written words lie inside the stack's memory, which is ours (caller's promise).
+    unsafe {
+        let words = tcb as *mut usize;
+        words.write(tcb); // the thread pointer points at itself
+        words.add(2).write(tcb);
+        words.add(5).write(canary()); // stack protector
+        let top = stack_top as *mut usize;
+        top.sub(1).write(start.entry as usize);
+        top.sub(2).write(start.arg);
+    }
+    let mut flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS;
+    if start.share_files {
+        flags |= CLONE_FILES;
+    }
+    let all_signals = u64::MAX;
+    let mut before = 0u64;
+    sigprocmask(&all_signals, &mut before)?;
+    let tid: isize;
+    // SAFETY: the new thread starts on its own stack at the instruction after the call, pops its argument and entry
+    // and never returns; the parent sees an ordinary system call. rbp is cleared in the child only.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "pop rdi",
+            "pop rax",
+            "call rax",
+            "ud2",
+            "2:",
+            inlateout("rax") 56isize => tid,
+            in("rdi") flags,
+            in("rsi") stack_top - 16,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") tcb,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    let mut ignored = 0u64;
+    sigprocmask(&before, &mut ignored)?;
+    if tid < 0 { Err(Errno::from_raw_os_error(-tid as i32)) } else { Ok(tid as u32) }
+}
+
+fn canary() -> usize {
+    let value: usize;
+    // SAFETY: fs:0x28 holds the program's stack protector value; the same one serves here.
+    unsafe { asm!("mov {}, fs:[0x28]", out(reg) value, options(nostack, readonly, preserves_flags)) };
+    value
+}
+
+fn sigprocmask(set: &u64, old: &mut u64) -> Result<(), Errno> {
+    let args = [2 /* SIG_SETMASK */, std::ptr::from_ref(set) as usize, std::ptr::from_mut(old) as usize, 8, 0, 0];
+    // SAFETY: both point to live 8-byte kernel signal sets.
+    unsafe { syscall(nr::RT_SIGPROCMASK, args) }.map(drop)
+}
+
+/// To be called first in an engine thread: name, short time slice (so that it is put on the CPU soon after a
+/// wake-up; the kernel's EEVDF scheduler takes a smaller slice as "needs little, often"). Best effort.
+pub fn settle(name: &[u8]) {
+    let mut comm = [0u8; 16];
+    let n = name.len().min(15);
+    comm[..n].copy_from_slice(&name[..n]);
+    // SAFETY: PR_SET_NAME reads 16 bytes.
+    let _ = unsafe { syscall(nr::PRCTL, [15, comm.as_ptr() as usize, 0, 0, 0, 0]) };
+    #[repr(C)]
+    #[derive(Default)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let attr = SchedAttr { size: size_of::<SchedAttr>() as u32, runtime: 100_000, ..SchedAttr::default() };
+    // SAFETY: attr is a live sched_attr of the size it names; applies to the calling thread.
+    let _ = unsafe { syscall(nr::SCHED_SETATTR, [0, std::ptr::from_ref(&attr) as usize, 0, 0, 0, 0]) };
+}
+
+/// Closes every descriptor of the calling thread's own table except `keep` (sorted, without duplicates).
+pub fn close_all_but(keep: &[i32]) {
+    let mut from = 0u32;
+    for &fd in keep {
+        let fd = fd as u32;
+        if fd > from {
+            close_range(from, fd - 1);
+        }
+        from = fd + 1;
+    }
+    close_range(from, u32::MAX);
+}
+
+fn close_range(first: u32, last: u32) {
+    // SAFETY: the table belongs to this engine thread; what is closed here are copies of the program's descriptors.
+    let _ = unsafe { syscall(nr::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) };
+}
+
+/// A lock that only sleeps in the kernel, usable from engine and program threads alike, and that can be re-created in
+/// a forked child.
+#[derive(Debug, Default)]
+pub struct ForkLock(AtomicU32);
+
+impl ForkLock {
+    /// Takes the lock.
+    pub fn lock(&self) {
+        let me = gettid();
+        while let Err(seen) = self.0.compare_exchange(0, me, SeqCst, SeqCst) {
+            super::futex::wait(&self.0, seen, None);
+        }
+    }
+
+    /// Gives it back; also in a child that was forked while it was held.
+    pub fn unlock(&self) {
+        self.0.store(0, SeqCst);
+        super::futex::wake(&self.0, 1);
+    }
+}

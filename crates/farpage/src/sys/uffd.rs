@@ -1,0 +1,328 @@
+//! userfaultfd: open, register, move and copy pages, read messages.
+//!
+//! The errno of every operation is turned into its meaning here ([`Refused`]); no raw number leaves this file except
+//! inside an error for a human.
+
+use super::raw::{Errno, nr, syscall};
+use linux_raw_sys::general as k;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+const fn iowr(nr: u32, size: usize) -> usize {
+    (3 << 30) | (size << 16) | (0xAA << 8) | nr as usize
+}
+const fn ior(nr: u32, size: usize) -> usize {
+    (2 << 30) | (size << 16) | (0xAA << 8) | nr as usize
+}
+
+const UFFDIO_API: usize = iowr(0x3f, size_of::<k::uffdio_api>());
+const UFFDIO_REGISTER: usize = iowr(0x00, size_of::<k::uffdio_register>());
+const UFFDIO_UNREGISTER: usize = ior(0x01, size_of::<k::uffdio_range>());
+const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
+const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
+const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
+const UFFDIO_MOVE: usize = iowr(0x05, size_of::<k::uffdio_move>());
+/// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
+const IOC_NEW: usize = 0xAA << 8;
+
+const _: () = assert!(size_of::<k::uffdio_move>() == 40 && size_of::<k::uffdio_copy>() == 40);
+const _: () = assert!(size_of::<k::uffd_msg>() == 32);
+
+/// Features for the program's memory.
+pub const FEATURES: u64 = (k::UFFD_FEATURE_EVENT_REMOVE
+    | k::UFFD_FEATURE_EVENT_UNMAP
+    | k::UFFD_FEATURE_EVENT_REMAP
+    | k::UFFD_FEATURE_THREAD_ID
+    | k::UFFD_FEATURE_MOVE) as u64;
+
+/// Features for memory of the engine that nobody else changes: without events, so that emptying it does not wait for
+/// somebody to read one.
+pub const FEATURES_QUIET: u64 = k::UFFD_FEATURE_MOVE as u64;
+
+/// Why the kernel did not move, copy or register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// A mapping change is under way: read the events, then try again (EAGAIN).
+    Changing,
+    /// The destination already has a page (EEXIST).
+    Present,
+    /// No page at the source, or no such registered mapping (ENOENT).
+    Absent,
+    /// Shared copy-on-write, or pinned (EBUSY).
+    Busy,
+    /// The two mappings differ in access rights, or one is locked (EINVAL).
+    Unlike,
+    /// Anything else: no memory, the process is exiting.
+    Other(Errno),
+}
+
+impl From<Errno> for Refused {
+    fn from(e: Errno) -> Refused {
+        match e {
+            Errno::AGAIN => Refused::Changing,
+            Errno::EXIST => Refused::Present,
+            Errno::NOENT => Refused::Absent,
+            Errno::BUSY => Refused::Busy,
+            Errno::INVAL => Refused::Unlike,
+            other => Refused::Other(other),
+        }
+    }
+}
+
+/// What the kernel tells: a thread that waits for a page, or a change of mappings that must be followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// Thread `tid` waits for the page at `addr` (bytes, page aligned).
+    Fault {
+        /// Page address.
+        addr: usize,
+        /// The access was a write.
+        write: bool,
+        /// Waiting thread.
+        tid: u32,
+    },
+    /// `[start, end)` is about to be emptied: madvise(DONTNEED, FREE).
+    Remove {
+        /// First byte.
+        start: usize,
+        /// First byte behind.
+        end: usize,
+    },
+    /// `[start, end)` is not mapped any more (or mapped anew): munmap, brk, mmap over it.
+    Unmap {
+        /// First byte.
+        start: usize,
+        /// First byte behind.
+        end: usize,
+    },
+    /// mremap took `len` bytes from `from` to `to`.
+    Remap {
+        /// Old address.
+        from: usize,
+        /// New address.
+        to: usize,
+        /// Bytes.
+        len: usize,
+    },
+}
+
+/// Messages read at once.
+pub const BATCH: usize = 16;
+
+/// A userfaultfd that is switched on.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+/// Every way that was tried to open a userfaultfd, and how it failed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenError {
+    /// The inherited descriptor of `/dev/userfaultfd`.
+    pub inherited: Option<Errno>,
+    /// Opening `/dev/userfaultfd`.
+    pub device: Option<Errno>,
+    /// The system call in full mode.
+    pub syscall: Option<Errno>,
+    /// It opened, but the kernel lacks a feature: [`FEATURES`] needs Linux 6.8.
+    pub features: Option<Errno>,
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(e) = self.features {
+            return write!(f, "the kernel's userfaultfd lacks a feature (UFFDIO_MOVE needs Linux 6.8): {e}");
+        }
+        f.write_str("cannot create a userfaultfd that also serves system calls: tried")?;
+        let tried = [("inherited descriptor", self.inherited), ("/dev/userfaultfd", self.device), ("userfaultfd(2)", self.syscall)];
+        let mut sep = " ";
+        for (what, e) in tried {
+            match e {
+                Some(e) => write!(f, "{sep}{what} ({e})")?,
+                None => write!(f, "{sep}{what} (none)")?,
+            }
+            sep = ", ";
+        }
+        Ok(())
+    }
+}
+
+impl Uffd {
+    /// Opens a full-mode userfaultfd for this process, with [`FEATURES`] or [`FEATURES_QUIET`]: through `inherited` (an open `/dev/userfaultfd`), the device,
+    /// the system call, in this order.
+    ///
+    /// # Errors
+    /// All attempts with their errno.
+    pub fn open(inherited: Option<BorrowedFd<'_>>, features: u64) -> Result<Uffd, OpenError> {
+        use rustix::fs::{Mode, OFlags, open};
+        let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
+        let mut error = OpenError::default();
+        let from_device = |fd: BorrowedFd<'_>| {
+            // SAFETY: the ioctl creates a descriptor and touches no memory; on any other kind of descriptor it fails.
+            unsafe { syscall(nr::IOCTL, [fd.as_raw_fd() as usize, IOC_NEW, flags, 0, 0, 0]) }
+        };
+        let mut raw = None;
+        if let Some(fd) = inherited {
+            raw = from_device(fd).map_err(|e| error.inherited = Some(e)).ok();
+        }
+        if raw.is_none() {
+            raw = open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                .and_then(|fd| from_device(fd.as_fd()))
+                .map_err(|e| error.device = Some(e))
+                .ok();
+        }
+        if raw.is_none() {
+            // SAFETY: creates a descriptor, touches no memory.
+            raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }.map_err(|e| error.syscall = Some(e)).ok();
+        }
+        let Some(raw) = raw else { return Err(error) };
+        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        let uffd = Uffd(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
+        // SAFETY: api is a live uffdio_api.
+        match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
+            Ok(()) => Ok(uffd),
+            Err(e) => Err(OpenError { features: Some(e), ..error }),
+        }
+    }
+
+    /// # Safety
+    /// `T` must be the structure of the request `op`, and the effect of the request must be sound for the caller.
+    unsafe fn ioctl<T>(&self, op: usize, arg: &mut T) -> Result<(), Errno> {
+        let args = [self.0.as_raw_fd() as usize, op, std::ptr::from_mut(arg) as usize, 0, 0, 0];
+        // SAFETY: the descriptor is a userfaultfd and arg the structure of op (caller's promise).
+        unsafe { syscall(nr::IOCTL, args) }.map(drop)
+    }
+
+    /// Registers `[start, start + len)` for missing-page faults.
+    ///
+    /// # Errors
+    /// `Busy`: another userfaultfd has it. `Unlike`: not anonymous memory, or nothing mapped.
+    pub fn register(&self, start: usize, len: usize) -> Result<(), Refused> {
+        let mut arg = k::uffdio_register {
+            range: k::uffdio_range { start: start as u64, len: len as u64 },
+            mode: k::UFFDIO_REGISTER_MODE_MISSING as u64,
+            ioctls: 0,
+        };
+        // SAFETY: registering changes how absent pages are served from now on, not the content of present ones.
+        Ok(unsafe { self.ioctl(UFFDIO_REGISTER, &mut arg) }?)
+    }
+
+    /// Undoes [`Uffd::register`]; absent pages read as zero from then on.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn unregister(&self, start: usize, len: usize) -> Result<(), Refused> {
+        let mut arg = k::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: as for register.
+        Ok(unsafe { self.ioctl(UFFDIO_UNREGISTER, &mut arg) }?)
+    }
+
+    /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes who waits for `dst`.
+    /// Returns the bytes moved, and why it stopped if that is less than `len`.
+    ///
+    /// # Safety
+    /// `dst` and `src` are page aligned; no Rust reference points into either range.
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
+        let mut arg = k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
+        // SAFETY: the kernel moves pages only where none is, atomically against all other threads; no reference points
+        // into the ranges (caller's promise).
+        let result = unsafe { self.ioctl(UFFDIO_MOVE, &mut arg) };
+        progress(result, arg.move_, len)
+    }
+
+    /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`.
+    /// Returns the bytes copied, and why it stopped if that is less than `len`.
+    ///
+    /// # Safety
+    /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
+    pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
+        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, copy: 0 };
+        // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
+        let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
+        progress(result, arg.copy, len)
+    }
+
+    /// Wakes the threads that wait for a page in `[start, start + len)`; they fault again if it is still absent.
+    pub fn wake(&self, start: usize, len: usize) {
+        let mut arg = k::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: wakes threads, touches no memory. It fails only for a malformed range.
+        let _ = unsafe { self.ioctl(UFFDIO_WAKE, &mut arg) };
+    }
+
+    /// Whether a change of mappings is under way whose event has not been read, or whose thread has not yet noticed
+    /// that it was read. The kernel checks this before anything else in a request, so an empty one asks just that.
+    pub fn is_changing(&self, page: usize) -> bool {
+        let range = k::uffdio_range { start: page as u64, len: 0 };
+        let mut arg = k::uffdio_zeropage { range, mode: 0, zeropage: 0 };
+        // SAFETY: an empty range fills nothing.
+        matches!(unsafe { self.ioctl(UFFDIO_ZEROPAGE, &mut arg) }, Err(Errno::AGAIN))
+    }
+
+    /// Reads up to `out.len()` (at most [`BATCH`]) messages without waiting; 0 when there are none.
+    ///
+    /// # Errors
+    /// Unexpected errno of read.
+    pub fn read(&self, out: &mut [Message]) -> Result<usize, Errno> {
+        let want = out.len().min(BATCH);
+        let mut raw = [const { std::mem::MaybeUninit::<k::uffd_msg>::uninit() }; BATCH];
+        let size = size_of::<k::uffd_msg>();
+        // SAFETY: viewing uninitialised messages as uninitialised bytes of the same extent.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<std::mem::MaybeUninit<u8>>(), want * size) };
+        let n = match rustix::io::read(&self.0, bytes) {
+            Ok((init, _)) => init.len() / size,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
+            Err(e) => return Err(e),
+        };
+        let mut count = 0;
+        for msg in &raw[..n] {
+            // SAFETY: the kernel filled the first n messages.
+            let msg = unsafe { msg.assume_init_ref() };
+            // SAFETY: the event says which member of the union the kernel wrote.
+            let decoded = unsafe { decode(msg) };
+            if let Some(m) = decoded {
+                out[count] = m;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// # Safety
+/// The union member that belongs to `msg.event` must be initialised.
+unsafe fn decode(msg: &k::uffd_msg) -> Option<Message> {
+    // SAFETY: caller's promise; all members are plain integers.
+    unsafe {
+        Some(match msg.event as u32 {
+            k::UFFD_EVENT_PAGEFAULT => {
+                let p = msg.arg.pagefault;
+                Message::Fault {
+                    addr: p.address as usize & !(crate::PAGE_SIZE - 1),
+                    write: p.flags & k::UFFD_PAGEFAULT_FLAG_WRITE as u64 != 0,
+                    tid: p.feat.ptid,
+                }
+            }
+            k::UFFD_EVENT_REMOVE => Message::Remove { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize },
+            k::UFFD_EVENT_UNMAP => Message::Unmap { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize },
+            k::UFFD_EVENT_REMAP => {
+                let r = msg.arg.remap;
+                Message::Remap { from: r.from as usize, to: r.to as usize, len: r.len as usize }
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn progress(result: Result<(), Errno>, done: i64, len: usize) -> (usize, Result<(), Refused>) {
+    match result {
+        Ok(()) => (len, Ok(())),
+        // Partial progress is reported as EAGAIN with a positive count; what stopped it shows at the next call.
+        Err(_) if done > 0 => (done as usize, Err(Refused::Changing)),
+        Err(_) if done < 0 && done > -4096 => (0, Err(Refused::from(Errno::from_raw_os_error(-done as i32)))),
+        Err(e) => (0, Err(Refused::from(e))),
+    }
+}

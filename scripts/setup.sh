@@ -1,0 +1,73 @@
+#!/bin/sh
+# Installs what the build and the tests need and this machine lacks (Debian 12 or newer, as root or with sudo).
+# Says nothing and changes nothing when everything is there.
+set -eu
+
+missing=
+# need COMMAND PACKAGE: PACKAGE is installed when COMMAND is not found.
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+
+need gcc gcc
+need make make
+need python3 python3
+need sqlite3 sqlite3
+need stress-ng stress-ng
+need node nodejs
+need javac default-jdk-headless
+# redis-tools holds the whole server binary (redis-check-rdb, which is redis-server when it is called so). The
+# package redis-server would only add a service that starts by itself.
+need redis-check-rdb redis-tools
+[ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+[ -x /usr/bin/python3 ] || missing="$missing python3"
+/usr/bin/python3 -c 'import numpy' >/dev/null 2>&1 || missing="$missing python3-numpy"
+command -v cargo >/dev/null 2>&1 || [ -x "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin/cargo" ] || {
+    need curl curl
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+}
+
+if [ -n "$missing" ]; then
+    if ! command -v apt-get >/dev/null 2>&1; then
+        echo "setup: these Debian packages (or your system's names for them) are missing:$missing" >&2
+        exit 1
+    fi
+    sudo=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null 2>&1 || {
+            echo "setup: run as root: apt-get install --no-install-recommends$missing" >&2
+            exit 1
+        }
+        sudo=sudo
+    fi
+    echo "setup: installing$missing" >&2
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    # shellcheck disable=SC2086  # $missing is a list of words, $sudo may be empty
+    if ! { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1 </dev/null; then
+        tail -n 30 "$log" >&2
+        echo "setup: apt-get failed (see above)" >&2
+        exit 1
+    fi
+fi
+
+# The workspace uses edition 2024; Debian's own rustc is older than that.
+PATH="${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:$PATH"
+wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "setup: installing the Rust toolchain with rustup into ${CARGO_HOME:-${HOME:-/root}/.cargo}" >&2
+    dir=$(mktemp -d)
+    trap 'rm -rf "$dir" "${log:-}"' EXIT
+    url=https://static.rust-lang.org/rustup/dist/x86_64-unknown-linux-gnu/rustup-init
+    if ! (cd "$dir" && curl -fsS --proto '=https' -O "$url" -O "$url.sha256" &&
+        echo "$(cut -d' ' -f1 rustup-init.sha256)  rustup-init" | sha256sum -c --quiet &&
+        chmod +x rustup-init &&
+        ./rustup-init -y -q --no-modify-path --profile minimal -c rustfmt -c clippy); then
+        echo "setup: rustup could not be installed; install Rust $wanted or newer from https://rustup.rs" >&2
+        exit 1
+    fi
+fi
+have=$(cargo --version | sed 's/cargo \([0-9.]*\).*/\1/')
+if [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
+    echo "setup: cargo is $have, but this workspace needs Rust $wanted or newer: try 'rustup update stable'" >&2
+    exit 1
+fi
