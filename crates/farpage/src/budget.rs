@@ -46,6 +46,11 @@ impl Budget {
         self.limit
     }
 
+    /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
+    pub fn gap(&self) -> i64 {
+        self.gap
+    }
+
     /// Value of the growth counter, to be read *before* a sample is taken.
     pub fn grown(&self) -> i64 {
         self.grown.load(Relaxed)

@@ -54,7 +54,7 @@ pub struct Pager {
 }
 
 /// Pages looked at per step of a scan, so that faults do not wait for it.
-const SCAN_STEP: u64 = 4096;
+const SCAN_STEP: u64 = 2048;
 /// Smallest mapping adopted, bytes.
 pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
 
@@ -125,10 +125,11 @@ impl Pager {
         self.register_candidates();
         let got = self.read_messages();
         self.serve_waiting();
+        // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
+        let worked = self.scan_step() | self.balance();
         if got > 0 {
             return;
         }
-        let worked = self.scan_step() | self.balance();
         if self.waiting.is_empty() {
             if !worked {
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
@@ -350,7 +351,7 @@ impl Pager {
 
     /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
     /// hint only: a page that is gone by the time it is moved is noticed then.
-    fn scan_step(&mut self) -> bool {
+    pub(crate) fn scan_step(&mut self) -> bool {
         let Some((first, last)) = self.scans.pop() else { return false };
         let e = self.e;
         let mut seen = 0;

@@ -68,16 +68,21 @@ impl Pager {
     pub(crate) fn reclaim_now(&mut self) -> bool {
         let e = self.e;
         Stat::add(&e.stat.allocstall, 1);
-        for _ in 0..8 {
+        for _ in 0..64 {
+            while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
             if lock(&e.lru).cached_len() < 16 {
                 self.shrink(BATCH);
             }
-            let freed = writer::write_some(e, 8, 1);
+            let (freed, refused) = writer::write_some(e, 8);
             if e.frames.free_count() > 0 {
                 return true;
             }
-            if freed == 0 && lock(&e.lru).cached_len() > 0 {
-                return false; // there are pages, but no device takes them
+            if refused {
+                return false;
+            }
+            if freed == 0 {
+                // Everything cached is in the writer's hands, or the pages left cannot be moved just now.
+                self.sleep(Some(100_000));
             }
         }
         false

@@ -29,7 +29,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         e.fork.writer_gate.lock();
         let mut worked = false;
         if wanted(e) {
-            worked = write_some(e, BATCH, e.free_target()) > 0;
+            worked = write_some(e, BATCH).0 > 0;
         }
         if e.space.pool_over_share() {
             worked |= e.space.writeback(32) > 0;
@@ -57,23 +57,24 @@ fn wanted(e: &Engine) -> bool {
 type Stored = Option<Entry>;
 
 /// Stores up to `want` of the oldest cached pages and frees their frames; while the process is above its limit, frames
-/// beyond `keep_free` go back to the kernel. Returns the frames freed. Called by the writer and, in direct reclaim, by
-/// the pager. One page at a time: a page in writeback makes a fault on it wait.
-pub fn write_some(e: &Engine, want: usize, keep_free: usize) -> usize {
-    let mut freed = 0;
+/// go back to the kernel. Returns the frames freed, and whether a device refused a page. Called by
+/// the writer and, in direct reclaim, by the pager. One page at a time: a page in writeback makes a fault on it wait.
+pub fn write_some(e: &Engine, want: usize) -> (usize, bool) {
+    let (mut freed, mut refused) = (0, false);
     while freed < want {
         let Some((node, frame)) = lock(&e.lru).take_for_writing(&e.table) else { break };
         match store(e, frame) {
-            Ok(stored) => publish(e, node, frame, stored, keep_free),
+            Ok(stored) => publish(e, node, frame, stored),
             Err(error) => {
                 give_back(e, node, frame, &error);
+                refused = true;
                 break;
             }
         }
         freed += 1;
     }
     e.account_pool();
-    freed
+    (freed, refused)
 }
 
 /// Finds or makes the copy of the page in `frame`.
@@ -103,12 +104,15 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
 }
 
 /// The copy is complete: the page's word says so from now on, and the frame is free.
-fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Stored, keep_free: usize) {
+fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Stored) {
     let to = stored.map_or(State::None, State::Swapped);
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }
-    if e.budget.excess() > 0 && e.frames.free_count() >= keep_free {
+    // The pool has grown for this page, so some frames must go back; one is left for a fault that waits, until the
+    // promise itself is at stake.
+    let excess = e.budget.excess();
+    if excess > 0 && (e.frames.free_count() > 0 || excess > e.budget.gap()) {
         release(e, frame);
     } else {
         e.frames.put_free(frame, 1);
