@@ -89,6 +89,9 @@ pub struct Engine {
     pub managed: Mutex<RangeSet>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// Pages discarded by the program (MADV_DONTNEED, MADV_FREE): what is still there of them is not on the lists until
+    /// the call is known to have ended.
+    pub limbo: Mutex<RangeSet>,
     /// Pages never taken out: thread control blocks (sorted).
     pub pinned: Mutex<Vec<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
@@ -159,6 +162,7 @@ impl Engine {
             exclude: own_images(),
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
+            limbo: Mutex::new(RangeSet::new()),
             pinned: Mutex::new(Vec::new()),
             trash: Mutex::new(None),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },

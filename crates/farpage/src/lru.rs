@@ -106,12 +106,6 @@ impl Lru {
     pub fn rotate(&mut self, table: &PageTable, node: Node) {
         self.active.move_to_front(table, node.0);
     }
-
-    /// A `Mapped` page that is probably gone: it becomes the next to go.
-    pub fn demote(&mut self, table: &PageTable, node: Node) {
-        self.active.remove(table, node.0);
-        self.active.push_back(table, node.0);
-    }
 }
 
 impl Default for Lru {

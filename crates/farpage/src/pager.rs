@@ -182,6 +182,7 @@ impl Pager {
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.forget(start, end, false);
+                self.to_limbo((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
             }
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
@@ -228,17 +229,11 @@ impl Pager {
                         e.space.free(entry);
                         true
                     }
+                    // The thread that discards pages goes on to do so when its event has been read; until then
+                    // they are still there, and moving one out now would keep what must be gone. As `None` it is
+                    // out of reach of reclaim. (After MADV_FREE it stays in memory: see `Limbo`.)
                     State::Mapped(entry) => {
-                        // After MADV_FREE the page may still be there and be used again, so it stays on the list, as
-                        // the next to go: whether it exists shows when it is moved.
-                        let mut lru = lock(&e.lru);
-                        if unmapped {
-                            lru.unmap(&e.table, node, State::None);
-                        } else {
-                            e.table.set(node, State::Mapped(None));
-                            lru.demote(&e.table, node);
-                        }
-                        drop(lru);
+                        lock(&e.lru).unmap(&e.table, node, State::None);
                         e.free_entry(entry);
                         true
                     }
@@ -265,6 +260,22 @@ impl Pager {
                 leaf += 512;
             }
         }
+    }
+
+    /// A scan must not take discarded pages for present ones before they are gone.
+    fn to_limbo(&mut self, first: Vpn, last: Vpn) {
+        let mut i = 0;
+        while i < self.scans.len() {
+            let (s, t) = self.scans[i];
+            if s < last && first < t {
+                self.scans.swap_remove(i);
+                self.scans.extend([(s, first), (last, t)].iter().filter(|(s, t)| s < t));
+            } else {
+                i += 1;
+            }
+        }
+        let mut limbo = lock(&self.e.limbo);
+        limbo.insert(first, last);
     }
 
     /// mremap moved `len` bytes: the words follow.
