@@ -151,6 +151,13 @@ static void prepare(struct worker *w, int index, size_t pages)
 static void on_signal(int sig, siginfo_t *info, void *context)
 {
 	(void)context;
+	/* What is mapped there tells a wrong mapping from a wrong page. */
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[256];
+	unsigned long at = (unsigned long)info->si_addr, from, to;
+	while (maps && fgets(line, sizeof line, maps))
+		if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= at + (1 << 20) && at < to + (1 << 20))
+			fputs(line, stderr);
 	fail("signal %d (%s) at address %p", sig, sig == SIGSEGV ? "SIGSEGV" : "SIGBUS", info->si_addr);
 }
 

@@ -12,15 +12,15 @@ use crate::fault::Outcome;
 use crate::page_table::{Node, State, Vpn};
 use crate::stat::Stat;
 use crate::sys::pagemap;
-use crate::sys::proc::Proc;
-use crate::sys::raw::fatal;
+use crate::sys::proc::{Proc, mapping_at};
+use crate::sys::raw::{fatal, message};
 use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A fault that waits to be served.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,8 @@ pub struct Fault {
     pub write: bool,
     /// When its message was read.
     pub since: Instant,
+    /// That it waits suspiciously long has been said.
+    pub reported: bool,
 }
 
 /// The pager's own state.
@@ -39,6 +41,7 @@ pub struct Pager {
     pub(crate) uffd: Uffd,
     kick: OwnedFd,
     pagemap: OwnedFd,
+    maps: OwnedFd,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
@@ -77,6 +80,7 @@ impl Engine {
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
         let pagemap = proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"))?;
+        let maps = proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {e}"))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| format!("cannot make an eventfd: {e}"))?;
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
@@ -85,6 +89,7 @@ impl Engine {
             uffd,
             kick,
             pagemap,
+            maps,
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
@@ -177,7 +182,7 @@ impl Pager {
                 if self.e.arena.all.contains(addr) {
                     fatal(&format!("engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"));
                 }
-                self.waiting.push(Fault { addr, write, since });
+                self.waiting.push(Fault { addr, write, since, reported: false });
             }
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
@@ -210,9 +215,24 @@ impl Pager {
                 Outcome::Dropped => {
                     self.waiting.swap_remove(i);
                 }
-                Outcome::Later => i += 1,
+                Outcome::Later => {
+                    if !fault.reported && fault.since.elapsed() > Duration::from_secs(5) {
+                        self.report(i);
+                    }
+                    i += 1;
+                }
             }
         }
+    }
+
+    /// A thread must never hang in silence.
+    fn report(&mut self, i: usize) {
+        let fault = &mut self.waiting[i];
+        fault.reported = true;
+        let node = self.e.table.node((fault.addr / PAGE_SIZE) as u64);
+        let state = node.map(|n| self.e.table.state(n));
+        let (addr, changing) = (fault.addr, self.changing());
+        message(&format!("a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"));
     }
 
     /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
@@ -334,8 +354,34 @@ impl Pager {
             std::mem::take(&mut *candidates)
         };
         for (start, end) in found {
-            if !self.refused.contains(&(start, end)) {
-                self.adopt(start, end);
+            self.adopt_mappings(start, end);
+        }
+    }
+
+    /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
+    /// and a mapping must be registered whole.
+    fn adopt_mappings(&mut self, start: usize, end: usize) {
+        let e = self.e;
+        let mut at = start;
+        let mut parts = Vec::new();
+        while at < end {
+            let (from, to) = match mapping_at(&self.maps, at) {
+                Ok(Some(found)) => found,
+                Ok(None) => (at, at), // gone, or something else by now
+                Err(_) => (start, end),
+            };
+            if from < to {
+                parts.clear();
+                e.adoptable_parts(from, to, &mut parts);
+                for &(s, t) in &parts {
+                    if !self.refused.contains(&(s, t)) {
+                        self.adopt(s, t);
+                    }
+                }
+            }
+            at = to.max(at + PAGE_SIZE);
+            if from == to {
+                return;
             }
         }
     }
@@ -355,9 +401,12 @@ impl Pager {
         // SAFETY: advice about the program's own memory that changes no content.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
         let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-        lock(&self.e.managed).insert(first, last);
+        let mut managed = lock(&self.e.managed);
+        // Only what was not managed before may have pages that are on no list.
+        self.scans.extend(managed.gaps(first, last));
+        managed.insert(first, last);
+        drop(managed);
         Stat::add(&self.e.stat.adopted_ranges, 1);
-        self.scans.push((first, last));
     }
 
     /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a

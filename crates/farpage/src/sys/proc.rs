@@ -79,7 +79,8 @@ pub struct Mapping {
     pub end: usize,
     /// Private anonymous memory, whatever its access rights now.
     pub anonymous: bool,
-    /// Anonymous memory that may be adopted: readable and writable, or a reservation without any access.
+    /// Anonymous memory without code. Access rights do not matter: they may change while the mapping is registered,
+    /// and a mapping of which only a part is registered is two mappings for mremap.
     pub adoptable: bool,
 }
 
@@ -117,6 +118,55 @@ fn lines(file: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<
     }
 }
 
+/// The mapping that covers `addr` right now; `None` if there is none or it may not be adopted.
+///
+/// # Errors
+/// `NOTTY`: the kernel (before 6.11) cannot be asked this.
+pub fn mapping_at(maps: &OwnedFd, addr: usize) -> Result<Option<(usize, usize)>, Errno> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Query {
+        size: u64,
+        flags: u64,
+        addr: u64,
+        start: u64,
+        end: u64,
+        vma_flags: u64,
+        page_size: u64,
+        offset: u64,
+        inode: u64,
+        device: [u32; 2],
+        name_size: u32,
+        build_id_size: u32,
+        name: u64,
+        build_id: u64,
+    }
+    const _: () = assert!(size_of::<Query>() == 104);
+    const PROCMAP_QUERY: usize = (3 << 30) | (size_of::<Query>() << 16) | ((b'f' as usize) << 8) | 17;
+    const EXECUTABLE: u64 = 4;
+    const SHARED: u64 = 8;
+    let mut name = [0u8; 32];
+    let mut query = Query {
+        size: size_of::<Query>() as u64,
+        addr: addr as u64,
+        name_size: name.len() as u32,
+        name: name.as_mut_ptr() as u64,
+        ..Query::default()
+    };
+    let fd = rustix::fd::AsRawFd::as_raw_fd(maps) as usize;
+    // SAFETY: query and name are alive; the kernel writes to both within their sizes.
+    match unsafe { syscall(nr::IOCTL, [fd, PROCMAP_QUERY, std::ptr::from_mut(&mut query) as usize, 0, 0, 0]) } {
+        Ok(_) => {}
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NAMETOOLONG) => return Ok(None), // a file
+        Err(e) => return Err(e),
+    }
+    let name = &name[..(query.name_size as usize).min(name.len())];
+    let plain = name.is_empty() || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
+    let adoptable = query.inode == 0 && query.vma_flags & (EXECUTABLE | SHARED) == 0 && plain;
+    Ok(adoptable.then_some((query.start as usize, query.end as usize)))
+}
+
 fn parse_line(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|b| *b == b' ').filter(|f| !f.is_empty());
     let mut range = fields.next()?.split(|b| *b == b'-');
@@ -125,7 +175,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
     let anonymous = perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
-    Some(Mapping { start, end, anonymous, adoptable: anonymous && (perms == b"rw-p" || perms == b"---p") })
+    Some(Mapping { start, end, anonymous, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
 /// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
@@ -176,12 +226,14 @@ mod tests {
         let line = b"7f0c9c000000-7f0c9c021000 rw-p 00000000 00:00 0 ";
         assert_eq!(parse_line(line), Some(Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, anonymous: true, adoptable: true }));
         assert!(parse_line(b"5581-5582 rw-p 00000000 00:00 0                          [heap]").unwrap().adoptable);
+        assert!(parse_line(b"1000-2000 r--p 00000000 00:00 0 ").unwrap().adoptable);
         for no in [
             &b"1000-2000 rw-p 00000000 08:01 1234 /usr/lib/x"[..],
             b"1000-2000 rw-s 00000000 00:00 0",
             b"1000-2000 r-xp 00000000 00:00 0",
             b"1000-2000 rw-p 00000000 00:00 0 [stack]",
             b"1000-2000 r--p 00000000 00:00 0 [vvar]",
+            b"1000-2000 rwxp 00000000 00:00 0",
         ] {
             assert!(!parse_line(no).unwrap().adoptable, "{}", String::from_utf8_lossy(no));
         }
@@ -201,6 +253,9 @@ mod tests {
         })
         .unwrap();
         assert!(n > 5 && found);
+        let page = vec![1u8; 1 << 20];
+        let (start, end) = mapping_at(&proc.file("self/maps").unwrap(), page.as_ptr() as usize).unwrap().unwrap();
+        assert!(start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());
         let mut blocks = 0;
         thread_blocks(&proc, |_| blocks += 1).unwrap();
         assert!(blocks >= 1);
