@@ -1,19 +1,21 @@
 //! The engine's second start, in a forked child: same memory, new userfaultfd.
 //!
 //! Runs on the child's monitor thread while the program's only thread waits in the atfork handler, so nothing changes
-//! underneath. The inherited words are right for every mapping that is still the one they were kept for; what another
-//! thread of the parent changed in the last moment is in the verdict (see [`crate::fork`]).
+//! underneath. The inherited words are right for every mapping that is still the one they were kept for; what other
+//! threads of the parent changed in the last moment is in the verdict (see [`crate::fork`]).
 
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, lock};
 use crate::fork::Verdict;
 use crate::page_table::State;
 use crate::pager::Pager;
-use crate::sys::proc::{Proc, mappings, marked_mappings};
-use crate::sys::raw::fatal;
+use crate::sys::proc::{Proc, mappings};
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
 use std::time::Instant;
+
+/// Stack that the handlers in the child may use.
+const DEAD_STACK: usize = 256 * 1024;
 
 fn pages(start: usize, end: usize) -> (u64, u64) {
     ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64)
@@ -32,24 +34,22 @@ impl Engine {
         let read = |e| format!("cannot read /proc/self/maps: {e}");
         let maps = proc.file("self/maps").map_err(read)?;
         mappings(&maps, &mut buffer, |m| {
-            if m.anonymous {
+            if m.adoptable {
                 let (s, t) = pages(m.start, m.end);
                 mapped.insert(s, t);
             }
         })
         .map_err(read)?;
-        if !verdict.is_empty() {
-            mapped = self.still_adopted(proc, &mut buffer, &mapped).map_err(read)?;
+        if verdict.overflowed() {
+            return Err("too many mapping changes in other threads at the moment of the fork".into());
         }
         for event in verdict.events() {
-            if let Message::Remap { from, to, len } = event {
-                let (s, t) = pages(from, from + len);
-                let moved = mapped.overlaps(s, t).is_empty() && mapped.contains((to / PAGE_SIZE) as u64);
-                if moved {
-                    pager.accept(event, Instant::now());
-                } else if !mapped.overlaps(s, t).is_empty() && mapped.contains((to / PAGE_SIZE) as u64) && verdict.overflowed() {
-                    fatal("fork: too many mapping changes in other threads at the moment of the fork");
-                }
+            match event {
+                // Whether the copy was made before or after: what another thread unmaps during a fork, the child
+                // cannot count on; and what somebody else mapped there since is not ours.
+                Message::Unmap { .. } => pager.accept(event, Instant::now()),
+                Message::Remap { to, .. } if mapped.contains((to / PAGE_SIZE) as u64) => pager.accept(event, Instant::now()),
+                _ => {}
             }
         }
         let managed = lock(&self.managed).clone();
@@ -67,22 +67,11 @@ impl Engine {
         self.run_pager(pager)
     }
 
-    /// The mappings that carry the mark of adoption: those that are still the ones the words were kept for.
-    fn still_adopted(&self, proc: &Proc, buffer: &mut [u8], mapped: &RangeSet) -> Result<RangeSet, rustix::io::Errno> {
-        let smaps = proc.file("self/smaps")?;
-        let mut marked = RangeSet::new();
-        marked_mappings(&smaps, buffer, |start, end| {
-            let (s, t) = pages(start, end);
-            for (s, t) in mapped.overlaps(s, t) {
-                marked.insert(s, t);
-            }
-        })?;
-        Ok(marked)
-    }
-
     /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
     /// swapped out, it saw zeros; better to end the child than to let it go on with them.
     fn check_untouched(&self, pager: &mut Pager) -> Result<(), String> {
+        let stack = self.fork.child_stack();
+        let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             let mut touched = None;
@@ -93,6 +82,16 @@ impl Engine {
                         match self.table.state(node) {
                             State::Mapped(_) => {}
                             State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None)),
+                            // Below the stack pointer of the forking thread everything is dead.
+                            State::Swapped(entry) if dead.contains(&vpn) => {
+                                lock(&self.lru).map(&self.table, node, State::Mapped(None));
+                                self.space.free(entry);
+                            }
+                            State::Cached(f) if dead.contains(&vpn) => {
+                                lock(&self.lru).uncache(&self.table, node, State::Cached(f), State::Mapped(None));
+                                self.release_frame_entry(f);
+                                self.frames.put_free(f, 1);
+                            }
                             state => touched = Some((vpn, state)),
                         }
                     }
@@ -101,7 +100,9 @@ impl Engine {
                 .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
             if let Some((vpn, state)) = touched {
                 let at = vpn as usize * PAGE_SIZE;
-                return Err(format!("the page at {at:#x} ({state:?}) was touched before the engine of the child could start"));
+                return Err(format!(
+                    "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
+                ));
             }
         }
         Ok(())

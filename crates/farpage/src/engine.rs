@@ -30,6 +30,7 @@ use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
 use rustix::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -92,8 +93,9 @@ pub struct Engine {
     /// Pages discarded by the program (MADV_DONTNEED, MADV_FREE): what is still there of them is not on the lists until
     /// the call is known to have ended.
     pub limbo: Mutex<RangeSet>,
-    /// Pages never taken out: thread control blocks (sorted).
-    pub pinned: Mutex<Vec<Vpn>>,
+    /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
+    /// touches them in a forked child before anybody else runs).
+    pub pinned: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
     pub trash: Mutex<Option<Uffd>>,
     /// Threads sleep and wake here.
@@ -163,7 +165,7 @@ impl Engine {
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             limbo: Mutex::new(RangeSet::new()),
-            pinned: Mutex::new(Vec::new()),
+            pinned: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             fork: Fork::default(),
@@ -254,6 +256,15 @@ impl Engine {
     /// Pages kept in the swap cache under pressure: the second chance.
     pub fn cached_target(&self) -> usize {
         (self.budget.limit() as usize / 16).clamp(128, self.frames.len() / 2)
+    }
+
+    /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the
+    /// head of the thread's robust list).
+    pub fn pin_thread(&self, block: usize) {
+        let mut pinned = lock(&self.pinned);
+        for at in [block.saturating_sub(0x400), block + 0xb00] {
+            pinned.insert((at / PAGE_SIZE) as u64);
+        }
     }
 
     /// Frees a slot, if there is one.

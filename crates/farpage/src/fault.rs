@@ -89,14 +89,21 @@ impl Pager {
         }
     }
 
-    /// The registered range around a page; a page outside (a mapping that has grown in place) stands for itself.
-    fn range_of(&self, vpn: Vpn) -> (Vpn, Vpn) {
+    /// The registered range around a page. A page outside lies in a mapping that has grown in place: it is registered
+    /// (the kernel sent the fault), and from now on known to be.
+    fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
+        if let Some(range) = lock(&self.e.managed).covering(vpn) {
+            return range;
+        }
+        let addr = vpn as usize * PAGE_SIZE;
+        self.adopt_mappings(addr, addr + PAGE_SIZE);
         lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
 
     /// First touch, or a page that the program discarded: zeros.
     fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Outcome {
         let e = self.e;
+        let (low, high) = self.range_of(vpn);
         if let State::Mapped(entry) = state {
             // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one;
             // then the kernel refuses the zero page below and nothing happens.
@@ -114,7 +121,6 @@ impl Pager {
         }
         let tight = e.budget.pressure();
         let window = self.zero_streams.on_fault(vpn, if tight { ZERO_MAX_TIGHT } else { ZERO_MAX });
-        let (low, high) = self.range_of(vpn);
         let untouched = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
@@ -177,7 +183,7 @@ impl Pager {
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE) };
+        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, self.paused) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         Placed { done, stop: result.err() }
@@ -193,7 +199,7 @@ impl Pager {
             let dst = (vpn as usize + done) * PAGE_SIZE;
             let src = e.frames.addr(first) + done * PAGE_SIZE;
             // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
-            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE) };
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, self.paused) };
             done += bytes / PAGE_SIZE;
             match result {
                 Ok(()) => break,
@@ -210,7 +216,7 @@ impl Pager {
                 Err(Refused::Unlike | Refused::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
                     // SAFETY: as above.
-                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE) };
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, self.paused) };
                     if bytes == 0 {
                         stop = result.err();
                         break;
@@ -271,7 +277,7 @@ impl Pager {
         let mut result = Err(Refused::Busy);
         for _ in 0..2 {
             // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
-            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE) }.1;
+            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, self.paused) }.1;
             if result != Err(Refused::Busy) {
                 break;
             }
@@ -285,7 +291,7 @@ impl Pager {
             Ok(()) => e.frames.put_empty(f, 1),
             Err(Refused::Unlike) => {
                 // SAFETY: as above; the frame keeps its page.
-                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE) }.1;
+                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE, self.paused) }.1;
                 if let Err(stop) = copied {
                     return Some(self.recache(vpn, node, f, entry, stop));
                 }
@@ -418,7 +424,7 @@ impl Pager {
             // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
             let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
             // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
-            let (bytes, _) = unsafe { self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE) };
+            let (bytes, _) = unsafe { self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             e.budget.add(done as i64);
             e.frames.put_empty(first + done as FrameNo, got - done);

@@ -31,7 +31,7 @@ use crate::sys::uffd::Message;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
 const RUNNING: u32 = 0;
@@ -39,8 +39,8 @@ const PAUSE_WANTED: u32 = 1;
 const PAUSED: u32 = 2;
 const RESUME_WANTED: u32 = 3;
 
-/// Events a verdict can hold; more in the few hundred microseconds of a fork, and the child checks every mapping.
-const VERDICT_MAX: usize = 64;
+/// Events a verdict can hold: one for each thread that changes mappings during the few hundred microseconds of a fork.
+const VERDICT_MAX: usize = 128;
 
 /// Changes of mappings that were pending when the process was copied.
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +115,8 @@ pub struct Fork {
     /// In a child: the engine was active and has to be started again before the program goes on.
     child_starts: AtomicBool,
     child_ready: AtomicU32,
+    /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
+    stack: AtomicUsize,
     pager_box: Mutex<Option<Box<Pager>>>,
 }
 
@@ -136,6 +138,7 @@ impl Default for Fork {
             held: Mutex::new(Vec::new()),
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
+            stack: AtomicUsize::new(0),
             pager_box: Mutex::new(None),
         }
     }
@@ -161,6 +164,11 @@ impl Fork {
     /// Leaves the pager's state for its thread.
     pub fn hand_over(&self, pager: Box<Pager>) {
         *lock(&self.pager_box) = Some(pager);
+    }
+
+    /// Address below which the stack of a child's thread holds nothing of worth.
+    pub fn child_stack(&self) -> usize {
+        self.stack.load(SeqCst)
     }
 
     /// Takes it.
@@ -243,14 +251,36 @@ fn touch_streams() {
     }
 }
 
+/// The child runs on this thread's stack and thread-local storage before its engine starts. Returns the address below
+/// which the stack holds nothing of worth.
+#[inline(never)]
+fn touch_stack() -> usize {
+    const PAGE: usize = PAGE_SIZE;
+    // A little deeper than here: libc's own calls in the child.
+    let mut below = [0u8; 2 * PAGE];
+    for page in below.chunks_mut(PAGE) {
+        // SAFETY: a byte of the local array.
+        unsafe { page.as_mut_ptr().write_volatile(1) };
+    }
+    let sp = below.as_ptr() as usize;
+    let block = crate::sys::thread::thread_pointer();
+    // A thread's stack ends at its control block; the main thread's is never adopted.
+    let end = if (sp..sp + (64 << 20)).contains(&block) { block.min(sp + 256 * 1024) } else { sp };
+    // SAFETY: returns an address in the calling thread's static storage, where libc's variables are.
+    let errno = unsafe { libc::__errno_location() } as usize;
+    for at in (sp..end).step_by(PAGE).chain([errno, block, block + 0x900]) {
+        // SAFETY: between the stack pointer and the thread's control block, or the static thread-local storage next to
+        // it, all of it mapped as long as the thread runs.
+        unsafe { (at as *const u8).read_volatile() };
+    }
+    sp
+}
+
 /// libc calls this in the forking thread, before it takes its own locks.
 pub extern "C" fn prepare() {
     let Some(e) = engine() else { return };
     let f = &e.fork;
     f.lock.lock();
-    if e.active.load(SeqCst) {
-        touch_streams();
-    }
     f.closed.store(1, SeqCst);
     f.writer_gate.lock();
     f.monitor_gate.lock();
@@ -261,6 +291,9 @@ pub extern "C" fn prepare() {
         f.set_pager(PAUSE_WANTED);
         e.kick_pager_from_program();
         f.wait_pager(PAUSED);
+        // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
+        touch_streams();
+        f.stack.store(touch_stack(), SeqCst);
     }
     let mut errand = Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
     let mut wanted: Vec<RawFd> = e.space.fds();
@@ -458,11 +491,6 @@ impl Fork {
 }
 
 impl Verdict {
-    /// Nothing was pending.
-    pub fn is_empty(&self) -> bool {
-        self.n == 0 && !self.overflow
-    }
-
     /// More was pending than could be noted.
     pub fn overflowed(&self) -> bool {
         self.overflow
@@ -515,7 +543,14 @@ impl Pager {
                             self.accept(event, Instant::now());
                         }
                         held = Verdict::EMPTY;
+                        self.paused = true;
                         self.settle_changes();
+                        self.paused = false;
+                        // Only now, because the thread may reach the system call at once: everything about its page
+                        // must be in order before the copy is made.
+                        for page in std::mem::take(&mut self.unwoken) {
+                            self.uffd.wake(page, PAGE_SIZE);
+                        }
                     }
                 }
                 event => {
@@ -543,23 +578,18 @@ impl Pager {
         self.e.fork.set_pager(RUNNING);
     }
 
-    /// Applies events and serves faults until no change of mappings is pending.
+    /// Applies events and serves faults until no change of mappings is pending and, during a pause, no fault is left:
+    /// one of them is the forking thread's. (They all can be served then: the writer holds no page, and pages may be
+    /// taken above the budget.)
     fn settle_changes(&mut self) {
         loop {
             while self.read_messages() > 0 {}
             self.serve_waiting();
-            if !self.changing() && self.waiting.iter().all(|w| w.addr != 0 && !self.is_urgent(w.addr)) {
+            if !self.changing() && (!self.paused || self.waiting.is_empty()) {
                 return;
             }
-            self.sleep(Some(100_000));
+            self.sleep(Some(50_000));
         }
-    }
-
-    /// Whether a waiting fault may be the forking thread's own: all are treated so, except that a fault which cannot
-    /// be served for lack of frames must not stop a fork.
-    fn is_urgent(&self, addr: usize) -> bool {
-        let node = self.e.table.node((addr / PAGE_SIZE) as u64);
-        node.is_some_and(|n| matches!(self.e.table.state(n), crate::page_table::State::Writeback(_)))
     }
 
     /// Takes over the read end of the lease pipe, which the forking thread has made.

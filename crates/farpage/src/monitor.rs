@@ -176,17 +176,8 @@ impl Monitor {
     /// Notes where the control blocks of the program's threads are: the kernel writes to them when a thread has
     /// already begun to exit, and does not wait for a page then.
     fn pin_threads(&mut self) {
-        let mut pages = Vec::new();
-        let result = thread_blocks(&self.proc, |head| {
-            for at in [head.saturating_sub(0x400), head + 0x800] {
-                pages.push((at / PAGE_SIZE) as u64);
-            }
-        });
-        if result.is_ok() {
-            pages.sort_unstable();
-            pages.dedup();
-            *lock(&self.e.pinned) = pages;
-        }
+        // A thread that ends in this moment is simply missed.
+        let _ = thread_blocks(&self.proc, |head| self.e.pin_thread(head));
         self.pinned = Instant::now();
     }
 }

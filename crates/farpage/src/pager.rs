@@ -42,6 +42,10 @@ pub struct Pager {
     kick: OwnedFd,
     pagemap: OwnedFd,
     maps: OwnedFd,
+    /// A fork is under way: threads are woken only when everything about their page is in order (see `fork`).
+    pub(crate) paused: bool,
+    /// Pages served while paused, whose threads have not been woken.
+    pub(crate) unwoken: Vec<usize>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
@@ -90,6 +94,8 @@ impl Engine {
             kick,
             pagemap,
             maps,
+            paused: false,
+            unwoken: Vec::new(),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
@@ -192,6 +198,7 @@ impl Pager {
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
                 self.forget(start, end, true);
+                lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
                 lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
             }
             Message::Remap { from, to, len } => {
@@ -209,6 +216,9 @@ impl Pager {
             match self.serve(fault) {
                 Outcome::Served => {
                     self.waiting.swap_remove(i);
+                    if self.paused {
+                        self.unwoken.push(fault.addr);
+                    }
                     self.e.stat.record_fault(fault.since.elapsed().as_nanos() as u64);
                     Stat::add(&self.e.stat.pgfault, 1);
                 }
@@ -360,7 +370,7 @@ impl Pager {
 
     /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
     /// and a mapping must be registered whole.
-    fn adopt_mappings(&mut self, start: usize, end: usize) {
+    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
         let e = self.e;
         let mut at = start;
         let mut parts = Vec::new();
@@ -397,7 +407,7 @@ impl Pager {
             }
             Err(_) => return,
         }
-        // Huge pages would make one fault cost 2 MiB of budget; the flag also marks adopted mappings in smaps.
+        // Huge pages would make one fault cost 2 MiB of budget.
         // SAFETY: advice about the program's own memory that changes no content.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
         let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);

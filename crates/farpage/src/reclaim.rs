@@ -67,6 +67,9 @@ impl Pager {
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self) -> bool {
         let e = self.e;
+        if self.paused {
+            return false; // nothing is taken out during a fork; the few pages it needs may exceed the budget
+        }
         Stat::add(&e.stat.allocstall, 1);
         for _ in 0..64 {
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
@@ -122,7 +125,7 @@ impl Pager {
     }
 
     fn is_pinned(&self, vpn: Vpn) -> bool {
-        lock(&self.e.pinned).binary_search(&vpn).is_ok()
+        lock(&self.e.pinned).contains(&vpn)
     }
 
     /// Moves the run of pages at `vpn` into frames as far as it goes. Returns pages moved and pages dealt with (a page
@@ -135,7 +138,7 @@ impl Pager {
         loop {
             // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
             // which the engine holds no reference.
-            let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE) };
+            let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             if done > 0 {
                 let mut lru = lock(&e.lru);

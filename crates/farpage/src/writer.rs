@@ -147,7 +147,7 @@ fn release(e: &Engine, frame: FrameNo) {
     let mut result = Err(crate::sys::uffd::Refused::Busy);
     for _ in 0..2 {
         // SAFETY: the frame is ours; the trash part belongs to the holder of its lock.
-        result = unsafe { uffd.move_pages(base, src, PAGE_SIZE) }.1;
+        result = unsafe { uffd.move_pages(base, src, PAGE_SIZE, true) }.1;
         if result.is_ok() {
             break;
         }

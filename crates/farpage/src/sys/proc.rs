@@ -77,8 +77,6 @@ pub struct Mapping {
     pub start: usize,
     /// First byte behind.
     pub end: usize,
-    /// Private anonymous memory, whatever its access rights now.
-    pub anonymous: bool,
     /// Anonymous memory without code. Access rights do not matter: they may change while the mapping is registered,
     /// and a mapping of which only a part is registered is two mappings for mremap.
     pub adoptable: bool,
@@ -175,7 +173,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
     let anonymous = perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
-    Some(Mapping { start, end, anonymous, adoptable: anonymous && perms.get(2) == Some(&b'-') })
+    Some(Mapping { start, end, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
 /// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
@@ -200,23 +198,6 @@ pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Err
     Ok(())
 }
 
-/// Calls `each` for every mapping that carries the no-huge-pages mark, which adoption sets and new mappings lack.
-///
-/// # Errors
-/// As pread.
-pub fn marked_mappings(smaps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
-    let mut current = None;
-    lines(smaps, buf, |line| {
-        if let Some(m) = parse_line(line) {
-            current = Some((m.start, m.end));
-        } else if line.starts_with(b"VmFlags:") && line.split(|b| *b == b' ').any(|f| f == b"nh") {
-            if let Some((start, end)) = current {
-                each(start, end);
-            }
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,7 +205,7 @@ mod tests {
     #[test]
     fn lines() {
         let line = b"7f0c9c000000-7f0c9c021000 rw-p 00000000 00:00 0 ";
-        assert_eq!(parse_line(line), Some(Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, anonymous: true, adoptable: true }));
+        assert_eq!(parse_line(line), Some(Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, adoptable: true }));
         assert!(parse_line(b"5581-5582 rw-p 00000000 00:00 0                          [heap]").unwrap().adoptable);
         assert!(parse_line(b"1000-2000 r--p 00000000 00:00 0 ").unwrap().adoptable);
         for no in [

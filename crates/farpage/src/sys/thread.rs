@@ -53,7 +53,8 @@ pub fn tls_below() -> usize {
     (fs.saturating_sub(errno) + 4096).next_multiple_of(4096)
 }
 
-fn thread_pointer() -> usize {
+/// Address of the calling thread's control block.
+pub fn thread_pointer() -> usize {
     let fs: usize;
     // SAFETY: on x86-64 the word at fs:0 holds the thread pointer itself (System V ABI, variant II).
     unsafe { asm!("mov {}, fs:[0]", out(reg) fs, options(nostack, readonly, preserves_flags)) };

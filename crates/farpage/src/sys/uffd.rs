@@ -215,26 +215,27 @@ impl Uffd {
         Ok(unsafe { self.ioctl(UFFDIO_UNREGISTER, &mut arg) }?)
     }
 
-    /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes who waits for `dst`.
-    /// Returns the bytes moved, and why it stopped if that is less than `len`.
+    /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes who waits for `dst` (unless
+    /// `quiet`: then [`Uffd::wake`] is to be called). Returns the bytes moved, and why it stopped if that is less than `len`.
     ///
     /// # Safety
     /// `dst` and `src` are page aligned; no Rust reference points into either range.
-    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
-        let mut arg = k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+        let mut arg = k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
         // SAFETY: the kernel moves pages only where none is, atomically against all other threads; no reference points
         // into the ranges (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_MOVE, &mut arg) };
         progress(result, arg.move_, len)
     }
 
-    /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`.
+    /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`
+    /// (unless `quiet`).
     /// Returns the bytes copied, and why it stopped if that is less than `len`.
     ///
     /// # Safety
     /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
-    pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
-        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, copy: 0 };
+    pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), copy: 0 };
         // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
         progress(result, arg.copy, len)
