@@ -90,9 +90,6 @@ pub struct Engine {
     pub managed: Mutex<RangeSet>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
-    /// Pages discarded by the program (MADV_DONTNEED, MADV_FREE): what is still there of them is not on the lists until
-    /// the call is known to have ended.
-    pub limbo: Mutex<RangeSet>,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
@@ -164,7 +161,6 @@ impl Engine {
             exclude: own_images(),
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
-            limbo: Mutex::new(RangeSet::new()),
             pinned: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
@@ -216,6 +212,11 @@ impl Engine {
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
         unsafe { spawn(stack, self.tls_below, &Start { entry, arg, name, share_files }) }
+    }
+
+    /// Number of the inherited `/dev/userfaultfd` in the engine's descriptor table, or -1.
+    pub fn inherited_uffd_number(&self) -> &AtomicI32 {
+        &self.inherited_uffd
     }
 
     /// The inherited descriptor of `/dev/userfaultfd`, if there is one.

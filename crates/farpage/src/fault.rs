@@ -110,9 +110,16 @@ impl Pager {
             let placed = self.place_zeros(vpn, 1);
             return match (placed.done, placed.stop) {
                 (1, _) => {
-                    e.table.set(node, State::Mapped(None));
-                    e.free_entry(entry);
-                    lock(&e.lru).rotate(&e.table, node);
+                    // Reclaim on the way may have noticed that the page was gone, and taken it off its list.
+                    let mut lru = lock(&e.lru);
+                    if e.table.state(node) == State::Mapped(entry) {
+                        e.table.set(node, State::Mapped(None));
+                        lru.rotate(&e.table, node);
+                        drop(lru);
+                        e.free_entry(entry);
+                    } else {
+                        lru.map(&e.table, node, State::Mapped(None));
+                    }
                     Stat::add(&e.stat.swpin_zero, 1);
                     Outcome::Served
                 }
@@ -257,7 +264,11 @@ impl Pager {
             None | Some(Refused::Changing) => Outcome::Later,
             // There already, or not a registered mapping any more: the thread looks for itself.
             Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
-                self.uffd.wake(page, PAGE_SIZE);
+                if self.paused {
+                    self.unwoken.push(page);
+                } else {
+                    self.uffd.wake(page, PAGE_SIZE);
+                }
                 Outcome::Dropped
             }
             Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
@@ -268,10 +279,13 @@ impl Pager {
     /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
     fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
         let e = self.e;
+        let mut lru = lock(&e.lru);
+        // Under the lock: until the page is claimed, a writer may take it and change its slot.
         let entry = Entry::from_raw(e.frame_entry[f as usize].load(Relaxed));
-        if !lock(&e.lru).uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
+        if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
             return None;
         }
+        drop(lru);
         e.frame_entry[f as usize].store(0, Relaxed);
         let page = vpn as usize * PAGE_SIZE;
         let mut result = Err(Refused::Busy);
@@ -388,11 +402,11 @@ impl Pager {
         for (i, entry) in entries.iter().enumerate().take(placed.done) {
             let (Some(node), Some(entry)) = (e.table.node(vpn + i as u64), *entry) else { continue };
             lru.map(&e.table, node, State::Mapped(keep.then_some(entry)));
-            if !keep {
-                e.space.free(entry);
-            }
         }
         drop(lru);
+        if !keep {
+            entries[..placed.done].iter().for_each(|entry| e.free_entry(*entry));
+        }
         Stat::add(&e.stat.pswpin, placed.done as u64);
         let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
         (placed.done, stop)

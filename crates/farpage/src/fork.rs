@@ -57,8 +57,8 @@ impl Verdict {
         let record = match m {
             Message::Unmap { start, end } => [1, start, end, 0],
             Message::Remap { from, to, len } => [2, from, to, len],
-            // The thread that discards pages does so after its event was read: the child has the state before it.
-            Message::Remove { .. } | Message::Fault { .. } => return,
+            Message::Remove { start, end } => [3, start, end, 0],
+            Message::Fault { .. } => return,
         };
         match self.events.get_mut(self.n) {
             Some(slot) => {
@@ -72,6 +72,7 @@ impl Verdict {
     fn messages(&self) -> impl Iterator<Item = Message> + '_ {
         self.events[..self.n].iter().map(|r| match r[0] {
             1 => Message::Unmap { start: r[1], end: r[2] },
+            3 => Message::Remove { start: r[1], end: r[2] },
             _ => Message::Remap { from: r[1], to: r[2], len: r[3] },
         })
     }
@@ -117,6 +118,8 @@ pub struct Fork {
     child_ready: AtomicU32,
     /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
     stack: AtomicUsize,
+    /// Non-zero while the pager serves faults during a pause: a copy made then is not good.
+    settling: AtomicU32,
     pager_box: Mutex<Option<Box<Pager>>>,
 }
 
@@ -139,6 +142,7 @@ impl Default for Fork {
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
             stack: AtomicUsize::new(0),
+            settling: AtomicU32::new(0),
             pager_box: Mutex::new(None),
         }
     }
@@ -241,6 +245,7 @@ fn touch_streams() {
         let mut stream = std::ptr::addr_of!(_IO_list_all).read();
         let mut n = 0;
         while !stream.is_null() && n < 100_000 {
+            stream.read_volatile();
             let lock = stream.add(LOCK).cast::<*const u8>().read_volatile();
             if !lock.is_null() {
                 lock.read_volatile();
@@ -298,6 +303,8 @@ pub extern "C" fn prepare() {
     let mut errand = Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
     let mut wanted: Vec<RawFd> = e.space.fds();
     wanted.extend(f.descriptors());
+    wanted.push(e.inherited_uffd_number().load(SeqCst));
+    wanted.retain(|fd| *fd >= 0);
     for fd in wanted {
         match fetch(f.monitor_tid.load(SeqCst), fd) {
             Ok(here) => errand.fetched.push((fd, here)),
@@ -407,6 +414,9 @@ fn without_sigpipe<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn receive_verdict(fd: RawFd) -> Option<Verdict> {
+    if fd < 0 {
+        return None;
+    }
     let mut bytes = [0u8; size_of::<Verdict>()];
     // SAFETY: ours until closed.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -436,11 +446,16 @@ const _: () = assert!(std::mem::offset_of!(Verdict, overflow) == VERDICT_MAX * 3
 pub extern "C" fn child() {
     let Some(e) = engine() else { return };
     let f = &e.fork;
+    if f.settling.load(SeqCst) != 0 {
+        fatal("fork: the process was copied while another thread's fault was being served; nothing is lost in the parent");
+    }
     let errand = std::mem::take(&mut *lock(&f.errand));
     f.pager.store(RUNNING, SeqCst);
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
     let here = |fd: RawFd| errand.fetched.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
     e.space.fork_child(&errand.fetched);
+    let device = e.inherited_uffd_number();
+    device.store(here(device.load(SeqCst)), SeqCst);
     f.proc_fd.store(here(f.proc_fd.load(SeqCst)), SeqCst);
     lock(&f.leases).clear();
     {
@@ -516,6 +531,21 @@ impl Engine {
     }
 }
 
+/// Whether the thread sleeps in the futex system call. No allocation: called while the process may be being copied.
+fn waits_for_lock(tid: u32) -> bool {
+    use rustix::fs::{Mode, OFlags, open};
+    use std::io::Write;
+    let mut path = [0u8; 64];
+    let mut rest = &mut path[..];
+    if write!(rest, "/proc/self/task/{tid}/syscall").is_err() {
+        return false;
+    }
+    let len = 64 - rest.len();
+    let mut text = [0u8; 8];
+    let read = open(&path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(&fd, &mut text));
+    read.is_ok() && text.starts_with(b"202 ")
+}
+
 impl Pager {
     /// Holds still from the request of a forking thread until the process has been copied.
     pub(crate) fn pause_for_fork(&mut self) {
@@ -528,35 +558,40 @@ impl Pager {
         let forker = f.forker.load(SeqCst);
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let room = self.waiting.len() < self.waiting.capacity() && held.n < VERDICT_MAX && removed.len() < removed.capacity();
+            let room = self.waiting.len() < self.waiting.capacity() && removed.len() < removed.capacity();
             let n = if room { self.uffd.read(&mut one).unwrap_or(0) } else { 0 };
-            if n == 0 {
-                self.sleep(if room { None } else { Some(1_000_000) });
-                continue;
-            }
+            let mut settle = false;
             match one[0] {
+                _ if n == 0 => {
+                    self.sleep(Some(200_000));
+                    // A thread that waits for a page may hold a lock that the forking thread waits for.
+                    settle = !self.waiting.is_empty() && waits_for_lock(forker);
+                }
                 Message::Fault { tid, .. } => {
                     self.accept(one[0], Instant::now());
-                    if tid == forker {
-                        // It has not reached the system call yet, so nothing is being copied: everything may go on.
-                        for event in removed.drain(..) {
-                            self.accept(event, Instant::now());
-                        }
-                        held = Verdict::EMPTY;
-                        self.paused = true;
-                        self.settle_changes();
-                        self.paused = false;
-                        // Only now, because the thread may reach the system call at once: everything about its page
-                        // must be in order before the copy is made.
-                        for page in std::mem::take(&mut self.unwoken) {
-                            self.uffd.wake(page, PAGE_SIZE);
-                        }
-                    }
+                    settle = tid == forker;
                 }
                 event => {
                     held.note(event);
                     removed.push(event);
                 }
+            }
+            if settle {
+                // The forking thread has not reached the system call yet: everything may go on. It is woken last,
+                // because it may reach the call at once then, and everything must be in order before the copy is made.
+                f.settling.store(1, SeqCst);
+                for event in removed.drain(..) {
+                    self.accept(event, Instant::now());
+                }
+                held = Verdict::EMPTY;
+                self.paused = true;
+                self.settle_changes();
+                self.paused = false;
+                f.settling.store(0, SeqCst);
+                for i in 0..self.unwoken.len() {
+                    self.uffd.wake(self.unwoken[i], PAGE_SIZE);
+                }
+                self.unwoken.clear();
             }
         }
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.

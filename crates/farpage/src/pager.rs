@@ -95,7 +95,7 @@ impl Engine {
             pagemap,
             maps,
             paused: false,
-            unwoken: Vec::new(),
+            unwoken: Vec::with_capacity(1024),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
@@ -193,11 +193,13 @@ impl Pager {
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.forget(start, end, false);
-                self.to_limbo((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
             }
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
                 self.forget(start, end, true);
+                // What is mapped there from now on is not registered, and must not be taken for what was.
+                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
                 lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
                 lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
             }
@@ -261,7 +263,7 @@ impl Pager {
                     }
                     // The thread that discards pages goes on to do so when its event has been read; until then
                     // they are still there, and moving one out now would keep what must be gone. As `None` it is
-                    // out of reach of reclaim. (After MADV_FREE it stays in memory: see `Limbo`.)
+                    // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
                     State::Mapped(entry) => {
                         lock(&e.lru).unmap(&e.table, node, State::None);
                         e.free_entry(entry);
@@ -292,20 +294,20 @@ impl Pager {
         }
     }
 
-    /// A scan must not take discarded pages for present ones before they are gone.
-    fn to_limbo(&mut self, first: Vpn, last: Vpn) {
-        let mut i = 0;
-        while i < self.scans.len() {
-            let (s, t) = self.scans[i];
+    /// Takes `[first, last)` out of the pending scans and returns the parts taken out. A scan must not take discarded
+    /// pages, which may be there for another moment, for present ones.
+    fn cut_scans(&mut self, first: Vpn, last: Vpn) -> Vec<(Vpn, Vpn)> {
+        let (mut cut, mut kept) = (Vec::new(), Vec::new());
+        for &(s, t) in &self.scans {
             if s < last && first < t {
-                self.scans.swap_remove(i);
-                self.scans.extend([(s, first), (last, t)].iter().filter(|(s, t)| s < t));
+                cut.push((s.max(first), t.min(last)));
+                kept.extend([(s, first), (last, t)].iter().filter(|(s, t)| s < t));
             } else {
-                i += 1;
+                kept.push((s, t));
             }
         }
-        let mut limbo = lock(&self.e.limbo);
-        limbo.insert(first, last);
+        self.scans = kept;
+        cut
     }
 
     /// mremap moved `len` bytes: the words follow.
@@ -320,13 +322,18 @@ impl Pager {
         }
         // Nothing of the old content of `to` may survive there.
         self.forget(to, to + len, true);
+        let moved = self.cut_scans(first, last);
+        self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
         e.table.for_each(first, last, |vpn, old| {
-            // A page that is being written keeps its node until the writer is done (microseconds; a file: a write).
-            while let State::Writeback(_) = e.table.state(old) {
-                rustix::thread::sched_yield();
-            }
             let mut lru = lock(&e.lru);
-            let state = e.table.state(old);
+            let mut state = e.table.state(old);
+            // A page that is being written keeps its node until the writer is done (microseconds; a file: a write).
+            while let State::Writeback(_) = state {
+                drop(lru);
+                rustix::thread::sched_yield();
+                lru = lock(&e.lru);
+                state = e.table.state(old);
+            }
             match state {
                 State::None => return,
                 State::Mapped(_) => lru.unmap(&e.table, old, State::None),
@@ -377,22 +384,20 @@ impl Pager {
         while at < end {
             let (from, to) = match mapping_at(&self.maps, at) {
                 Ok(Some(found)) => found,
-                Ok(None) => (at, at), // gone, or something else by now
+                Ok(None) => {
+                    at += PAGE_SIZE; // gone, or something else by now
+                    continue;
+                }
                 Err(_) => (start, end),
             };
-            if from < to {
-                parts.clear();
-                e.adoptable_parts(from, to, &mut parts);
-                for &(s, t) in &parts {
-                    if !self.refused.contains(&(s, t)) {
-                        self.adopt(s, t);
-                    }
+            parts.clear();
+            e.adoptable_parts(from, to, &mut parts);
+            for &(s, t) in &parts {
+                if !self.refused.contains(&(s, t)) {
+                    self.adopt(s, t);
                 }
             }
             at = to.max(at + PAGE_SIZE);
-            if from == to {
-                return;
-            }
         }
     }
 

@@ -10,6 +10,7 @@ use crate::page_table::{FrameNo, Node, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
 use crate::sys::futex::unshare_page;
+use crate::sys::raw::Errno;
 use crate::sys::uffd::Refused;
 use crate::writer;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -150,7 +151,7 @@ impl Pager {
             }
             let node = run[0];
             let skip = match result {
-                Ok(()) | Err(Refused::Changing | Refused::Other(_)) => {
+                Ok(()) | Err(Refused::Changing | Refused::Other(Errno::NOMEM)) => {
                     e.frames.put_empty(first, got);
                     return None;
                 }
@@ -170,7 +171,7 @@ impl Pager {
                     // Copy-on-write after a fork; if that is not the reason (pinned for I/O), the next try says so.
                     unshare_page(src).is_err()
                 }
-                Err(Refused::Busy | Refused::Unlike) => true,
+                Err(Refused::Busy | Refused::Unlike | Refused::Other(_)) => true,
                 Err(Refused::Present) => {
                     // The frame has a page although it should not: use it as a free one from now on.
                     e.frames.put_free(first, 1);

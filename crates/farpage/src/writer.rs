@@ -35,12 +35,14 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
             worked |= e.space.writeback(32) > 0;
             e.account_pool();
         }
+        // Before the gate opens: a fork behind it must not copy a lock that is held.
+        let low = lock(&e.lru).cached_len() < e.cached_target() / 2;
         e.fork.writer_gate.unlock();
         if worked {
             if e.wakeups.pager_waits.load(Acquire) {
                 e.kick_pager();
             }
-            if lock(&e.lru).cached_len() < e.cached_target() / 2 {
+            if low {
                 e.kick_pager();
             }
         } else {
