@@ -376,36 +376,41 @@ impl Pager {
         let e = self.e;
         let frames = if wanted { self.frames_or_room(n) } else { e.frames.take_free(n) };
         let Some((first, got)) = frames else { return (0, Some(None)) };
-        let mut entries: [Option<Entry>; READAHEAD_MAX as usize] = [None; READAHEAD_MAX as usize];
-        let mut loaded = 0;
-        for i in 0..got.min(entries.len()) {
+        let mut entries: Vec<Entry> = Vec::with_capacity(got);
+        let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
+        for i in 0..got.min(READAHEAD_MAX as usize) {
             let Some(node) = e.table.node(vpn + i as u64) else { break };
             let State::Swapped(entry) = e.table.state(node) else { break };
-            // SAFETY: frames from the free list are present and ours.
-            let page = unsafe { e.frame_mut(first + i as FrameNo) };
-            if let Err(error) = e.space.load(entry, page) {
-                if wanted && i == 0 {
-                    fatal(&format!("the page at {:#x} cannot be read back: {error}", vpn as usize * PAGE_SIZE));
-                }
-                break;
+            entries.push(entry);
+            // SAFETY: frames from the free list are present and ours, each named once.
+            pages.push(unsafe { e.frame_mut(first + i as FrameNo) });
+        }
+        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        drop(pages);
+        if let (0, true, Some(error)) = (loaded, wanted, error) {
+            // Perhaps it is not the first page that cannot be read.
+            // SAFETY: as above.
+            if n > 1 && e.space.load(entries[0], unsafe { e.frame_mut(first) }).is_ok() {
+                e.frames.put_free(first, got);
+                return self.swap_in_run(vpn, 1, true);
             }
-            if e.conf.verify {
-                self.verify(vpn + i as u64, entry, first + i as FrameNo);
-            }
-            entries[i] = Some(entry);
-            loaded += 1;
+            fatal(&format!("the page at {:#x} cannot be read back: {error}", vpn as usize * PAGE_SIZE));
+        }
+        if e.conf.verify {
+            (0..loaded).for_each(|i| self.verify(vpn + i as u64, entries[i], first + i as FrameNo));
         }
         e.frames.put_free(first + loaded as FrameNo, got - loaded);
         let placed = self.place_frames(vpn, first, loaded);
         let keep = e.keep_clean();
         let mut lru = lock(&e.lru);
         for (i, entry) in entries.iter().enumerate().take(placed.done) {
-            let (Some(node), Some(entry)) = (e.table.node(vpn + i as u64), *entry) else { continue };
-            lru.map(&e.table, node, State::Mapped(keep.then_some(entry)));
+            if let Some(node) = e.table.node(vpn + i as u64) {
+                lru.map(&e.table, node, State::Mapped(keep.then_some(*entry)));
+            }
         }
         drop(lru);
         if !keep {
-            entries[..placed.done].iter().for_each(|entry| e.free_entry(*entry));
+            entries[..placed.done].iter().for_each(|entry| e.free_entry(Some(*entry)));
         }
         Stat::add(&e.stat.pswpin, placed.done as u64);
         let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };

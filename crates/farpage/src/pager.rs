@@ -12,9 +12,9 @@ use crate::fault::Outcome;
 use crate::page_table::{Node, State, Vpn};
 use crate::stat::Stat;
 use crate::sys::pagemap;
-use crate::sys::proc::{Proc, mapping_at};
+use crate::sys::proc::{Proc, cpu_of, mapping_at};
 use crate::sys::raw::{fatal, message};
-use crate::sys::thread::settle;
+use crate::sys::thread::{run_on, settle};
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -42,6 +42,10 @@ pub struct Pager {
     kick: OwnedFd,
     pagemap: OwnedFd,
     maps: OwnedFd,
+    proc: Proc,
+    /// The CPU the pager runs on, and when that was last looked at.
+    cpu: Option<usize>,
+    cpu_checked: Instant,
     /// A fork is under way: threads are woken only when everything about their page is in order (see `fork`).
     pub(crate) paused: bool,
     /// Pages served while paused, whose threads have not been woken.
@@ -62,6 +66,8 @@ pub struct Pager {
 
 /// Pages looked at per step of a scan, so that faults do not wait for it.
 const SCAN_STEP: u64 = 2048;
+/// How often the pager looks on which CPU the faults come from.
+const FOLLOW_EVERY: Duration = Duration::from_millis(4);
 /// Smallest mapping adopted, bytes.
 pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
 
@@ -94,6 +100,9 @@ impl Engine {
             kick,
             pagemap,
             maps,
+            proc: Proc::open().map_err(|e| format!("cannot open /proc: {e}"))?,
+            cpu: None,
+            cpu_checked: Instant::now(),
             paused: false,
             unwoken: Vec::with_capacity(1024),
             waiting: Vec::with_capacity(1024),
@@ -175,10 +184,27 @@ impl Pager {
             return 0;
         }
         let since = Instant::now();
+        if let Message::Fault { tid, .. } = batch[0] {
+            self.follow(tid, since);
+        }
         for m in &batch[..n] {
             self.accept(*m, since);
         }
         n
+    }
+
+    /// Runs where the faulting thread runs: waking a thread on another, idle CPU costs several times what serving the
+    /// fault does. Looked at every few milliseconds only.
+    fn follow(&mut self, tid: u32, now: Instant) {
+        if now - self.cpu_checked < FOLLOW_EVERY {
+            return;
+        }
+        self.cpu_checked = now;
+        let cpu = cpu_of(&self.proc, tid);
+        if let Some(cpu) = cpu.filter(|_| cpu != self.cpu) {
+            self.cpu = Some(cpu);
+            run_on(cpu);
+        }
     }
 
     /// Applies an event, queues a fault.

@@ -254,6 +254,11 @@ pub trait SwapDevice: Send + Sync {
         Ok(())
     }
 
+    /// The entry under which the page really is, if this device has passed it on to another one.
+    fn resolve(&self, entry: Entry) -> Entry {
+        entry
+    }
+
     /// Whether loading this entry finishes at the speed of memory.
     fn is_synchronous(&self, _entry: Entry) -> bool {
         self.caps().synchronous

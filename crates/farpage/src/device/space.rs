@@ -23,6 +23,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+/// Most pages read at once.
+const RUN_MAX: usize = 32;
 /// A read is tried this many times.
 const READ_TRIES: usize = 3;
 
@@ -159,6 +161,37 @@ impl SwapSpace {
     pub fn load_run(&self, first: Entry, into: &mut [&mut Page]) -> Result<(), LoadError> {
         let device = self.device(first)?;
         retry(|| device.load_run(first, into))
+    }
+
+    /// Loads several pages, those that lie side by side in a file with one read. Returns how many were loaded, from
+    /// the first on, and why it stopped if not all were.
+    pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        let n = entries.len().min(into.len());
+        let mut at = 0;
+        while at < n {
+            let Ok(device) = self.device(entries[at]) else {
+                return (at, Some(LoadError::NotInUse { device: entries[at].device(), slot: entries[at].slot() }));
+            };
+            let first = device.resolve(entries[at]);
+            let side_by_side = |i: usize| {
+                let real = self.device(entries[at + i]).ok().map(|d| d.resolve(entries[at + i]));
+                real.is_some() && real == first.offset(i)
+            };
+            let mut len = 1;
+            while !self.is_synchronous(first) && at + len < n && len < RUN_MAX && side_by_side(len) {
+                len += 1;
+            }
+            let run = &mut into[at..at + len];
+            let result = match run {
+                [page] => self.load(first, page),
+                run => self.load_run(first, run),
+            };
+            if let Err(error) = result {
+                return (at, Some(error));
+            }
+            at += len;
+        }
+        (n, None)
     }
 
     /// Whether loading this entry finishes at the speed of memory (do it in place).

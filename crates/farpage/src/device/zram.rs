@@ -274,6 +274,10 @@ impl SwapDevice for Zram {
         }
     }
 
+    fn resolve(&self, entry: Entry) -> Entry {
+        self.forwarded(entry).unwrap_or(entry)
+    }
+
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         let mut bytes = [0; COMPRESSED_MAX];

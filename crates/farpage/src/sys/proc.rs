@@ -70,6 +70,21 @@ fn hex(text: &[u8]) -> Option<usize> {
     (!text.is_empty()).then_some(value)
 }
 
+/// The CPU on which thread `tid` of this process ran last.
+pub fn cpu_of(proc: &Proc, tid: u32) -> Option<usize> {
+    use std::io::Write;
+    let mut path = [0u8; 48];
+    let mut rest = &mut path[..];
+    write!(rest, "self/task/{tid}/stat").ok()?;
+    let len = 48 - rest.len();
+    let fd = openat(proc, &path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0u8; 512];
+    let n = rustix::io::read(&fd, &mut text).ok()?;
+    // The name, in parentheses, may contain anything; field 39 is the 37th behind it.
+    let end = text[..n].iter().rposition(|b| *b == b')')?;
+    number(text[end + 2..n].split(|b| *b == b' ').nth(36)?).map(|cpu| cpu as usize)
+}
+
 /// One line of `/proc/self/maps` as far as adoption cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
@@ -234,6 +249,7 @@ mod tests {
         })
         .unwrap();
         assert!(n > 5 && found);
+        assert!(cpu_of(&proc, super::super::raw::gettid()).is_some());
         let page = vec![1u8; 1 << 20];
         let (start, end) = mapping_at(&proc.file("self/maps").unwrap(), page.as_ptr() as usize).unwrap().unwrap();
         assert!(start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());

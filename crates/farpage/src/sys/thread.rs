@@ -158,6 +158,16 @@ pub fn settle(name: &[u8]) {
     let _ = unsafe { syscall(nr::SCHED_SETATTR, [0, std::ptr::from_ref(&attr) as usize, 0, 0, 0, 0]) };
 }
 
+/// Makes the calling engine thread run on `cpu`. Best effort.
+pub fn run_on(cpu: usize) {
+    let mut mask = [0u64; 16];
+    if let Some(word) = mask.get_mut(cpu / 64) {
+        *word = 1 << (cpu % 64);
+        // SAFETY: the mask is alive and of the size named.
+        let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, [0, size_of_val(&mask), mask.as_ptr() as usize, 0, 0, 0]) };
+    }
+}
+
 /// Closes every descriptor of the calling thread's own table except `keep` (sorted, without duplicates).
 pub fn close_all_but(keep: &[i32]) {
     let mut from = 0u32;
