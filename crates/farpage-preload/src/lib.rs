@@ -4,7 +4,6 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-
 use farpage::heap::Heap;
 
 /// Memory for what is allocated before the engine has reserved its address space.
@@ -30,8 +29,12 @@ extern "C" fn init() {
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = init;
 
-type PthreadCreate =
-    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, extern "C" fn(*mut c_void) -> *mut c_void, *mut c_void) -> c_int;
+type PthreadCreate = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
 
 /// libc's function, found at the first call.
 static REAL: AtomicUsize = AtomicUsize::new(0);
@@ -61,11 +64,11 @@ pub unsafe extern "C" fn pthread_create(
     let real: PthreadCreate = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let result = unsafe { real(thread, attr, start, arg) };
-    if result == 0 {
-        if let Some(engine) = farpage::engine::engine() {
-            // SAFETY: set by a successful call; with glibc the handle is the address of the control block.
-            engine.pin_thread(unsafe { *thread } as usize);
-        }
+    if result == 0
+        && let Some(engine) = farpage::engine::engine()
+    {
+        // SAFETY: set by a successful call; with glibc the handle is the address of the control block.
+        engine.pin_thread(unsafe { *thread } as usize);
     }
     result
 }

@@ -70,7 +70,9 @@ impl Arena {
         let sizes = [heap, table, pool, stacks, frames, TRASH_BYTES].map(|n| n.next_multiple_of(GAP));
         let total = sizes.iter().map(|n| n + GAP).sum::<usize>() + GAP;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }?;
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+        }?;
         let all = Part { base: base as usize, len: total };
         let mut at = all.base + GAP;
         let mut parts = [Part { base: 0, len: 0 }; 6];

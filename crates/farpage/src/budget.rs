@@ -26,7 +26,14 @@ impl Budget {
     pub fn new(promised: u64) -> Budget {
         let promised = promised as i64;
         let gap = (promised / 64).max(256);
-        Budget { promised, limit: promised - gap, gap, base: AtomicI64::new(0), grown: AtomicI64::new(0), pool: AtomicI64::new(0) }
+        Budget {
+            promised,
+            limit: promised - gap,
+            gap,
+            base: AtomicI64::new(0),
+            grown: AtomicI64::new(0),
+            pool: AtomicI64::new(0),
+        }
     }
 
     /// Resident pages from which on memory is managed: near enough to the budget to leave smaller programs alone, far

@@ -48,7 +48,9 @@ impl Engine {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child
                 // cannot count on; and what somebody else mapped there since is not ours. The same for what it discards.
                 Message::Unmap { .. } | Message::Remove { .. } => pager.accept(event, Instant::now()),
-                Message::Remap { to, .. } if mapped.contains((to / PAGE_SIZE) as u64) => pager.accept(event, Instant::now()),
+                Message::Remap { to, .. } if mapped.contains((to / PAGE_SIZE) as u64) => {
+                    pager.accept(event, Instant::now())
+                }
                 _ => {}
             }
         }

@@ -56,8 +56,6 @@ pub struct Wakeups {
     pub pager_waits: AtomicBool,
     /// Counts requests to the writer.
     pub writer: AtomicU32,
-    /// Counts requests to the monitor.
-    pub monitor: AtomicU32,
 }
 
 /// Everything the engine's threads share.
@@ -241,12 +239,6 @@ impl Engine {
     pub fn wake_writer(&self) {
         self.wakeups.writer.fetch_add(1, Ordering::Release);
         futex::wake(&self.wakeups.writer, 1);
-    }
-
-    /// Wakes the monitor.
-    pub fn wake_monitor(&self) {
-        self.wakeups.monitor.fetch_add(1, Ordering::Release);
-        futex::wake(&self.wakeups.monitor, 1);
     }
 
     /// Free frames the writer keeps in store.

@@ -190,7 +190,8 @@ impl Pager {
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, self.paused) };
+        let (bytes, result) =
+            unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, self.paused) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         Placed { done, stop: result.err() }
@@ -443,7 +444,9 @@ impl Pager {
             // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
             let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
             // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
-            let (bytes, _) = unsafe { self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true) };
+            let (bytes, _) = unsafe {
+                self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
+            };
             let done = bytes / PAGE_SIZE;
             e.budget.add(done as i64);
             e.frames.put_empty(first + done as FrameNo, got - done);

@@ -300,7 +300,8 @@ pub extern "C" fn prepare() {
         touch_streams();
         f.stack.store(touch_stack(), SeqCst);
     }
-    let mut errand = Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
+    let mut errand =
+        Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
     let mut wanted: Vec<RawFd> = e.space.fds();
     wanted.extend(f.descriptors());
     wanted.push(e.inherited_uffd_number().load(SeqCst));
@@ -312,10 +313,14 @@ pub extern "C" fn prepare() {
         }
     }
     if active {
-        for (read, write) in [(&mut errand.verdict_read, &mut errand.verdict_write), (&mut errand.lease_read, &mut errand.lease_write)] {
+        for (read, write) in
+            [(&mut errand.verdict_read, &mut errand.verdict_write), (&mut errand.lease_read, &mut errand.lease_write)]
+        {
             match pipe_with(PipeFlags::CLOEXEC) {
                 Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
-                Err(error) => message(&format!("fork: cannot make a pipe: {error}; swap file slots of the child are never reused")),
+                Err(error) => message(&format!(
+                    "fork: cannot make a pipe: {error}; swap file slots of the child are never reused"
+                )),
             }
         }
     }
@@ -331,7 +336,8 @@ fn fetch(tid: u32, fd: RawFd) -> Result<RawFd, Errno> {
         // SAFETY: fresh descriptor, owned here.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
         // SAFETY: as above.
-        return unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }.map(|n| n as RawFd);
+        return unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }
+            .map(|n| n as RawFd);
     }
     // Kernels before 6.9 have no descriptors of threads: open the file again.
     let path = format!("/proc/self/task/{tid}/fd/{fd}");
@@ -439,7 +445,8 @@ fn receive_verdict(fd: RawFd) -> Option<Verdict> {
     Some(verdict)
 }
 
-const _: () = assert!(std::mem::offset_of!(Verdict, events) == 0 && std::mem::offset_of!(Verdict, n) == VERDICT_MAX * 32);
+const _: () =
+    assert!(std::mem::offset_of!(Verdict, events) == 0 && std::mem::offset_of!(Verdict, n) == VERDICT_MAX * 32);
 const _: () = assert!(std::mem::offset_of!(Verdict, overflow) == VERDICT_MAX * 32 + 8);
 
 /// libc calls this in the child, whose only thread is the one that forked.
@@ -447,7 +454,9 @@ pub extern "C" fn child() {
     let Some(e) = engine() else { return };
     let f = &e.fork;
     if f.settling.load(SeqCst) != 0 {
-        fatal("fork: the process was copied while another thread's fault was being served; nothing is lost in the parent");
+        fatal(
+            "fork: the process was copied while another thread's fault was being served; nothing is lost in the parent",
+        );
     }
     let errand = std::mem::take(&mut *lock(&f.errand));
     f.pager.store(RUNNING, SeqCst);
@@ -542,7 +551,8 @@ fn waits_for_lock(tid: u32) -> bool {
     }
     let len = 64 - rest.len();
     let mut text = [0u8; 8];
-    let read = open(&path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(&fd, &mut text));
+    let read = open(&path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(|fd| rustix::io::read(&fd, &mut text));
     read.is_ok() && text.starts_with(b"202 ")
 }
 
@@ -641,7 +651,9 @@ impl Pager {
                 let _ = rustix::io::ioctl_fionbio(borrowed, true);
                 lock(&f.leases).push((fd, lease));
             }
-            Err(error) => message(&format!("fork: cannot watch the child: {error}; its swap file slots are never reused")),
+            Err(error) => {
+                message(&format!("fork: cannot watch the child: {error}; its swap file slots are never reused"))
+            }
         }
     }
 }

@@ -17,6 +17,7 @@
 use crate::PAGE_SIZE;
 use crate::arena::Part;
 use crate::page_table::FrameNo;
+use crate::sys::raw::fatal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A set of frame numbers with a moving search position.
@@ -29,19 +30,23 @@ struct Bits {
 impl Bits {
     fn new(n: usize, full: bool) -> Bits {
         let mut words = vec![if full { u64::MAX } else { 0 }; n.div_ceil(64)];
-        if full && !n.is_multiple_of(64) {
-            if let Some(last) = words.last_mut() {
-                *last = (1 << (n % 64)) - 1;
-            }
+        if full
+            && !n.is_multiple_of(64)
+            && let Some(last) = words.last_mut()
+        {
+            *last = (1 << (n % 64)) - 1;
         }
         Bits { words, count: if full { n } else { 0 }, cursor: 0 }
     }
 
     fn insert(&mut self, f: FrameNo) {
         let (w, bit) = (f as usize / 64, 1u64 << (f % 64));
-        debug_assert!(self.words[w] & bit == 0);
         self.count += usize::from(self.words[w] & bit == 0);
         self.words[w] |= bit;
+    }
+
+    fn contains(&self, f: FrameNo) -> bool {
+        self.words[f as usize / 64] >> (f % 64) & 1 == 1
     }
 
     /// Takes up to `want` neighbouring numbers: the first run found from the search position on.
@@ -57,7 +62,10 @@ impl Bits {
             }
             let first = w * 64 + self.words[w].trailing_zeros() as usize;
             let mut len = 0;
-            while len < want && (first + len) / 64 < n && self.words[(first + len) / 64] >> ((first + len) % 64) & 1 == 1 {
+            while len < want
+                && (first + len) / 64 < n
+                && self.words[(first + len) / 64] >> ((first + len) % 64) & 1 == 1
+            {
                 self.words[(first + len) / 64] &= !(1 << ((first + len) % 64));
                 len += 1;
             }
@@ -72,6 +80,15 @@ impl Bits {
 struct State {
     empty: Bits,
     free: Bits,
+}
+
+impl State {
+    /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
+    fn check_in_use(&self, f: FrameNo) {
+        if self.empty.contains(f) || self.free.contains(f) {
+            fatal("a frame was given back twice: this is a bug in farpage");
+        }
+    }
 }
 
 /// All frames.
@@ -124,13 +141,19 @@ impl Frames {
     /// Frames `[first, first + n)` have lost their pages.
     pub fn put_empty(&self, first: FrameNo, n: usize) {
         let mut state = self.state();
-        (first..first + n as FrameNo).for_each(|f| state.empty.insert(f));
+        (first..first + n as FrameNo).for_each(|f| {
+            state.check_in_use(f);
+            state.empty.insert(f);
+        });
     }
 
     /// Frames `[first, first + n)` have pages that nobody needs.
     pub fn put_free(&self, first: FrameNo, n: usize) {
         let mut state = self.state();
-        (first..first + n as FrameNo).for_each(|f| state.free.insert(f));
+        (first..first + n as FrameNo).for_each(|f| {
+            state.check_in_use(f);
+            state.free.insert(f);
+        });
     }
 
     /// Address of a frame.

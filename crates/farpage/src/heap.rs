@@ -116,7 +116,8 @@ mod tests {
         let heap = Heap::empty();
         // SAFETY: leaked memory that only the heap uses.
         unsafe { heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }) };
-        let layouts = [(24, 8), (100, 16), (4096, 4096), (5000, 64), (17, 1)].map(|(s, a)| Layout::from_size_align(s, a).unwrap());
+        let layouts = [(24, 8), (100, 16), (4096, 4096), (5000, 64), (17, 1)]
+            .map(|(s, a)| Layout::from_size_align(s, a).unwrap());
         let mut seen: Vec<(usize, usize)> = Vec::new();
         for round in 0..20 {
             // SAFETY: valid layouts.

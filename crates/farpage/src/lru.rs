@@ -81,10 +81,10 @@ impl Lru {
     pub fn take_for_writing(&mut self, table: &PageTable) -> Option<(Node, crate::page_table::FrameNo)> {
         while let Some(n) = self.cached.pop_back(table) {
             let node = Node(n);
-            if let State::Cached(f) = table.state(node) {
-                if table.change(node, State::Cached(f), State::Writeback(f)) {
-                    return Some((node, f));
-                }
+            if let State::Cached(f) = table.state(node)
+                && table.change(node, State::Cached(f), State::Writeback(f))
+            {
+                return Some((node, f));
             }
         }
         None

@@ -10,12 +10,17 @@ use crate::engine::{Engine, give_up, lock};
 use crate::pager::ADOPT_MIN;
 use crate::stat::StatPage;
 use crate::sys::futex;
+use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
 use crate::sys::raw::message;
 use crate::sys::thread::{close_all_but, settle};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+
+/// A word that nobody wakes: sleeping is waiting for it.
+static NEVER: AtomicU32 = AtomicU32::new(0);
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -33,6 +38,12 @@ pub struct Monitor {
     quiet: u32,
     /// Activation failed; said once.
     failed: bool,
+    /// News of mappings, where the system allows it.
+    events: Option<MappingEvents>,
+    /// They are switched on.
+    enabled: bool,
+    /// Mappings heard of, to be handed to the pager at the next turn.
+    news: Vec<(usize, usize)>,
 }
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
@@ -56,8 +67,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         e.fork.monitor_gate.lock();
         let pause = monitor.turn();
         e.fork.monitor_gate.unlock();
-        let seen = e.wakeups.monitor.load(Acquire);
-        futex::wait(&e.wakeups.monitor, seen, Some(pause.as_nanos() as u64));
+        monitor.wait(pause);
     }
 }
 
@@ -73,12 +83,50 @@ impl Monitor {
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
         let now = Instant::now();
         let buffer = vec![0; 32 * 1024];
-        Ok(Monitor { e, proc, statm, maps, buffer, unmanaged: 0, scanned: now, pinned: now, last_rss: 0, quiet: 0, failed: false })
+        let events = MappingEvents::open().ok();
+        let news = Vec::with_capacity(256);
+        Ok(Monitor {
+            e,
+            proc,
+            statm,
+            maps,
+            buffer,
+            unmanaged: 0,
+            scanned: now,
+            pinned: now,
+            last_rss: 0,
+            quiet: 0,
+            failed: false,
+            events,
+            enabled: false,
+            news,
+        })
+    }
+
+    /// Sleeps, but not while the program makes new mappings. Outside the gate, so nothing is allocated here.
+    fn wait(&mut self, pause: Duration) {
+        let ns = pause.as_nanos() as i64;
+        match &mut self.events {
+            Some(events) if self.e.active.load(Relaxed) => events.wait(ns, |start, end| {
+                if end - start >= ADOPT_MIN && self.news.len() < self.news.capacity() {
+                    self.news.push((start, end));
+                }
+            }),
+            _ => futex::wait(&NEVER, 0, Some(ns as u64)),
+        }
     }
 
     /// One sample and what follows from it; returns how long to sleep.
     fn turn(&mut self) -> Duration {
         let e = self.e;
+        if !self.news.is_empty() {
+            lock(&e.candidates).append(&mut self.news);
+            e.kick_pager();
+        }
+        if !self.enabled && e.active.load(Relaxed) {
+            self.enabled = true;
+            self.events.iter().for_each(MappingEvents::enable);
+        }
         let before = e.budget.grown();
         let rss = match rss_anon_pages(&self.statm) {
             Ok(pages) => pages as i64,

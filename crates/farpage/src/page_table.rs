@@ -251,7 +251,8 @@ mod tests {
     fn table() -> PageTable {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), TABLE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), TABLE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) };
         // SAFETY: zeroed, ours, never unmapped.
         unsafe { PageTable::new(Part { base: base.unwrap() as usize, len: TABLE_BYTES }) }
     }
@@ -259,7 +260,14 @@ mod tests {
     #[test]
     fn words_round_trip() {
         let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
-        for s in [State::None, State::Mapped(None), State::Mapped(Some(entry)), State::Cached(7), State::Writeback(0), State::Swapped(entry)] {
+        for s in [
+            State::None,
+            State::Mapped(None),
+            State::Mapped(Some(entry)),
+            State::Cached(7),
+            State::Writeback(0),
+            State::Swapped(entry),
+        ] {
             assert_eq!(State::decode(s.encode()), s);
         }
     }

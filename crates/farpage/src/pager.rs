@@ -91,7 +91,8 @@ impl Engine {
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
         let pagemap = proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"))?;
         let maps = proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {e}"))?;
-        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| format!("cannot make an eventfd: {e}"))?;
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| format!("cannot make an eventfd: {e}"))?;
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -212,7 +213,9 @@ impl Pager {
         match m {
             Message::Fault { addr, write, tid } => {
                 if self.e.arena.all.contains(addr) {
-                    fatal(&format!("engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"));
+                    fatal(&format!(
+                        "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
+                    ));
                 }
                 self.waiting.push(Fault { addr, write, since, reported: false });
             }
@@ -270,7 +273,9 @@ impl Pager {
         let node = self.e.table.node((fault.addr / PAGE_SIZE) as u64);
         let state = node.map(|n| self.e.table.state(n));
         let (addr, changing) = (fault.addr, self.changing());
-        message(&format!("a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"));
+        message(&format!(
+            "a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"
+        ));
     }
 
     /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
@@ -388,7 +393,7 @@ impl Pager {
     }
 
     /// Registers what the monitor found.
-    fn register_candidates(&mut self) {
+    pub(crate) fn register_candidates(&mut self) {
         let found = {
             let mut candidates = lock(&self.e.candidates);
             if candidates.is_empty() {
@@ -457,22 +462,27 @@ impl Pager {
         let e = self.e;
         let mut seen = 0;
         let mut next = last;
-        let result = pagemap::present_runs(&self.pagemap, first as usize * PAGE_SIZE, last as usize * PAGE_SIZE, |start, end| {
-            let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-            let stop = end.min(start + (SCAN_STEP - seen));
-            for vpn in start..stop {
-                if let Some(node) = e.table.node_or_create(vpn) {
-                    if e.table.state(node) == State::None {
+        let result = pagemap::present_runs(
+            &self.pagemap,
+            first as usize * PAGE_SIZE,
+            last as usize * PAGE_SIZE,
+            |start, end| {
+                let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                let stop = end.min(start + (SCAN_STEP - seen));
+                for vpn in start..stop {
+                    if let Some(node) = e.table.node_or_create(vpn)
+                        && e.table.state(node) == State::None
+                    {
                         lock(&e.lru).map(&e.table, node, State::Mapped(None));
                     }
                 }
-            }
-            seen += stop - start;
-            if seen == SCAN_STEP {
-                next = stop;
-            }
-            seen < SCAN_STEP
-        });
+                seen += stop - start;
+                if seen == SCAN_STEP {
+                    next = stop;
+                }
+                seen < SCAN_STEP
+            },
+        );
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", &error);
         }
@@ -487,27 +497,37 @@ impl Pager {
         let e = self.e;
         let first = vpn & !511;
         let mut present = [false; 512];
-        let result = pagemap::present_runs(&self.pagemap, first as usize * PAGE_SIZE, (first as usize + 512) * PAGE_SIZE, |s, t| {
-            for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
-                present[vpn - first as usize] = true;
-            }
-            true
-        });
+        let result = pagemap::present_runs(
+            &self.pagemap,
+            first as usize * PAGE_SIZE,
+            (first as usize + 512) * PAGE_SIZE,
+            |s, t| {
+                for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
+                    present[vpn - first as usize] = true;
+                }
+                true
+            },
+        );
         if result.is_err() {
             return;
         }
         e.table.for_each(first, first + 512, |vpn, node| {
-            if let State::Mapped(entry) = e.table.state(node) {
-                if !present[(vpn - first) as usize] {
-                    lock(&e.lru).unmap(&e.table, node, State::None);
-                    e.free_entry(entry);
-                }
+            if let State::Mapped(entry) = e.table.state(node)
+                && !present[(vpn - first) as usize]
+            {
+                lock(&e.lru).unmap(&e.table, node, State::None);
+                e.free_entry(entry);
             }
         });
     }
 
     /// [`pagemap::present_runs`] of this process.
-    pub(crate) fn present(&self, start: usize, end: usize, each: impl FnMut(usize, usize) -> bool) -> Result<(), rustix::io::Errno> {
+    pub(crate) fn present(
+        &self,
+        start: usize,
+        end: usize,
+        each: impl FnMut(usize, usize) -> bool,
+    ) -> Result<(), rustix::io::Errno> {
         pagemap::present_runs(&self.pagemap, start, end, each)
     }
 
@@ -515,5 +535,4 @@ impl Pager {
     pub(crate) fn changing(&self) -> bool {
         self.uffd.is_changing(self.e.arena.frames.base)
     }
-
 }

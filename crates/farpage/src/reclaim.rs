@@ -73,6 +73,8 @@ impl Pager {
         }
         Stat::add(&e.stat.allocstall, 1);
         for _ in 0..64 {
+            // While this thread is busy the program goes on to touch what it has mapped meanwhile.
+            self.register_candidates();
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
             if lock(&e.lru).cached_len() < 16 {
                 self.shrink(BATCH);
@@ -103,13 +105,20 @@ impl Pager {
         let mut i = 0;
         while i < n {
             let vpn = e.table.vpn(batch[i]);
+            if !self.is_mapped(batch[i]) {
+                i += 1; // found gone while a neighbour was moved
+                continue;
+            }
             if self.is_pinned(vpn) {
                 lock(&e.lru).rotate(&e.table, batch[i]);
                 i += 1;
                 continue;
             }
             let mut len = 1;
-            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 && !self.is_pinned(vpn + len as u64) {
+            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 {
+                if self.is_pinned(vpn + len as u64) || !self.is_mapped(batch[i + len]) {
+                    break;
+                }
                 len += 1;
             }
             match self.move_out(vpn, &batch[i..i + len]) {
@@ -123,6 +132,10 @@ impl Pager {
         self.scratch = nodes;
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         moved
+    }
+
+    fn is_mapped(&self, node: Node) -> bool {
+        matches!(self.e.table.state(node), State::Mapped(_))
     }
 
     fn is_pinned(&self, vpn: Vpn) -> bool {

@@ -5,6 +5,7 @@
 //! fails and the slot is freed. A page whose store fails stays in the swap cache: nothing is ever given up before its
 //! copy is complete.
 
+use crate::PAGE_SIZE;
 use crate::content::is_zero;
 use crate::device::{Entry, StoreError};
 use crate::engine::{Engine, lock};
@@ -12,7 +13,6 @@ use crate::page_table::{FrameNo, Node, State};
 use crate::stat::Stat;
 use crate::sys::futex;
 use crate::sys::thread::settle;
-use crate::PAGE_SIZE;
 use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 

@@ -3,7 +3,7 @@
 use super::raw::{Errno, nr, syscall};
 use std::sync::atomic::AtomicU32;
 
-const WAIT: usize = 0 | PRIVATE;
+const WAIT: usize = PRIVATE;
 const WAKE: usize = 1 | PRIVATE;
 const WAKE_OP: usize = 5 | PRIVATE;
 const PRIVATE: usize = 128;

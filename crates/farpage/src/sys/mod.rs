@@ -5,6 +5,7 @@
 
 pub mod futex;
 pub mod pagemap;
+pub mod perf;
 pub mod proc;
 pub mod raw;
 pub mod thread;

@@ -38,7 +38,12 @@ const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as
 ///
 /// # Errors
 /// The errno of the ioctl (`NOTTY`: kernel older than 6.7).
-pub fn present_runs(pagemap: &OwnedFd, start: usize, end: usize, mut each: impl FnMut(usize, usize) -> bool) -> Result<(), Errno> {
+pub fn present_runs(
+    pagemap: &OwnedFd,
+    start: usize,
+    end: usize,
+    mut each: impl FnMut(usize, usize) -> bool,
+) -> Result<(), Errno> {
     let mut regions = [Region::default(); 64];
     let mut from = start as u64;
     while from < end as u64 {
@@ -81,7 +86,9 @@ mod tests {
     fn sees_touched_pages_only() {
         let len = 64 * 4096;
         // SAFETY: a new private mapping.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.unwrap();
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }
+                .unwrap();
         for page in [3usize, 4, 9] {
             // SAFETY: inside the mapping.
             unsafe { base.cast::<u8>().add(page * 4096).write(1) };

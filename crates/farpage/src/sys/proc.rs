@@ -187,7 +187,8 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let perms = fields.next()?;
     let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
-    let anonymous = perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
+    let anonymous =
+        perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
     Some(Mapping { start, end, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
@@ -204,7 +205,8 @@ pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Err
         let entry = entry?;
         let Some(tid) = number(entry.file_name().to_bytes()) else { continue };
         let (mut head, mut len) = (0usize, 0usize);
-        let args = [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
+        let args =
+            [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
         // SAFETY: the call fills the two words.
         if unsafe { syscall(nr::GET_ROBUST_LIST, args) }.is_ok() && head != 0 {
             each(head);

@@ -49,8 +49,12 @@ pub mod nr {
     pub const FUTEX: u32 = 202;
     /// `sched_setaffinity`
     pub const SCHED_SETAFFINITY: u32 = 203;
+    /// `ppoll`
+    pub const PPOLL: u32 = 271;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
+    /// `perf_event_open`
+    pub const PERF_EVENT_OPEN: u32 = 298;
     /// `sched_setattr`
     pub const SCHED_SETATTR: u32 = 314;
     /// `userfaultfd`
@@ -81,7 +85,9 @@ pub fn message(text: &str) {
         n += take;
     }
     line[n - 1] = b'\n';
-    if let Ok(fd) = open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
+    if let Ok(fd) =
+        open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    {
         let _ = rustix::io::write(&fd, &line[..n]);
     }
 }

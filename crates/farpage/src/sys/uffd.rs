@@ -131,7 +131,11 @@ impl std::fmt::Display for OpenError {
             return write!(f, "the kernel's userfaultfd lacks a feature (UFFDIO_MOVE needs Linux 6.8): {e}");
         }
         f.write_str("cannot create a userfaultfd that also serves system calls: tried")?;
-        let tried = [("inherited descriptor", self.inherited), ("/dev/userfaultfd", self.device), ("userfaultfd(2)", self.syscall)];
+        let tried = [
+            ("inherited descriptor", self.inherited),
+            ("/dev/userfaultfd", self.device),
+            ("userfaultfd(2)", self.syscall),
+        ];
         let mut sep = " ";
         for (what, e) in tried {
             match e {
@@ -221,7 +225,8 @@ impl Uffd {
     /// # Safety
     /// `dst` and `src` are page aligned; no Rust reference points into either range.
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
-        let mut arg = k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
+        let mut arg =
+            k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
         // SAFETY: the kernel moves pages only where none is, atomically against all other threads; no reference points
         // into the ranges (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_MOVE, &mut arg) };
@@ -235,7 +240,8 @@ impl Uffd {
     /// # Safety
     /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
     pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
-        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), copy: 0 };
+        let mut arg =
+            k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), copy: 0 };
         // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
         progress(result, arg.copy, len)
@@ -266,7 +272,9 @@ impl Uffd {
         let mut raw = [const { std::mem::MaybeUninit::<k::uffd_msg>::uninit() }; BATCH];
         let size = size_of::<k::uffd_msg>();
         // SAFETY: viewing uninitialised messages as uninitialised bytes of the same extent.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<std::mem::MaybeUninit<u8>>(), want * size) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<std::mem::MaybeUninit<u8>>(), want * size)
+        };
         let n = match rustix::io::read(&self.0, bytes) {
             Ok((init, _)) => init.len() / size,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
@@ -307,8 +315,12 @@ unsafe fn decode(msg: &k::uffd_msg) -> Option<Message> {
                     tid: p.feat.ptid,
                 }
             }
-            k::UFFD_EVENT_REMOVE => Message::Remove { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize },
-            k::UFFD_EVENT_UNMAP => Message::Unmap { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize },
+            k::UFFD_EVENT_REMOVE => {
+                Message::Remove { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
+            }
+            k::UFFD_EVENT_UNMAP => {
+                Message::Unmap { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
+            }
             k::UFFD_EVENT_REMAP => {
                 let r = msg.arg.remap;
                 Message::Remap { from: r.from as usize, to: r.to as usize, len: r.len as usize }
