@@ -174,8 +174,8 @@ mod tests {
         let mut taken = 0;
         while let Some((first, n)) = frames.take_empty(48) {
             assert!((1..=48).contains(&n));
-            for f in first as usize..first as usize + n {
-                assert!(!std::mem::replace(&mut owner[f], true));
+            for owned in &mut owner[first as usize..first as usize + n] {
+                assert!(!std::mem::replace(owned, true));
             }
             taken += n;
         }
