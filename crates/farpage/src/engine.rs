@@ -187,9 +187,13 @@ impl Engine {
     /// # Errors
     /// One line.
     pub fn spawn_monitor(&'static self) -> Result<(), String> {
-        self.spawn(0, crate::monitor::main, crate::stat::THREAD_NAME.as_bytes(), false)
-            .map(drop)
-            .map_err(|e| format!("cannot start an engine thread: {e}"))
+        let name = crate::stat::THREAD_NAME.as_bytes();
+        let tid = self
+            .spawn(0, crate::monitor::main, name, false)
+            .map_err(|e| format!("cannot start an engine thread: {e}"))?;
+        // Known before anybody can fork: a fork fetches descriptors from this thread's table.
+        self.fork.set_monitor(tid);
+        Ok(())
     }
 
     /// Starts an engine thread on stack `index`. Except for the monitor's, called on an engine thread, whose descriptor

@@ -188,9 +188,13 @@ impl Fork {
         keep
     }
 
+    /// The monitor's thread id: whose descriptor table is the engine's.
+    pub fn set_monitor(&self, tid: u32) {
+        self.monitor_tid.store(tid, SeqCst);
+    }
+
     /// `/proc` as inherited from the parent, in a child.
     pub fn inherited_proc(&self) -> Option<OwnedFd> {
-        self.monitor_tid.store(gettid(), SeqCst);
         let fd = self.proc_fd.load(SeqCst);
         // SAFETY: in a child the number was fetched for the new table; nobody else owns it.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
