@@ -144,6 +144,9 @@ impl Monitor {
             return Duration::from_micros((room * 7 / 10).clamp(1_000, 100_000));
         }
         self.look_after(rss);
+        if let Some(warning) = e.space.take_warning() {
+            message(&warning);
+        }
         e.fork.collect_leases(e);
         if e.budget.excess() > 0 {
             e.wake_writer();
