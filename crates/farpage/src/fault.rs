@@ -58,6 +58,17 @@ impl Engine {
         unsafe { &mut *(self.frames.addr(f) as *mut Page) }
     }
 
+    /// Makes a frame that a forked child still shares this process's alone: one write that changes nothing, volatile so
+    /// that it happens.
+    ///
+    /// # Safety
+    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
+    pub(crate) unsafe fn unshare_frame(&self, f: FrameNo) {
+        let p = self.frames.addr(f) as *mut u8;
+        // SAFETY: a byte of the caller's frame.
+        unsafe { p.write_volatile(p.read_volatile()) };
+    }
+
     /// Frees the slot that belongs to frame `f`, if any.
     pub(crate) fn release_frame_entry(&self, f: FrameNo) {
         self.free_entry(Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed)));
@@ -215,11 +226,8 @@ impl Pager {
                 Err(Refused::Busy) if unshared != done => {
                     // Shared with a forked child: one write makes the frame ours alone.
                     unshared = done;
-                    // SAFETY: an owned frame with a page; volatile, so that the write happens.
-                    unsafe {
-                        let p = e.frames.addr(first + done as FrameNo) as *mut u8;
-                        p.write_volatile(p.read_volatile());
-                    }
+                    // SAFETY: the frame is owned here and has a page.
+                    unsafe { e.unshare_frame(first + done as FrameNo) };
                 }
                 Err(Refused::Unlike | Refused::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
@@ -296,11 +304,8 @@ impl Pager {
             if result != Err(Refused::Busy) {
                 break;
             }
-            // SAFETY: as in place_frames.
-            unsafe {
-                let p = e.frames.addr(f) as *mut u8;
-                p.write_volatile(p.read_volatile());
-            }
+            // SAFETY: the frame is owned here and has a page.
+            unsafe { e.unshare_frame(f) };
         }
         match result {
             Ok(()) => e.frames.put_empty(f, 1),

@@ -69,7 +69,8 @@ impl Verdict {
         }
     }
 
-    fn messages(&self) -> impl Iterator<Item = Message> + '_ {
+    /// The pending events in order.
+    pub fn events(&self) -> impl Iterator<Item = Message> + '_ {
         self.events[..self.n].iter().map(|r| match r[0] {
             1 => Message::Unmap { start: r[1], end: r[2] },
             3 => Message::Remove { start: r[1], end: r[2] },
@@ -102,8 +103,6 @@ pub struct Fork {
     pub monitor_gate: ForkLock,
     pager: AtomicU32,
     forker: AtomicU32,
-    /// The pager's thread id.
-    pub pager_tid: AtomicU32,
     /// Descriptor of `/proc` in the engine's table.
     pub proc_fd: AtomicI32,
     monitor_tid: AtomicU32,
@@ -132,7 +131,6 @@ impl Default for Fork {
             monitor_gate: ForkLock::default(),
             pager: AtomicU32::new(RUNNING),
             forker: AtomicU32::new(0),
-            pager_tid: AtomicU32::new(0),
             proc_fd: AtomicI32::new(-1),
             monitor_tid: AtomicU32::new(0),
             errand: Mutex::new(Errand::default()),
@@ -522,11 +520,6 @@ impl Verdict {
     /// More was pending than could be noted.
     pub fn overflowed(&self) -> bool {
         self.overflow
-    }
-
-    /// The pending events in order.
-    pub fn events(&self) -> impl Iterator<Item = Message> + '_ {
-        self.messages()
     }
 }
 

@@ -120,8 +120,7 @@ impl Engine {
         self.fork.hand_over(pager);
         self.active.store(true, Ordering::Release);
         let failed = |e| format!("cannot start an engine thread: {e}");
-        let tid = self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
-        self.fork.pager_tid.store(tid, Ordering::Release);
+        self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
         self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
         Ok(())
     }

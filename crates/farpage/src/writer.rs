@@ -153,11 +153,8 @@ fn release(e: &Engine, frame: FrameNo) {
         if result.is_ok() {
             break;
         }
-        // SAFETY: ours; unshares a page that a forked child still shares.
-        unsafe {
-            let p = src as *mut u8;
-            p.write_volatile(p.read_volatile());
-        }
+        // SAFETY: the frame is owned here and has a page.
+        unsafe { e.unshare_frame(frame) };
     }
     if result.is_err() {
         e.frames.put_free(frame, 1);
