@@ -242,7 +242,7 @@ impl Engine {
     /// Wakes the writer.
     pub fn wake_writer(&self) {
         self.wakeups.writer.fetch_add(1, Ordering::Release);
-        futex::wake(&self.wakeups.writer, 1);
+        futex::wake_one(&self.wakeups.writer);
     }
 
     /// Free frames the writer keeps in store.

@@ -217,7 +217,7 @@ impl Fork {
 
     fn set_pager(&self, to: u32) {
         self.pager.store(to, SeqCst);
-        futex::wake(&self.pager, u32::MAX);
+        futex::wake_all(&self.pager);
     }
 
     fn wait_pager(&self, until: u32) {
@@ -388,7 +388,7 @@ fn open_gates(f: &Fork) {
     f.closed.store(0, SeqCst);
     f.monitor_gate.unlock();
     f.writer_gate.unlock();
-    futex::wake(&f.closed, u32::MAX);
+    futex::wake_all(&f.closed);
     f.lock.unlock();
 }
 
@@ -512,7 +512,7 @@ impl Fork {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
         }
         self.child_ready.store(1, SeqCst);
-        futex::wake(&self.child_ready, u32::MAX);
+        futex::wake_all(&self.child_ready);
     }
 }
 

@@ -17,10 +17,20 @@ pub fn wait(word: &AtomicU32, seen: u32, timeout_ns: Option<u64>) {
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAIT, seen as usize, ts_ptr, 0, 0]) };
 }
 
-/// Wakes up to `n` waiters of `word`.
-pub fn wake(word: &AtomicU32, n: u32) {
-    // SAFETY: FUTEX_WAKE uses the address only as a key.
-    let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAKE, n as usize, 0, 0, 0]) };
+/// Wakes one waiter of `word`.
+pub fn wake_one(word: &AtomicU32) {
+    wake(word, 1);
+}
+
+/// Wakes all waiters of `word`; how many there were.
+pub fn wake_all(word: &AtomicU32) -> usize {
+    wake(word, i32::MAX)
+}
+
+/// The kernel takes the count as a signed number and stops after the first waiter if it is negative.
+fn wake(word: &AtomicU32, n: i32) -> usize {
+    // SAFETY: FUTEX_WAKE uses the address only as a key; it cannot fail for a live aligned word.
+    unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAKE, n as usize, 0, 0, 0]) }.unwrap_or(0)
 }
 
 /// Adds 0, atomically, to the first 4 bytes at page address `page`: a write that changes nothing, but makes a page that
@@ -39,4 +49,28 @@ pub fn unshare_page(page: usize) -> Result<(), Errno> {
     let args = [NOBODY.as_ptr() as usize, WAKE_OP, 0, 0, page, op];
     // SAFETY: the operation writes back the value it read, in one atomic step; no safe code can observe it.
     unsafe { syscall(nr::FUTEX, args) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn all_waiters_are_woken_at_once() {
+        static WORD: AtomicU32 = AtomicU32::new(1);
+        let sleeper = || {
+            while WORD.load(SeqCst) == 1 {
+                wait(&WORD, 1, None);
+            }
+        };
+        let sleepers: Vec<_> = (0..3).map(|_| std::thread::spawn(sleeper)).collect();
+        // Until all three sleep, each wake-up finds fewer.
+        while wake_all(&WORD) < 3 {
+            std::thread::yield_now();
+        }
+        WORD.store(0, SeqCst);
+        wake_all(&WORD);
+        sleepers.into_iter().for_each(|s| s.join().unwrap());
+    }
 }

@@ -203,6 +203,6 @@ impl ForkLock {
     /// Gives it back; also in a child that was forked while it was held.
     pub fn unlock(&self) {
         self.0.store(0, SeqCst);
-        super::futex::wake(&self.0, 1);
+        super::futex::wake_one(&self.0);
     }
 }
