@@ -23,6 +23,7 @@ use crate::frame::Frames;
 use crate::heap::Heap;
 use crate::lru::Lru;
 use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
+use crate::pool_share::{LoadTimes, PoolShare};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::raw::{fatal, message};
@@ -99,6 +100,8 @@ pub struct Engine {
     pub fork: Fork,
     /// Memory is managed from now on.
     pub active: AtomicBool,
+    /// What a load takes.
+    pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
     pub clean: crate::reclaim::CleanBalance,
     /// The warning that all devices are full has been given.
@@ -137,7 +140,7 @@ impl Engine {
         // SAFETY: the part was made for the table and for nobody else.
         let table = unsafe { PageTable::new(arena.table) };
         let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
-        let pool_limit = conf.ram / 2;
+        let pool_limit = PoolShare::new(conf.ram).limit();
         // SAFETY: the part was made for the pool and for nobody else.
         let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
             .map_err(|e| e.to_string())?;
@@ -164,6 +167,7 @@ impl Engine {
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             fork: Fork::default(),
             active: AtomicBool::new(false),
+            load_times: LoadTimes::default(),
             clean: crate::reclaim::CleanBalance::default(),
             full_warned: AtomicBool::new(false),
             tls_below: tls_below(),

@@ -13,6 +13,7 @@ use crate::stat::Stat;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -391,8 +392,14 @@ impl Pager {
             // SAFETY: frames from the free list are present and ours, each named once.
             pages.push(unsafe { e.frame_mut(first + i as FrameNo) });
         }
+        let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
+        let since = Instant::now();
         let (loaded, error) = e.space.load_many(&entries, &mut pages);
         drop(pages);
+        if wanted && entries.len() == 1 {
+            e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
+        }
+        Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
         if let (0, true, Some(error)) = (loaded, wanted, error) {
             // Perhaps it is not the first page that cannot be read.
             // SAFETY: as above.
@@ -407,16 +414,19 @@ impl Pager {
         }
         e.frames.put_free(first + loaded as FrameNo, got - loaded);
         let placed = self.place_frames(vpn, first, loaded);
-        let keep = e.keep_clean();
+        let mut kept = [None; READAHEAD_MAX as usize];
+        for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
+            *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
+        }
         let mut lru = lock(&e.lru);
-        for (i, entry) in entries.iter().enumerate().take(placed.done) {
-            if let Some(node) = e.table.node(vpn + i as u64) {
-                lru.map(&e.table, node, State::Mapped(keep.then_some(*entry)));
+        for (vpn, kept) in (vpn..).zip(&kept[..placed.done]) {
+            if let Some(node) = e.table.node(vpn) {
+                lru.map(&e.table, node, State::Mapped(*kept));
             }
         }
         drop(lru);
-        if !keep {
-            entries[..placed.done].iter().for_each(|entry| e.free_entry(Some(*entry)));
+        for (entry, _) in entries.iter().zip(&kept[..placed.done]).filter(|(_, kept)| kept.is_none()) {
+            e.free_entry(Some(*entry));
         }
         Stat::add(&e.stat.pswpin, placed.done as u64);
         let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };

@@ -20,6 +20,7 @@ pub mod lru;
 pub mod monitor;
 pub mod page_table;
 pub mod pager;
+pub mod pool_share;
 pub mod preload;
 pub mod probe;
 pub mod reclaim;

@@ -8,6 +8,7 @@
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, give_up, lock};
 use crate::pager::ADOPT_MIN;
+use crate::pool_share::{PoolShare, Sample};
 use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
@@ -44,6 +45,8 @@ pub struct Monitor {
     enabled: bool,
     /// Mappings heard of, to be handed to the pager at the next turn.
     news: Vec<(usize, usize)>,
+    /// How much of the budget is for compressed pages.
+    share: PoolShare,
 }
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
@@ -100,6 +103,7 @@ impl Monitor {
             events,
             enabled: false,
             news,
+            share: PoolShare::new(e.conf.ram),
         })
     }
 
@@ -144,6 +148,7 @@ impl Monitor {
             return Duration::from_micros((room * 7 / 10).clamp(1_000, 100_000));
         }
         self.look_after(rss);
+        self.divide_budget();
         if let Some(warning) = e.space.take_warning() {
             message(&warning);
         }
@@ -195,6 +200,27 @@ impl Monitor {
             self.scanned = now;
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
+        }
+    }
+
+    /// Moves the border between pages as they are and compressed ones. Without a file there is nowhere else to go.
+    fn divide_budget(&mut self) {
+        let e = self.e;
+        if !e.space.is_tiered() {
+            return;
+        }
+        let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let sample = Sample {
+            refaults_cached: e.stat.workingset_refault_cached.load(Relaxed),
+            major: e.stat.pgmajfault.load(Relaxed),
+            major_file: e.stat.pgmajfault_file.load(Relaxed),
+            cached_bytes: e.stat.cached_bytes.load(Relaxed),
+            pool_bytes: e.stat.pool_bytes.load(Relaxed),
+            pool_load_ns,
+            file_load_ns,
+        };
+        if let Some(limit) = self.share.turn(sample) {
+            e.space.set_pool_limit(limit);
         }
     }
 

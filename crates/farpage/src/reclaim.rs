@@ -5,7 +5,7 @@
 
 use crate::PAGE_SIZE;
 use crate::device::Entry;
-use crate::engine::{Engine, lock};
+use crate::engine::lock;
 use crate::page_table::{FrameNo, Node, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
@@ -40,13 +40,6 @@ impl CleanBalance {
     pub fn keep(&self) -> bool {
         let (good, bad) = (self.unchanged.load(Relaxed), self.changed.load(Relaxed));
         good * 4 + 64 > good + bad || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
-    }
-}
-
-impl Engine {
-    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean.
-    pub(crate) fn keep_clean(&self) -> bool {
-        self.clean.keep() && !self.space.pool_over_share()
     }
 }
 

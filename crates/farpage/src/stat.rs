@@ -99,6 +99,8 @@ fields! {
         pgfault,
         /// Faults that read a swap device.
         pgmajfault,
+        /// Of these, faults that waited for a file.
+        pgmajfault_file,
         /// Pages read from swap devices, readahead included.
         pswpin,
         /// Pages written to swap devices.

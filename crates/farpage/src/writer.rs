@@ -96,6 +96,7 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
         if unchanged {
             e.frame_entry[frame as usize].store(0, Relaxed);
             Stat::add(&e.stat.swpout_clean, 1);
+            e.space.promote(old, page);
             return Ok(Some(old));
         }
         e.release_frame_entry(frame);

@@ -270,6 +270,16 @@ pub trait SwapDevice: Send + Sync {
     /// Frees an entry; `false`: it was not in use (a bug of the caller).
     fn free(&self, entry: Entry) -> bool;
 
+    /// The page of this entry is about to leave memory unchanged: the device may take it (`page`, its content) to a
+    /// faster place. The entry stays.
+    fn promote(&self, _entry: Entry, _page: &Page) {}
+
+    /// The page of this entry is in memory again, and memory is scarce: gives up what the entry takes of it. `false`:
+    /// it takes some, and only freeing it helps.
+    fn give_up(&self, _entry: Entry) -> bool {
+        true
+    }
+
     /// Adds this device's numbers.
     fn add_usage(&self, usage: &mut Usage);
 

@@ -214,15 +214,37 @@ impl SwapSpace {
         self.device(entry).is_ok_and(|device| device.free(entry))
     }
 
+    /// `page`, the content of `entry`, is about to leave memory unchanged: it may be taken from a file back into a
+    /// compressed pool, if such pages use to be wanted again soon. Costs a compression; for a background thread.
+    pub fn promote(&self, entry: Entry, page: &Page) {
+        if let Ok(device) = self.device(entry) {
+            device.promote(entry, page);
+        }
+    }
+
+    /// The page of `entry` is in memory again: whether the entry can be kept without taking memory of a scarce pool. If
+    /// not, it is to be freed.
+    pub fn keep(&self, entry: Entry) -> bool {
+        !self.pool_is_tight() || self.device(entry).is_ok_and(|device| device.give_up(entry))
+    }
+
     /// Memory of the compressed pools now, bytes (touched spans: an upper bound).
     pub fn pool_bytes(&self) -> u64 {
         self.zrams.iter().map(|zram| zram.pool_bytes()).sum()
     }
 
-    /// Whether a compressed pool is above 7/8 of its limit: call [`SwapSpace::writeback`], and do not keep pages there
-    /// that are also in memory.
+    /// Whether a compressed pool is above 7/8 of its limit: call [`SwapSpace::writeback`].
     pub fn pool_over_share(&self) -> bool {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
+    }
+
+    /// Whether there are both compressed pools and files.
+    pub fn is_tiered(&self) -> bool {
+        !self.zrams.is_empty() && self.zrams.len() < self.devices.len()
+    }
+
+    fn pool_is_tight(&self) -> bool {
+        self.zrams.iter().any(|zram| zram.is_tight())
     }
 
     /// Fills holes of the compressed pools if they have many (more than a quarter), looking at `pages` pages at most;

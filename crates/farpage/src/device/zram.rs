@@ -12,6 +12,7 @@
 //!                       ^                 +-----------------+   '-- write failed: mark off, stays
 //!                       '-- a slot that was freed (and perhaps used again) meanwhile has lost the mark:
 //!                           the file's copy is freed
+//!   Forward(entry) --promote--> Object backed by entry --grows old, or give_up--> Forward(entry)      ([`promote`])
 //! ```
 //!
 //! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner`. Compressing, decompressing, filling a
@@ -19,6 +20,7 @@
 //! at most one page, so a load never waits for a compression.
 
 mod codec;
+mod promote;
 #[cfg(test)]
 mod tests;
 mod writeback;
@@ -29,6 +31,7 @@ use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_v
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use codec::{Codec, fill, same_filled};
+use promote::Worth;
 use farpage_swap::cluster::SlotAllocator;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -39,8 +42,11 @@ pub const COMPRESSED_MAX: usize = 3264;
 const WRITEBACK_BATCH: usize = 32;
 /// Share of the limit, in eighths, above which pages should move on.
 const SHARE_EIGHTHS: u64 = 7;
+/// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
+const TIGHT_EIGHTHS: u64 = 6;
 
-/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle, Forward the entry.
+/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry of
+/// a copy in a file, if there is one), Forward the entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Kind {
     #[default]
@@ -52,11 +58,13 @@ enum Kind {
 
 #[derive(Clone, Copy, Default)]
 struct Record {
-    /// Two halves, so that the record is aligned to 4 and takes 28 bytes.
+    /// Two halves, so that the record is aligned to 4 and takes 32 bytes.
     data: [u32; 2],
     check: [u32; 4],
     /// Bytes of an object.
     len: u16,
+    /// Bits 32 to 47 of the entry of a copy in a file; the others are `data[1]`.
+    backup_high: u16,
     kind: Kind,
     /// Stored or loaded since the clock hand passed.
     young: bool,
@@ -69,7 +77,20 @@ const _: () = assert!(size_of::<Record>() <= 32);
 impl Record {
     fn new(kind: Kind, data: u64, len: usize, check: u128) -> Record {
         let data = [data as u32, (data >> 32) as u32];
-        Record { data, check: check_words(check), len: len as u16, kind, young: true, marked: false }
+        Record { data, check: check_words(check), len: len as u16, backup_high: 0, kind, young: true, marked: false }
+    }
+
+    /// An object of which `backup` is a copy in a file.
+    fn backed(handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
+        let data = u64::from(handle.raw()) | (backup.raw() & u64::from(u32::MAX)) << 32;
+        let backup_high = (backup.raw() >> 32) as u16;
+        Record { backup_high, ..Record::new(Kind::Object, data, len, check) }
+    }
+
+    /// The copy in a file, if an object has one.
+    fn backup(&self) -> Option<Entry> {
+        let raw = u64::from(self.backup_high) << 32 | u64::from(self.data[1]);
+        Entry::from_raw(raw).filter(|_| self.in_pool())
     }
 
     fn data(&self) -> u64 {
@@ -92,6 +113,8 @@ struct Inner {
     pool_pages: u64,
     compressed_bytes: u64,
     same_pages: u64,
+    /// Objects that have a copy in a file.
+    backed_pages: u64,
     /// Clock hand of the writeback: the next slot to look at.
     hand: u64,
     /// Where the next compaction goes on.
@@ -116,6 +139,7 @@ pub struct Zram {
     full: AtomicBool,
     incompressible: AtomicU64,
     written_back: AtomicU64,
+    worth: Worth,
     bad_frees: AtomicU64,
 }
 
@@ -133,6 +157,7 @@ impl Zram {
                 pool_pages: 0,
                 compressed_bytes: 0,
                 same_pages: 0,
+                backed_pages: 0,
                 hand: 1,
                 compact_hand: 1,
             }),
@@ -141,6 +166,7 @@ impl Zram {
             full: AtomicBool::new(false),
             incompressible: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
+            worth: Worth::default(),
             bad_frees: AtomicU64::new(0),
         }
     }
@@ -164,6 +190,12 @@ impl Zram {
     }
 
     /// Gives empty spans back to the kernel, the system call without the lock.
+    /// Whether pages that are also in memory should not stay in the pool.
+    pub fn is_tight(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.pool.resident_bytes() > inner.pool.limit() / 8 * TIGHT_EIGHTHS
+    }
+
     fn trim(&self) {
         loop {
             let Some(release) = lock(&self.inner).pool.take_excess() else { return };
@@ -172,8 +204,8 @@ impl Zram {
         }
     }
 
-    /// Puts bytes in the pool and takes a slot for them.
-    fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
+    /// An object that holds `bytes` and that nobody knows yet.
+    fn new_object(&self, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
             let mut inner = lock(&self.inner);
             let handle = inner.pool.alloc(bytes.len());
@@ -185,6 +217,12 @@ impl Zram {
         // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
         // else until the record is stored below, so nothing reads, writes or frees it. `bytes` is not in the pool.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
+        Ok(handle)
+    }
+
+    /// Puts bytes in the pool and takes a slot for them.
+    fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
+        let handle = self.new_object(bytes)?;
         let mut inner = lock(&self.inner);
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
         match inner.slots.alloc(record) {
@@ -232,6 +270,7 @@ impl Inner {
             Kind::Object | Kind::Raw => {
                 self.pool.free(record.handle());
                 self.pool_pages -= 1;
+                self.backed_pages -= u64::from(record.backup().is_some());
                 self.compressed_bytes -= u64::from(record.len);
             }
         }
@@ -285,6 +324,9 @@ impl SwapDevice for Zram {
         let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
         record.young = true;
         let record = *record;
+        if record.backup().is_some() {
+            self.worth.note(true);
+        }
         let corrupt = LoadError::Corrupt { device, slot };
         match record.kind {
             Kind::Same => {
@@ -333,15 +375,22 @@ impl SwapDevice for Zram {
             release.run();
             lock(&self.inner).pool.released(release);
         }
-        match record.kind {
-            Kind::Forward => {
-                if let Some((entry, file)) = Entry::from_raw(record.data()).and_then(|e| Some((e, self.file_of(e)?))) {
-                    file.free(entry);
-                }
-            }
-            _ => self.full.store(false, Relaxed),
+        if record.kind != Kind::Forward {
+            self.full.store(false, Relaxed);
+        }
+        let in_file = if record.kind == Kind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
+        if let Some((entry, file)) = in_file.and_then(|e| Some((e, self.file_of(e)?))) {
+            file.free(entry);
         }
         true
+    }
+
+    fn promote(&self, entry: Entry, page: &Page) {
+        self.take_back(entry, page);
+    }
+
+    fn give_up(&self, entry: Entry) -> bool {
+        self.drop_copy(entry)
     }
 
     fn add_usage(&self, usage: &mut Usage) {
@@ -351,8 +400,8 @@ impl SwapDevice for Zram {
         usage.pool_compressed_bytes += inner.compressed_bytes;
         usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
         usage.same_filled_pages += inner.same_pages;
-        // Forwarded pages are counted by their file.
-        usage.slots_in_use += inner.pool_pages + inner.same_pages;
+        // Pages that have a place in a file are counted there.
+        usage.slots_in_use += inner.pool_pages - inner.backed_pages + inner.same_pages;
         usage.meta_bytes += (inner.slots.meta_bytes() + inner.pool.meta_bytes()) as u64;
         drop(inner);
         usage.meta_bytes += self.codec.meta_bytes();

@@ -1,4 +1,5 @@
 //! What a background thread does with compressed pages: moving the oldest to a file, and filling holes in the pool.
+//! A page that has a copy in a file already only gives up its place in the pool.
 //!
 //! Locks: `writeback` for the whole move (one thread at a time), `inner` for short holds: a few hundred slots of the
 //! clock hand, one page's copy. Decompression and file I/O run without `inner`; the mark of a record tells afterwards
@@ -24,13 +25,11 @@ impl Zram {
         }
         let mut moved = 0;
         while moved < pages {
-            let Some(file) = self.files.iter().find(|file| file.accepts()) else { break };
+            let file = self.files.iter().find(|file| file.accepts());
             let mut victims = [0; WRITEBACK_BATCH];
-            let found = self.mark_oldest(&mut victims[..(pages - moved).min(WRITEBACK_BATCH)]);
-            if found == 0 {
-                break;
-            }
-            let done = self.move_to(file, &victims[..found], &mut buffers);
+            let want = (pages - moved).min(WRITEBACK_BATCH);
+            let (found, dropped) = self.mark_oldest(&mut victims[..if file.is_some() { want } else { 0 }], want);
+            let done = dropped + file.map_or(0, |file| self.move_to(file, &victims[..found], &mut buffers));
             self.trim();
             moved += done;
             if done == 0 {
@@ -41,15 +40,16 @@ impl Zram {
         moved
     }
 
-    /// Marks the next old pages at the clock hand, up to `out.len()`; how many.
-    fn mark_oldest(&self, out: &mut [u64]) -> usize {
-        let mut found = 0;
+    /// Goes over the next `want` old pages at the clock hand: marks up to `out.len()` that are to be written, and lets
+    /// those go that have a copy in a file. How many of each.
+    fn mark_oldest(&self, out: &mut [u64], want: usize) -> (usize, usize) {
+        let (mut found, mut dropped) = (0, 0);
         // Two rounds: the first may only make everything old.
         let mut steps = 2 * lock(&self.inner).slots.in_use() + HAND_STEPS as u64;
-        while found < out.len() && steps > 0 {
+        while found + dropped < want && steps > 0 {
             let mut inner = lock(&self.inner);
             for _ in 0..HAND_STEPS {
-                if found == out.len() || steps == 0 {
+                if found + dropped == want || steps == 0 {
                     break;
                 }
                 steps -= 1;
@@ -62,14 +62,23 @@ impl Zram {
                 };
                 inner.hand = slot + 1;
                 let Some(record) = inner.slots.get_mut(slot) else { continue };
-                if record.in_pool() && !std::mem::take(&mut record.young) && !record.marked {
+                if !record.in_pool() || std::mem::take(&mut record.young) || record.marked {
+                    continue;
+                }
+                if record.backup().is_some() {
+                    self.worth.note(false);
+                    dropped += usize::from(inner.drop_backed(slot));
+                } else if let Some(place) = out.get_mut(found) {
                     record.marked = true;
-                    out[found] = slot;
+                    *place = slot;
                     found += 1;
                 }
             }
         }
-        found
+        if dropped > 0 {
+            self.full.store(false, Relaxed);
+        }
+        (found, dropped)
     }
 
     /// Writes marked pages to a file and makes their slots forward to it; how many.
@@ -170,7 +179,7 @@ impl Zram {
                 let Some(record) = inner.slots.get(slot).filter(Record::in_pool) else { continue };
                 let Some(handle) = inner.pool.relocate(record.handle()) else { continue };
                 if let Some(record) = inner.slots.get_mut(slot) {
-                    record.data = [handle.raw(), 0];
+                    record.data[0] = handle.raw();
                 }
             }
         }

@@ -1,0 +1,113 @@
+//! Pages that come back into the pool: the pool as a cache in front of the files.
+//!
+//! A page that was moved on to a file, read back and taken out again unchanged could stay where it is. But then the
+//! pool would keep what nobody wants while what goes back and forth is read from the file each time. So such a page is
+//! compressed into the pool once more ([`Zram::take_back`]), *backed* by its copy in the file: when it grows old again, it
+//! leaves without being written, and when it is loaded into scarce memory, only the compressed copy goes
+//! ([`Zram::drop_copy`]). Whether this pays depends on the program; [`Worth`] watches.
+//!
+//! Locks: codec state, then `inner`, as for a store.
+
+use super::*;
+use std::sync::atomic::AtomicU32;
+
+/// Whether pages that come back into the pool are loaded from there before they leave it again.
+#[derive(Default)]
+pub(super) struct Worth {
+    hits: AtomicU32,
+    misses: AtomicU32,
+    turn: AtomicU32,
+}
+
+impl Worth {
+    /// A promoted page was loaded (a read of the file was saved), or left the pool unread (a compression was wasted).
+    pub(super) fn note(&self, hit: bool) {
+        let side = if hit { &self.hits } else { &self.misses };
+        if side.fetch_add(1, Relaxed) > 4096 {
+            self.hits.store(self.hits.load(Relaxed) / 2, Relaxed);
+            self.misses.store(self.misses.load(Relaxed) / 2, Relaxed);
+        }
+    }
+
+    /// Promote a page? While one in eight is hit: a read from a file costs about eight compressions. Otherwise one in
+    /// 32, to notice when that changes.
+    fn promote(&self) -> bool {
+        let (hits, misses) = (self.hits.load(Relaxed), self.misses.load(Relaxed));
+        hits * 8 + 256 > hits + misses || self.turn.fetch_add(1, Relaxed).is_multiple_of(32)
+    }
+}
+
+impl Zram {
+    /// Takes `page`, the content of `entry`, back into the pool if it was moved on to a file and if that pays. The
+    /// file's copy stays. Whether it was done.
+    pub(super) fn take_back(&self, entry: Entry, page: &Page) -> bool {
+        if self.full.load(Relaxed) {
+            return false;
+        }
+        let Some(backup) = self.forwarded(entry).filter(|_| self.worth.promote()) else { return false };
+        let done = self.codec.compress(page, |bytes| {
+            bytes.len() <= COMPRESSED_MAX
+                && self.new_object(bytes).is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
+        });
+        done.unwrap_or(false)
+    }
+
+    /// Puts an object in the place of the forwarding; frees it if the slot is another page's by now.
+    fn promoted(&self, slot: u64, backup: Entry, handle: Handle, len: usize) -> bool {
+        let mut inner = lock(&self.inner);
+        let found = inner.slots.get_mut(slot).filter(|r| r.kind == Kind::Forward && r.data() == backup.raw());
+        let Some(record) = found else {
+            inner.pool.free(handle);
+            return false;
+        };
+        *record = Record::backed(handle, len, backup, check_value(record.check));
+        inner.pool_pages += 1;
+        inner.backed_pages += 1;
+        inner.compressed_bytes += len as u64;
+        true
+    }
+
+    /// The page of `entry` is in memory again and memory is scarce: gives up its compressed copy if there is one in a
+    /// file. Whether the entry takes no pool memory (any more).
+    pub(super) fn drop_copy(&self, entry: Entry) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some(record) = inner.slots.get(entry.slot()) else { return false };
+        if !record.in_pool() {
+            return true;
+        }
+        let given = inner.drop_backed(entry.slot());
+        drop(inner);
+        if given {
+            self.full.store(false, Relaxed);
+            self.trim();
+        }
+        given
+    }
+}
+
+impl Inner {
+    /// Lets a slot forward to its copy in a file again, if it has one.
+    pub(super) fn drop_backed(&mut self, slot: u64) -> bool {
+        let Some(record) = self.slots.get_mut(slot) else { return false };
+        let Some(backup) = record.backup() else { return false };
+        let old = *record;
+        *record = Record { young: false, ..Record::new(Kind::Forward, backup.raw(), 0, check_value(old.check)) };
+        self.forget(&old);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promotion_stops_when_it_does_not_pay_and_notices_when_it_does() {
+        let worth = Worth::default();
+        assert!(worth.promote());
+        (0..3000).for_each(|_| worth.note(false));
+        assert_eq!((0..640).filter(|_| worth.promote()).count(), 20);
+        (0..1000).for_each(|_| worth.note(true));
+        assert!((0..100).all(|_| worth.promote()));
+    }
+}
