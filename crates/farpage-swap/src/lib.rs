@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod lru;
 pub mod range;
 pub mod readahead;
+pub mod workingset;
 
 /// Bytes of a page. farpage runs where the base page is 4 KiB.
 pub const PAGE_SIZE: usize = 4096;

@@ -83,10 +83,10 @@ impl Engine {
                         let Some(node) = self.table.node_or_create(vpn) else { return false };
                         match self.table.state(node) {
                             State::Mapped(_) => {}
-                            State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None)),
+                            State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), false),
                             // Below the stack pointer of the forking thread everything is dead.
                             State::Swapped(entry) if dead.contains(&vpn) => {
-                                lock(&self.lru).map(&self.table, node, State::Mapped(None));
+                                lock(&self.lru).map(&self.table, node, State::Mapped(None), false);
                                 self.space.free(entry);
                             }
                             State::Cached(f) if dead.contains(&vpn) => {

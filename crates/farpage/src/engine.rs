@@ -302,11 +302,12 @@ impl Engine {
             return;
         }
         set(&s.active, 1);
-        let (active, cached) = {
+        let (active, hot, cached) = {
             let lru = lock(&self.lru);
-            (lru.active_len() as u64, lru.cached_len() as u64)
+            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64)
         };
         set(&s.resident_bytes, active * page);
+        set(&s.hot_bytes, hot * page);
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);

@@ -124,14 +124,13 @@ impl Pager {
                 (1, _) => {
                     // Reclaim on the way may have noticed that the page was gone, and taken it off its list.
                     let mut lru = lock(&e.lru);
-                    if e.table.state(node) == State::Mapped(entry) {
-                        e.table.set(node, State::Mapped(None));
-                        lru.rotate(&e.table, node);
-                        drop(lru);
-                        e.free_entry(entry);
-                    } else {
-                        lru.map(&e.table, node, State::Mapped(None));
+                    let stale = e.table.state(node) == State::Mapped(entry);
+                    if stale {
+                        lru.unmap(&e.table, node, State::None);
                     }
+                    lru.map(&e.table, node, State::Mapped(None), false);
+                    drop(lru);
+                    e.free_entry(entry.filter(|_| stale));
                     Stat::add(&e.stat.swpin_zero, 1);
                     Outcome::Served
                 }
@@ -158,7 +157,7 @@ impl Pager {
             let mut lru = lock(&e.lru);
             for v in at..at + placed.done as u64 {
                 if let Some(n) = e.table.node(v) {
-                    lru.map(&e.table, n, State::Mapped(None));
+                    lru.map(&e.table, n, State::Mapped(None), false);
                 }
             }
             drop(lru);
@@ -414,6 +413,7 @@ impl Pager {
         }
         e.frames.put_free(first + loaded as FrameNo, got - loaded);
         let placed = self.place_frames(vpn, first, loaded);
+        let fault = vpn;
         let mut kept = [None; READAHEAD_MAX as usize];
         for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
@@ -421,7 +421,11 @@ impl Pager {
         let mut lru = lock(&e.lru);
         for (vpn, kept) in (vpn..).zip(&kept[..placed.done]) {
             if let Some(node) = e.table.node(vpn) {
-                lru.map(&e.table, node, State::Mapped(*kept));
+                if wanted && vpn == fault {
+                    lru.map_refaulted(&e.table, node, State::Mapped(*kept));
+                } else {
+                    lru.map(&e.table, node, State::Mapped(*kept), false);
+                }
             }
         }
         drop(lru);

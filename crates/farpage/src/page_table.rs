@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   None       |0 .......................................| 0   never touched, or zero: an absent page reads as zeros
-//!   Mapped     | slot entry:48 (0: no copy)   | 0:13     | 1   in the program; maybe a clean copy on a device
+//!   Mapped     | slot entry:48 (0: no copy)   | 0:12 |hot| 1   in the program; maybe a clean copy on a device
 //!   Cached     | frame:48                     | 0:13     | 2   in the swap cache: content in a frame, not in the program
 //!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
 //!   Swapped    | slot entry:48                | 0:13     | 4   content on a device only
@@ -15,12 +15,14 @@
 //!
 //! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
 //! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
-//! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits.
+//! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
+//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
 
 use crate::arena::Part;
 use crate::device::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
+use farpage_swap::workingset::Shadow;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages of a leaf.
@@ -28,6 +30,8 @@ pub const LEAF_PAGES: usize = 512;
 const LEAF_BITS: u32 = 9;
 const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
 const LEAVES_MAX: usize = 1 << 21;
+/// Bit of the word of a `Mapped` page.
+const HOT: u64 = 1 << 3;
 
 /// Virtual page number: address divided by the page size.
 pub type Vpn = u64;
@@ -192,6 +196,26 @@ impl PageTable {
     #[inline]
     pub fn set(&self, node: Node, to: State) {
         self.word(node).store(to.encode(), Ordering::Release);
+    }
+
+    /// Says of a `Mapped` page that it proved hot; lost when its word is set. Pager only.
+    pub fn set_hot(&self, node: Node) {
+        self.word(node).fetch_or(HOT, Ordering::Release);
+    }
+
+    /// Whether [`PageTable::set_hot`] was said of the page.
+    pub fn is_hot(&self, node: Node) -> bool {
+        self.word(node).load(Ordering::Acquire) & HOT != 0
+    }
+
+    /// Leaves the shadow of a page that is on no list; lost when it is put on one.
+    pub fn set_shadow(&self, node: Node, shadow: Shadow) {
+        self.links(node.0)[0].store(shadow, Ordering::Relaxed);
+    }
+
+    /// What [`PageTable::set_shadow`] left.
+    pub fn shadow(&self, node: Node) -> Shadow {
+        self.links(node.0)[0].load(Ordering::Relaxed)
     }
 
     /// Changes the word if it still is `from`.

@@ -9,7 +9,7 @@
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
-use crate::page_table::{Node, State, Vpn};
+use crate::page_table::{State, Vpn};
 use crate::stat::Stat;
 use crate::sys::pagemap;
 use crate::sys::proc::{Proc, cpu_of, mapping_at};
@@ -60,8 +60,6 @@ pub struct Pager {
     pub(crate) streams: Streams,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
-    /// The batch of `shrink`.
-    pub(crate) scratch: Box<[Node]>,
 }
 
 /// Pages looked at per step of a scan, so that faults do not wait for it.
@@ -111,7 +109,6 @@ impl Engine {
             refused: Vec::new(),
             streams: Streams::new(),
             zero_streams: Streams::new(),
-            scratch: Box::new([Node(0); crate::reclaim::BATCH]),
         }))
     }
 
@@ -295,7 +292,7 @@ impl Pager {
                     // they are still there, and moving one out now would keep what must be gone. As `None` it is
                     // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
                     State::Mapped(entry) => {
-                        lock(&e.lru).unmap(&e.table, node, State::None);
+                        let _ = lock(&e.lru).unmap(&e.table, node, State::None);
                         e.free_entry(entry);
                         true
                     }
@@ -364,9 +361,10 @@ impl Pager {
                 lru = lock(&e.lru);
                 state = e.table.state(old);
             }
+            let mut hot = false;
             match state {
                 State::None => return,
-                State::Mapped(_) => lru.unmap(&e.table, old, State::None),
+                State::Mapped(_) => hot = lru.unmap(&e.table, old, State::None),
                 State::Cached(_) => {
                     lru.uncache(&e.table, old, state, State::None);
                 }
@@ -376,12 +374,15 @@ impl Pager {
                 fatal("the page table is full: the program uses more than 4 TiB of memory");
             };
             match state {
-                State::Mapped(_) => lru.map(&e.table, new, state),
+                State::Mapped(_) => lru.map(&e.table, new, state, hot),
                 State::Cached(_) => {
                     e.table.set(new, state);
                     lru.recache(&e.table, new, false);
                 }
-                _ => e.table.set(new, state),
+                _ => {
+                    e.table.set_shadow(new, e.table.shadow(old));
+                    e.table.set(new, state);
+                }
             }
         });
         let mut leaf = first & !511;
@@ -472,7 +473,7 @@ impl Pager {
                     if let Some(node) = e.table.node_or_create(vpn)
                         && e.table.state(node) == State::None
                     {
-                        lock(&e.lru).map(&e.table, node, State::Mapped(None));
+                        lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
                     }
                 }
                 seen += stop - start;

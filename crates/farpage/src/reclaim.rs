@@ -90,8 +90,9 @@ impl Pager {
     /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
     pub(crate) fn shrink(&mut self, want: usize) -> usize {
         let e = self.e;
-        let mut nodes = std::mem::replace(&mut self.scratch, Box::new([]));
-        let n = lock(&e.lru).oldest_active(&e.table, &mut nodes[..want.min(BATCH)]);
+        let mut oldest = [0; BATCH];
+        let n = lock(&e.lru).oldest_active(&e.table, &mut oldest[..want.min(BATCH)]);
+        let mut nodes = oldest.map(Node);
         let batch = &mut nodes[..n];
         batch.sort_unstable_by_key(|n| e.table.vpn(*n));
         let mut moved = 0;
@@ -122,7 +123,6 @@ impl Pager {
                 None => break,
             }
         }
-        self.scratch = nodes;
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         moved
     }

@@ -75,6 +75,8 @@ fields! {
         rss_anon_peak_bytes,
         /// Managed pages that are mapped in the program (an estimate after MADV_DONTNEED).
         resident_bytes,
+        /// Of these, the ones that proved hot.
+        hot_bytes,
         /// Pages in the swap cache: taken out of the program, still in RAM.
         cached_bytes,
         /// Free frames kept for swap-in.

@@ -31,8 +31,8 @@ use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_v
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use codec::{Codec, fill, same_filled};
-use promote::Worth;
 use farpage_swap::cluster::SlotAllocator;
+use promote::Worth;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 

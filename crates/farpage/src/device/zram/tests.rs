@@ -101,6 +101,41 @@ fn device_zram_writeback_moves_the_oldest_and_entries_stay_valid() {
 }
 
 #[test]
+fn device_zram_pages_taken_back_from_a_file_leave_again_without_a_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, vec![file.clone()]);
+    let compressible = (1..400).filter(|seed| (1..6).contains(&(seed % 8)));
+    let kept: Vec<_> = compressible.map(|s| (device.store(&page_of(s).0, check_of(s)).unwrap(), s)).collect();
+    let n = kept.len();
+    assert_eq!(device.writeback(n), n);
+    let (in_file, in_pool) = (usage(&*file), usage(&device));
+    assert_eq!((in_file.slots_in_use, in_pool.pool_orig_bytes), (n as u64, 0));
+    kept.iter().for_each(|&(entry, s)| device.promote(entry, &page_of(s).0));
+    assert!(kept.iter().all(|&(entry, _)| device.is_synchronous(entry)), "all are in memory again");
+    kept.iter().for_each(|&(entry, s)| expect(&device, entry, s));
+    assert_eq!(usage(&device).slots_in_use + usage(&*file).slots_in_use, n as u64, "each page counts once");
+    // Objects that move within the pool keep their copies.
+    device.compact(100_000);
+    // One by one by request, the others by age; neither writes anything.
+    let (first, others) = kept.split_at(n / 2);
+    assert!(first.iter().all(|&(entry, _)| device.give_up(entry) && !device.is_synchronous(entry)));
+    let written = usage(&*file).file_bytes;
+    assert_eq!(device.writeback(n), others.len());
+    assert_eq!((usage(&*file).file_bytes, usage(&device).pool_orig_bytes), (written, 0));
+    kept.iter().for_each(|&(entry, s)| expect(&device, entry, s));
+    // Freed while in both places: both are free.
+    first.iter().for_each(|&(entry, s)| device.promote(entry, &page_of(s).0));
+    assert!(kept.iter().all(|&(entry, _)| device.free(entry)));
+    assert_eq!((usage(&*file).slots_in_use, usage(&device).slots_in_use), (0, 0));
+    assert_eq!(usage(&device).pool_compressed_bytes, 0);
+    // What was never in a file is not given up.
+    let only = device.store(&page_of(1).0, check_of(1)).unwrap();
+    assert!(!device.give_up(only) && device.is_synchronous(only));
+}
+
+#[test]
 fn device_zram_compaction_fills_holes_and_keeps_pages() {
     let region = Region::new(64 << 20);
     let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
