@@ -11,6 +11,7 @@
 
 use super::raw::{Errno, gettid, nr, syscall};
 use core::arch::asm;
+use rustix::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 const CLONE_VM: usize = 0x100;
@@ -184,6 +185,29 @@ pub fn close_all_but(keep: &[i32]) {
 fn close_range(first: u32, last: u32) {
     // SAFETY: the table belongs to this engine thread; what is closed here are copies of the program's descriptors.
     let _ = unsafe { syscall(nr::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) };
+}
+
+/// Copies descriptor `fd` of thread `tid`'s table into the calling thread's.
+///
+/// # Errors
+/// No such descriptor, or none free here.
+pub fn fetch_fd(tid: u32, fd: RawFd) -> Result<RawFd, Errno> {
+    const PIDFD_THREAD: usize = 0o200; // O_EXCL
+    // SAFETY: both calls only make descriptors.
+    let pidfd = unsafe { syscall(nr::PIDFD_OPEN, [tid as usize, PIDFD_THREAD, 0, 0, 0, 0]) };
+    if let Ok(pidfd) = pidfd {
+        // SAFETY: fresh descriptor, owned here.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
+        // SAFETY: as above.
+        return unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }
+            .map(|n| n as RawFd);
+    }
+    // Kernels before 6.9 have no descriptors of threads: open the file again.
+    let path = format!("/proc/self/task/{tid}/fd/{fd}");
+    use rustix::fs::{Mode, OFlags, open};
+    open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .or_else(|_| open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()))
+        .map(IntoRawFd::into_raw_fd)
 }
 
 /// A lock that only sleeps in the kernel, usable from engine and program threads alike, and that can be re-created in
