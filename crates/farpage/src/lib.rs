@@ -5,6 +5,7 @@
 //! cache -> stored ([`writer`]) -> frame recycled. [`monitor`] watches the [`budget`] and finds mappings; [`fork`] and
 //! [`child`] carry all of it over a fork. [`engine`] holds the shared state and the lock order.
 
+pub mod adopt;
 pub mod arena;
 pub mod budget;
 pub mod child;
@@ -12,6 +13,7 @@ pub mod conf;
 pub mod content;
 pub mod device;
 pub mod engine;
+pub mod event;
 pub mod fault;
 pub mod fork;
 pub mod frame;

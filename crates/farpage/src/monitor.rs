@@ -6,8 +6,8 @@
 //! by how much the budget can be overrun.
 
 use crate::PAGE_SIZE;
+use crate::adopt::ADOPT_MIN;
 use crate::engine::{Engine, give_up, lock};
-use crate::pager::ADOPT_MIN;
 use crate::pool_share::{PoolShare, Sample};
 use crate::stat::StatPage;
 use crate::sys::futex;

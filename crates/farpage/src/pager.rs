@@ -1,7 +1,7 @@
 //! The pager thread: the only thread that changes the program's address space.
 //!
-//! It reads the userfaultfd, applies events, serves faults ([`crate::fault`]), moves cold pages out
-//! ([`crate::reclaim`]) and adopts new mappings. Order matters: of a batch of messages the events are applied first,
+//! It reads the userfaultfd, applies events ([`crate::event`]), serves faults ([`crate::fault`]), moves cold pages out
+//! ([`crate::reclaim`]) and adopts new mappings ([`crate::adopt`]). Order matters: of a batch of messages the events are applied first,
 //! because the thread that caused an event goes on as soon as it was read; a fault read with it must not bring back
 //! what the event discarded. While an event is unread the kernel refuses to move or copy (EAGAIN), so a fault served
 //! without having seen an event was served before it.
@@ -9,10 +9,9 @@
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
-use crate::page_table::{State, Vpn};
+use crate::page_table::Vpn;
 use crate::stat::Stat;
-use crate::sys::pagemap;
-use crate::sys::proc::{Proc, cpu_of, mapping_at};
+use crate::sys::proc::{Proc, cpu_of};
 use crate::sys::raw::{fatal, message};
 use crate::sys::thread::{run_on, settle};
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
@@ -40,8 +39,8 @@ pub struct Pager {
     pub(crate) e: &'static Engine,
     pub(crate) uffd: Uffd,
     kick: OwnedFd,
-    pagemap: OwnedFd,
-    maps: OwnedFd,
+    pub(crate) pagemap: OwnedFd,
+    pub(crate) maps: OwnedFd,
     proc: Proc,
     /// The CPU the pager runs on, and when that was last looked at.
     cpu: Option<usize>,
@@ -53,22 +52,17 @@ pub struct Pager {
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
-    scans: Vec<(Vpn, Vpn)>,
+    pub(crate) scans: Vec<(Vpn, Vpn)>,
     /// Ranges (bytes) that cannot be registered, so that they are not tried again and again.
-    refused: Vec<(usize, usize)>,
+    pub(crate) refused: Vec<(usize, usize)>,
     /// Sequential readers and writers of swapped-out memory.
     pub(crate) streams: Streams,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
 }
 
-/// Pages looked at per step of a scan, so that faults do not wait for it.
-const SCAN_STEP: u64 = 2048;
 /// How often the pager looks on which CPU the faults come from.
 const FOLLOW_EVERY: Duration = Duration::from_millis(4);
-/// Smallest mapping adopted, bytes.
-pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
-
 impl Engine {
     /// Memory is managed from now on: opens the userfaultfds, starts pager and writer. Called on the monitor thread,
     /// which owns the descriptor table.
@@ -272,263 +266,6 @@ impl Pager {
         message(&format!(
             "a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"
         ));
-    }
-
-    /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
-    fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
-        let e = self.e;
-        let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
-        e.table.for_each(first, last, |_, node| {
-            loop {
-                let state = e.table.state(node);
-                let done = match state {
-                    State::None => true,
-                    State::Swapped(entry) => {
-                        e.table.set(node, State::None);
-                        e.space.free(entry);
-                        true
-                    }
-                    // The thread that discards pages goes on to do so when its event has been read; until then
-                    // they are still there, and moving one out now would keep what must be gone. As `None` it is
-                    // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
-                    State::Mapped(entry) => {
-                        let _ = lock(&e.lru).unmap(&e.table, node, State::None);
-                        e.free_entry(entry);
-                        true
-                    }
-                    State::Cached(f) => {
-                        let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
-                        if won {
-                            e.release_frame_entry(f);
-                            e.frames.put_free(f, 1);
-                        }
-                        won
-                    }
-                    // The writer notices, and gives frame and slot back.
-                    State::Writeback(_) => e.table.change(node, state, State::None),
-                };
-                if done {
-                    break;
-                }
-            }
-        });
-        if unmapped {
-            let mut leaf = first & !511;
-            while leaf < last {
-                e.table.drop_leaf_if_empty(leaf);
-                leaf += 512;
-            }
-        }
-    }
-
-    /// Takes `[first, last)` out of the pending scans and returns the parts taken out. A scan must not take discarded
-    /// pages, which may be there for another moment, for present ones.
-    fn cut_scans(&mut self, first: Vpn, last: Vpn) -> Vec<(Vpn, Vpn)> {
-        let (mut cut, mut kept) = (Vec::new(), Vec::new());
-        for &(s, t) in &self.scans {
-            if s < last && first < t {
-                cut.push((s.max(first), t.min(last)));
-                kept.extend([(s, first), (last, t)].iter().filter(|(s, t)| s < t));
-            } else {
-                kept.push((s, t));
-            }
-        }
-        self.scans = kept;
-        cut
-    }
-
-    /// mremap moved `len` bytes: the words follow.
-    fn follow_remap(&mut self, from: usize, to: usize, len: usize) {
-        let e = self.e;
-        let (first, last) = ((from / PAGE_SIZE) as u64, ((from + len) / PAGE_SIZE) as u64);
-        let shift = (to / PAGE_SIZE) as u64;
-        {
-            let mut managed = lock(&e.managed);
-            managed.remove(first, last);
-            managed.insert(shift, shift + (last - first));
-        }
-        // Nothing of the old content of `to` may survive there.
-        self.forget(to, to + len, true);
-        let moved = self.cut_scans(first, last);
-        self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
-        e.table.for_each(first, last, |vpn, old| {
-            let mut lru = lock(&e.lru);
-            let mut state = e.table.state(old);
-            // A page that is being written keeps its node until the writer is done (microseconds; a file: a write).
-            while let State::Writeback(_) = state {
-                drop(lru);
-                rustix::thread::sched_yield();
-                lru = lock(&e.lru);
-                state = e.table.state(old);
-            }
-            let mut hot = false;
-            match state {
-                State::None => return,
-                State::Mapped(_) => hot = lru.unmap(&e.table, old, State::None),
-                State::Cached(_) => {
-                    lru.uncache(&e.table, old, state, State::None);
-                }
-                _ => e.table.set(old, State::None),
-            }
-            let Some(new) = e.table.node_or_create(shift + (vpn - first)) else {
-                fatal("the page table is full: the program uses more than 4 TiB of memory");
-            };
-            match state {
-                State::Mapped(_) => lru.map(&e.table, new, state, hot),
-                State::Cached(_) => {
-                    e.table.set(new, state);
-                    lru.recache(&e.table, new, false);
-                }
-                _ => {
-                    e.table.set_shadow(new, e.table.shadow(old));
-                    e.table.set(new, state);
-                }
-            }
-        });
-        let mut leaf = first & !511;
-        while leaf < last {
-            e.table.drop_leaf_if_empty(leaf);
-            leaf += 512;
-        }
-    }
-
-    /// Registers what the monitor found.
-    pub(crate) fn register_candidates(&mut self) {
-        let found = {
-            let mut candidates = lock(&self.e.candidates);
-            if candidates.is_empty() {
-                return;
-            }
-            std::mem::take(&mut *candidates)
-        };
-        for (start, end) in found {
-            self.adopt_mappings(start, end);
-        }
-    }
-
-    /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
-    /// and a mapping must be registered whole.
-    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
-        let e = self.e;
-        let mut at = start;
-        let mut parts = Vec::new();
-        while at < end {
-            let (from, to) = match mapping_at(&self.maps, at) {
-                Ok(Some(found)) => found,
-                Ok(None) => {
-                    at += PAGE_SIZE; // gone, or something else by now
-                    continue;
-                }
-                Err(_) => (start, end),
-            };
-            parts.clear();
-            e.adoptable_parts(from, to, &mut parts);
-            for &(s, t) in &parts {
-                if !self.refused.contains(&(s, t)) {
-                    self.adopt(s, t);
-                }
-            }
-            at = to.max(at + PAGE_SIZE);
-        }
-    }
-
-    /// Registers `[start, end)` (bytes) and queues it for scanning.
-    pub(crate) fn adopt(&mut self, start: usize, end: usize) {
-        match self.uffd.register(start, end - start) {
-            Ok(()) => {}
-            // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
-            Err(Refused::Busy) => {
-                self.refused.push((start, end));
-                return;
-            }
-            Err(_) => return,
-        }
-        // Huge pages would make one fault cost 2 MiB of budget.
-        // SAFETY: advice about the program's own memory that changes no content.
-        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
-        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-        let mut managed = lock(&self.e.managed);
-        // Only what was not managed before may have pages that are on no list.
-        self.scans.extend(managed.gaps(first, last));
-        managed.insert(first, last);
-        drop(managed);
-        Stat::add(&self.e.stat.adopted_ranges, 1);
-    }
-
-    /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
-    /// hint only: a page that is gone by the time it is moved is noticed then.
-    pub(crate) fn scan_step(&mut self) -> bool {
-        let Some((first, last)) = self.scans.pop() else { return false };
-        let e = self.e;
-        let mut seen = 0;
-        let mut next = last;
-        let result = pagemap::present_runs(
-            &self.pagemap,
-            first as usize * PAGE_SIZE,
-            last as usize * PAGE_SIZE,
-            |start, end| {
-                let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-                let stop = end.min(start + (SCAN_STEP - seen));
-                for vpn in start..stop {
-                    if let Some(node) = e.table.node_or_create(vpn)
-                        && e.table.state(node) == State::None
-                    {
-                        lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
-                    }
-                }
-                seen += stop - start;
-                if seen == SCAN_STEP {
-                    next = stop;
-                }
-                seen < SCAN_STEP
-            },
-        );
-        if let Err(error) = result {
-            give_up("PAGEMAP_SCAN failed", &error);
-        }
-        if next < last {
-            self.scans.push((next, last));
-        }
-        true
-    }
-
-    /// A page was found gone: brings the words around it up to date in one go.
-    pub(crate) fn resync(&mut self, vpn: Vpn) {
-        let e = self.e;
-        let first = vpn & !511;
-        let mut present = [false; 512];
-        let result = pagemap::present_runs(
-            &self.pagemap,
-            first as usize * PAGE_SIZE,
-            (first as usize + 512) * PAGE_SIZE,
-            |s, t| {
-                for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
-                    present[vpn - first as usize] = true;
-                }
-                true
-            },
-        );
-        if result.is_err() {
-            return;
-        }
-        e.table.for_each(first, first + 512, |vpn, node| {
-            if let State::Mapped(entry) = e.table.state(node)
-                && !present[(vpn - first) as usize]
-            {
-                lock(&e.lru).unmap(&e.table, node, State::None);
-                e.free_entry(entry);
-            }
-        });
-    }
-
-    /// [`pagemap::present_runs`] of this process.
-    pub(crate) fn present(
-        &self,
-        start: usize,
-        end: usize,
-        each: impl FnMut(usize, usize) -> bool,
-    ) -> Result<(), rustix::io::Errno> {
-        pagemap::present_runs(&self.pagemap, start, end, each)
     }
 
     /// Whether a mapping change is pending whose event was not applied yet.

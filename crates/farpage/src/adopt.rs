@@ -1,0 +1,159 @@
+//! Adopting mappings that the program made: registering them, and finding out which of their pages are there.
+//!
+//! Runs on the pager thread. The monitor says where to look; what is there is asked again here, because a mapping may
+//! have been replaced meanwhile, and must be registered whole.
+
+use crate::PAGE_SIZE;
+use crate::engine::{give_up, lock};
+use crate::page_table::{State, Vpn};
+use crate::pager::Pager;
+use crate::stat::Stat;
+use crate::sys::pagemap;
+use crate::sys::proc::mapping_at;
+use crate::sys::uffd::Refused;
+
+/// Smallest mapping adopted, bytes.
+pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
+
+/// Pages looked at per step of a scan, so that faults do not wait for it.
+const SCAN_STEP: u64 = 2048;
+impl Pager {
+    /// Registers what the monitor found.
+    pub(crate) fn register_candidates(&mut self) {
+        let found = {
+            let mut candidates = lock(&self.e.candidates);
+            if candidates.is_empty() {
+                return;
+            }
+            std::mem::take(&mut *candidates)
+        };
+        for (start, end) in found {
+            self.adopt_mappings(start, end);
+        }
+    }
+
+    /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
+    /// and a mapping must be registered whole.
+    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
+        let e = self.e;
+        let mut at = start;
+        let mut parts = Vec::new();
+        while at < end {
+            let (from, to) = match mapping_at(&self.maps, at) {
+                Ok(Some(found)) => found,
+                Ok(None) => {
+                    at += PAGE_SIZE; // gone, or something else by now
+                    continue;
+                }
+                Err(_) => (start, end),
+            };
+            parts.clear();
+            e.adoptable_parts(from, to, &mut parts);
+            for &(s, t) in &parts {
+                if !self.refused.contains(&(s, t)) {
+                    self.adopt(s, t);
+                }
+            }
+            at = to.max(at + PAGE_SIZE);
+        }
+    }
+
+    /// Registers `[start, end)` (bytes) and queues it for scanning.
+    pub(crate) fn adopt(&mut self, start: usize, end: usize) {
+        match self.uffd.register(start, end - start) {
+            Ok(()) => {}
+            // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
+            Err(Refused::Busy) => {
+                self.refused.push((start, end));
+                return;
+            }
+            Err(_) => return,
+        }
+        // Huge pages would make one fault cost 2 MiB of budget.
+        // SAFETY: advice about the program's own memory that changes no content.
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
+        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        let mut managed = lock(&self.e.managed);
+        // Only what was not managed before may have pages that are on no list.
+        self.scans.extend(managed.gaps(first, last));
+        managed.insert(first, last);
+        drop(managed);
+        Stat::add(&self.e.stat.adopted_ranges, 1);
+    }
+
+    /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
+    /// hint only: a page that is gone by the time it is moved is noticed then.
+    pub(crate) fn scan_step(&mut self) -> bool {
+        let Some((first, last)) = self.scans.pop() else { return false };
+        let e = self.e;
+        let mut seen = 0;
+        let mut next = last;
+        let result = pagemap::present_runs(
+            &self.pagemap,
+            first as usize * PAGE_SIZE,
+            last as usize * PAGE_SIZE,
+            |start, end| {
+                let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                let stop = end.min(start + (SCAN_STEP - seen));
+                for vpn in start..stop {
+                    if let Some(node) = e.table.node_or_create(vpn)
+                        && e.table.state(node) == State::None
+                    {
+                        lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
+                    }
+                }
+                seen += stop - start;
+                if seen == SCAN_STEP {
+                    next = stop;
+                }
+                seen < SCAN_STEP
+            },
+        );
+        if let Err(error) = result {
+            give_up("PAGEMAP_SCAN failed", &error);
+        }
+        if next < last {
+            self.scans.push((next, last));
+        }
+        true
+    }
+
+    /// A page was found gone: brings the words around it up to date in one go.
+    pub(crate) fn resync(&mut self, vpn: Vpn) {
+        let e = self.e;
+        let first = vpn & !511;
+        let mut present = [false; 512];
+        let result = pagemap::present_runs(
+            &self.pagemap,
+            first as usize * PAGE_SIZE,
+            (first as usize + 512) * PAGE_SIZE,
+            |s, t| {
+                for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
+                    present[vpn - first as usize] = true;
+                }
+                true
+            },
+        );
+        if result.is_err() {
+            return;
+        }
+        e.table.for_each(first, first + 512, |vpn, node| {
+            if let State::Mapped(entry) = e.table.state(node)
+                && !present[(vpn - first) as usize]
+            {
+                lock(&e.lru).unmap(&e.table, node, State::None);
+                e.free_entry(entry);
+            }
+        });
+    }
+
+    /// [`pagemap::present_runs`] of this process.
+    pub(crate) fn present(
+        &self,
+        start: usize,
+        end: usize,
+        each: impl FnMut(usize, usize) -> bool,
+    ) -> Result<(), rustix::io::Errno> {
+        pagemap::present_runs(&self.pagemap, start, end, each)
+    }
+}
