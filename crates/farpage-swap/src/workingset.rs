@@ -63,6 +63,11 @@ impl WorkingSet {
         self.cached.len()
     }
 
+    /// How many pages left memory since the one that left at `shadow`: its refault distance.
+    pub fn distance(&self, shadow: Shadow) -> u32 {
+        self.departures.wrapping_sub(shadow)
+    }
+
     /// Whether a page that left at `shadow` and comes back now is to be mapped as hot: it would have stayed, had it been
     /// on main at its full size. Only one in two of these, by lot: what goes in circles through more than main holds
     /// would push itself out for ever; this way a part of it stays.
@@ -70,7 +75,7 @@ impl WorkingSet {
         let main = self.mapped() - self.mapped() / PROBATION_SHARE;
         // Fibonacci hashing: a lot that does not follow the order of departures.
         let lot = shadow.wrapping_mul(0x9E37_79B9) >> 31;
-        self.departures.wrapping_sub(shadow) <= main && lot == 0
+        self.distance(shadow) <= main && lot == 0
     }
 
     /// A page is mapped that was on no list.

@@ -302,12 +302,13 @@ impl Engine {
             return;
         }
         set(&s.active, 1);
-        let (active, hot, cached) = {
+        let (active, hot, cached, near) = {
             let lru = lock(&self.lru);
-            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64)
+            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64, lru.near_len() as u64)
         };
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);
+        set(&s.near_bytes, near * page);
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
@@ -319,6 +320,7 @@ impl Engine {
         set(&s.file_bytes, usage.file_bytes);
         set(&s.swapped_bytes, usage.slots_in_use * page);
         set(&s.pool_writeback, usage.writeback);
+        set(&s.pool_old_loads, usage.pool_old_loads);
         set(&s.write_errors, usage.write_errors);
         set(&s.read_errors, usage.read_errors);
     }

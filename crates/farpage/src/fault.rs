@@ -418,17 +418,19 @@ impl Pager {
         for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
         }
+        let mut near = false;
         let mut lru = lock(&e.lru);
         for (vpn, kept) in (vpn..).zip(&kept[..placed.done]) {
             if let Some(node) = e.table.node(vpn) {
                 if wanted && vpn == fault {
-                    lru.map_refaulted(&e.table, node, State::Mapped(*kept));
+                    near = lru.map_refaulted(&e.table, node, State::Mapped(*kept));
                 } else {
                     lru.map(&e.table, node, State::Mapped(*kept), false);
                 }
             }
         }
         drop(lru);
+        Stat::add(&e.stat.workingset_refault_near, u64::from(near));
         for (entry, _) in entries.iter().zip(&kept[..placed.done]).filter(|(_, kept)| kept.is_none()) {
             e.free_entry(Some(*entry));
         }

@@ -45,10 +45,18 @@ impl Lru {
     }
 
     /// A swapped-out page came in because the program touched it. Its word becomes `Mapped`; whether it is hot is seen
-    /// from how long it was away.
-    pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) {
-        let hot = self.set.is_near(table.shadow(node));
+    /// from how long it was away. Returns whether it would have stayed if memory were larger by [`Lru::near_len`] pages.
+    pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) -> bool {
+        let shadow = table.shadow(node);
+        let near = self.set.distance(shadow) as usize <= self.near_len();
+        let hot = self.set.is_near(shadow);
         self.map(table, node, to, hot);
+        near
+    }
+
+    /// See [`Lru::map_refaulted`]: a quarter of the pages in memory.
+    pub fn near_len(&self) -> usize {
+        (self.active_len() + self.cached_len()) / 4
     }
 
     /// Takes a `Mapped` page off its list and gives its word another value. Whether it was hot.

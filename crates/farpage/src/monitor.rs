@@ -211,10 +211,11 @@ impl Monitor {
         }
         let (pool_load_ns, file_load_ns) = e.load_times.means();
         let sample = Sample {
-            refaults_cached: e.stat.workingset_refault_cached.load(Relaxed),
+            near: e.stat.workingset_refault_near.load(Relaxed),
+            near_bytes: e.stat.near_bytes.load(Relaxed),
             major: e.stat.pgmajfault.load(Relaxed),
             major_file: e.stat.pgmajfault_file.load(Relaxed),
-            cached_bytes: e.stat.cached_bytes.load(Relaxed),
+            pool_old_loads: e.stat.pool_old_loads.load(Relaxed),
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_load_ns,
             file_load_ns,

@@ -5,9 +5,10 @@
 //! compresses and is used at random is better kept compressed than read from a file. So the two are compared by what
 //! their last MiB earns:
 //!
-//! * The swap cache is the coldest end of uncompressed memory. Its hits per MiB say what another MiB of it would save: a
-//!   major fault each.
-//! * The pool's hits per MiB each save the difference between reading a file and decompressing.
+//! * A page that comes back soon after it left would have stayed in a larger memory: the refault distance says how much
+//!   larger. Such faults per MiB say what another MiB of uncompressed memory saves, a major fault each.
+//! * Loads of compressed pages that have grown old in the pool, per MiB of its older half, say what the pool's last MiB
+//!   saves: each time the difference between reading a file and decompressing.
 //!
 //! The limit moves in small steps towards the side that earns more, with a margin, because moving costs writes. Pure
 //! arithmetic; called by the monitor. Idea: marginal utility of cache partitions (as in ARC's ghost hits).
@@ -45,14 +46,16 @@ impl LoadTimes {
 /// Counters and levels at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sample {
-    /// Faults served from the swap cache so far.
-    pub refaults_cached: u64,
+    /// Major faults so far on pages that would have stayed if memory were larger by `near_bytes`.
+    pub near: u64,
+    /// See `near`.
+    pub near_bytes: u64,
     /// Faults that loaded a page so far.
     pub major: u64,
     /// Of these, from a file.
     pub major_file: u64,
-    /// Bytes of the swap cache now.
-    pub cached_bytes: u64,
+    /// Loads so far of old pages of the pool.
+    pub pool_old_loads: u64,
     /// RAM of the pool now, bytes.
     pub pool_bytes: u64,
     /// Mean time to load a page from the pool, ns.
@@ -91,20 +94,20 @@ impl PoolShare {
 
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample) -> Option<u64> {
-        let refaults = now.refaults_cached.saturating_sub(self.last.refaults_cached);
         let major = now.major.saturating_sub(self.last.major);
-        let from_file = now.major_file.saturating_sub(self.last.major_file).min(major);
-        if refaults + major < WINDOW {
+        if major < WINDOW {
             return None;
         }
+        let near = now.near.saturating_sub(self.last.near);
+        let from_file = now.major_file.saturating_sub(self.last.major_file).min(major);
+        let old_loads = now.pool_old_loads.saturating_sub(self.last.pool_old_loads);
         self.last = now;
-        let from_pool = major - from_file;
-        let load_ns = (from_pool * now.pool_load_ns + from_file * now.file_load_ns).checked_div(major);
+        let load_ns = ((major - from_file) * now.pool_load_ns + from_file * now.file_load_ns) / major;
         // Saved ns per byte, both over the same time; as products, so that nothing is divided away.
-        let page_earns = u128::from(refaults) * u128::from(FAULT_NS + load_ns.unwrap_or(now.pool_load_ns));
-        let pool_earns = u128::from(from_pool) * u128::from(now.file_load_ns.saturating_sub(now.pool_load_ns));
+        let page_earns = u128::from(near) * u128::from(FAULT_NS + load_ns);
+        let pool_earns = u128::from(old_loads) * u128::from(now.file_load_ns.saturating_sub(now.pool_load_ns));
         let (page_side, pool_side) =
-            (page_earns * u128::from(now.pool_bytes), pool_earns * u128::from(now.cached_bytes));
+            (page_earns * u128::from(now.pool_bytes / 2), pool_earns * u128::from(now.near_bytes));
         let before = self.limit;
         if page_side * 4 > pool_side * MARGIN_QUARTERS {
             // From where the pool is: a limit that it never reached has kept nothing out.
@@ -122,15 +125,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Runs a model: `hits(cached MiB-th tail)` are fixed densities per MiB and step.
-    fn settle(page_hits: u64, pool_hits_per_mib: u64) -> u64 {
+    /// Densities that do not depend on the sizes: faults and loads per MiB and step.
+    fn settle(near_per_mib: u64, old_loads_per_mib: u64) -> u64 {
         let mut share = PoolShare::new(64 * MIB);
-        let mut s = Sample { cached_bytes: 4 * MIB, pool_load_ns: 4_000, file_load_ns: 80_000, ..Sample::default() };
+        let mut s = Sample { near_bytes: 8 * MIB, pool_load_ns: 4_000, file_load_ns: 80_000, ..Sample::default() };
         for _ in 0..200 {
             s.pool_bytes = share.limit();
-            s.refaults_cached += page_hits * 4;
-            let from_pool = pool_hits_per_mib * s.pool_bytes / MIB;
-            s.major += from_pool + 2048;
+            s.near += near_per_mib * 8;
+            s.pool_old_loads += old_loads_per_mib * s.pool_bytes / 2 / MIB;
+            s.major += 4096;
             s.major_file += 2048;
             share.turn(s);
         }
@@ -141,16 +144,15 @@ mod tests {
     fn the_side_that_earns_more_grows() {
         assert_eq!(settle(1000, 1), 4, "a pool nobody reads shrinks to the least");
         assert_eq!(settle(1, 1000), 48, "a pool that is read grows to the most");
-        let even = settle(100, 100);
-        assert!((4..=48).contains(&even));
+        assert_eq!(settle(100, 72), 32, "what earns about the same stays");
     }
 
     #[test]
     fn few_faults_change_nothing_and_a_quiet_pool_gives_its_room_to_hot_pages() {
         let mut share = PoolShare::new(64 * MIB);
-        assert_eq!(share.turn(Sample { refaults_cached: 100, major: 100, ..Sample::default() }), None);
+        assert_eq!(share.turn(Sample { near: 100, major: 100, ..Sample::default() }), None);
         assert_eq!(share.limit(), 32 * MIB);
-        let s = Sample { refaults_cached: 4000, cached_bytes: MIB, pool_bytes: 10 * MIB, ..Sample::default() };
+        let s = Sample { near: 4000, near_bytes: MIB, major: 5000, pool_bytes: 10 * MIB, ..Sample::default() };
         assert_eq!(share.turn(s), Some(10 * MIB));
     }
 }

@@ -189,6 +189,8 @@ pub struct Usage {
     pub write_errors: u64,
     /// Failed reads (each try).
     pub read_errors: u64,
+    /// Loads of compressed pages that had not been stored or loaded since the clock hand passed them.
+    pub pool_old_loads: u64,
     /// Pages moved from memory to a file.
     pub writeback: u64,
     /// Pages that zram refused because they do not compress.

@@ -139,6 +139,7 @@ pub struct Zram {
     full: AtomicBool,
     incompressible: AtomicU64,
     written_back: AtomicU64,
+    old_loads: AtomicU64,
     worth: Worth,
     bad_frees: AtomicU64,
 }
@@ -166,6 +167,7 @@ impl Zram {
             full: AtomicBool::new(false),
             incompressible: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
+            old_loads: AtomicU64::new(0),
             worth: Worth::default(),
             bad_frees: AtomicU64::new(0),
         }
@@ -322,8 +324,11 @@ impl SwapDevice for Zram {
         let mut bytes = [0; COMPRESSED_MAX];
         let mut inner = lock(&self.inner);
         let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
-        record.young = true;
+        let old = !std::mem::replace(&mut record.young, true);
         let record = *record;
+        if old && record.in_pool() {
+            self.old_loads.fetch_add(1, Relaxed);
+        }
         if record.backup().is_some() {
             self.worth.note(true);
         }
@@ -411,6 +416,7 @@ impl SwapDevice for Zram {
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.incompressible_pages += self.incompressible.load(Relaxed);
         usage.writeback += self.written_back.load(Relaxed);
+        usage.pool_old_loads += self.old_loads.load(Relaxed);
         usage.bad_frees += self.bad_frees.load(Relaxed);
     }
 }
