@@ -16,7 +16,7 @@ fn zram(size: Option<u64>) -> SwapSpec {
 }
 
 fn file(path: &Path, size: Option<u64>, prio: Option<i32>) -> SwapSpec {
-    SwapSpec::File { path: path.to_path_buf(), size, prio }
+    SwapSpec::File { path: path.to_path_buf(), size, prio, fault: None }
 }
 
 fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
