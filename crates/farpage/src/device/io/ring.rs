@@ -212,15 +212,15 @@ impl Default for Rings {
 
 impl Rings {
     /// Runs a batch to its end, with `preadv` and `pwritev` where there is no ring. `meanwhile` runs in the calling
-    /// thread while the kernel works on the batch (or before it).
+    /// thread while the kernel works on the batch (or before it), and may run batches itself.
     pub fn run(&self, batch: &mut Batch, meanwhile: &mut dyn FnMut()) {
         self.requests.fetch_add(batch.runs() as u64, Relaxed);
         self.pages.fetch_add(batch.len() as u64, Relaxed);
         let mut meanwhile = Some(meanwhile);
+        // Held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done plainly.
         if batch.runs() > 0
-            && let Some(cell) = self.cell()
+            && let Some(Ok(mut place)) = self.cell().map(Mutex::try_lock)
         {
-            let mut place = lock(cell);
             if place.is_none() {
                 match Ring::new(BATCH_MAX as u32) {
                     Ok(ring) => *place = Some(ring),

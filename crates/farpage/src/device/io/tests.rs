@@ -171,6 +171,26 @@ fn io_every_thread_has_a_ring_of_its_own_and_more_threads_do_without() {
     assert!(!rings.refused());
 }
 
+/// A page that is loaded while a window is read may turn out to be on the same device.
+#[test]
+fn io_work_done_meanwhile_may_do_io_itself() {
+    let dir = disk();
+    let fd = file(dir.path(), true);
+    let rings = Rings::default();
+    let mut frames: Vec<_> = (0..2).map(|_| page_of(7)).collect();
+    let (outer_frame, inner_frame) = frames.split_at_mut(1);
+    let mut outer = Batch::new(Direction::Write);
+    // SAFETY: as above.
+    unsafe { outer.push(&place(&fd, 1, None), &mut outer_frame[0].0) };
+    let mut inner = Batch::new(Direction::Write);
+    rings.run(&mut outer, &mut || {
+        // SAFETY: as above.
+        unsafe { inner.push(&place(&fd, 2, None), &mut inner_frame[0].0) };
+        rings.run(&mut inner, &mut || {});
+    });
+    assert_eq!((outer.outcome(0), inner.outcome(0)), (Outcome::Done, Outcome::Done));
+}
+
 /// What a forked child inherits of a ring: nothing it could break.
 #[test]
 fn io_a_forked_child_makes_rings_of_its_own() {
