@@ -42,6 +42,13 @@ pub enum SwapSpec {
         /// Higher is used first; `None`: order of the command line.
         prio: Option<i32>,
     },
+    /// Plain memory inside the budget: saves nothing; for measurements and tests.
+    Ram {
+        /// Most bytes it takes; `None`: its share of what compressed RAM may take.
+        size: Option<u64>,
+        /// Higher is used first; `None`: order of the command line.
+        prio: Option<i32>,
+    },
     /// A file (PATH a directory: an unnamed temporary file in it).
     File {
         /// Directory or file.
@@ -89,7 +96,8 @@ impl SwapSpec {
         ]
     }
 
-    /// Reads `zram[,alg=lz4|zstd][,size=SIZE][,prio=N]` or `file:PATH[,size=SIZE][,prio=N]`.
+    /// Reads `zram[,alg=lz4|zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]` or
+    /// `file:PATH[,size=SIZE][,prio=N]`.
     ///
     /// # Errors
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
@@ -101,8 +109,8 @@ impl SwapSpec {
         let (mut size_max, mut prio, mut fault) = (None, None, None);
         let zram = head == "zram";
         let path = head.strip_prefix("file:");
-        if !zram && path.is_none() {
-            return Err(err("unknown kind; use zram[,alg=lz4|zstd] or file:PATH".into()));
+        if !zram && path.is_none() && head != "ram" {
+            return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH or ram".into()));
         }
         if path == Some("") {
             return Err(err("no path; write file:/var/tmp".into()));
@@ -133,7 +141,8 @@ impl SwapSpec {
         }
         Ok(match path {
             Some(p) => SwapSpec::File { path: PathBuf::from(p), size: size_max, prio, fault },
-            None => SwapSpec::Zram { alg, size: size_max, prio },
+            None if zram => SwapSpec::Zram { alg, size: size_max, prio },
+            None => SwapSpec::Ram { size: size_max, prio },
         })
     }
 }
@@ -144,6 +153,10 @@ impl fmt::Display for SwapSpec {
             SwapSpec::Zram { alg, size, prio } => {
                 let name = if *alg == Alg::Zstd { "zstd" } else { "lz4" };
                 write!(f, "zram,alg={name}")?;
+                (size, prio)
+            }
+            SwapSpec::Ram { size, prio } => {
+                f.write_str("ram")?;
                 (size, prio)
             }
             SwapSpec::File { path, size, prio, fault } => {
@@ -218,7 +231,7 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
-        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;verify";
+        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;verify";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.to_string(), text);
         assert_eq!(Conf::parse("ram:512M").unwrap().swap, SwapSpec::defaults());

@@ -10,6 +10,7 @@
 //! | [`space`] | the devices in priority order; all the engine calls |
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
 //! | [`pool`] | the memory of the compressed pages |
+//! | [`ram`] | plain memory, for measurements and tests |
 //! | [`file`](mod@file) | pages in a swap file; what a fork shares |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`read_queue`] | reads in flight while their thread does something else |
@@ -25,6 +26,7 @@
 pub mod file;
 pub mod io;
 pub mod pool;
+pub mod ram;
 pub mod read_queue;
 pub mod space;
 #[cfg(test)]

@@ -20,9 +20,13 @@
 //!
 //! No locks. Memory: one record of about 6 KiB for each window in flight, reused.
 
+#[cfg(test)]
+mod tests;
+
 use super::io::{BATCH_MAX, Batch, Direction, Ring};
 use super::{Entry, LoadError, Page, SwapSpace};
-use rustix::fd::BorrowedFd;
+use rustix::event::EventfdFlags;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 /// Windows in flight at the same time.
@@ -69,6 +73,8 @@ pub enum Submitted {
 #[derive(Default)]
 pub struct ReadQueue {
     ring: Option<Ring>,
+    /// Told by the kernel of each completion; close-on-exec, in the engine's table.
+    event: Option<OwnedFd>,
     windows: Vec<Option<Box<Window>>>,
     /// Records for reuse.
     spare: Vec<Box<Window>>,
@@ -87,9 +93,10 @@ impl ReadQueue {
         ReadQueue::default()
     }
 
-    /// For the poll set: readable when [`ReadQueue::next`] has something; `None`: nothing has been in flight yet.
+    /// For the poll set: readable when [`ReadQueue::next`] may have something (call it until it has nothing; now and then
+    /// it has nothing at once); `None`: nothing has been in flight yet.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.ring.as_ref().map(Ring::fd)
+        self.event.as_ref().map(AsFd::as_fd)
     }
 
     /// Windows in flight.
@@ -167,8 +174,14 @@ impl ReadQueue {
 
     /// The next window that has arrived; does not wait.
     pub fn next(&mut self, space: &SwapSpace) -> Option<Arrived> {
-        if self.complete.is_empty() && self.in_flight > 0 {
-            self.reap(space, 0);
+        if self.complete.is_empty() {
+            // Before the look, so that what comes later is announced anew.
+            if let Some(event) = &self.event {
+                let _ = rustix::io::read(event, &mut [0; 8]);
+            }
+            if self.in_flight > 0 {
+                self.reap(space, 0);
+            }
         }
         self.complete.pop()
     }
@@ -193,6 +206,8 @@ impl ReadQueue {
         if let Some(ring) = self.ring.take() {
             ring.forget();
         }
+        // The number may be somebody else's in the child's table.
+        std::mem::forget(self.event.take());
         self.windows.clear();
         self.in_flight = 0;
     }
@@ -202,8 +217,14 @@ impl ReadQueue {
             return false;
         }
         if self.ring.is_none() {
-            match Ring::new(REQUESTS_MAX as u32) {
-                Ok(ring) => self.ring = Some(ring),
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let made = Ring::new(REQUESTS_MAX as u32).and_then(|ring| {
+                let event = rustix::event::eventfd(0, flags)?;
+                ring.notify(event.as_fd())?;
+                Ok((ring, event))
+            });
+            match made {
+                Ok((ring, event)) => (self.ring, self.event) = (Some(ring), Some(event)),
                 Err(_) => space.rings().refuse(),
             }
         }

@@ -16,6 +16,7 @@ use super::file::FileDevice;
 use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Rings};
 use super::pool::{Pool, SPAN_BYTES};
+use super::ram::Ram;
 use super::zram::Zram;
 use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
 use crate::PAGE_SIZE;
@@ -36,6 +37,7 @@ pub struct SwapSpace {
     /// Priority order; the position is the device number.
     devices: Vec<Arc<dyn SwapDevice>>,
     zrams: Vec<Arc<Zram>>,
+    rams: Vec<Arc<Ram>>,
     /// Number of the next fork; the same for every device.
     next_lease: AtomicU32,
     /// How many devices come before the first queued one.
@@ -90,7 +92,9 @@ impl SwapSpace {
         }
         // A negative default as the kernel's: in the order given, after every device with a priority of its own.
         let prio = |i: usize| match &specs[i] {
-            SwapSpec::Zram { prio, .. } | SwapSpec::File { prio, .. } => prio.unwrap_or(-1),
+            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => {
+                prio.unwrap_or(-1)
+            }
         };
         let mut order: Vec<usize> = (0..specs.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
@@ -105,35 +109,48 @@ impl SwapSpace {
                 files.push(Arc::new(file));
             }
         }
-        let zram_count = (specs.len() - files.len()).max(1);
-        let share = pool_len / zram_count / SPAN_BYTES * SPAN_BYTES;
+        let memories = (specs.len() - files.len()).max(1);
+        let (share, limit) = (pool_len / memories / SPAN_BYTES * SPAN_BYTES, pool_limit_bytes / memories as u64);
+        let mut parts = 0..memories;
         let mut space = SwapSpace {
             devices: Vec::new(),
             zrams: Vec::new(),
+            rams: Vec::new(),
             next_lease: AtomicU32::new(0),
             first_queued: 0,
             rings,
             queued_failures: AtomicU64::new(0),
         };
         let mut next_file = files.iter();
+        let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {
+            let no_memory = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
+            let base = NonNull::new(pool_base).ok_or_else(no_memory)?;
+            let at = parts.next().ok_or_else(no_memory)? * share;
+            // SAFETY: the part lies in the caller's region of `pool_len` bytes.
+            Ok(unsafe { base.add(at) })
+        };
         for (index, &i) in (0u8..).zip(&order) {
             match &specs[i] {
                 SwapSpec::File { .. } => {
                     space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
                 }
                 SwapSpec::Zram { alg, size, .. } => {
-                    let no_pool = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
-                    let base = NonNull::new(pool_base).ok_or_else(no_pool)?;
-                    // SAFETY: zram_count * share <= pool_len, so this share lies in the caller's region; each zram
-                    // device gets a different one, and nothing else uses the region (contract of this function).
-                    let pool = unsafe {
-                        let base = base.add(space.zrams.len() * share);
-                        Pool::new(base, share, pool_limit_bytes / zram_count as u64)
-                    };
+                    let base = part(i)?;
+                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else uses
+                    // it (contract of this function).
+                    let pool = unsafe { Pool::new(base, share, limit) };
                     let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
                     let zram = Arc::new(Zram::new(index, *alg, pages_max, pool, files.clone()));
                     space.zrams.push(zram.clone());
                     space.devices.push(zram);
+                }
+                SwapSpec::Ram { size, .. } => {
+                    let len = size.unwrap_or(limit).min(share as u64) as usize;
+                    let base = part(i)?;
+                    // SAFETY: as above.
+                    let ram = Arc::new(unsafe { Ram::new(index, prio(i), base, len) });
+                    space.rams.push(ram.clone());
+                    space.devices.push(ram);
                 }
             }
         }
@@ -370,9 +387,10 @@ impl SwapSpace {
         self.device(entry).is_ok_and(|device| device.free(entry))
     }
 
-    /// Memory of the compressed pools now, bytes (touched spans: an upper bound).
+    /// Memory of the compressed pools (and of plain memory devices) now, bytes (touched spans: an upper bound).
     pub fn pool_bytes(&self) -> u64 {
-        self.zrams.iter().map(|zram| zram.pool_bytes()).sum()
+        let plain: u64 = self.rams.iter().map(|ram| ram.resident_bytes()).sum();
+        plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
     }
 
     /// Whether a compressed pool is above 7/8 of its limit: call [`SwapSpace::writeback`], and do not keep pages there
@@ -408,7 +426,7 @@ impl SwapSpace {
     /// Changes the most memory the compressed pools may hold, bytes, all together.
     pub fn set_pool_limit(&self, bytes: u64) {
         for zram in &self.zrams {
-            zram.set_pool_limit(bytes / self.zrams.len() as u64);
+            zram.set_pool_limit(bytes / (self.zrams.len() + self.rams.len()) as u64);
         }
     }
 

@@ -50,10 +50,13 @@ impl Ring {
         Ok(Ring { uring: ManuallyDrop::new(uring), owner: process(), in_flight: 0 })
     }
 
-    /// Readable when a completion can be booked.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring's descriptor is open as long as the ring.
-        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
+    /// From now on adds to `eventfd` whenever a completion can be booked. (Polling the ring itself is no way to wait:
+    /// with deferred completions nothing wakes the poller.)
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.uring.submitter().register_eventfd(eventfd.as_raw_fd()).map_err(errno)
     }
 
     /// Requests that have not completed.
