@@ -4,8 +4,8 @@
 //! pages count against the budget like the compressed pool's, so it saves nothing there.
 //!
 //! Callers: `space`. Locks: `inner` for the table; the page is copied without it (a slot that was just taken is known to
-//! nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). The memory of freed
-//! slots is given back to the kernel a slot cluster at a time.
+//! nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
+//! as persistent memory would be there: giving it back would put page faults into what is measured.
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
 use crate::PAGE_SIZE;
@@ -17,11 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 struct Inner {
     /// Check values.
     slots: SlotAllocator<[u32; 4]>,
-    /// Pages in use of each cluster of slots.
-    used: Vec<u16>,
-    /// Clusters whose memory has been touched.
-    touched: Vec<bool>,
-    touched_count: u64,
+    /// Highest slot ever used: the memory up to it has been touched.
+    top: u64,
 }
 
 /// Memory as a swap device.
@@ -49,22 +46,17 @@ impl Ram {
         let clusters = len / PAGE_SIZE / CLUSTER_SLOTS;
         Ram {
             index,
-            caps: Caps { synchronous: true, discard: true, priority, ..Caps::default() },
+            caps: Caps { synchronous: true, priority, ..Caps::default() },
             base,
-            inner: Mutex::new(Inner {
-                slots: SlotAllocator::new((clusters * CLUSTER_SLOTS) as u64),
-                used: vec![0; clusters],
-                touched: vec![false; clusters],
-                touched_count: 0,
-            }),
+            inner: Mutex::new(Inner { slots: SlotAllocator::new((clusters * CLUSTER_SLOTS) as u64), top: 0 }),
             full: AtomicBool::new(false),
             bad_frees: AtomicU64::new(0),
         }
     }
 
-    /// Bytes of memory it holds, whole clusters.
+    /// Bytes of memory it has touched (an upper bound).
     pub fn resident_bytes(&self) -> u64 {
-        lock(&self.inner).touched_count * (CLUSTER_SLOTS * PAGE_SIZE) as u64
+        lock(&self.inner).top * PAGE_SIZE as u64
     }
 
     fn page(&self, slot: u64) -> *mut Page {
@@ -92,11 +84,7 @@ impl SwapDevice for Ram {
             self.full.store(true, Relaxed);
             return Err(StoreError::Full);
         };
-        let cluster = slot as usize / CLUSTER_SLOTS;
-        inner.used[cluster] += 1;
-        if !std::mem::replace(&mut inner.touched[cluster], true) {
-            inner.touched_count += 1;
-        }
+        inner.top = inner.top.max(slot);
         drop(inner);
         // SAFETY: the slot was taken above and nobody else knows it yet; `page` is not in the device's memory.
         unsafe { self.page(slot).copy_from_nonoverlapping(page, 1) };
@@ -117,36 +105,20 @@ impl SwapDevice for Ram {
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let slot = entry.slot();
-        let cluster = slot as usize / CLUSTER_SLOTS;
-        let mut inner = lock(&self.inner);
-        if inner.slots.free(slot).is_none() {
-            drop(inner);
+        let freed = lock(&self.inner).slots.free(entry.slot()).is_some();
+        if freed {
+            self.full.store(false, Relaxed);
+        } else {
             self.bad_frees.fetch_add(1, Relaxed);
-            return false;
         }
-        inner.used[cluster] -= 1;
-        // One cluster is kept, or a page that comes and goes would cost two system calls each time.
-        if inner.used[cluster] == 0 && inner.touched_count > 1 {
-            inner.touched[cluster] = false;
-            inner.touched_count -= 1;
-            let len = CLUSTER_SLOTS * PAGE_SIZE;
-            // SAFETY: no slot of the cluster is in use, and none can be taken while the table is locked.
-            let _ = unsafe {
-                let base = self.base.add(cluster * len).as_ptr();
-                rustix::mm::madvise(base.cast(), len, rustix::mm::Advice::LinuxDontNeed)
-            };
-        }
-        drop(inner);
-        self.full.store(false, Relaxed);
-        true
+        freed
     }
 
     fn add_usage(&self, usage: &mut Usage) {
         let inner = lock(&self.inner);
         usage.slots_in_use += inner.slots.in_use();
-        usage.pool_bytes += inner.touched_count * (CLUSTER_SLOTS * PAGE_SIZE) as u64;
-        usage.meta_bytes += (inner.slots.meta_bytes() + inner.used.len() * 3) as u64;
+        usage.pool_bytes += inner.top * PAGE_SIZE as u64;
+        usage.meta_bytes += inner.slots.meta_bytes() as u64;
         drop(inner);
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.bad_frees += self.bad_frees.load(Relaxed);

@@ -220,8 +220,11 @@ impl Rings {
         self.requests.fetch_add(batch.runs() as u64, Relaxed);
         self.pages.fetch_add(batch.len() as u64, Relaxed);
         let mut meanwhile = Some(meanwhile);
-        // Held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done plainly.
-        if batch.runs() > 0
+        // One run that is waited for gains nothing by a ring, and a write to new blocks loses: the ring passes it on to
+        // a kernel thread.
+        // The ring is held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done
+        // plainly.
+        if batch.runs() > 1
             && let Some(Ok(mut place)) = self.cell().map(Mutex::try_lock)
         {
             if place.is_none() {

@@ -157,12 +157,17 @@ fn io_every_thread_has_a_ring_of_its_own_and_more_threads_do_without() {
                 for i in 0..50 {
                     let slot = thread * 100 + i;
                     for direction in [Direction::Write, Direction::Read] {
-                        let mut frame = if direction == Direction::Write { page_of(slot) } else { Frame::boxed() };
+                        // Two runs: one is done plainly.
+                        let mut frames = [slot, slot + 5000]
+                            .map(|slot| if direction == Direction::Write { page_of(slot) } else { Frame::boxed() });
                         let mut batch = Batch::new(direction);
-                        // SAFETY: as above.
-                        unsafe { batch.push(&place(fd, slot, None), &mut frame.0) };
+                        for (slot, frame) in [slot, slot + 5000].into_iter().zip(&mut frames) {
+                            // SAFETY: as above.
+                            unsafe { batch.push(&place(fd, slot, None), &mut frame.0) };
+                        }
                         rings.run(&mut batch, &mut || {});
-                        assert!(batch.outcome(0) == Outcome::Done && frame.0 == page_of(slot).0);
+                        assert_eq!((batch.outcome(0), batch.outcome(1)), (Outcome::Done, Outcome::Done));
+                        assert!(frames[0].0 == page_of(slot).0 && frames[1].0 == page_of(slot + 5000).0);
                     }
                 }
             });
@@ -177,18 +182,23 @@ fn io_work_done_meanwhile_may_do_io_itself() {
     let dir = disk();
     let fd = file(dir.path(), true);
     let rings = Rings::default();
-    let mut frames: Vec<_> = (0..2).map(|_| page_of(7)).collect();
-    let (outer_frame, inner_frame) = frames.split_at_mut(1);
-    let mut outer = Batch::new(Direction::Write);
-    // SAFETY: as above.
-    unsafe { outer.push(&place(&fd, 1, None), &mut outer_frame[0].0) };
-    let mut inner = Batch::new(Direction::Write);
+    let mut frames: Vec<_> = (0..4).map(|_| page_of(7)).collect();
+    let (outer_frames, inner_frames) = frames.split_at_mut(2);
+    let push = |batch: &mut Batch, slot: u64, frames: &mut [Box<Frame>]| {
+        for (slot, frame) in [slot, slot + 9].into_iter().zip(frames) {
+            // SAFETY: as above.
+            unsafe { batch.push(&place(&fd, slot, None), &mut frame.0) };
+        }
+    };
+    let (mut outer, mut inner) = (Batch::new(Direction::Write), Batch::new(Direction::Write));
+    push(&mut outer, 1, outer_frames);
     rings.run(&mut outer, &mut || {
-        // SAFETY: as above.
-        unsafe { inner.push(&place(&fd, 2, None), &mut inner_frame[0].0) };
+        push(&mut inner, 3, inner_frames);
         rings.run(&mut inner, &mut || {});
     });
-    assert_eq!((outer.outcome(0), inner.outcome(0)), (Outcome::Done, Outcome::Done));
+    for batch in [&outer, &inner] {
+        assert_eq!((batch.outcome(0), batch.outcome(1)), (Outcome::Done, Outcome::Done));
+    }
 }
 
 /// What a forked child inherits of a ring: nothing it could break.
@@ -199,10 +209,15 @@ fn io_a_forked_child_makes_rings_of_its_own() {
     let rings = Rings::default();
     let transfer = |rings: &Rings, direction, slot: u64, frame: &mut Page| {
         let mut batch = Batch::new(direction);
+        // The second run is there because one alone is done without a ring.
+        let mut other = Frame::boxed();
         // SAFETY: as above.
-        unsafe { batch.push(&place(&fd, slot, None), frame) };
+        unsafe {
+            batch.push(&place(&fd, slot, None), frame);
+            batch.push(&place(&fd, slot + 100, None), &mut other.0);
+        }
         rings.run(&mut batch, &mut || {});
-        batch.outcome(0) == Outcome::Done
+        batch.outcome(0) == Outcome::Done && batch.outcome(1) == Outcome::Done
     };
     assert!(transfer(&rings, Direction::Write, 1, &mut page_of(1).0));
     // The ring's memory is not there in the child: mark where a mapping of the child's own would be lost.
