@@ -68,6 +68,8 @@ pub enum Command {
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Measure farpage
+    Bench(crate::bench::BenchArgs),
 }
 
 /// `farpage run`.

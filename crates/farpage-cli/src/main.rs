@@ -1,6 +1,7 @@
 //! The command: run a program under a RAM budget, look at it, find out what works here.
 
 mod args;
+mod bench;
 mod budget;
 mod cgroup;
 mod doctor;
@@ -15,6 +16,10 @@ mod stat_cmd;
 use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
+
+/// Counts, for `bench io`.
+#[global_allocator]
+static ALLOCATOR: bench::io::Counting = bench::io::Counting;
 
 fn main() -> ExitCode {
     early::restore_sigpipe();
@@ -33,6 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Bench(args) => bench::main(&args),
     };
     result.unwrap_or_else(|failure| {
         failure::say(&failure);

@@ -42,6 +42,13 @@ pub enum SwapSpec {
         /// Higher is used first; `None`: order of the command line.
         prio: Option<i32>,
     },
+    /// Plain memory inside the budget: saves nothing; for measurements and tests.
+    Ram {
+        /// Most bytes it takes; `None`: its share of what compressed RAM may take.
+        size: Option<u64>,
+        /// Higher is used first; `None`: order of the command line.
+        prio: Option<i32>,
+    },
     /// A file (PATH a directory: an unnamed temporary file in it).
     File {
         /// Directory or file.
@@ -50,6 +57,8 @@ pub enum SwapSpec {
         size: Option<u64>,
         /// Higher is used first; `None`: order of the command line.
         prio: Option<i32>,
+        /// For tests: faults of the disk, by seed, that the engine must get over without losing anything.
+        fault: Option<u64>,
     },
 }
 
@@ -83,11 +92,12 @@ impl SwapSpec {
     pub fn defaults() -> Vec<SwapSpec> {
         vec![
             SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None },
-            SwapSpec::File { path: PathBuf::from("/var/tmp"), size: None, prio: None },
+            SwapSpec::File { path: PathBuf::from("/var/tmp"), size: None, prio: None, fault: None },
         ]
     }
 
-    /// Reads `zram[,alg=lz4|zstd][,size=SIZE][,prio=N]` or `file:PATH[,size=SIZE][,prio=N]`.
+    /// Reads `zram[,alg=lz4|zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]` or
+    /// `file:PATH[,size=SIZE][,prio=N]`.
     ///
     /// # Errors
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
@@ -96,11 +106,11 @@ impl SwapSpec {
         let mut parts = text.split(',');
         let head = parts.next().unwrap_or("");
         let mut alg = Alg::Lz4;
-        let (mut size_max, mut prio) = (None, None);
+        let (mut size_max, mut prio, mut fault) = (None, None, None);
         let zram = head == "zram";
         let path = head.strip_prefix("file:");
-        if !zram && path.is_none() {
-            return Err(err("unknown kind; use zram[,alg=lz4|zstd] or file:PATH".into()));
+        if !zram && path.is_none() && head != "ram" {
+            return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH or ram".into()));
         }
         if path == Some("") {
             return Err(err("no path; write file:/var/tmp".into()));
@@ -122,12 +132,17 @@ impl SwapSpec {
                     let n = v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number")))?;
                     prio = Some(n);
                 }
+                Some(("fault", v)) if path.is_some() => {
+                    let seed = v.parse::<u64>().map_err(|_| err(format!("seed {v:?} is not a number")))?;
+                    fault = Some(seed);
+                }
                 _ => return Err(err(format!("unknown option {part:?}"))),
             }
         }
         Ok(match path {
-            Some(p) => SwapSpec::File { path: PathBuf::from(p), size: size_max, prio },
-            None => SwapSpec::Zram { alg, size: size_max, prio },
+            Some(p) => SwapSpec::File { path: PathBuf::from(p), size: size_max, prio, fault },
+            None if zram => SwapSpec::Zram { alg, size: size_max, prio },
+            None => SwapSpec::Ram { size: size_max, prio },
         })
     }
 }
@@ -140,8 +155,15 @@ impl fmt::Display for SwapSpec {
                 write!(f, "zram,alg={name}")?;
                 (size, prio)
             }
-            SwapSpec::File { path, size, prio } => {
+            SwapSpec::Ram { size, prio } => {
+                f.write_str("ram")?;
+                (size, prio)
+            }
+            SwapSpec::File { path, size, prio, fault } => {
                 write!(f, "file:{}", path.display())?;
+                if let Some(seed) = fault {
+                    write!(f, ",fault={seed}")?;
+                }
                 (size, prio)
             }
         };
@@ -209,7 +231,7 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
-        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,prio=5;verify";
+        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;verify";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.to_string(), text);
         assert_eq!(Conf::parse("ram:512M").unwrap().swap, SwapSpec::defaults());

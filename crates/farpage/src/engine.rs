@@ -144,6 +144,8 @@ impl Engine {
         // SAFETY: the part was made for the pool and for nobody else.
         let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
             .map_err(|e| e.to_string())?;
+        let key = ContentKey::random();
+        space.check_contents(key);
         let frames = Frames::new(arena.frames);
         let frame_entry = (0..frames.len()).map(|_| AtomicU64::new(0)).collect();
         let stat = StatPage::of_environment();
@@ -156,7 +158,7 @@ impl Engine {
             lru: Mutex::new(Lru::new()),
             space,
             budget,
-            key: ContentKey::random(),
+            key,
             stat,
             heap,
             exclude: own_images(),

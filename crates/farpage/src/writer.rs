@@ -1,13 +1,13 @@
 //! Storing cached pages: the writer's half of reclaim.
 //!
 //! A writer takes the oldest cached page (`Cached -> Writeback`), looks at it (zero, unchanged, new), stores it, and
-//! publishes the slot (`Writeback -> Swapped`). If the page was discarded by the program meanwhile, the last step
-//! fails and the slot is freed. A page whose store fails stays in the swap cache: nothing is ever given up before its
-//! copy is complete.
+//! publishes the slot (`Writeback -> Swapped`). Pages for a file are collected and go out as one batch. If the page was
+//! discarded by the program meanwhile, the last step fails and the slot is freed. A page whose store fails stays in the
+//! swap cache: nothing is ever given up before its copy is complete.
 
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
-use crate::device::{Entry, StoreError};
+use crate::device::{Entry, Page, StoreError};
 use crate::engine::{Engine, lock};
 use crate::page_table::{FrameNo, Node, State};
 use crate::stat::Stat;
@@ -17,7 +17,7 @@ use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Pages stored per turn, between two looks at the fork gate.
-const BATCH: usize = 8;
+const BATCH: usize = 32;
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(b"farpage-writer");
@@ -55,18 +55,42 @@ fn wanted(e: &Engine) -> bool {
     e.budget.pressure() && (e.frames.free_count() < e.free_target() || e.budget.excess() > 0)
 }
 
-/// Where a page's content is after [`store`]; `None`: it is zero and needs no place.
-type Stored = Option<Entry>;
+/// What [`store`] did with a page.
+enum Stored {
+    /// It is zero and needs no place.
+    Zero,
+    /// Its copy is here.
+    At(Entry),
+    /// It is for a queued device; this is its hash.
+    Queued(u128),
+}
+
+/// A page that waits for its batch.
+#[derive(Clone, Copy)]
+struct Waiting {
+    node: Node,
+    frame: FrameNo,
+    hash: u128,
+}
 
 /// Stores up to `want` of the oldest cached pages and frees their frames; while the process is above its limit, frames
 /// go back to the kernel. Returns the frames freed, and whether a device refused a page. Called by
-/// the writer and, in direct reclaim, by the pager. One page at a time: a page in writeback makes a fault on it wait.
+/// the writer and, in direct reclaim, by the pager. A fault on a page in writeback waits, so what is stored in memory is
+/// published page by page; only what a file takes waits for the others of its batch.
 pub fn write_some(e: &Engine, want: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
-    while freed < want {
+    let mut waiting = [None::<Waiting>; BATCH];
+    let mut n = 0;
+    while freed + n < want && n < BATCH {
         let Some((node, frame)) = lock(&e.lru).take_for_writing(&e.table) else { break };
         match store(e, frame) {
-            Ok(stored) => publish(e, node, frame, stored),
+            Ok(Stored::Zero) => publish(e, node, frame, None),
+            Ok(Stored::At(entry)) => publish(e, node, frame, Some(entry)),
+            Ok(Stored::Queued(hash)) => {
+                waiting[n] = Some(Waiting { node, frame, hash });
+                n += 1;
+                continue;
+            }
             Err(error) => {
                 give_back(e, node, frame, &error);
                 refused = true;
@@ -75,8 +99,9 @@ pub fn write_some(e: &Engine, want: usize) -> (usize, bool) {
         }
         freed += 1;
     }
+    let stored = store_queued(e, &waiting[..n]);
     e.account_pool();
-    (freed, refused)
+    (freed + stored, refused || stored < n)
 }
 
 /// Finds or makes the copy of the page in `frame`.
@@ -87,7 +112,7 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     if is_zero(page) {
         Stat::add(&e.stat.swpout_zero, 1);
         e.release_frame_entry(frame);
-        return Ok(None);
+        return Ok(Stored::Zero);
     }
     let hash = e.key.hash(page);
     if let Some(old) = old {
@@ -97,17 +122,44 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
             e.frame_entry[frame as usize].store(0, Relaxed);
             Stat::add(&e.stat.swpout_clean, 1);
             e.space.promote(old, page);
-            return Ok(Some(old));
+            return Ok(Stored::At(old));
         }
         e.release_frame_entry(frame);
     }
-    let entry = e.space.store(page, hash)?;
+    let Some(entry) = e.space.store_now(page, hash)? else { return Ok(Stored::Queued(hash)) };
     Stat::add(&e.stat.pswpout, 1);
-    Ok(Some(entry))
+    Ok(Stored::At(entry))
+}
+
+/// Stores the pages that wait for a queued device, in one batch; how many were stored.
+fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
+    let Some(first) = waiting.first().copied().flatten() else { return 0 };
+    // SAFETY: as in `store`: the frames are ours while their pages are in writeback.
+    let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frame(w.frame) }, w.hash) };
+    let mut pages = [page_of(first); BATCH];
+    for (page, w) in pages.iter_mut().zip(waiting.iter().flatten()) {
+        *page = page_of(*w);
+    }
+    let mut out = [None; BATCH];
+    let n = waiting.len().min(BATCH);
+    let result = e.space.store_queued(&pages[..n], &mut out[..n]);
+    let error = result.err().unwrap_or(StoreError::Full);
+    let mut stored = 0;
+    for (w, entry) in waiting.iter().flatten().zip(out) {
+        match entry {
+            Some(_) => {
+                publish(e, w.node, w.frame, entry);
+                stored += 1;
+            }
+            None => give_back(e, w.node, w.frame, &error),
+        }
+    }
+    Stat::add(&e.stat.pswpout, stored as u64);
+    stored
 }
 
 /// The copy is complete: the page's word says so from now on, and the frame is free.
-fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Stored) {
+fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     let to = stored.map_or(State::None, State::Swapped);
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile

@@ -124,7 +124,7 @@ fn device_fork_parent_child_and_grandchild_keep_their_bytes() {
     };
     let specs = [
         SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None },
-        SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None },
+        SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None, fault: None },
     ];
     // SAFETY: the mapping is new, private and used by nothing else.
     let space = unsafe { SwapSpace::build(&specs, pool.unwrap().cast(), POOL_BYTES, 1 << 20) }.unwrap();

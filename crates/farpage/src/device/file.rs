@@ -25,25 +25,28 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use super::io::inject::Injector;
+use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
 use super::{
     Caps, DeviceError, Entry, ErrnoText, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock,
 };
 use crate::PAGE_SIZE;
-use backing::{Backing, Fd, RUN_MAX};
+use crate::content::ContentKey;
+use backing::{Backing, Fd};
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use table::{FileSlot, Inner};
 
 /// Bits of the page number in a slot.
 const PAGE_BITS: u32 = 32;
 /// Space is asked for in steps of this many slots (64 MiB).
 const GROW_SLOTS: u64 = 16 << 10;
-/// After this many failed writes in a row the device takes no more pages.
-const WRITE_ERRORS_MAX: u32 = 16;
+/// After this many failed transfers in a row the device takes no more pages.
+const ERRORS_MAX: u32 = 16;
 
 /// Swap in a file.
 pub struct FileDevice {
@@ -60,9 +63,14 @@ pub struct FileDevice {
     failed: AtomicBool,
     warning: Mutex<Option<String>>,
     write_errors: AtomicU64,
-    write_errors_in_row: AtomicU32,
+    errors_in_row: AtomicU32,
     read_errors: AtomicU64,
     bad_frees: AtomicU64,
+    /// How the I/O is done; shared by the devices of a space.
+    rings: Arc<Rings>,
+    /// With it, what is read is compared with its check value.
+    key: OnceLock<ContentKey>,
+    injector: Option<Arc<Injector>>,
 }
 
 impl FileDevice {
@@ -77,7 +85,7 @@ impl FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
-            caps: Caps { synchronous: false, rotational: opened.rotational },
+            caps: Caps { rotational: opened.rotational, ..Caps::default() },
             slots_max: size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS)),
             use_tmpfile: true,
             create: Mutex::new(()),
@@ -86,20 +94,33 @@ impl FileDevice {
             failed: AtomicBool::new(false),
             warning: Mutex::new(opened.warning),
             write_errors: AtomicU64::new(0),
-            write_errors_in_row: AtomicU32::new(0),
+            errors_in_row: AtomicU32::new(0),
             read_errors: AtomicU64::new(0),
             bad_frees: AtomicU64::new(0),
+            rings: Arc::new(Rings::default()),
+            key: OnceLock::new(),
+            injector: None,
         })
+    }
+
+    /// The same device, doing its I/O through `rings`.
+    pub fn with_rings(self, rings: Arc<Rings>) -> FileDevice {
+        FileDevice { rings, ..self }
+    }
+
+    /// The same device with faults in its I/O, for tests.
+    pub fn with_faults(self, injector: Arc<Injector>) -> FileDevice {
+        FileDevice { injector: Some(injector), ..self }
+    }
+
+    /// The same device with a priority to be shown.
+    pub fn with_priority(self, priority: i32) -> FileDevice {
+        FileDevice { caps: Caps { priority, ..self.caps }, ..self }
     }
 
     /// Number of this device in its entries.
     pub fn index(&self) -> u8 {
         self.index
-    }
-
-    /// Whether a store has a chance.
-    pub fn accepts(&self) -> bool {
-        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || lock(&self.inner).retry_second <= now_second())
     }
 
     /// The own file, created if need be.
@@ -172,63 +193,134 @@ impl FileDevice {
         Err(StoreError::Full)
     }
 
-    /// Books the end of a write of `n` slots from `first`.
-    fn written(
-        &self,
-        own: u8,
-        first: u64,
-        pages: &[(&Page, u128)],
-        result: Result<(), Errno>,
-    ) -> Result<(), StoreError> {
+    /// Gives slots back that were not written.
+    fn give_back(&self, own: u8, slots: impl Iterator<Item = u64>) {
         let mut inner = lock(&self.inner);
-        let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
-        for (slot, &(_, check)) in (first..).zip(pages) {
-            match result {
-                Ok(()) => file.slots.get_mut(slot).into_iter().for_each(|s| s.check = check_words(check)),
-                Err(_) => {
-                    file.slots.free(slot);
-                }
-            }
+        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
+            slots.for_each(|slot| _ = file.slots.free(slot));
+        }
+    }
+
+    /// Books a failed write: the slot is never used again, or, if only the disk is full, given back.
+    fn write_failed(&self, own: u8, slot: u64, errno: Errno) -> StoreError {
+        if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
+            self.give_back(own, std::iter::once(slot));
+            lock(&self.inner).retry_second = now_second() + 1;
+            self.full.store(true, Relaxed);
+            return StoreError::Full;
+        }
+        let mut inner = lock(&self.inner);
+        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
+            file.slots.set(slot, FileSlot { bad: true, ..FileSlot::default() });
+            inner.bad += 1;
         }
         drop(inner);
-        match result {
-            Ok(()) => {
-                self.write_errors_in_row.store(0, Relaxed);
-                Ok(())
+        self.write_errors.fetch_add(1, Relaxed);
+        if self.errors_in_row.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
+            self.fail("writes keep failing", errno);
+        }
+        StoreError::Io(errno)
+    }
+
+    /// Writes pages (page number in `pages`, slot) in one batch and books each; one that fails is tried once more by
+    /// itself. The last error, if there was one.
+    fn write(
+        &self,
+        own: u8,
+        backing: &Backing,
+        pages: &[(&Page, u128)],
+        places: &[(usize, u64)],
+        out: &mut [Option<Entry>],
+    ) -> Result<(), StoreError> {
+        let mut batch = Batch::new(Direction::Write);
+        let place = |slot| self.place_in(backing, slot);
+        let mut numbers = [None; BATCH_MAX];
+        for (&(i, slot), number) in places.iter().zip(&mut numbers) {
+            let (page, place) = (pages[i].0, place(slot));
+            if !place.direct || aligned(page) {
+                // SAFETY: the page is borrowed until after `run`, and a write does not change it.
+                *number = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
             }
-            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-                lock(&self.inner).retry_second = now_second() + 1;
-                self.full.store(true, Relaxed);
-                Err(StoreError::Full)
+        }
+        self.rings.run(&mut batch, &mut || {});
+        let mut result = Ok(());
+        let mut written = [false; BATCH_MAX];
+        for ((&(i, slot), number), written) in places.iter().zip(numbers).zip(&mut written) {
+            let mut outcome = number.map_or(Outcome::Failed(Errno::INVAL), |n| batch.outcome(n));
+            if outcome != Outcome::Done {
+                outcome = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*pages[i].0).0);
             }
-            Err(errno) => {
-                self.write_errors.fetch_add(1, Relaxed);
-                if self.write_errors_in_row.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX {
-                    self.fail("writes keep failing", errno);
-                }
-                Err(StoreError::Io(errno))
+            match outcome {
+                Outcome::Done => *written = true,
+                Outcome::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
+                Outcome::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
+        }
+        let mut inner = lock(&self.inner);
+        let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
+        for (&(i, slot), _) in places.iter().zip(written).filter(|(_, written)| *written) {
+            if let Some(record) = file.slots.get_mut(slot) {
+                record.check = check_words(pages[i].1);
+            }
+            out[i] = Entry::new(self.index, u64::from(own) << PAGE_BITS | slot);
+        }
+        drop(inner);
+        if written.contains(&true) {
+            self.errors_in_row.store(0, Relaxed);
+        }
+        result
+    }
+
+    /// Transfers one page, aligned; switches O_DIRECT off if that is what the kernel minds.
+    fn transfer_one(&self, backing: &Backing, slot: u64, direction: Direction, page: &mut Page) -> Outcome {
+        for last in [false, true] {
+            let mut batch = Batch::new(direction);
+            let place = self.place_in(backing, slot);
+            // SAFETY: the page is borrowed mutably until after `run`.
+            unsafe { batch.push(&place, page) };
+            self.rings.run(&mut batch, &mut || {});
+            match batch.outcome(0) {
+                Outcome::Failed(Errno::INVAL) if !last && backing.give_up_direct().is_ok() => {}
+                outcome => return outcome,
+            }
+        }
+        Outcome::Failed(Errno::INVAL)
+    }
+
+    fn place_in(&self, backing: &Backing, slot: u64) -> Place {
+        Place {
+            fd: backing.fd.raw().unwrap_or(-1),
+            at: slot * PAGE_SIZE as u64,
+            direct: backing.is_direct(),
+            injector: self.injector.clone(),
         }
     }
 
-    /// Stores `pages` (64 at most) in one run if there is one; how many were stored.
-    fn store_run(&self, pages: &[(&Page, u128)]) -> Result<(Entry, usize), StoreError> {
-        let (own, backing) = self.own_file()?;
-        let (first, n) = self.take(own, &backing, pages.len().min(RUN_MAX))?;
-        let result = backing.write_run(first, &pages[..n]);
-        self.written(own, first, &pages[..n], result)?;
-        let entry = Entry::new(self.index, u64::from(own) << PAGE_BITS | first).ok_or(StoreError::Full)?;
-        Ok((entry, n))
-    }
-
-    /// The file and the page in it of an entry whose `n` slots are all in use.
-    fn find(&self, entry: Entry, n: usize) -> Option<(Arc<Backing>, u64)> {
+    /// The file and the page in it of an entry in use.
+    fn find(&self, entry: Entry) -> Option<(Arc<Backing>, u64)> {
         let (id, page) = split(entry)?;
         let inner = lock(&self.inner);
         let file = inner.files.get(id)?.as_ref()?;
-        let used = (page..page + n as u64).all(|p| file.slots.get(p).is_some_and(|s| !s.deferred));
-        used.then(|| file.backing.clone()).flatten().map(|backing| (backing, page))
+        file.slots.get(page).filter(FileSlot::is_used)?;
+        file.backing.clone().map(|backing| (backing, page))
     }
+
+    /// Counts what keeps failing.
+    fn read_failed(&self, error: LoadError) -> LoadError {
+        self.read_errors.fetch_add(1, Relaxed);
+        if self.errors_in_row.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
+            self.fail("reads keep failing", if let LoadError::Io { errno, .. } = error { errno } else { Errno::IO });
+        }
+        error
+    }
+}
+
+/// A page to go through when the caller's is not aligned.
+#[repr(align(4096))]
+struct Bounce(Page);
+
+fn aligned(page: &Page) -> bool {
+    page.as_ptr().addr().is_multiple_of(PAGE_SIZE)
 }
 
 impl SwapDevice for FileDevice {
@@ -240,61 +332,95 @@ impl SwapDevice for FileDevice {
         self.caps
     }
 
+    fn accepts(&self) -> bool {
+        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || lock(&self.inner).retry_second <= now_second())
+    }
+
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
-        self.store_run(&[(page, check)]).map(|(entry, _)| entry)
+        let mut out = [None];
+        let result = self.store_batch(&[(page, check)], &mut out);
+        out[0].ok_or_else(|| result.err().unwrap_or(StoreError::Full))
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        let Some(&any) = pages.first() else { return Ok(()) };
-        let mut at = 0;
-        loop {
-            // The next pages that still need a place, side by side.
-            let mut wanted = [any; RUN_MAX];
-            let mut places = [0; RUN_MAX];
-            let mut n = 0;
-            while at < pages.len().min(out.len()) && n < RUN_MAX {
+        let (mut at, end) = (0, pages.len().min(out.len()));
+        let mut result = Ok(());
+        while at < end {
+            let (own, backing) = self.own_file()?;
+            // The next pages that still need a place, side by side as far as there is room.
+            let mut places = [(0, 0); BATCH_MAX];
+            let mut wanted = 0;
+            while at < end && wanted < BATCH_MAX {
                 if out[at].is_none() {
-                    (wanted[n], places[n]) = (pages[at], at);
-                    n += 1;
+                    places[wanted].0 = at;
+                    wanted += 1;
                 }
                 at += 1;
             }
-            if n == 0 {
-                return Ok(());
-            }
-            let mut done = 0;
-            while done < n {
-                let (first, stored) = self.store_run(&wanted[done..n])?;
-                for (i, &place) in places[done..done + stored].iter().enumerate() {
-                    out[place] = first.offset(i);
+            let mut taken = 0;
+            let mut no_room = None;
+            while taken < wanted && no_room.is_none() {
+                match self.take(own, &backing, wanted - taken) {
+                    Ok((first, n)) => {
+                        places[taken..taken + n].iter_mut().zip(first..).for_each(|(place, slot)| place.1 = slot);
+                        taken += n;
+                    }
+                    Err(error) => no_room = Some(error),
                 }
-                done += stored;
+            }
+            if taken > 0 {
+                let written = self.write(own, &backing, pages, &places[..taken], out);
+                result = written.and(result);
+            }
+            if let Some(error) = no_room {
+                return result.and(Err(error));
             }
         }
+        result
     }
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
-        self.load_run(entry, &mut [into])
+        let (device, slot) = (self.index, entry.slot());
+        let (backing, page) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
+        let outcome = if aligned(into) || !backing.is_direct() {
+            self.transfer_one(&backing, page, Direction::Read, into)
+        } else {
+            let mut bounce = Bounce([0; PAGE_SIZE]);
+            let outcome = self.transfer_one(&backing, page, Direction::Read, &mut bounce.0);
+            into.copy_from_slice(&bounce.0);
+            outcome
+        };
+        match outcome {
+            Outcome::Done if self.is_right(entry, into) => {
+                if self.errors_in_row.load(Relaxed) != 0 {
+                    self.errors_in_row.store(0, Relaxed);
+                }
+                Ok(())
+            }
+            Outcome::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
+            Outcome::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
+            Outcome::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
+        }
     }
 
-    fn load_run(&self, first: Entry, into: &mut [&mut Page]) -> Result<(), LoadError> {
-        let (device, slot) = (self.index, first.slot());
-        let found = self.find(first, into.len());
-        let (backing, page) = found.ok_or(LoadError::NotInUse { device, slot })?;
-        let result = match backing.read_run(page, into) {
-            Ok(n) if n == into.len() => return Ok(()),
-            Ok(n) => LoadError::ShortRead { device, slot: slot + n as u64 },
-            Err(errno) => LoadError::Io { errno, device, slot },
-        };
-        self.read_errors.fetch_add(1, Relaxed);
-        Err(result)
+    fn place(&self, entry: Entry) -> Option<Place> {
+        let (backing, page) = self.find(entry)?;
+        Some(self.place_in(&backing, page))
+    }
+
+    fn is_right(&self, entry: Entry, page: &Page) -> bool {
+        self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)))
+    }
+
+    fn check_contents(&self, key: ContentKey) {
+        let _ = self.key.set(key);
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
         let (id, page) = split(entry)?;
         let inner = lock(&self.inner);
         let slot = inner.files.get(id)?.as_ref()?.slots.get(page)?;
-        (!slot.deferred).then(|| check_value(slot.check))
+        slot.is_used().then(|| check_value(slot.check))
     }
 
     fn free(&self, entry: Entry) -> bool {
@@ -312,10 +438,12 @@ impl SwapDevice for FileDevice {
     fn add_usage(&self, usage: &mut Usage) {
         let inner = lock(&self.inner);
         let files = inner.files.iter().flatten();
-        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>() - inner.deferred.len() as u64;
+        let kept = inner.deferred.len() as u64 + inner.bad;
+        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>() - kept;
         usage.slots_in_use += slots;
         usage.file_bytes += slots * PAGE_SIZE as u64;
         usage.deferred_slots += inner.deferred.len() as u64;
+        usage.bad_slots += inner.bad;
         usage.meta_bytes += files.map(|f| f.slots.meta_bytes() as u64).sum::<u64>();
         usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32)>()) as u64;
         drop(inner);
@@ -339,6 +467,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
+        self.rings.fork_child();
         self.dir.replace(fds, true);
         let mut inner = lock(&self.inner);
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
@@ -347,7 +476,7 @@ impl SwapDevice for FileDevice {
         inner.become_child();
         self.full.store(false, Relaxed);
         self.failed.store(false, Relaxed);
-        self.write_errors_in_row.store(0, Relaxed);
+        self.errors_in_row.store(0, Relaxed);
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {

@@ -10,7 +10,10 @@
 //! | [`space`] | the devices in priority order; all the engine calls |
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
 //! | [`pool`] | the memory of the compressed pages |
+//! | [`ram`] | plain memory, for measurements and tests |
 //! | [`file`](mod@file) | pages in a swap file; what a fork shares |
+//! | [`io`] | batches of page I/O, io_uring, injected faults |
+//! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
 //! The engine serialises per page: it never calls `load` and `free` of the same entry at the same time.
@@ -21,7 +24,10 @@
 //! locks are held together.
 
 pub mod file;
+pub mod io;
 pub mod pool;
+pub mod ram;
+pub mod read_queue;
 pub mod space;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -154,12 +160,35 @@ pub struct DeviceError {
 }
 
 /// What a device is like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
-    /// Loads and stores finish at the speed of memory: do them in place, no queue.
+    /// Loads and stores finish at the speed of memory: they are done in place, on the caller's stack, without queue or
+    /// allocation. Others are queued ([`SwapDevice::place`], [`io`]).
     pub synchronous: bool,
     /// Seeks are slow: read ahead in slot order.
     pub rotational: bool,
+    /// Freed space is given back to what is below (the disk, the filesystem).
+    pub discard: bool,
+    /// A page must not change while it is stored (it is compressed or checked on the way).
+    pub stable_writes: bool,
+    /// Bytes of the unit in which the device transfers.
+    pub block_size: u32,
+    /// Higher is used first.
+    pub priority: i32,
+}
+
+impl Default for Caps {
+    /// A queued device without seeks.
+    fn default() -> Caps {
+        Caps {
+            synchronous: false,
+            rotational: false,
+            discard: false,
+            stable_writes: true,
+            block_size: PAGE_SIZE as u32,
+            priority: -1,
+        }
+    }
 }
 
 /// Sums over devices; bytes unless the name says otherwise.
@@ -181,6 +210,8 @@ pub struct Usage {
     pub deferred_slots: u64,
     /// Pages stored, over all devices; a page moved by writeback counts once.
     pub slots_in_use: u64,
+    /// Slots that are never used again because a write to them failed.
+    pub bad_slots: u64,
     /// Devices that had no room at the last try.
     pub devices_full: u32,
     /// Devices that take no more pages after a failure.
@@ -244,16 +275,23 @@ pub trait SwapDevice: Send + Sync {
     /// See [`LoadError`]; the content of `into` is then unspecified.
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError>;
 
-    /// Reads pages of consecutive slots, in one I/O if the device can.
-    ///
-    /// # Errors
-    /// See [`LoadError`]; the content of `into` is then unspecified.
-    fn load_run(&self, first: Entry, into: &mut [&mut Page]) -> Result<(), LoadError> {
-        for (i, page) in into.iter_mut().enumerate() {
-            let missing = LoadError::NotInUse { device: first.device(), slot: first.slot() };
-            self.load(first.offset(i).ok_or(missing)?, page)?;
-        }
-        Ok(())
+    /// Where the page is, if it is to be read by a queue ([`io::Batch`]); `None`: by [`SwapDevice::load`]. Stays true
+    /// while the entry is in use.
+    fn place(&self, _entry: Entry) -> Option<io::Place> {
+        None
+    }
+
+    /// Whether `page`, read by a queue, is what was stored (as far as the device can tell).
+    fn is_right(&self, _entry: Entry, _page: &Page) -> bool {
+        true
+    }
+
+    /// From now on, check values are hashes of the page with this key, and what is read back is compared.
+    fn check_contents(&self, _key: crate::content::ContentKey) {}
+
+    /// Whether a store has a chance.
+    fn accepts(&self) -> bool {
+        true
     }
 
     /// The entry under which the page really is, if this device has passed it on to another one.

@@ -13,18 +13,22 @@
 mod tests;
 
 use super::file::FileDevice;
+use super::io::inject::{Faults, Injector};
+use super::io::{BATCH_MAX, Batch, Direction, Outcome, Rings};
 use super::pool::{Pool, SPAN_BYTES};
+use super::ram::Ram;
 use super::zram::Zram;
 use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
+use crate::content::ContentKey;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Most pages read at once.
-const RUN_MAX: usize = 32;
+/// Pages moved on when a pool is full and a page wants in.
+const WRITEBACK_FOR_ROOM: usize = 32;
 /// A read is tried this many times.
 const READ_TRIES: usize = 3;
 
@@ -33,8 +37,32 @@ pub struct SwapSpace {
     /// Priority order; the position is the device number.
     devices: Vec<Arc<dyn SwapDevice>>,
     zrams: Vec<Arc<Zram>>,
+    rams: Vec<Arc<Ram>>,
     /// Number of the next fork; the same for every device.
     next_lease: AtomicU32,
+    /// How many devices come before the first queued one.
+    first_queued: usize,
+    rings: Arc<Rings>,
+    /// Pages that a batch did not bring (in order).
+    queued_failures: AtomicU64,
+}
+
+/// What is to be read how.
+pub(super) struct Plan {
+    /// For pages that are read by a queue: under which entry they really are.
+    real: [Option<Entry>; BATCH_MAX],
+    order: [u8; BATCH_MAX],
+    queued: usize,
+}
+
+impl Plan {
+    pub(super) fn queued(&self) -> &[u8] {
+        &self.order[..self.queued]
+    }
+
+    pub(super) fn real(&self, i: u8) -> Option<Entry> {
+        self.real.get(usize::from(i)).copied().flatten()
+    }
 }
 
 impl SwapSpace {
@@ -64,41 +92,69 @@ impl SwapSpace {
         }
         // A negative default as the kernel's: in the order given, after every device with a priority of its own.
         let prio = |i: usize| match &specs[i] {
-            SwapSpec::Zram { prio, .. } | SwapSpec::File { prio, .. } => i64::from(prio.unwrap_or(-1)),
+            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => {
+                prio.unwrap_or(-1)
+            }
         };
         let mut order: Vec<usize> = (0..specs.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
+        let rings = Arc::new(Rings::default());
         let mut files = Vec::new();
         for (index, &i) in (0u8..).zip(&order) {
-            if let SwapSpec::File { path, size, .. } = &specs[i] {
-                files.push(Arc::new(FileDevice::open(index, path, *size)?));
+            if let SwapSpec::File { path, size, fault, .. } = &specs[i] {
+                let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio(i));
+                if let Some(seed) = *fault {
+                    file = file.with_faults(Arc::new(Injector::new(Faults::curable(seed))));
+                }
+                files.push(Arc::new(file));
             }
         }
-        let zram_count = (specs.len() - files.len()).max(1);
-        let share = pool_len / zram_count / SPAN_BYTES * SPAN_BYTES;
-        let mut space = SwapSpace { devices: Vec::new(), zrams: Vec::new(), next_lease: AtomicU32::new(0) };
+        let memories = (specs.len() - files.len()).max(1);
+        let (share, limit) = (pool_len / memories / SPAN_BYTES * SPAN_BYTES, pool_limit_bytes / memories as u64);
+        let mut parts = 0..memories;
+        let mut space = SwapSpace {
+            devices: Vec::new(),
+            zrams: Vec::new(),
+            rams: Vec::new(),
+            next_lease: AtomicU32::new(0),
+            first_queued: 0,
+            rings,
+            queued_failures: AtomicU64::new(0),
+        };
         let mut next_file = files.iter();
+        let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {
+            let no_memory = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
+            let base = NonNull::new(pool_base).ok_or_else(no_memory)?;
+            let at = parts.next().ok_or_else(no_memory)? * share;
+            // SAFETY: the part lies in the caller's region of `pool_len` bytes.
+            Ok(unsafe { base.add(at) })
+        };
         for (index, &i) in (0u8..).zip(&order) {
             match &specs[i] {
                 SwapSpec::File { .. } => {
                     space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
                 }
                 SwapSpec::Zram { alg, size, .. } => {
-                    let no_pool = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
-                    let base = NonNull::new(pool_base).ok_or_else(no_pool)?;
-                    // SAFETY: zram_count * share <= pool_len, so this share lies in the caller's region; each zram
-                    // device gets a different one, and nothing else uses the region (contract of this function).
-                    let pool = unsafe {
-                        let base = base.add(space.zrams.len() * share);
-                        Pool::new(base, share, pool_limit_bytes / zram_count as u64)
-                    };
+                    let base = part(i)?;
+                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else uses
+                    // it (contract of this function).
+                    let pool = unsafe { Pool::new(base, share, limit) };
                     let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
                     let zram = Arc::new(Zram::new(index, *alg, pages_max, pool, files.clone()));
                     space.zrams.push(zram.clone());
                     space.devices.push(zram);
                 }
+                SwapSpec::Ram { size, .. } => {
+                    let len = size.unwrap_or(limit).min(share as u64) as usize;
+                    let base = part(i)?;
+                    // SAFETY: as above.
+                    let ram = Arc::new(unsafe { Ram::new(index, prio(i), base, len) });
+                    space.rams.push(ram.clone());
+                    space.devices.push(ram);
+                }
             }
         }
+        space.first_queued = space.devices.iter().take_while(|device| device.caps().synchronous).count();
         Ok(space)
     }
 
@@ -113,33 +169,66 @@ impl SwapSpace {
     }
 
     /// Stores the pages whose place in `out` is `None` and puts their entries there; pages that no device took keep
-    /// `None` and must stay in memory. A file takes runs of pages in one write. `out` is as long as `pages`.
+    /// `None` and must stay in memory. A file takes all it gets in one batch. `out` is as long as `pages`.
     ///
     /// # Errors
     /// Some page was not stored; the reason that is worth reporting most (a write error, else full).
     pub fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        let mut refused_by: Option<&Arc<dyn SwapDevice>> = None;
+        self.store_from(0, pages, out)
+    }
+
+    /// Stores a page if that can be done at the speed of memory: by the synchronous devices that come before the first
+    /// queued one. `Ok(None)`: it is for a queued device; collect some and call [`SwapSpace::store_queued`].
+    ///
+    /// A pool that is full makes room by moving its oldest pages on, rather than letting the youngest go first.
+    ///
+    /// # Errors
+    /// As [`SwapSpace::store`].
+    pub fn store_now(&self, page: &Page, check: u128) -> Result<Option<Entry>, StoreError> {
+        let mut incompressible = false;
+        for device in &self.devices[..self.first_queued] {
+            let mut result = device.store(page, check);
+            if result == Err(StoreError::Full) && self.pool_over_share() && self.writeback(WRITEBACK_FOR_ROOM) > 0 {
+                result = device.store(page, check);
+            }
+            match result {
+                Ok(entry) => return Ok(Some(entry)),
+                Err(error) => incompressible |= error == StoreError::Incompressible,
+            }
+        }
+        if self.first_queued < self.devices.len() {
+            return Ok(None);
+        }
+        // Nobody takes what does not compress: as it is, then.
+        let raw = self.devices.iter().filter(|_| incompressible).find_map(|device| device.store_raw(page, check).ok());
+        raw.map(Some).ok_or(StoreError::Full)
+    }
+
+    /// Stores pages for which [`SwapSpace::store_now`] said `Ok(None)`; otherwise as [`SwapSpace::store_batch`].
+    ///
+    /// # Errors
+    /// As [`SwapSpace::store_batch`].
+    pub fn store_queued(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
+        self.store_from(self.first_queued, pages, out)
+    }
+
+    fn store_from(&self, first: usize, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
         let mut result = StoreError::Full;
-        for device in &self.devices {
+        for device in &self.devices[first..] {
             match device.store_batch(pages, out) {
-                Ok(()) => {}
-                Err(StoreError::Incompressible) => {
-                    refused_by.get_or_insert(device);
-                }
                 Err(error @ StoreError::Io(_)) => result = error,
-                Err(StoreError::Full | StoreError::Failed) => {}
+                Ok(()) | Err(StoreError::Incompressible | StoreError::Full | StoreError::Failed) => {}
             }
             if out.iter().take(pages.len()).all(Option::is_some) {
                 return Ok(());
             }
         }
         // Nobody takes what does not compress: as it is, then.
-        let Some(device) = refused_by else { return Err(result) };
         for (&(page, check), out) in pages.iter().zip(out).filter(|(_, out)| out.is_none()) {
-            match device.store_raw(page, check) {
-                Ok(entry) => *out = Some(entry),
-                Err(StoreError::Io(errno)) => return Err(StoreError::Io(errno)),
-                Err(_) => return Err(result),
+            let mut synchronous = self.devices.iter().filter(|device| device.caps().synchronous);
+            match synchronous.find_map(|device| device.store_raw(page, check).ok()) {
+                Some(entry) => *out = Some(entry),
+                None => return Err(result),
             }
         }
         Ok(())
@@ -154,44 +243,133 @@ impl SwapSpace {
         retry(|| device.load(entry, into))
     }
 
-    /// Reads the pages of `first` and the entries after it ([`Entry::offset`]); from a file in one read.
-    ///
-    /// # Errors
-    /// See [`LoadError`]; the content of `into` is then unspecified.
-    pub fn load_run(&self, first: Entry, into: &mut [&mut Page]) -> Result<(), LoadError> {
-        let device = self.device(first)?;
-        retry(|| device.load_run(first, into))
+    /// Loads several pages. Those on queued devices are read all at once, adjacent ones merged, wherever they lie, and
+    /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
+    /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
+    pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        let mut done = 0;
+        for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
+            let (n, error) = self.load_batch(entries, into);
+            done += n;
+            if error.is_some() {
+                return (done, error);
+            }
+        }
+        (done, None)
     }
 
-    /// Loads several pages, those that lie side by side in a file with one read. Returns how many were loaded, from
-    /// the first on, and why it stopped if not all were.
-    pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
         let n = entries.len().min(into.len());
-        let mut at = 0;
-        while at < n {
-            let Ok(device) = self.device(entries[at]) else {
-                return (at, Some(LoadError::NotInUse { device: entries[at].device(), slot: entries[at].slot() }));
-            };
-            let first = device.resolve(entries[at]);
-            let side_by_side = |i: usize| {
-                let real = self.device(entries[at + i]).ok().map(|d| d.resolve(entries[at + i]));
-                real.is_some() && real == first.offset(i)
-            };
-            let mut len = 1;
-            while !self.is_synchronous(first) && at + len < n && len < RUN_MAX && side_by_side(len) {
-                len += 1;
+        let plan = self.plan(&entries[..n]);
+        if plan.queued().is_empty() {
+            return self.load_in_place(entries, into, 0..n);
+        }
+        let mut batch = Batch::new(Direction::Read);
+        let mut numbers = [None; BATCH_MAX];
+        for &i in plan.queued() {
+            let page: *mut Page = &mut *into[usize::from(i)];
+            // SAFETY: the page is borrowed mutably for this whole function; below, only pages that are not in the batch
+            // are touched before it has been run.
+            numbers[usize::from(i)] = unsafe { self.push(&mut batch, plan.real(i), page) };
+        }
+        let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
+        self.rings.run(&mut batch, &mut || {
+            for i in (0..n).filter(|&i| numbers[i].is_none()) {
+                in_place[i] = self.load(entries[i], into[i]).err();
             }
-            let run = &mut into[at..at + len];
-            let result = match run {
-                [page] => self.load(first, page),
-                run => self.load_run(first, run),
+        });
+        for i in 0..n {
+            let error = match numbers[i] {
+                None => in_place[i],
+                Some(number) => self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i]).err(),
             };
-            if let Err(error) = result {
-                return (at, Some(error));
+            if error.is_some() {
+                return (i, error);
             }
-            at += len;
         }
         (n, None)
+    }
+
+    /// Loads the pages of `range` one by one.
+    fn load_in_place(
+        &self,
+        entries: &[Entry],
+        into: &mut [&mut Page],
+        range: std::ops::Range<usize>,
+    ) -> (usize, Option<LoadError>) {
+        for i in range.clone() {
+            if let Err(error) = self.load(entries[i], into[i]) {
+                return (i - range.start, Some(error));
+            }
+        }
+        (range.len(), None)
+    }
+
+    /// Which of the entries are read by a queue, in the order of their places.
+    pub(super) fn plan(&self, entries: &[Entry]) -> Plan {
+        let mut plan = Plan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
+        for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
+            let real = self.resolve(entry);
+            if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
+                plan.real[usize::from(i)] = Some(real);
+                plan.order[plan.queued] = i;
+                plan.queued += 1;
+            }
+        }
+        let real = &plan.real;
+        plan.order[..plan.queued].sort_unstable_by_key(|&i| real[usize::from(i)]);
+        plan
+    }
+
+    /// Adds the read of an entry to a batch; `None`: it is to be loaded in place (an unaligned page, or an error that
+    /// will show then).
+    ///
+    /// # Safety
+    /// As for [`Batch::push`].
+    pub(super) unsafe fn push(&self, batch: &mut Batch, real: Option<Entry>, page: *mut Page) -> Option<usize> {
+        let real = real?;
+        let place = self.device(real).ok()?.place(real)?;
+        if place.direct && !page.addr().is_multiple_of(PAGE_SIZE) {
+            return None;
+        }
+        // SAFETY: caller's promise.
+        unsafe { batch.push(&place, page) }
+    }
+
+    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right.
+    pub(super) fn finish(
+        &self,
+        entry: Entry,
+        real: Option<Entry>,
+        outcome: Outcome,
+        page: &mut Page,
+    ) -> Result<(), LoadError> {
+        let right = |real: Entry| self.device(real).is_ok_and(|device| device.is_right(real, page));
+        if outcome == Outcome::Done && real.is_some_and(right) {
+            return Ok(());
+        }
+        self.queued_failures.fetch_add(1, Relaxed);
+        self.load(entry, page)
+    }
+
+    /// The rings of the queued devices.
+    pub(super) fn rings(&self) -> &Rings {
+        &self.rings
+    }
+
+    /// Does all I/O with `preadv` and `pwritev` from now on: to measure what io_uring brings.
+    pub fn refuse_io_uring(&self) {
+        self.rings.refuse();
+    }
+
+    /// From now on, check values are hashes with `key`, and a page that is read from a file is compared with its own.
+    pub fn check_contents(&self, key: ContentKey) {
+        self.devices.iter().for_each(|device| device.check_contents(key));
+    }
+
+    /// The entry under which a page really is.
+    fn resolve(&self, entry: Entry) -> Entry {
+        self.device(entry).map_or(entry, |device| device.resolve(entry))
     }
 
     /// Whether loading this entry finishes at the speed of memory (do it in place).
@@ -228,9 +406,10 @@ impl SwapSpace {
         !self.pool_is_tight() || self.device(entry).is_ok_and(|device| device.give_up(entry))
     }
 
-    /// Memory of the compressed pools now, bytes (touched spans: an upper bound).
+    /// Memory of the compressed pools (and of plain memory devices) now, bytes (touched spans: an upper bound).
     pub fn pool_bytes(&self) -> u64 {
-        self.zrams.iter().map(|zram| zram.pool_bytes()).sum()
+        let plain: u64 = self.rams.iter().map(|ram| ram.resident_bytes()).sum();
+        plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
     }
 
     /// Whether a compressed pool is above 7/8 of its limit: call [`SwapSpace::writeback`].
@@ -240,7 +419,7 @@ impl SwapSpace {
 
     /// Whether there are both compressed pools and files.
     pub fn is_tiered(&self) -> bool {
-        !self.zrams.is_empty() && self.zrams.len() < self.devices.len()
+        !self.zrams.is_empty() && self.devices.iter().any(|device| !device.caps().synchronous)
     }
 
     fn pool_is_tight(&self) -> bool {
@@ -274,7 +453,7 @@ impl SwapSpace {
     /// Changes the most memory the compressed pools may hold, bytes, all together.
     pub fn set_pool_limit(&self, bytes: u64) {
         for zram in &self.zrams {
-            zram.set_pool_limit(bytes / self.zrams.len() as u64);
+            zram.set_pool_limit(bytes / (self.zrams.len() + self.rams.len()) as u64);
         }
     }
 
@@ -307,6 +486,7 @@ impl SwapSpace {
     /// child's copy; one that is missing is lost (its pages cannot be read). The identity is fine where the child's
     /// descriptor table is a copy.
     pub fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
+        self.rings.fork_child();
         self.devices.iter().for_each(|device| device.fork_child(fds));
         self.next_lease.store(0, Relaxed);
     }
@@ -329,12 +509,12 @@ impl SwapSpace {
     }
 }
 
-/// Tries a read again when the device failed; what is missing or corrupt stays so.
+/// Tries a read again when the device failed or brought something else; what is missing stays so.
 fn retry(mut read: impl FnMut() -> Result<(), LoadError>) -> Result<(), LoadError> {
     let mut result = read();
     for _ in 1..READ_TRIES {
         match result {
-            Err(LoadError::Io { .. } | LoadError::ShortRead { .. }) => result = read(),
+            Err(LoadError::Io { .. } | LoadError::ShortRead { .. } | LoadError::Corrupt { .. }) => result = read(),
             _ => break,
         }
     }

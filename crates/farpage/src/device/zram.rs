@@ -285,7 +285,7 @@ impl SwapDevice for Zram {
     }
 
     fn caps(&self) -> Caps {
-        Caps { synchronous: true, rotational: false }
+        Caps { synchronous: true, block_size: 64, ..Caps::default() }
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {

@@ -43,6 +43,8 @@ pub mod nr {
     pub const RT_SIGPROCMASK: u32 = 14;
     /// `ioctl`
     pub const IOCTL: u32 = 16;
+    /// `mincore`
+    pub const MINCORE: u32 = 27;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `futex`

@@ -15,6 +15,15 @@ pub struct FileSlot {
     pub epoch: u32,
     /// Freed, but a child may read it.
     pub deferred: bool,
+    /// A write to it failed: never given out again.
+    pub bad: bool,
+}
+
+impl FileSlot {
+    /// Whether a page is stored here.
+    pub fn is_used(&self) -> bool {
+        !self.deferred && !self.bad
+    }
 }
 
 /// One file: the own one, or one inherited from a parent.
@@ -35,6 +44,8 @@ pub struct Inner {
     pub leases: Vec<u32>,
     /// Slots of the own file that were freed under a lease, and the epoch then.
     pub deferred: Vec<(u64, u32)>,
+    /// Slots of the own file that failed.
+    pub bad: u64,
     /// Monotonic second before which free disk space is not looked at again.
     pub retry_second: i64,
 }
@@ -48,6 +59,7 @@ impl Inner {
             epoch: 0,
             leases: Vec::new(),
             deferred: Vec::new(),
+            bad: 0,
             retry_second: 0,
         }
     }
@@ -57,7 +69,7 @@ impl Inner {
         let own = self.own.is_some_and(|own| usize::from(own) == id);
         let Some(place) = self.files.get_mut(id) else { return false };
         let Some(file) = place.as_mut() else { return false };
-        let Some(slot) = file.slots.get_mut(page).filter(|slot| !slot.deferred) else { return false };
+        let Some(slot) = file.slots.get_mut(page).filter(|slot| slot.is_used()) else { return false };
         if own && self.leases.iter().any(|&lease| slot.epoch <= lease) {
             slot.deferred = true;
             self.deferred.push((page, self.epoch));
@@ -93,6 +105,7 @@ impl Inner {
         self.end_lease(u32::MAX);
         self.epoch = 0;
         self.retry_second = 0;
+        self.forget_bad();
         if let Some(place) = self.own.take().and_then(|own| self.files.get_mut(usize::from(own))) {
             place.take_if(|file| file.slots.in_use() == 0);
         }
@@ -104,6 +117,15 @@ impl Inner {
                 Some(place) => *place = Some(file),
                 None => self.files.push(Some(file)),
             }
+        }
+    }
+
+    /// The own file is never written again: its bad slots need not be remembered.
+    fn forget_bad(&mut self) {
+        if let (1.., Some(Some(file))) = (self.bad, self.own.and_then(|own| self.files.get_mut(usize::from(own)))) {
+            let bad: Vec<u64> = file.slots.iter().filter(|(_, slot)| slot.bad).map(|(page, _)| page).collect();
+            bad.into_iter().for_each(|page| _ = file.slots.free(page));
+            self.bad = 0;
         }
     }
 }

@@ -81,7 +81,7 @@ fn device_file_random_pages_aligned_or_not() {
 }
 
 #[test]
-fn device_file_reads_runs_and_notices_what_is_missing() {
+fn device_file_notices_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(2, dir.path(), None).unwrap();
     let frames: Vec<_> = (0..100).map(page_of).collect();
@@ -89,21 +89,17 @@ fn device_file_reads_runs_and_notices_what_is_missing() {
     let mut out = [None; 100];
     device.store_batch(&pages, &mut out).unwrap();
     let first = out[0].unwrap();
-    assert_eq!(out[99], first.offset(99));
-    let mut into: Vec<_> = (0..100).map(|_| Frame::boxed()).collect();
-    device.load_run(first, &mut into.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>()).unwrap();
-    assert!(into.iter().zip(&frames).all(|(a, b)| a.0 == b.0));
-    // Unaligned targets.
-    let mut bytes = vec![0; 3 * PAGE_SIZE];
-    let (pages, _) = bytes[8..8 + 2 * PAGE_SIZE].as_chunks_mut::<PAGE_SIZE>();
-    device.load_run(first.offset(5).unwrap(), &mut pages.iter_mut().collect::<Vec<_>>()).unwrap();
-    assert!(pages[0] == frames[5].0 && pages[1] == frames[6].0);
+    assert_eq!(out[99], first.offset(99), "a batch lies side by side");
+    (0..100).for_each(|i| expect(&device, out[i as usize].unwrap(), i));
+    // Unaligned target.
+    let mut bytes = vec![0; 2 * PAGE_SIZE];
+    let (pages, _) = bytes[8..8 + PAGE_SIZE].as_chunks_mut::<PAGE_SIZE>();
+    device.load(first.offset(5).unwrap(), &mut pages[0]).unwrap();
+    assert!(pages[0] == frames[5].0);
     // Truncated behind our back.
     let mut fds = Vec::new();
     device.fds(&mut fds);
-    // SAFETY: the descriptor is the device's own file, open until the device is dropped at the end.
-    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[1]) };
-    rustix::fs::ftruncate(fd, 50 * PAGE_SIZE as u64).unwrap();
+    rustix::fs::ftruncate(borrow(fds[1]), 50 * PAGE_SIZE as u64).unwrap();
     let mut page = Frame::boxed();
     let lost = first.offset(70).unwrap();
     assert_eq!(device.load(lost, &mut page.0), Err(LoadError::ShortRead { device: 2, slot: 71 }));
@@ -179,7 +175,7 @@ fn device_file_that_cannot_be_created_says_so_once() {
 }
 
 #[test]
-fn device_file_write_errors_are_counted_and_slots_given_back() {
+fn device_file_write_errors_are_counted_and_their_slots_never_used_again() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let kept = device.store(&page_of(3).0, check_of(3)).unwrap();
@@ -188,13 +184,17 @@ fn device_file_write_errors_are_counted_and_slots_given_back() {
     device.fds(&mut fds);
     let read_only = std::fs::File::open(format!("/proc/self/fd/{}", fds[1])).unwrap();
     device.replace_fds(&[(fds[1], read_only.as_raw_fd())]);
-    for i in 0..WRITE_ERRORS_MAX {
+    for i in 0..ERRORS_MAX {
         assert_eq!(device.store(&page_of(4).0, 0), Err(StoreError::Io(Errno::BADF)), "try {i}");
     }
     assert_eq!(device.store(&page_of(4).0, 0), Err(StoreError::Failed));
     assert!(device.take_warning().unwrap().contains("writes keep failing"));
     expect(&device, kept, 3);
-    assert_eq!((usage(&device).write_errors, usage(&device).slots_in_use), (u64::from(WRITE_ERRORS_MAX), 1));
+    let used = usage(&device);
+    assert_eq!(
+        (used.write_errors, used.bad_slots, used.slots_in_use),
+        (u64::from(ERRORS_MAX), u64::from(ERRORS_MAX), 1)
+    );
     device.replace_fds(&[(read_only.as_raw_fd(), fds[1])]);
 }
 

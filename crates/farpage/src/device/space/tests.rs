@@ -16,7 +16,7 @@ fn zram(size: Option<u64>) -> SwapSpec {
 }
 
 fn file(path: &Path, size: Option<u64>, prio: Option<i32>) -> SwapSpec {
-    SwapSpec::File { path: path.to_path_buf(), size, prio }
+    SwapSpec::File { path: path.to_path_buf(), size, prio, fault: None }
 }
 
 fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
@@ -125,4 +125,74 @@ fn device_space_random_work_matches_a_model() {
         let usage = s.usage();
         assert_eq!((usage.slots_in_use, usage.bad_frees, usage.read_errors, usage.write_errors), (0, 0, 0, 0));
     }
+}
+
+/// A disk on which much goes wrong, though never twice in a row at the same place: nothing may be lost.
+#[test]
+fn device_space_gets_over_every_curable_fault() {
+    for seed in 0..3 {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let region = Region::new(16 << 20);
+        let specs =
+            [zram(None), SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None, fault: Some(seed) }];
+        let s = space(&region, 1 << 20, &specs).unwrap();
+        let key = ContentKey::random();
+        s.check_contents(key);
+        let mut rng = Rng(seed + 1);
+        let mut live: Vec<(u64, Entry)> = Vec::new();
+        let mut next = 0;
+        for _ in 0..400 {
+            let n = 1 + rng.below(32) as u64;
+            let frames: Vec<_> = (next..next + n).map(page_of).collect();
+            let pages: Vec<_> = frames.iter().map(|f| (&f.0, key.hash(&f.0))).collect();
+            let mut out = vec![None; n as usize];
+            // What fails stays in memory, and goes elsewhere at the next try.
+            while s.store_batch(&pages, &mut out).is_err() {}
+            live.extend((next..).zip(out.into_iter().map(Option::unwrap)));
+            next += n;
+            s.writeback(32);
+            let window: Vec<_> = (0..32).map(|_| live[rng.below(live.len())]).collect();
+            let mut frames: Vec<_> = window.iter().map(|_| Frame::boxed()).collect();
+            let entries: Vec<_> = window.iter().map(|w| w.1).collect();
+            let loaded = s.load_many(&entries, &mut frames.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>());
+            assert_eq!(loaded, (32, None));
+            assert!(window.iter().zip(&frames).all(|((seed, _), frame)| frame.0 == page_of(*seed).0));
+            for _ in 0..rng.below(24).min(live.len() - 1) {
+                let at = rng.below(live.len());
+                assert!(s.free(live.swap_remove(at).1));
+            }
+        }
+        let usage = s.usage();
+        println!("seed {seed}: {usage:?}");
+        assert!(usage.read_errors + s.queued_failures.load(Relaxed) > 10 && usage.devices_failed == 0);
+    }
+}
+
+/// What nobody can cure is told, never passed off as the page.
+#[test]
+fn device_space_never_returns_bytes_that_are_not_the_pages() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let region = Region::new(1 << 20);
+    let path = dir.path().join("swap");
+    std::fs::write(&path, b"").unwrap();
+    let s = space(&region, 1 << 20, &[file(&path, None, None)]).unwrap();
+    let key = ContentKey::random();
+    s.check_contents(key);
+    let frames: Vec<_> = (1..4).map(page_of).collect();
+    let pages: Vec<_> = frames.iter().map(|f| (&f.0, key.hash(&f.0))).collect();
+    let mut out = [None; 3];
+    s.store_batch(&pages, &mut out).unwrap();
+    let entries = out.map(Option::unwrap);
+    // A torn write behind our back: the second half of the second page is old.
+    let disk = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let at = entries[1].slot() * 4096 + 2048;
+    std::os::unix::fs::FileExt::write_all_at(&disk, &[0x5a; 2048], at).unwrap();
+    let mut back: Vec<_> = (0..3).map(|_| Frame::boxed()).collect();
+    let corrupt = LoadError::Corrupt { device: 0, slot: entries[1].slot() };
+    let loaded = s.load_many(&entries, &mut back.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>());
+    assert_eq!(loaded, (1, Some(corrupt)));
+    assert_eq!(s.load(entries[1], &mut back[1].0), Err(corrupt));
+    assert_eq!(s.load(entries[2], &mut back[2].0), Ok(()));
+    assert!(back[0].0 == frames[0].0 && back[2].0 == frames[2].0);
+    assert!(s.usage().read_errors >= 6);
 }

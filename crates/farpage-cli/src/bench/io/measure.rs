@@ -1,0 +1,285 @@
+//! The measurements themselves.
+
+use super::queue::Queue;
+use super::sample::{Row, Sampler};
+use crate::failure::{Failure, Result};
+use farpage::PAGE_SIZE;
+use farpage::conf::{Alg, SwapSpec};
+use farpage::content::ContentKey;
+use farpage::device::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
+use farpage::device::{Entry, Page, SwapSpace};
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::path::Path;
+
+const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// splitmix64.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// `n` page-aligned pages, private and present.
+fn pages(n: usize) -> Result<&'static mut [Page]> {
+    // SAFETY: a new mapping at an address the kernel chooses; it stays for the life of the process.
+    let memory = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), n * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::POPULATE)
+            .map_err(|e| Failure::new(format!("cannot map {n} pages: {e}")))?
+    };
+    // SAFETY: the mapping is `n` pages of zeros that nobody else knows.
+    Ok(unsafe { std::slice::from_raw_parts_mut(memory.cast::<Page>(), n) })
+}
+
+/// Fills pages with phrases of 32 bytes, one in seven random, the others out of 16: LZ4 makes about a third of it.
+fn fill(pages: &mut [Page]) {
+    for (number, page) in (0u64..).zip(pages) {
+        for (at, phrase) in (0u64..).zip(page.chunks_exact_mut(32)) {
+            let dice = mix(number << 16 | at);
+            let source = if dice.is_multiple_of(7) { dice } else { dice >> 8 & 15 };
+            for (i, word) in (0u64..).zip(phrase.chunks_exact_mut(8)) {
+                word.copy_from_slice(&mix(source << 3 | i).to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// 0 to `n` - 1 in another order.
+fn shuffled(n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    (1..n).rev().for_each(|i| order.swap(i, (mix(i as u64) % (i as u64 + 1)) as usize));
+    order
+}
+
+fn space(spec: SwapSpec, n: usize) -> Result<SwapSpace> {
+    let len = (n * PAGE_SIZE * 2).next_multiple_of(4 << 20);
+    // SAFETY: as in `pages`.
+    let memory = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), len, RW, MapFlags::PRIVATE | MapFlags::POPULATE)
+            .map_err(|e| Failure::new(format!("cannot map {len} bytes: {e}")))?
+    };
+    // SAFETY: the mapping is private, and the space's alone from now on.
+    unsafe { SwapSpace::build(&[spec], memory.cast(), len, len as u64) }.map_err(|e| Failure::new(e.to_string()))
+}
+
+fn wrong(what: &str, number: usize) -> Failure {
+    Failure::new(format!("bench: page {number} came back wrong from {what}"))
+}
+
+/// How a space is asked.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Sync,
+    Boxed,
+    Queued,
+}
+
+/// Devices in memory. Rounds of all ways alternate, so that a busy machine hits all alike.
+pub fn memory(n: usize, rounds: usize) -> Result<Vec<Row>> {
+    let source = pages(n)?;
+    fill(source);
+    let source: &[Page] = source;
+    let order = shuffled(n);
+    let target = &mut pages(1)?[0];
+    let ram = space(SwapSpec::Ram { size: None, prio: None }, n)?;
+    let zram = space(SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }, n)?;
+    let plain = pages(n)?;
+    let mut compressed: Vec<Vec<u8>> = Vec::new();
+    let ways = [
+        ("ram", "sync", Way::Sync, &ram),
+        ("ram", "boxed", Way::Boxed, &ram),
+        ("ram", "queued", Way::Queued, &ram),
+        ("zram", "sync", Way::Sync, &zram),
+    ];
+    let mut samplers: Vec<[Sampler; 2]> =
+        (0..ways.len() + 2).map(|_| [0, 1].map(|_| Sampler::new(n * rounds))).collect();
+    let mut table = CompressTable::small();
+    let mut out = vec![0; get_maximum_output_size(PAGE_SIZE)];
+    for _ in 0..rounds {
+        let [write, read] = &mut samplers[0];
+        for (from, to) in source.iter().zip(plain.iter_mut()) {
+            write.time(|| to.copy_from_slice(from));
+        }
+        for &i in &order {
+            read.time(|| target.copy_from_slice(&plain[i]));
+            (*target == source[i]).then_some(()).ok_or_else(|| wrong("memory", i))?;
+        }
+        // Bare LZ4 and a copy of the result, as zram has to make one.
+        let [write, read] = &mut samplers[1];
+        compressed.resize_with(n, || Vec::with_capacity(PAGE_SIZE + 64));
+        for (from, to) in source.iter().zip(&mut compressed) {
+            write.time(|| {
+                let len = compress_into_with_table(from, &mut out, &mut table).unwrap_or(0);
+                to.clear();
+                to.extend_from_slice(&out[..len]);
+            });
+        }
+        for &i in &order {
+            let ok = read.time(|| {
+                let bytes = &mut out[..compressed[i].len()];
+                bytes.copy_from_slice(&compressed[i]);
+                decompress_into(bytes, &mut target[..]).is_ok()
+            });
+            (ok && *target == source[i]).then_some(()).ok_or_else(|| wrong("LZ4", i))?;
+        }
+        for ((device, _, way, space), samplers) in ways.iter().zip(&mut samplers[2..]) {
+            round(device, space, *way, source, &order, target, samplers)?;
+        }
+    }
+    let names = [("memcpy", "direct"), ("lz4", "direct")].into_iter().chain(ways.iter().map(|w| (w.0, w.1)));
+    let mut rows = Vec::new();
+    for ((device, path), [write, read]) in names.zip(samplers) {
+        rows.push(write.row(device, path, "write", 1));
+        rows.push(read.row(device, path, "read rand", 1));
+    }
+    Ok(rows)
+}
+
+/// Stores every page, loads all of them in another order, frees them.
+fn round(
+    device: &str,
+    space: &SwapSpace,
+    way: Way,
+    source: &[Page],
+    order: &[usize],
+    target: &mut Page,
+    [write, read]: &mut [Sampler; 2],
+) -> Result<()> {
+    let queue = Queue::new(space);
+    let mut entries: Vec<Entry> = Vec::with_capacity(source.len());
+    std::thread::scope(|scope| {
+        if way == Way::Queued {
+            scope.spawn(|| queue.serve());
+        }
+        let mut run = || -> Result<()> {
+            for (i, page) in source.iter().enumerate() {
+                let stored = write.time(|| match way {
+                    Way::Sync => space.store_now(page, i as u128).ok().flatten(),
+                    _ => queue.store(page, i as u128, way == Way::Boxed),
+                });
+                entries.push(stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?);
+            }
+            for &i in order {
+                read.time(|| match way {
+                    Way::Sync => _ = space.load(entries[i], target),
+                    _ => queue.load(entries[i], target, way == Way::Boxed),
+                });
+                (*target == source[i]).then_some(()).ok_or_else(|| wrong(device, i))?;
+            }
+            Ok(())
+        };
+        let result = run();
+        queue.stop();
+        result
+    })?;
+    entries.iter().for_each(|entry| _ = space.free(*entry));
+    Ok(())
+}
+
+/// A named swap file, removed at the end.
+struct Named(std::path::PathBuf);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A file device: batches of 1, 8 and 32 pages, with io_uring and without.
+pub fn file(dir: &Path, n: usize) -> Result<Vec<Row>> {
+    let n = n / BATCH_MAX * BATCH_MAX;
+    let source = pages(n)?;
+    fill(source);
+    let source: &[Page] = source;
+    let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
+    std::fs::write(&path, b"").map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))?;
+    let named = Named(path);
+    let spec = || SwapSpec::File { path: named.0.clone(), size: None, prio: None, fault: None };
+    let mut rows = Vec::new();
+    for path in ["uring", "plain"] {
+        let space = space(spec(), 1)?;
+        if path == "plain" {
+            space.refuse_io_uring();
+        }
+        let key = ContentKey::random();
+        space.check_contents(key);
+        for batch in [1, 8, 32] {
+            rows.extend(batches(&space, path, batch, source, &key)?);
+        }
+        if path == "uring" {
+            rows.extend(raw(&named.0, n)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn batches(space: &SwapSpace, path: &'static str, batch: usize, source: &[Page], key: &ContentKey) -> Result<Vec<Row>> {
+    let n = source.len();
+    let mut rows = Vec::new();
+    let hashes: Vec<u128> = source.iter().map(|page| key.hash(page)).collect();
+    let mut entries: Vec<Option<Entry>> = vec![None; n];
+    // The first pass finds the file's blocks unwritten; later ones write over them, as a swap file in use does.
+    for op in ["write new", "write"] {
+        entries.iter_mut().filter_map(Option::take).for_each(|entry| _ = space.free(entry));
+        let mut sampler = Sampler::new(n / batch);
+        for (at, out) in (0..n).step_by(batch).zip(entries.chunks_mut(batch)) {
+            let pages: Vec<(&Page, u128)> = (at..at + batch).map(|i| (&source[i], hashes[i])).collect();
+            sampler
+                .time(|| space.store_queued(&pages, out))
+                .map_err(|e| Failure::new(format!("bench: cannot write: {e}")))?;
+        }
+        rows.push(sampler.row("file", path, op, batch));
+    }
+    let target = pages(batch)?;
+    for (op, order) in [("read seq", (0..n).collect()), ("read rand", shuffled(n))] {
+        let mut sampler = Sampler::new(n / batch);
+        for window in order.chunks_exact(batch) {
+            let wanted: Vec<Entry> = window.iter().filter_map(|&i| entries[i]).collect();
+            let mut into: Vec<&mut Page> = target.iter_mut().collect();
+            let (loaded, error) = sampler.time(|| space.load_many(&wanted, &mut into));
+            if let Some(error) = error.filter(|_| loaded < batch) {
+                return Err(Failure::new(format!("bench: cannot read: {error}")));
+            }
+            let right = window.iter().zip(target.iter()).all(|(&i, page)| *page == source[i]);
+            right.then_some(()).ok_or_else(|| wrong("the file", window[0]))?;
+        }
+        rows.push(sampler.row("file", path, op, batch));
+    }
+    entries.iter().flatten().for_each(|entry| _ = space.free(*entry));
+    Ok(rows)
+}
+
+/// What the same file gives without the device in between: 32 pages anywhere at a time, and 1 MiB after the other.
+fn raw(path: &Path, n: usize) -> Result<Vec<Row>> {
+    let failed = |e: rustix::io::Errno| Failure::new(format!("bench: {}: {e}", path.display()));
+    let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty());
+    let fd: OwnedFd = open().map_err(failed)?;
+    let target = pages(256)?;
+    let rings = Rings::default();
+    let mut random = Sampler::new(n / 32);
+    for window in shuffled(n).chunks_exact(32) {
+        let mut slots: Vec<usize> = window.to_vec();
+        slots.sort_unstable();
+        let mut batch = Batch::new(Direction::Read);
+        for (slot, page) in slots.into_iter().zip(target.iter_mut()) {
+            let at = ((slot + 1) * PAGE_SIZE) as u64;
+            let place = Place { fd: fd.as_raw_fd(), at, direct: true, injector: None };
+            // SAFETY: the pages are borrowed by this function until after the run.
+            unsafe { batch.push(&place, page) };
+        }
+        random.time(|| rings.run(&mut batch, &mut || {}));
+        if batch.outcome(0) != Outcome::Done {
+            return Err(Failure::new("bench: raw read failed"));
+        }
+    }
+    let mut sequential = Sampler::new(n / 256);
+    for at in (0..n / 256).map(|i| i * 256) {
+        let got = sequential.time(|| rustix::io::pread(&fd, target.as_flattened_mut(), (at * PAGE_SIZE) as u64));
+        got.map_err(failed)?;
+    }
+    Ok(vec![random.row("file", "raw", "read rand", 32), sequential.row("file", "raw", "read seq", 256)])
+}

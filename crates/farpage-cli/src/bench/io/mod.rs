@@ -1,0 +1,113 @@
+//! `farpage bench io`: what it costs to write a page to a swap device and to read it back (`swap_writepage`,
+//! `swap_readpage`), by device and by the way in which it is asked.
+//!
+//! An operation is one call: of one page, or of a batch of them. Pages are written in order and read in order (seq) or
+//! not (rand). Baselines are in the table: `memcpy` for ram, bare LZ4 for zram, reads of the same file with a full queue
+//! of the kernel (raw) and one `pread` after the other (plain) for file. Every page read is compared with what was
+//! written, outside of the timed part.
+
+mod measure;
+mod queue;
+mod sample;
+
+use crate::failure::{Failure, Result};
+use crate::json::Object;
+use clap::Args;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub use sample::Counting;
+use sample::Row;
+
+/// Shown by `--help`.
+pub const EXAMPLES: &str = "\
+Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request from the heap, completed by the caller or by
+another thread; uring: io_uring; plain: pread and pwrite; raw: the kernel alone, queue depth 32), OP, BATCH (pages an
+operation), AVG, P50, P99 (of one operation), ALLOCS (an operation), MiB/s.
+
+Examples:
+  farpage bench io
+  farpage bench io --dir /mnt/nvme --pages 65536 --json io.json";
+
+/// `farpage bench io`.
+#[derive(Debug, Args)]
+pub struct IoArgs {
+    /// Directory of the swap file
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Pages written to and read from each device
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1024..))]
+    pub pages: u32,
+    /// Alternated repetitions of the memory devices
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Write the rows to FILE as one JSON object (-: standard output, instead of the table)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A device that cannot be used, wrong bytes.
+pub fn main(args: &IoArgs) -> Result<ExitCode> {
+    let mut rows = measure::memory(args.pages as usize, args.rounds as usize)?;
+    rows.extend(measure::file(&args.dir, args.pages as usize)?);
+    let json = args.json.as_ref();
+    if json.is_none_or(|path| path.as_os_str() != "-") {
+        table(&rows);
+    }
+    if let Some(path) = json {
+        let text = object(args, &rows).pretty() + "\n";
+        if path.as_os_str() == "-" {
+            print!("{text}");
+        } else {
+            std::fs::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(rows: &[Row]) {
+    println!("DEVICE  PATH    OP          BATCH     AVG us     P50 us     P99 us  ALLOCS    MiB/s");
+    for r in rows {
+        let us = |ns: f64| ns / 1000.0;
+        println!(
+            "{:<7} {:<7} {:<10} {:>6} {:>10.2} {:>10.2} {:>10.2} {:>7.2} {:>8.0}",
+            r.device,
+            r.path,
+            r.op,
+            r.batch,
+            us(r.avg_ns),
+            us(r.p50_ns as f64),
+            us(r.p99_ns as f64),
+            r.allocs_per_op,
+            r.mib_per_s
+        );
+    }
+}
+
+fn object(args: &IoArgs, rows: &[Row]) -> Object {
+    let mut object = Object::with_schema();
+    object.put("bench", "io");
+    let uname = rustix::system::uname();
+    object.put("kernel", uname.release().to_string_lossy().into_owned());
+    object.put("cpus", std::thread::available_parallelism().map_or(0, usize::from));
+    object.put("dir", args.dir.to_string_lossy().into_owned());
+    object.put("pages", args.pages);
+    let rows = rows.iter().map(|r| {
+        let mut row = Object::default();
+        row.put("device", r.device);
+        row.put("path", r.path);
+        row.put("op", r.op);
+        row.put("batch", r.batch);
+        row.put("avg_ns", r.avg_ns.round() as u64);
+        row.put("p50_ns", r.p50_ns);
+        row.put("p99_ns", r.p99_ns);
+        row.put("allocs_per_op", (r.allocs_per_op * 1000.0).round() / 1000.0);
+        row.put("mib_per_s", (r.mib_per_s * 10.0).round() / 10.0);
+        row
+    });
+    object.put_list("rows", rows.collect());
+    object
+}

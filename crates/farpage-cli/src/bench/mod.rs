@@ -1,0 +1,33 @@
+//! `farpage bench`: measurements that a user can repeat.
+
+pub mod io;
+
+use crate::failure::Result;
+use clap::{Args, Subcommand};
+use std::process::ExitCode;
+
+/// `farpage bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The benches.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Measure page I/O: swap_writepage and swap_readpage of each device, synchronous and queued
+    #[command(after_help = io::EXAMPLES)]
+    Io(io::IoArgs),
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// What the bench could not set up or measure.
+pub fn main(args: &BenchArgs) -> Result<ExitCode> {
+    match &args.command {
+        BenchCommand::Io(args) => io::main(args),
+    }
+}

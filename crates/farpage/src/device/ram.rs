@@ -1,0 +1,126 @@
+//! Plain memory as a swap device: it stands for persistent memory, in measurements and tests.
+//!
+//! Synchronous: a store is a table look-up and a copy of one page, a load the same backwards. Under `farpage run` its
+//! pages count against the budget like the compressed pool's, so it saves nothing there.
+//!
+//! Callers: `space`. Locks: `inner` for the table; the page is copied without it (a slot that was just taken is known to
+//! nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
+//! as persistent memory would be there: giving it back would put page faults into what is measured.
+
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
+use crate::PAGE_SIZE;
+use farpage_swap::cluster::{CLUSTER_SLOTS, SlotAllocator};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+struct Inner {
+    /// Check values.
+    slots: SlotAllocator<[u32; 4]>,
+    /// Highest slot ever used: the memory up to it has been touched.
+    top: u64,
+}
+
+/// Memory as a swap device.
+pub struct Ram {
+    index: u8,
+    caps: Caps,
+    base: NonNull<u8>,
+    inner: Mutex<Inner>,
+    full: AtomicBool,
+    bad_frees: AtomicU64,
+}
+
+// SAFETY: the memory belongs to the device (contract of `new`) and is reached only through its methods.
+unsafe impl Send for Ram {}
+// SAFETY: as above; which thread may touch which page is ruled by the slot table, behind its lock.
+unsafe impl Sync for Ram {}
+
+impl Ram {
+    /// A device number `index` over `len` bytes at `base`, whole clusters of 2 MiB.
+    ///
+    /// # Safety
+    /// `base..base+len` is private anonymous memory, readable and writable, aligned to a page, that nothing else uses
+    /// for as long as the device exists.
+    pub unsafe fn new(index: u8, priority: i32, base: NonNull<u8>, len: usize) -> Ram {
+        let clusters = len / PAGE_SIZE / CLUSTER_SLOTS;
+        Ram {
+            index,
+            caps: Caps { synchronous: true, priority, ..Caps::default() },
+            base,
+            inner: Mutex::new(Inner { slots: SlotAllocator::new((clusters * CLUSTER_SLOTS) as u64), top: 0 }),
+            full: AtomicBool::new(false),
+            bad_frees: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes of memory it has touched (an upper bound).
+    pub fn resident_bytes(&self) -> u64 {
+        lock(&self.inner).top * PAGE_SIZE as u64
+    }
+
+    fn page(&self, slot: u64) -> *mut Page {
+        // SAFETY: every slot of the table lies in the memory.
+        unsafe { self.base.add(slot as usize * PAGE_SIZE) }.as_ptr().cast()
+    }
+}
+
+impl SwapDevice for Ram {
+    fn name(&self) -> &str {
+        "ram"
+    }
+
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn accepts(&self) -> bool {
+        !self.full.load(Relaxed)
+    }
+
+    fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        let mut inner = lock(&self.inner);
+        let Some(slot) = inner.slots.alloc(check_words(check)) else {
+            self.full.store(true, Relaxed);
+            return Err(StoreError::Full);
+        };
+        inner.top = inner.top.max(slot);
+        drop(inner);
+        // SAFETY: the slot was taken above and nobody else knows it yet; `page` is not in the device's memory.
+        unsafe { self.page(slot).copy_from_nonoverlapping(page, 1) };
+        Entry::new(self.index, slot).ok_or(StoreError::Full)
+    }
+
+    fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        let (device, slot) = (self.index, entry.slot());
+        lock(&self.inner).slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
+        // SAFETY: the slot is in use, so it was written before its entry became known, and it is not freed during the call
+        // (the engine serialises load and free of an entry).
+        unsafe { std::ptr::from_mut(into).copy_from_nonoverlapping(self.page(slot), 1) };
+        Ok(())
+    }
+
+    fn check(&self, entry: Entry) -> Option<u128> {
+        lock(&self.inner).slots.get(entry.slot()).map(check_value)
+    }
+
+    fn free(&self, entry: Entry) -> bool {
+        let freed = lock(&self.inner).slots.free(entry.slot()).is_some();
+        if freed {
+            self.full.store(false, Relaxed);
+        } else {
+            self.bad_frees.fetch_add(1, Relaxed);
+        }
+        freed
+    }
+
+    fn add_usage(&self, usage: &mut Usage) {
+        let inner = lock(&self.inner);
+        usage.slots_in_use += inner.slots.in_use();
+        usage.pool_bytes += inner.top * PAGE_SIZE as u64;
+        usage.meta_bytes += inner.slots.meta_bytes() as u64;
+        drop(inner);
+        usage.devices_full += u32::from(self.full.load(Relaxed));
+        usage.bad_frees += self.bad_frees.load(Relaxed);
+    }
+}

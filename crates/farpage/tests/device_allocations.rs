@@ -1,0 +1,80 @@
+//! Synchronous devices store, load and free without allocating: the fault path must not wait for an allocator.
+//!
+//! The global allocator counts. A test of its own, because the count is the whole process's.
+
+use farpage::PAGE_SIZE;
+use farpage::conf::{Alg, SwapSpec};
+use farpage::device::{Entry, Page, SwapSpace};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const POOL: usize = 64 << 20;
+
+fn page(seed: u64) -> Box<Page> {
+    let mut page = Box::new([0; PAGE_SIZE]);
+    for (i, word) in page.chunks_exact_mut(8).enumerate() {
+        // Every third page is of one word, the others compress to a third or so.
+        let value = if seed.is_multiple_of(3) || i % 3 != 0 { seed } else { seed.wrapping_mul(i as u64 * 0x9e37_79b9) };
+        word.copy_from_slice(&value.to_ne_bytes());
+    }
+    page
+}
+
+#[test]
+fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
+    let specs: [(&str, SwapSpec); 3] = [
+        ("ram", SwapSpec::Ram { size: None, prio: None }),
+        ("zram, lz4", SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }),
+        ("zram, zstd", SwapSpec::Zram { alg: Alg::Zstd, size: None, prio: None }),
+    ];
+    for (name, spec) in specs {
+        // SAFETY: a new anonymous mapping at an address the kernel chooses; it is never unmapped.
+        let memory = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), POOL, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        };
+        // SAFETY: the mapping is new, private and used by nothing else.
+        let space = unsafe { SwapSpace::build(&[spec], memory.unwrap().cast(), POOL, POOL as u64 / 2) }.unwrap();
+        let pages: Vec<_> = (0..2000).map(page).collect();
+        let mut into = Box::new([0; PAGE_SIZE]);
+        let mut entries: Vec<Option<Entry>> = vec![None; 2000];
+        let store = |i: usize| space.store_now(&pages[i], i as u128).unwrap().unwrap();
+        // Tables and codec states are made on the way to the working set.
+        (0..2000).for_each(|i| entries[i] = Some(store(i)));
+        space.load(entries[1].unwrap(), &mut into).unwrap();
+        // The same number again, in another order, with the tables as large as they get.
+        (0..2000).filter(|i| i % 2 == 0).for_each(|i| assert!(space.free(entries[i].take().unwrap())));
+        (0..2000).filter(|i| i % 2 == 0).for_each(|i| entries[i] = Some(store(i)));
+        let before = ALLOCATIONS.load(Relaxed);
+        for round in 0..3000 {
+            let i = round * 7 % 2000;
+            let entry = entries[i].take().unwrap();
+            space.load(entry, &mut into).unwrap();
+            assert!(into == pages[i]);
+            assert!(space.free(entry));
+            entries[i] = Some(store(i));
+        }
+        assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0, "{name}");
+    }
+}
