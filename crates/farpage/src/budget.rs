@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 pub struct Budget {
     /// What was promised.
     promised: i64,
-    /// What the engine steers at: a little less, for growth that it learns of late.
-    limit: i64,
-    /// Distance below `limit` at which background reclaim starts.
+    /// The engine steers at this much less, for growth that it learns of late; as far below that, background reclaim
+    /// starts.
     gap: i64,
+    /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in bursts.
+    caution: AtomicI64,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
     grown: AtomicI64,
@@ -28,8 +29,8 @@ impl Budget {
         let gap = (promised / 64).max(256);
         Budget {
             promised,
-            limit: promised - gap,
             gap,
+            caution: AtomicI64::new(0),
             base: AtomicI64::new(0),
             grown: AtomicI64::new(0),
             pool: AtomicI64::new(0),
@@ -50,7 +51,7 @@ impl Budget {
 
     /// The pages the engine steers at.
     pub fn limit(&self) -> i64 {
-        self.limit
+        self.promised - self.gap - self.caution.load(Relaxed) / 16
     }
 
     /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
@@ -63,9 +64,15 @@ impl Budget {
         self.grown.load(Relaxed)
     }
 
-    /// A sample of the kernel's number, and [`Budget::grown`] from just before it.
+    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called about once a millisecond while
+    /// memory is short; by one thread.
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
+        let caution = self.caution.load(Relaxed);
+        let over = pages - self.promised;
+        // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
+        let next = if over > 0 { (caution + over * 16).min(self.promised) } else { (caution - 1).max(0) };
+        self.caution.store(next, Relaxed);
     }
 
     /// Pages taken from the kernel (or given back, negative).
@@ -86,7 +93,7 @@ impl Budget {
 
     /// How many pages may be taken from the kernel now.
     pub fn room(&self) -> i64 {
-        self.limit - self.total()
+        self.limit() - self.total()
     }
 
     /// Background reclaim should run.
@@ -117,5 +124,19 @@ mod tests {
         assert_eq!(b.total(), 1013);
         b.sample(1 << 17, b.grown());
         assert!(b.pressure() && b.excess() == (1 << 17) - b.limit());
+    }
+
+    #[test]
+    fn a_burst_makes_cautious_for_a_while() {
+        let b = Budget::new(10_000);
+        let calm = b.limit();
+        b.sample(10_100, 0);
+        assert_eq!(b.limit(), calm - 100);
+        (0..100).for_each(|_| b.sample(10_100, 0));
+        assert_eq!(b.limit(), calm - 10_000 / 16, "at most a sixteenth");
+        (0..2000).for_each(|_| b.sample(9_000, 0));
+        assert!(b.limit() < calm, "not forgotten at once");
+        (0..20_000).for_each(|_| b.sample(9_000, 0));
+        assert_eq!(b.limit(), calm);
     }
 }
