@@ -439,6 +439,7 @@ impl SwapSpace {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         self.devices.iter().for_each(|device| device.add_usage(&mut usage));
+        usage.read_errors += self.queued_failures.load(Relaxed);
         usage
     }
 
