@@ -404,7 +404,7 @@ impl SwapSpace {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
     }
 
-    /// Fills holes of the compressed pools if they have many (more than a quarter), looking at `pages` pages at most;
+    /// Fills holes of the compressed pools if they have many (more than a sixteenth), looking at `pages` pages at most;
     /// bytes of memory given back. About 0.2 us a page; for a background thread.
     pub fn compact(&self, pages: usize) -> u64 {
         self.zrams.iter().map(|zram| zram.compact(pages)).sum()
