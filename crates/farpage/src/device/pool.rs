@@ -217,7 +217,8 @@ impl Pool {
         let target = self.partial(usize::from(record.class))?;
         let target_record = &self.spans[target as usize];
         let fuller = (target_record.used, span) > (record.used, target);
-        if target == span || usize::from(record.used) * 2 > SPAN_BYTES / size || !fuller {
+        // Spans that are nearly full stay as they are: emptying one costs more than its holes.
+        if target == span || usize::from(record.used) * 8 > SPAN_BYTES / size * 7 || !fuller {
             return None;
         }
         let new = self.take_object(target)?;
@@ -231,8 +232,21 @@ impl Pool {
 
     /// Whether more than a quarter of the memory is holes.
     pub fn is_fragmented(&self) -> bool {
-        let touched = self.resident_bytes() - ((self.empty.len() * SPAN_BYTES) as u64).min(self.resident_bytes());
-        touched.saturating_sub(self.object_bytes) > touched / 4
+        self.holes() > self.in_spans() / 4
+    }
+
+    /// Whether more than a sixteenth of the memory is holes: worth [`Pool::relocate`].
+    pub fn is_loose(&self) -> bool {
+        self.holes() > self.in_spans() / 16
+    }
+
+    /// Bytes of spans with objects.
+    fn in_spans(&self) -> u64 {
+        self.resident_bytes().saturating_sub((self.empty.len() * SPAN_BYTES) as u64)
+    }
+
+    fn holes(&self) -> u64 {
+        self.in_spans().saturating_sub(self.object_bytes)
     }
 
     /// Where an object lies; it may be read by whoever holds the lock, and written only between [`Pool::alloc`] and

@@ -426,7 +426,7 @@ impl SwapSpace {
         self.zrams.iter().any(|zram| zram.is_tight())
     }
 
-    /// Fills holes of the compressed pools if they have many (more than a quarter), looking at `pages` pages at most;
+    /// Fills holes of the compressed pools if they have many (more than a sixteenth), looking at `pages` pages at most;
     /// bytes of memory given back. About 0.2 us a page; for a background thread.
     pub fn compact(&self, pages: usize) -> u64 {
         self.zrams.iter().map(|zram| zram.compact(pages)).sum()
@@ -461,6 +461,7 @@ impl SwapSpace {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         self.devices.iter().for_each(|device| device.add_usage(&mut usage));
+        usage.read_errors += self.queued_failures.load(Relaxed);
         usage
     }
 

@@ -119,6 +119,10 @@ struct Inner {
     hand: u64,
     /// Where the next compaction goes on.
     compact_hand: u64,
+    /// It has moved something in this round.
+    compacted: bool,
+    /// After a round in vain: so many frees until the next one.
+    compact_pause: u64,
 }
 
 /// A page-aligned buffer for writeback.
@@ -161,6 +165,8 @@ impl Zram {
                 backed_pages: 0,
                 hand: 1,
                 compact_hand: 1,
+                compacted: false,
+                compact_pause: 0,
             }),
             files,
             writeback: Mutex::new(Vec::new()),
@@ -273,6 +279,7 @@ impl Inner {
                 self.pool.free(record.handle());
                 self.pool_pages -= 1;
                 self.backed_pages -= u64::from(record.backup().is_some());
+                self.compact_pause = self.compact_pause.saturating_sub(1);
                 self.compressed_bytes -= u64::from(record.len);
             }
         }

@@ -216,3 +216,49 @@ fn device_zram_threads_store_load_free_while_pages_move_out() {
     let (z, f) = (usage(&device), usage(&*file));
     assert_eq!((z.slots_in_use, f.slots_in_use, z.bad_frees, f.bad_frees), (0, 0, 0, 0));
 }
+
+/// Pages of all sizes come and go, as many as there are: what the pool takes beyond the compressed bytes stays bounded,
+/// and what is freed goes back to the kernel.
+#[test]
+fn device_zram_pool_stays_dense_and_shrinks_after_frees() {
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
+    let mut rng = Rng(3);
+    let mut live: Vec<(Entry, u64)> = Vec::new();
+    let mut next = 0;
+    let mut store = |live: &mut Vec<(Entry, u64)>| {
+        next += 1;
+        // Neither same-filled nor incompressible.
+        let seed = next * 8 + 1 + next % 5;
+        live.push((device.store(&page_of(seed).0, check_of(seed)).unwrap(), seed));
+    };
+    let overhead = || {
+        let u = usage(&device);
+        u.pool_bytes as f64 / u.pool_compressed_bytes as f64 - 1.0
+    };
+    (0..12_000).for_each(|_| store(&mut live));
+    let filled = overhead();
+    let mut worst: f64 = 0.0;
+    for step in 0..40_000 {
+        let at = rng.below(live.len());
+        assert!(device.free(live.swap_remove(at).0));
+        store(&mut live);
+        if step % 8 == 0 {
+            device.compact(64);
+        }
+        if step > 10_000 && step % 100 == 0 {
+            worst = worst.max(overhead());
+        }
+    }
+    println!("overhead: filled {:.1} %, steady state at most {:.1} %", filled * 100.0, worst * 100.0);
+    // Two thirds go, at random: every span keeps some. (A pool of few pages cannot be dense: a span for each class.)
+    while live.len() > 4000 {
+        let at = rng.below(live.len());
+        assert!(device.free(live.swap_remove(at).0));
+    }
+    let sparse = overhead();
+    (0..400).for_each(|_| _ = device.compact(64));
+    println!("after frees {:.1} %, compacted {:.1} %", sparse * 100.0, overhead() * 100.0);
+    live.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    assert!(worst <= 0.12 && overhead() <= 0.12);
+}

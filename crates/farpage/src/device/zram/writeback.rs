@@ -156,14 +156,15 @@ impl Zram {
         true
     }
 
-    /// Moves objects out of sparse spans if the pool has many holes, looking at `slots` slots at most, and gives the
-    /// emptied spans back; bytes given back.
+    /// Moves objects out of sparse spans if the pool has holes, looking at `slots` slots at most, and gives the
+    /// emptied spans back; bytes given back. After a round that found nothing to move it pauses until some objects have
+    /// been freed.
     pub fn compact(&self, slots: usize) -> u64 {
         let before = lock(&self.inner).pool.resident_bytes();
         let mut steps = slots;
         while steps > 0 {
             let mut inner = lock(&self.inner);
-            if !inner.pool.is_fragmented() {
+            if !inner.pool.is_loose() || inner.compact_pause > 0 {
                 break;
             }
             for _ in 0..HAND_STEPS.min(steps) {
@@ -172,12 +173,17 @@ impl Zram {
                     Ok(slot) => slot,
                     Err(next) => {
                         inner.compact_hand = next.max(1);
+                        if next == 0 && !std::mem::take(&mut inner.compacted) {
+                            inner.compact_pause = 64 + inner.pool_pages / 32;
+                            break;
+                        }
                         continue;
                     }
                 };
                 inner.compact_hand = slot + 1;
                 let Some(record) = inner.slots.get(slot).filter(Record::in_pool) else { continue };
                 let Some(handle) = inner.pool.relocate(record.handle()) else { continue };
+                inner.compacted = true;
                 if let Some(record) = inner.slots.get_mut(slot) {
                     record.data[0] = handle.raw();
                 }
