@@ -15,10 +15,9 @@ pub use std::sync::{
 };
 
 #[cfg(loom)]
-pub use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64},
-};
+pub use self::model::{Mutex, MutexGuard};
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 pub use std::sync::atomic::Ordering;
 pub use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
@@ -52,5 +51,72 @@ impl Guarded {
 
     pub(crate) fn set_next<W>(&self, _witness: &mut W, next: u32) {
         self.next.store(next, Ordering::Relaxed);
+    }
+}
+
+/// A mutex for loom. Its own lets a `try_lock` that was about to happen wait for the holder instead of failing, which
+/// makes deadlocks of programs that have none, and hides the failures that we want to see.
+#[cfg(loom)]
+mod model {
+    use super::{AtomicBool, Ordering, TryLockError};
+    use std::ops::{Deref, DerefMut};
+
+    /// See [`std::sync::Mutex`].
+    pub struct Mutex<T> {
+        held: AtomicBool,
+        /// Never waited for: `held` decides.
+        data: std::sync::Mutex<T>,
+    }
+
+    /// See [`std::sync::MutexGuard`].
+    pub struct MutexGuard<'a, T> {
+        held: &'a AtomicBool,
+        data: Option<std::sync::MutexGuard<'a, T>>,
+    }
+
+    impl<T> Mutex<T> {
+        /// An unlocked mutex.
+        pub fn new(value: T) -> Mutex<T> {
+            Mutex { held: AtomicBool::new(false), data: std::sync::Mutex::new(value) }
+        }
+
+        /// Waits for the mutex.
+        pub fn lock(&self) -> std::sync::LockResult<MutexGuard<'_, T>> {
+            loop {
+                if let Ok(guard) = self.try_lock() {
+                    return Ok(guard);
+                }
+                loom::thread::yield_now();
+            }
+        }
+
+        /// Takes the mutex if it is free.
+        pub fn try_lock(&self) -> std::sync::TryLockResult<MutexGuard<'_, T>> {
+            match self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => Ok(MutexGuard { held: &self.held, data: Some(self.data.try_lock().unwrap()) }),
+                Err(_) => Err(TryLockError::WouldBlock),
+            }
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.data.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.data.as_mut().unwrap()
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.data = None;
+            self.held.store(false, Ordering::Release);
+        }
     }
 }

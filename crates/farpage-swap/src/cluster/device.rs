@@ -22,15 +22,18 @@ pub(super) struct List {
 
 /// Number of a list.
 type ListId = usize;
+const FREE: ListId = 0;
+const FULL: ListId = 1;
+const DISCARD: ListId = 2;
 const LISTS: usize = 3 + 2 * ORDERS;
 
 /// The list for a flag and order.
 fn list_of(flag: Flag, order: u8) -> Option<ListId> {
     match flag {
         Flag::None | Flag::Discarding => None,
-        Flag::Free => Some(0),
-        Flag::Full => Some(1),
-        Flag::Discard => Some(2),
+        Flag::Free => Some(FREE),
+        Flag::Full => Some(FULL),
+        Flag::Discard => Some(DISCARD),
         Flag::Nonfull => Some(3 + usize::from(order)),
         Flag::Frag => Some(3 + ORDERS + usize::from(order)),
     }
@@ -262,6 +265,13 @@ impl<M: Meter> Device<M> {
     pub(super) fn sub_lazy(&self, lazy: &mut u16, n: u16) {
         *lazy -= n;
         self.lazy.fetch_sub(u64::from(n), Ordering::Relaxed);
+    }
+
+    /// A cluster that has free slots according to its list, whoever holds its lock.
+    pub(super) fn any_with_room(&self) -> Option<&Cluster<M>> {
+        let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
+        let head = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).map(|list| lists.lists[list].head);
+        self.cluster(head.filter(|&head| head != NIL).next()?)
     }
 
     /// Length of a list, for limits: it may have changed since.

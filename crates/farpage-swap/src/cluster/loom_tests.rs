@@ -15,13 +15,13 @@ use loom::thread;
 
 /// Frames for the models: a lock a frame, and what was discarded.
 pub(super) struct Frames {
-    pub frames: Vec<loom::sync::Mutex<Option<Entry>>>,
+    pub frames: Vec<crate::sync::Mutex<Option<Entry>>>,
     pub discards: crate::sync::AtomicU32,
 }
 
 impl Frames {
     pub fn new() -> Frames {
-        let frames = (0..2).map(|_| loom::sync::Mutex::new(None)).collect();
+        let frames = (0..2).map(|_| crate::sync::Mutex::new(None)).collect();
         Frames { frames, discards: crate::sync::AtomicU32::new(0) }
     }
 }

@@ -18,12 +18,14 @@ use super::{CLUSTER_SLOTS, Entry, Env, Fill, Flag, ORDERS, Swap};
 use crate::lock::sites;
 use crate::sync::Ordering;
 
+/// How often an allocation that finds every lock taken waits for one.
+const WAITS: usize = if cfg!(loom) { 4 } else { 64 };
 const TOP: u8 = ORDERS as u8 - 1;
 
 impl<E: Env> Swap<E> {
     /// Takes a block of `2^order` slots. `cpu` is the number of the CPU (or anything else that spreads callers); a wrong
     /// one costs locality and contention, nothing else. `None`: no device has such a block, or `order` is too large.
-    /// After a failure with order 0 there is no free slot (unless other threads hold the last clusters locked).
+    /// After a failure with order 0 there was no free slot, nor one that could be reclaimed.
     pub fn alloc(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
         if order > TOP {
             return None;
@@ -53,6 +55,7 @@ impl<E: Env> Swap<E> {
 
     #[cold]
     fn alloc_slow(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
+        let mut waits = 0;
         loop {
             let mut tried = 0;
             while let Some(device) = self.next_device(&mut tried) {
@@ -72,10 +75,37 @@ impl<E: Env> Swap<E> {
                     return found;
                 }
             }
-            if order > 0 || !(self.discard_all() || self.reclaim_any()) {
+            if order > 0 {
                 return None;
             }
+            if !self.discard_all() && !self.reclaim_any() {
+                // Is there room, only behind locks that others hold?
+                waits += 1;
+                if waits > WAITS || !self.wait_for_busy() {
+                    return None;
+                }
+            }
         }
+    }
+
+    /// If some device has room, sees to it that the next try can find it: the device must be on the list, which the
+    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for. `false`: there is
+    /// no room.
+    fn wait_for_busy(&self) -> bool {
+        let has_room = |device: &&Device<E::Meter>| {
+            device.writable.load(Ordering::Relaxed) && device.usage.in_use() < device.usage.capacity()
+        };
+        for device in self.devices().filter(has_room) {
+            if device.usage.is_off_list() {
+                self.has_room(device);
+                return true;
+            }
+            if let Some(cluster) = device.any_with_room() {
+                drop(cluster.state.lock(&sites::CLUSTER_ISOLATE));
+                return true;
+            }
+        }
+        false
     }
 
     fn search_rotational(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<Entry> {
