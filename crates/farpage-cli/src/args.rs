@@ -68,6 +68,12 @@ pub enum Command {
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Measure parts of farpage on this machine
+    Bench {
+        /// Which part
+        #[command(subcommand)]
+        command: crate::bench::BenchCommand,
+    },
 }
 
 /// `farpage run`.

@@ -3,6 +3,7 @@
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`cluster`] | swap slots of all devices: clusters of 512, given out and taken back |
+//! | [`slots`] | the slots of one device with a value each |
 //! | [`table`] | the swap table: one word a slot |
 //! | [`lock`], [`sync`] | locks with statistics; every lock and atomic, std's or loom's |
 //! | [`lru`] | intrusive page lists |
@@ -16,6 +17,7 @@ pub mod lock;
 pub mod lru;
 pub mod range;
 pub mod readahead;
+pub mod slots;
 pub mod sync;
 pub mod table;
 

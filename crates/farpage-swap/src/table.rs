@@ -163,7 +163,7 @@ impl Words {
 }
 
 /// 64-bit words of the bitmap of used slots.
-pub(crate) const BITMAP: usize = CLUSTER_SLOTS.div_ceil(64);
+pub const BITMAP: usize = CLUSTER_SLOTS.div_ceil(64);
 
 /// What a cluster in use has: a bit for each slot that is not free, and the words. Protected by the cluster's lock.
 pub(crate) struct Table {
@@ -194,26 +194,10 @@ impl Table {
         self.words.set(at, word);
     }
 
-    /// The first free block of `2^order` slots, aligned to its size, from `from` on and then from the start.
+    /// See [`find_block`].
     #[inline]
     pub(crate) fn find(&self, from: usize, order: usize) -> Option<usize> {
-        let n = 1 << order;
-        let from = from.next_multiple_of(n) % CLUSTER_SLOTS;
-        if n >= 64 {
-            let block = |at: usize| self.used[at / 64..(at + n) / 64].iter().all(|&w| w == 0);
-            let starts = (from..CLUSTER_SLOTS).step_by(n).chain((0..from).step_by(n));
-            return starts.into_iter().find(|&at| block(at));
-        }
-        let first = from / 64;
-        let mut keep = !0 << (from % 64);
-        for i in (first..BITMAP).chain(0..=first) {
-            let starts = block_starts(!self.used[i], order) & keep;
-            if starts != 0 {
-                return Some(i * 64 + starts.trailing_zeros() as usize);
-            }
-            keep = !0;
-        }
-        None
+        find_block(&self.used, from, order)
     }
 
     /// Makes every word free again.
@@ -224,6 +208,29 @@ impl Table {
             }
         }
     }
+}
+
+/// In a bitmap of used slots, the first free block of `2^order` slots, aligned to its size, from place `from` on and then
+/// from the start. `order` is at most 9.
+#[inline]
+pub fn find_block(used: &[u64; BITMAP], from: usize, order: usize) -> Option<usize> {
+    let n = 1 << order;
+    let from = from.next_multiple_of(n) % CLUSTER_SLOTS;
+    if n >= 64 {
+        let block = |at: usize| used[at / 64..(at + n) / 64].iter().all(|&w| w == 0);
+        let starts = (from..CLUSTER_SLOTS).step_by(n).chain((0..from).step_by(n));
+        return starts.into_iter().find(|&at| block(at));
+    }
+    let first = from / 64;
+    let mut keep = !0 << (from % 64);
+    for i in (first..BITMAP).chain(0..=first) {
+        let starts = block_starts(!used[i], order) & keep;
+        if starts != 0 {
+            return Some(i * 64 + starts.trailing_zeros() as usize);
+        }
+        keep = !0;
+    }
+    None
 }
 
 /// Where blocks of `2^order` (below 64) set bits start, aligned to their size.

@@ -308,7 +308,6 @@ impl<E: Env> Swap<E> {
             device.cluster(*index).is_some_and(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN).table.is_none())
         };
         let (tables, tables_spare) = self.tables.counts();
-        let directory = device.clusters.bytes() + size_of::<Device<E::Meter>>() + self.tables.directory_bytes() + self.hints.bytes();
         Stats {
             capacity: device.usage.capacity(),
             in_use: device.usage.in_use(),
@@ -316,8 +315,16 @@ impl<E: Env> Swap<E> {
             clusters_free: (0..fresh).filter(free).count() as u64,
             tables,
             tables_spare,
-            meta_bytes: tables * TABLE_BYTES as u64 + directory as u64,
+            meta_bytes: self.meta_bytes(device.index),
         }
+    }
+
+    /// Bytes of memory for a device's clusters and for what all devices share (tables, hints).
+    pub fn meta_bytes(&self, device: u8) -> u64 {
+        let Some(device) = self.device(device) else { return 0 };
+        let own = device.clusters.bytes() + size_of::<Device<E::Meter>>();
+        let shared = self.tables.directory_bytes() + self.hints.bytes();
+        self.tables.counts().0 * TABLE_BYTES as u64 + (own + shared) as u64
     }
 
     /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is at
