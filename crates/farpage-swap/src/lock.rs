@@ -55,6 +55,7 @@ sites! {
     ROTATIONAL = 14, "global cluster", "alloc";
     POOL = 15, "table pool", "take, give";
     MANY = 16, "large counts", "count";
+    DEVICE_FEW = 18, "device", "look into full clusters";
     ADMIN = 17, "swap", "swapon, swapoff";
 }
 

@@ -200,6 +200,36 @@ impl Table {
         find_block(&self.used, from, order)
     }
 
+    /// A free slot of a block of `2^order` slots that has a used one: from place `from` on, then from the start.
+    pub(crate) fn find_broken(&self, from: usize, order: usize) -> Option<usize> {
+        let mut keep = !0 << (from % 64);
+        for i in (from / 64..BITMAP).chain(0..=from / 64) {
+            let free = !self.used[i];
+            let mut whole = 0;
+            if order < 6 {
+                whole = block_starts(free, order);
+                (0..order).for_each(|shift| whole |= whole << (1 << shift));
+            } else if self.is_block_free(i * 64 >> order << order, order) {
+                whole = !0;
+            }
+            let broken = free & !whole & keep;
+            if broken != 0 {
+                return Some(i * 64 + broken.trailing_zeros() as usize);
+            }
+            keep = !0;
+        }
+        None
+    }
+
+    /// Whether the block of `2^order` slots at `at`, which is aligned to it, is free.
+    pub(crate) fn is_block_free(&self, at: usize, order: usize) -> bool {
+        if order < 6 {
+            let mask = !(!0 << (1u64 << order)) << (at % 64);
+            return self.used[at / 64] & mask == 0;
+        }
+        self.used[at / 64..(at + (1 << order)) / 64].iter().all(|&w| w == 0)
+    }
+
     /// Makes every word free again.
     pub(crate) fn clear(&mut self) {
         for at in 0..CLUSTER_SLOTS {

@@ -122,7 +122,7 @@ impl<E: Env> Swap<E> {
         let State { table, lazy, .. } = &mut *state;
         let table = table.as_mut().ok_or(CacheError::NotInUse)?;
         let (result, freed) = f(device, table, place, lazy)?;
-        self.freed(device, Freeing { index: first.cluster(), state }, freed);
+        self.freed(device, Freeing { first, n, state }, freed);
         Ok(result)
     }
 }

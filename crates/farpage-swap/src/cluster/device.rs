@@ -14,7 +14,7 @@ use crate::table::{TablePool, Word};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy)]
-pub(super) struct List {
+struct List {
     head: u32,
     tail: u32,
     len: u32,
@@ -32,7 +32,7 @@ fn list_of(flag: Flag, order: u8) -> Option<ListId> {
     match flag {
         Flag::None | Flag::Discarding => None,
         Flag::Free => Some(FREE),
-        Flag::Full => Some(FULL),
+        Flag::Full | Flag::Few => Some(FULL),
         Flag::Discard => Some(DISCARD),
         Flag::Nonfull => Some(3 + usize::from(order)),
         Flag::Frag => Some(3 + ORDERS + usize::from(order)),
@@ -41,7 +41,7 @@ fn list_of(flag: Flag, order: u8) -> Option<ListId> {
 
 /// What the device lock protects: the lists' ends and, through them, the clusters' links.
 pub(super) struct Lists {
-    pub(super) lists: [List; LISTS],
+    lists: [List; LISTS],
     /// Clusters that exist: those below.
     pub(super) fresh: u32,
     /// Slots of the device, the header included.
@@ -55,6 +55,10 @@ pub(super) struct Device<M: Meter> {
     pub(super) index: u8,
     pub(super) clusters: Chunked<Cluster<M>>,
     pub(super) lists: Lock<Lists, M>,
+    /// Lengths of the lists, written under the device lock; read without it to pass over empty ones.
+    lens: [AtomicU32; LISTS],
+    /// Every cluster of the device exists. Written under the device lock.
+    pub(super) all_made: AtomicBool,
     pub(super) usage: Usage,
     /// New slots may be given out. Cleared under the avail lock; seen by all who then take a cluster's lock.
     pub(super) writable: AtomicBool,
@@ -83,6 +87,8 @@ impl<M: Meter> Device<M> {
             index,
             clusters: Chunked::new(),
             lists: Lock::new(Lists::new()),
+            lens: std::array::from_fn(|_| AtomicU32::new(0)),
+            all_made: AtomicBool::new(false),
             usage: Usage::new(),
             writable: AtomicBool::new(false),
             rotational: AtomicBool::new(false),
@@ -104,25 +110,78 @@ impl<M: Meter> Device<M> {
     /// `None`: there is none, or all are busy.
     pub(super) fn isolate(&self, from: Flag, order: u8, to: Flag) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to_list)) = (list_of(from, order), list_of(to, order)) else { return None };
+        if self.looks_empty(from) {
+            return None;
+        }
         let mut lists = self.lists.lock(&sites::DEVICE_ISOLATE);
         let mut taken = self.first_unlocked(&lists, from)?;
         self.unlink(&mut lists, from, taken.index);
         self.push(&mut lists, to_list, taken.index);
         drop(lists);
         taken.state.flag = to;
-        taken.state.order = if to == Flag::Full { taken.state.order } else { order };
+        taken.state.order = order;
         Some(taken)
+    }
+
+    /// Takes the first cluster of the full list and puts it at the tail, as it is.
+    pub(super) fn isolate_full(&self) -> Option<Taken<'_, M>> {
+        if self.looks_empty(FULL) {
+            return None;
+        }
+        let mut lists = self.lists.lock(&sites::DEVICE_ISOLATE);
+        let taken = self.first_unlocked(&lists, FULL)?;
+        self.unlink(&mut lists, FULL, taken.index);
+        self.push(&mut lists, FULL, taken.index);
+        Some(taken)
+    }
+
+    /// Takes a cluster of the full list that has a few free slots and serves `order`, and moves it to frag. Looks at
+    /// `visits` clusters at most; those that do not fit go to the tail.
+    pub(super) fn isolate_few(&self, order: u8, visits: u32) -> Option<Taken<'_, M>> {
+        /// Clusters that one hold of the device lock looks at.
+        const STEP: u32 = 32;
+        let mut left = visits;
+        while left > 0 && !self.looks_empty(FULL) {
+            let mut lists = self.lists.lock(&sites::DEVICE_FEW);
+            for _ in 0..left.min(STEP) {
+                let index = lists.lists[FULL].head;
+                let cluster = self.cluster(index)?;
+                self.unlink(&mut lists, FULL, index);
+                let state = cluster.state.try_lock(&sites::CLUSTER_ISOLATE);
+                let fits = |state: &Guard<'_, State, M>| {
+                    state.flag == Flag::Few && (order == 0 || state.order == order)
+                };
+                match state.filter(fits) {
+                    Some(mut state) => {
+                        state.flag = Flag::Frag;
+                        self.push(&mut lists, list_of(Flag::Frag, state.order)?, index);
+                        return Some(Taken { index, state });
+                    }
+                    None => self.push(&mut lists, FULL, index),
+                }
+            }
+            left = left.saturating_sub(STEP);
+        }
+        None
     }
 
     /// Takes a discard cluster off its list; its flag says that its discard is running.
     pub(super) fn isolate_discard(&self) -> Option<u32> {
         let from = list_of(Flag::Discard, 0)?;
+        if self.looks_empty(from) {
+            return None;
+        }
         let mut lists = self.lists.lock(&sites::DEVICE_ISOLATE);
         let mut taken = self.first_unlocked(&lists, from)?;
         self.unlink(&mut lists, from, taken.index);
         drop(lists);
         taken.state.flag = Flag::Discarding;
         Some(taken.index)
+    }
+
+    /// Whether a list was empty a moment ago.
+    fn looks_empty(&self, list: ListId) -> bool {
+        self.lens[list].load(Ordering::Relaxed) == 0
     }
 
     fn first_unlocked(&self, lists: &Lists, list: ListId) -> Option<Taken<'_, M>> {
@@ -142,10 +201,14 @@ impl<M: Meter> Device<M> {
     /// `order` if it is empty. `None`: every cluster exists.
     pub(super) fn take_fresh(&self, order: u8, pool: &TablePool<M>) -> Option<Taken<'_, M>> {
         loop {
+            if self.all_made.load(Ordering::Relaxed) {
+                return None;
+            }
             // The records are made before the lock is taken.
             let index = {
                 let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
                 if u64::from(lists.fresh) * CLUSTER_SLOTS as u64 >= lists.limit {
+                    self.all_made.store(true, Ordering::Relaxed);
                     return None;
                 }
                 lists.fresh
@@ -246,13 +309,34 @@ impl<M: Meter> Device<M> {
         table.into_iter().for_each(|table| pool.give(table));
     }
 
-    /// Where a cluster belongs after slots of it were freed.
-    pub(super) fn after_free(&self, index: u32, state: &mut State, pool: &TablePool<M>) {
+    /// Where a cluster belongs after `n` slots of it from place `at` on were freed.
+    pub(super) fn after_free(&self, index: u32, state: &mut State, at: usize, n: usize, pool: &TablePool<M>) {
         if state.count == 0 {
             self.emptied(index, state, pool);
-        } else if state.flag == Flag::Full || (state.flag == Flag::Frag && !state.current) {
-            self.relocate(index, state, Flag::Nonfull, &sites::DEVICE_RELOCATE);
+            return;
         }
+        if matches!(state.flag, Flag::Full | Flag::Few) {
+            if ((CLUSTER_SLOTS - usize::from(state.count)) as u64) < self.worth() {
+                state.flag = Flag::Few;
+                return;
+            }
+        } else if state.flag != Flag::Frag || state.current {
+            return;
+        }
+        // Single slots freed in a cluster of larger blocks: only a whole block is something to search for.
+        let order = usize::from(state.order);
+        let mut blocks = (at >> order << order..at + n).step_by(1 << order);
+        let any = state.table.as_ref().is_some_and(|table| blocks.any(|at| table.is_block_free(at, order)));
+        self.relocate(index, state, if any { Flag::Nonfull } else { Flag::Frag }, &sites::DEVICE_RELOCATE);
+    }
+
+    /// How many free slots make a full cluster worth a search: the device's average, at most a quarter of a cluster. If all
+    /// clusters were full but for that many slots at most, the average would be half of it; so there is always some
+    /// cluster with more, or an empty one.
+    fn worth(&self) -> u64 {
+        let (in_use, capacity) = (self.usage.in_use(), self.usage.capacity().max(1));
+        let average = capacity.saturating_sub(in_use) * CLUSTER_SLOTS as u64 / capacity;
+        average.clamp(1, CLUSTER_SLOTS as u64 / 4)
     }
 
     /// Books `n` more lazily freed slots of a locked cluster.
@@ -267,17 +351,17 @@ impl<M: Meter> Device<M> {
         self.lazy.fetch_sub(u64::from(n), Ordering::Relaxed);
     }
 
-    /// A cluster that has free slots according to its list, whoever holds its lock.
+    /// A cluster that has free slots according to its list, or may have, whoever holds its lock.
     pub(super) fn any_with_room(&self) -> Option<&Cluster<M>> {
         let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
-        let head = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).map(|list| lists.lists[list].head);
+        let order = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).chain([FULL]);
+        let head = order.map(|list| lists.lists[list].head);
         self.cluster(head.filter(|&head| head != NIL).next()?)
     }
 
     /// Length of a list, for limits: it may have changed since.
     pub(super) fn list_len(&self, flag: Flag, order: u8) -> u32 {
-        let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
-        list_of(flag, order).map_or(0, |list| lists.lists[list].len)
+        list_of(flag, order).map_or(0, |list| self.lens[list].load(Ordering::Relaxed))
     }
 
     fn push(&self, lists: &mut Lists, list: ListId, index: u32) {
@@ -292,6 +376,7 @@ impl<M: Meter> Device<M> {
         }
         lists.lists[list].tail = index;
         lists.lists[list].len += 1;
+        self.lens[list].store(lists.lists[list].len, Ordering::Relaxed);
     }
 
     fn unlink(&self, lists: &mut Lists, list: ListId, index: u32) {
@@ -306,6 +391,15 @@ impl<M: Meter> Device<M> {
             None => lists.lists[list].tail = prev,
         }
         lists.lists[list].len -= 1;
+        self.lens[list].store(lists.lists[list].len, Ordering::Relaxed);
+    }
+
+    /// Empty lists for a device of `limit` slots without the `bad` ones. No cluster is on a list.
+    pub(super) fn reset_lists(&self, limit: u64, bad: Vec<u64>) {
+        let mut lists = self.lists.lock(&sites::DEVICE_ADMIN);
+        *lists = Lists { limit, bad, ..Lists::new() };
+        self.lens.iter().for_each(|len| len.store(0, Ordering::Relaxed));
+        self.all_made.store(false, Ordering::Relaxed);
     }
 
     /// The clusters of each list in order with the flag and order of the list; for tests.
@@ -325,6 +419,7 @@ impl<M: Meter> Device<M> {
                     (prev, at) = (at, next);
                 }
                 assert_eq!((list.tail, list.len as usize), (prev, all.len()));
+                assert_eq!(self.list_len(flag, order), list.len);
                 (flag, order, all)
             })
             .collect()
@@ -332,7 +427,7 @@ impl<M: Meter> Device<M> {
 }
 
 impl Lists {
-    pub(super) fn new() -> Lists {
+    fn new() -> Lists {
         Lists { lists: [List { head: NIL, tail: NIL, len: 0 }; LISTS], fresh: 0, limit: 0, bad: Vec::new() }
     }
 }

@@ -13,6 +13,9 @@
 //!  discard <---- the same, on a device that wants to know
 //! ```
 //!
+//! * A full cluster of which slots are freed stays on the full list until they are worth a search (a quarter of a cluster
+//!   while the device has room, fewer as it fills up): *few*. Otherwise each free would cost a list move, and so would
+//!   the allocation that fills the hole. What is there is found when nothing else is left.
 //! * *nonfull*: something was freed since the last search. *frag*: being used by a CPU, or searched in vain.
 //! * Each CPU remembers, per order, where its next block should come from (a *hint*: device and slot). While that works
 //!   an allocation takes the cluster's lock and nothing else. A rotational device has one place for all CPUs instead.
@@ -146,7 +149,10 @@ enum Flag {
     Free,
     Nonfull,
     Frag,
+    /// On the full list, with no free slot.
     Full,
+    /// On the full list, with a few free slots: too few to be worth a search (see `Device::worth`).
+    Few,
     Discard,
     /// None: its discard is running.
     Discarding,

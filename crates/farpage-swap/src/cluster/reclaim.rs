@@ -46,7 +46,7 @@ impl<E: Env> Swap<E> {
             if device.lazy.load(Ordering::Relaxed) == 0 {
                 break;
             }
-            let Some(taken) = device.isolate(Flag::Full, 0, Flag::Full) else { break };
+            let Some(taken) = device.isolate_full() else { break };
             let any = taken.state.lazy > 0;
             let index = taken.index;
             drop(taken);

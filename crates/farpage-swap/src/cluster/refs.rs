@@ -18,9 +18,10 @@ pub enum CountError {
     NotCached,
 }
 
-/// A cluster in which slots are being freed.
+/// A locked cluster in which slots from `first` on, `n` of them at most, are being freed.
 pub(super) struct Freeing<'a, M: Meter> {
-    pub(super) index: u32,
+    pub(super) first: Entry,
+    pub(super) n: usize,
     pub(super) state: Guard<'a, State, M>,
 }
 
@@ -74,7 +75,7 @@ impl<E: Env> Swap<E> {
         let table = state.table.as_mut().filter(|_| place + n <= CLUSTER_SLOTS).ok_or(CountError::NotInUse)?;
         if n == 1 && table.word(place).is_last_reference() {
             table.set(place, Word::FREE);
-            self.freed(device, Freeing { index: first.cluster(), state }, 1);
+            self.freed(device, Freeing { first, n, state }, 1);
             return Ok(1);
         }
         if (place..place + n).any(|at| !table.word(at).is_in_use() || table.word(at).count() == 0) {
@@ -96,7 +97,7 @@ impl<E: Env> Swap<E> {
         if lazy > 0 {
             device.add_lazy(&mut state.lazy, lazy);
         }
-        self.freed(device, Freeing { index: first.cluster(), state }, freed);
+        self.freed(device, Freeing { first, n, state }, freed);
         Ok(freed)
     }
 
@@ -139,9 +140,9 @@ impl<E: Env> Swap<E> {
         if n == 0 {
             return;
         }
-        let Freeing { index, mut state } = freeing;
+        let Freeing { first, n: range, mut state } = freeing;
         state.count -= n as u16;
-        device.after_free(index, &mut state, &self.tables);
+        device.after_free(first.cluster(), &mut state, first.place(), range, &self.tables);
         let after = device.usage.sub(n as u64);
         drop(state);
         if after == After::HasRoom {

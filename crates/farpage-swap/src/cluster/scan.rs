@@ -49,7 +49,11 @@ impl<E: Env> Swap<E> {
                 return Err(());
             }
             let room = CLUSTER_SLOTS - usize::from(state.count) >= n;
-            let found = state.table.as_ref().filter(|_| room).and_then(|table| table.find(from, usize::from(order)));
+            let found = state.table.as_ref().filter(|_| room).and_then(|table| {
+                // A single slot in a cluster of larger blocks: rather from a block that is broken already.
+                let broken = (order < state.order).then(|| table.find_broken(from, usize::from(state.order))).flatten();
+                broken.or_else(|| table.find(from, usize::from(order)))
+            });
             if let Some(at) = found {
                 return Ok(self.commit(device, index, state, at, order, fill));
             }

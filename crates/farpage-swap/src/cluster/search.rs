@@ -7,6 +7,7 @@
 //! | free, then a cluster never used | yes | yes | |
 //! | reclaim one full cluster, if more than half of all is used; then nonfull\[o\] again | yes | yes | |
 //! | frag\[o\], one | yes | yes | the whole list would be a long search for little |
+//! | a nearly full cluster, the next 4 | yes | all, last | not worth a search before |
 //! | frag\[k\], nonfull\[k\], k = 1.. | | yes | order 0 fits everywhere, but breaks blocks |
 //! | on all devices: pending discards; reclaim in full clusters; then once more | | yes | it must not fail while there is room |
 //!
@@ -20,6 +21,8 @@ use crate::sync::Ordering;
 
 /// How often an allocation that finds every lock taken waits for one.
 const WAITS: usize = if cfg!(loom) { 4 } else { 64 };
+/// Full clusters that a search for a larger block looks at.
+const FEW_VISITS: u32 = 4;
 const TOP: u8 = ORDERS as u8 - 1;
 
 impl<E: Env> Swap<E> {
@@ -145,7 +148,7 @@ impl<E: Env> Swap<E> {
             return Some(found);
         }
         if order > 0 {
-            return None;
+            return self.from_few(device, order, FEW_VISITS, fill);
         }
         for stolen in 1..TOP + 1 {
             for flag in [Flag::Frag, Flag::Nonfull] {
@@ -154,7 +157,20 @@ impl<E: Env> Swap<E> {
                 }
             }
         }
-        None
+        // What is free now is in clusters that are nearly full.
+        let any = device.usage.in_use() < device.usage.capacity();
+        if any { self.from_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
+    }
+
+    fn from_few(
+        &self,
+        device: &Device<E::Meter>,
+        order: u8,
+        visits: u32,
+        fill: Fill,
+    ) -> Option<(Entry, Option<Entry>)> {
+        let taken = device.isolate_few(order, visits)?;
+        self.scan_taken(device, taken, order, fill)
     }
 
     /// Each cluster of nonfull\[order\] once: one that has no block goes to frag.

@@ -8,7 +8,7 @@
 //! moves the content elsewhere, slot by slot, and may give up, which undoes everything; (4) no more references to
 //! the device, hints to it are dropped, its tables go back to the pool. Its record stays for the next device.
 
-use super::device::{Device, Lists};
+use super::device::Device;
 use super::hint::Hints;
 use super::refs::lock as lock_cluster;
 use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, Flag, ORDERS, SLOTS_MAX};
@@ -118,10 +118,7 @@ impl<E: Env> Swap<E> {
         bad.sort_unstable();
         bad.dedup();
         let capacity = limit.saturating_sub(1) - bad.len() as u64;
-        {
-            let mut lists = device.lists.lock(&sites::DEVICE_ADMIN);
-            *lists = Lists { limit, bad, ..Lists::new() };
-        }
+        device.reset_lists(limit, bad);
         *device.next.lock(&sites::ROTATIONAL) = [0; ORDERS];
         device.rotational.store(options.rotational, Ordering::Relaxed);
         device.discard.store(options.discard, Ordering::Relaxed);
@@ -153,6 +150,7 @@ impl<E: Env> Swap<E> {
         let (made, bad) = {
             let mut lists = device.lists.lock(&sites::DEVICE_ADMIN);
             lists.limit = slots;
+            device.all_made.store(false, Ordering::Relaxed);
             (last.cluster() < lists.fresh, lists.bad.len() as u64)
         };
         if let (true, Some(state)) = (made, &mut state) {
@@ -161,7 +159,7 @@ impl<E: Env> Swap<E> {
                 (last.place()..end).for_each(|at| table.set(at, Word::FREE));
                 state.count -= (end - last.place()) as u16;
             }
-            device.after_free(last.cluster(), state, &self.tables);
+            device.after_free(last.cluster(), state, last.place(), end - last.place(), &self.tables);
         }
         drop(state);
         self.enter(device, admin.priority[usize::from(device.index)], Some(slots - 1 - bad));
@@ -425,7 +423,7 @@ impl<E: Env> Swapoff<'_, E> {
             let _avail = self.swap.avail.lock(&sites::AVAIL_ADMIN);
             self.device.usage.set_capacity(0);
         }
-        *self.device.lists.lock(&sites::DEVICE_ADMIN) = Lists::new();
+        self.device.reset_lists(0, Vec::new());
         admin.used[usize::from(self.device.index)] = false;
         self.gone = true;
         Ok(())

@@ -62,7 +62,8 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             let on: Vec<_> = listed.iter().filter(|(_, _, all)| all.contains(&index)).collect();
             assert_eq!(on.len(), usize::from(!matches!(state.flag, Flag::None | Flag::Discarding)), "[4] {index}");
             for (flag, order, _) in on {
-                assert_eq!(*flag, state.flag, "[4] {index}");
+                let flag_of_list = if state.flag == Flag::Few { Flag::Full } else { state.flag };
+                assert_eq!(*flag, flag_of_list, "[4] {index}");
                 if matches!(flag, Flag::Nonfull | Flag::Frag) {
                     assert_eq!(*order, state.order, "[6] {index}");
                 }
@@ -87,6 +88,7 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             let fits = match state.flag {
                 Flag::Free | Flag::Discard | Flag::Discarding => used == 0 && state.table.is_none() && state.order == 0,
                 Flag::Full => usize::from(used) == CLUSTER_SLOTS,
+                Flag::Few => usize::from(used) > CLUSTER_SLOTS * 3 / 4 && usize::from(used) < CLUSTER_SLOTS,
                 Flag::Nonfull | Flag::Frag => used > 0 && usize::from(used) < CLUSTER_SLOTS,
                 Flag::None => false,
             };

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const LARGE: u8 = 4;
-/// One object in so many is large in the mixed load: two thirds of the pages.
-const LARGE_EVERY: u64 = 8;
+/// One object in so many is large in the mixed load: the share changes as the thread goes on, which is what breaks blocks.
+const LARGE_EVERY: [u64; 2] = [4, 64];
 const EXCHANGE_EVERY: u64 = 4096;
 
 /// What is done.
@@ -91,6 +91,7 @@ struct Worker<'a, S: Slots> {
     load: Load,
     objects: Vec<Object>,
     pages: u64,
+    allocs: u64,
     rng: u64,
     tally: Tally,
 }
@@ -109,7 +110,12 @@ impl<S: Slots> Worker<'_, S> {
     }
 
     fn alloc(&mut self) {
-        let large = self.load.mixed && self.random().is_multiple_of(LARGE_EVERY);
+        let large = self.load.mixed && {
+            // A phase replaces about half of the thread's pages.
+            let phase = self.allocs * self.load.threads as u64 * 800 / (self.load.slots * self.load.fill_pct) % 2;
+            self.allocs += 1;
+            self.random().is_multiple_of(LARGE_EVERY[phase as usize])
+        };
         if !large {
             if let Some(block) = self.block(0) {
                 self.pages += 1;
@@ -192,7 +198,9 @@ impl<S: Slots> Worker<'_, S> {
 
 /// Runs the load.
 pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
-    let target = load.slots * load.fill_pct / 100 / load.threads as u64;
+    // What is on the market is in use too: an eighth of a thread's share.
+    let shares = 8 * load.threads as u64 + u64::from(load.threads > 1);
+    let target = load.slots * load.fill_pct / 100 * 8 / shares;
     let market = Mutex::new(Vec::new());
     let (ready, go, stop) = (AtomicU32::new(0), AtomicBool::new(false), AtomicBool::new(false));
     let mut outcome = Outcome {
@@ -212,7 +220,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                     let rng = 0x9e37_79b9_7f4a_7c15 ^ (i as u64 + 1) << 40;
                     let tally = Tally::default();
                     let mut worker =
-                        Worker { slots, local: slots.local(), load, objects: Vec::new(), pages: 0, rng, tally };
+                        Worker { slots, local: slots.local(), load, objects: Vec::new(), pages: 0, allocs: 0, rng, tally };
                     // Fill, then churn until every slot was used several times: the steady state.
                     while worker.pages < target && worker.tally.ops < 4 * target + 64 {
                         worker.alloc();

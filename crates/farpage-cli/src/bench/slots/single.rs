@@ -30,6 +30,8 @@ struct Cluster {
 /// All state of the device.
 struct Device {
     clusters: Vec<Cluster>,
+    /// References of each slot, a byte each, as kernels without a swap table keep them.
+    map: Vec<u8>,
     heads: [(u32, u32); 2 + 2 * ORDERS],
     hints: Vec<[u64; ORDERS]>,
 }
@@ -47,7 +49,7 @@ fn frag(order: u8) -> u8 {
 
 impl Device {
     fn new(clusters: usize, cpus: usize) -> Device {
-        let mut device = Device { clusters: Vec::new(), heads: [(NIL, NIL); 2 + 2 * ORDERS], hints: Vec::new() };
+        let mut device = Device { clusters: Vec::new(), map: vec![0; clusters * CLUSTER_SLOTS], heads: [(NIL, NIL); 2 + 2 * ORDERS], hints: Vec::new() };
         device.hints.resize(cpus, [0; ORDERS]);
         for i in 0..clusters {
             // Slot 0 is the header.
@@ -98,6 +100,8 @@ impl Device {
         }
         (at..at + n).for_each(|at| cluster.used[at / 64] |= 1 << (at % 64));
         cluster.count += n as u16;
+        let first = index as usize * CLUSTER_SLOTS + at;
+        self.map[first..first + n].fill(1);
         let (full, to) = (usize::from(cluster.count) == CLUSTER_SLOTS, frag(cluster.order));
         self.relocate(index, if full { FULL_LIST } else { to });
         let base = u64::from(index) * CLUSTER_SLOTS as u64;
@@ -142,6 +146,10 @@ impl Device {
     fn free(&mut self, slot: u64, n: usize) {
         let index = (slot / CLUSTER_SLOTS as u64) as u32;
         let at = (slot % CLUSTER_SLOTS as u64) as usize;
+        if self.map[slot as usize..slot as usize + n].iter().any(|&count| count != 1) {
+            return;
+        }
+        self.map[slot as usize..slot as usize + n].fill(0);
         let cluster = &mut self.clusters[index as usize];
         (at..at + n).for_each(|at| cluster.used[at / 64] &= !(1 << (at % 64)));
         cluster.count -= n as u16;

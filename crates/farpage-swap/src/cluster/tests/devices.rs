@@ -34,15 +34,44 @@ fn swap_a_search_looks_into_each_nonfull_cluster_once() {
     let blocks: Vec<Entry> = (0..18 * 32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
     while swap.alloc(0, 0, Fill::Swapped).is_some_and(|entry| entry.slot < 512 * 19) {}
     while swap.alloc(0, 0, Fill::Swapped).is_some() {}
-    // One slot of each block: nothing for order 4, though no cluster is full.
-    blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 1), Ok(1)));
     let device = swap.device(0).unwrap();
+    // One slot of each block: nothing for order 4, and no cluster says so, though none is full.
+    blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 1), Ok(1)));
+    assert_eq!((device.list_len(Flag::Nonfull, 4), device.list_len(Flag::Frag, 4)), (0, 18));
+    assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
+    // A block in each cluster, of which single slots are taken again: all say they have one, none has.
+    for cluster in blocks.chunks(32) {
+        assert_eq!(swap.put(cluster[9].offset(1), 15), Ok(15));
+    }
     assert_eq!(device.list_len(Flag::Nonfull, 4), 18);
+    for cluster in blocks.chunks(32) {
+        let mut state = device.cluster(cluster[9].cluster()).unwrap().state.lock(&sites::CLUSTER_ADMIN);
+        state.table.as_mut().unwrap().set(cluster[9].place() + 3, Word::swapped(1, 0));
+        state.count += 1;
+        device.usage.add(1);
+    }
     assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
     assert_eq!((device.list_len(Flag::Nonfull, 4), device.list_len(Flag::Frag, 4)), (0, 18), "[16]");
     // The largest order that fits is found; order 0 would have done in the kernel.
     assert_eq!(swap.put(blocks[40].offset(8), 8), Ok(8));
     assert_eq!(swap.alloc_at_most(1, 4, Fill::Swapped).map(|(_, order)| order), Some(0));
+    check(&swap);
+}
+
+#[test]
+fn swap_single_slots_are_stolen_from_broken_blocks() {
+    let swap = one(512 * 2);
+    let blocks: Vec<Entry> = (0..32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    while swap.in_use(0) < swap.capacity(0) {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+    }
+    // Three whole blocks, and one slot of a fourth.
+    (4..7).for_each(|i| assert_eq!(swap.put(blocks[i], 16), Ok(16)));
+    assert_eq!(swap.put(blocks[20].offset(5), 1), Ok(1));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[20].offset(5)));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[4]), "nothing else left: a block is broken");
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[4].offset(1)), "and used up");
+    assert_eq!(swap.alloc(0, 4, Fill::Swapped), Some(blocks[5]));
     check(&swap);
 }
 
@@ -73,15 +102,35 @@ fn swap_nonfull_before_free_and_hints_follow() {
     let swap = one(512 * 40);
     let all: Vec<Entry> = (0..5000).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
     assert!(all.windows(2).all(|w| w[1].slot == w[0].slot + 1));
+    // Slots 512 to 638: too few to be worth a search while there is so much room.
+    assert_eq!(swap.put(all[511], 127), Ok(127));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0);
     assert_eq!(swap.put(all[700], 1), Ok(1));
-    assert_eq!(swap.put(all[701], 1), Ok(1));
-    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[700]), "another CPU takes nonfull before free");
-    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[701]));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 1);
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[511]), "another CPU takes nonfull before free");
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[512]));
     assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(5001), "a hint goes on in its cluster");
     assert_eq!(swap.put(Entry { device: 0, slot: 4999 }, 1), Ok(1));
     assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0, "a CPU is at this one: it stays where it is");
     while swap.alloc(0, 0, Fill::Swapped).is_some_and(|e| e.slot != 512 * 10 - 1) {}
     assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(4999), "what was freed behind the hint is found");
+    check(&swap);
+}
+
+#[test]
+fn swap_few_free_slots_of_full_clusters_are_found_when_nothing_else_is_left() {
+    let swap = one(512 * 4);
+    let all: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    // Room in the last cluster; then some holes in the others, which stay on the full list; then the room is used up.
+    assert_eq!(swap.put_all(&all[1535..]), (512, 0));
+    let holes = [all[3], all[600], all[601], all[1100]];
+    assert_eq!(swap.put_all(&holes), (4, 0));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Full, 0), 3);
+    check(&swap);
+    assert!((0..512).all(|_| swap.alloc(0, 0, Fill::Swapped).is_some_and(|e| e.slot >= 1536)));
+    let mut found: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    found.sort_unstable();
+    assert_eq!(found, holes, "[11]");
     check(&swap);
 }
 
@@ -230,5 +279,8 @@ proptest! {
         let start = from.next_multiple_of(n) % 512;
         let want = (start..512).step_by(n).chain((0..start).step_by(n)).find(fits);
         prop_assert_eq!(table.find(from, order), want);
+        let free = |at: usize| table.word(at) == Word::FREE;
+        let broken = |&at: &usize| free(at) && !fits(&(at >> order << order));
+        prop_assert_eq!(table.find_broken(from, order), (from..512).chain(0..from).find(broken));
     }
 }
