@@ -266,8 +266,14 @@ pub fn find_block(used: &[u64; BITMAP], from: usize, order: usize) -> Option<usi
 /// Where blocks of `2^order` (below 64) set bits start, aligned to their size.
 #[inline]
 fn block_starts(free: u64, order: usize) -> u64 {
-    const ALIGNED: [u64; 6] =
-        [!0, 0x5555_5555_5555_5555, 0x1111_1111_1111_1111, 0x0101_0101_0101_0101, 0x0001_0001_0001_0001, 0x0000_0001_0000_0001];
+    const ALIGNED: [u64; 6] = [
+        !0,
+        0x5555_5555_5555_5555,
+        0x1111_1111_1111_1111,
+        0x0101_0101_0101_0101,
+        0x0001_0001_0001_0001,
+        0x0000_0001_0000_0001,
+    ];
     let mut free = free;
     for shift in 0..order {
         free &= free >> (1 << shift);

@@ -148,9 +148,8 @@ impl<M: Meter> Device<M> {
                 let cluster = self.cluster(index)?;
                 self.unlink(&mut lists, FULL, index);
                 let state = cluster.state.try_lock(&sites::CLUSTER_ISOLATE);
-                let fits = |state: &Guard<'_, State, M>| {
-                    state.flag == Flag::Few && (order == 0 || state.order == order)
-                };
+                let fits =
+                    |state: &Guard<'_, State, M>| state.flag == Flag::Few && (order == 0 || state.order == order);
                 match state.filter(fits) {
                     Some(mut state) => {
                         state.flag = Flag::Frag;
@@ -272,12 +271,7 @@ impl<M: Meter> Device<M> {
 
     /// The same for a cluster that became full; in the same hold of the device lock takes the next cluster of
     /// nonfull\[order\].
-    pub(super) fn relocate_full_and_isolate(
-        &self,
-        index: u32,
-        state: &mut State,
-        order: u8,
-    ) -> Option<Taken<'_, M>> {
+    pub(super) fn relocate_full_and_isolate(&self, index: u32, state: &mut State, order: u8) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to)) = (list_of(Flag::Nonfull, order), list_of(Flag::Frag, order)) else { return None };
         let mut lists = self.lists.lock(&sites::DEVICE_NEXT);
         self.relocate_locked(&mut lists, index, state, Flag::Full);

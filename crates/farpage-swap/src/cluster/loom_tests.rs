@@ -5,8 +5,8 @@
 //! nothing, and checks all structural invariants when they have ended.
 
 mod cache;
-mod lists;
 mod devices;
+mod lists;
 
 use super::*;
 use crate::lock::sites;

@@ -138,7 +138,9 @@ impl<E: Env> Swap<E> {
         }
         if self.is_half_full()
             && self.reclaim_full(device, 1) > 0
-            && let Some(found) = self.from_list(device, Flag::Nonfull, order, order, fill).or_else(|| self.from_free(device, order, fill))
+            && let Some(found) = self
+                .from_list(device, Flag::Nonfull, order, order, fill)
+                .or_else(|| self.from_free(device, order, fill))
         {
             return Some(found);
         }

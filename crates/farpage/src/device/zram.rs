@@ -208,7 +208,8 @@ impl Zram {
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
         let mut inner = lock(&self.inner);
-        let slot = inner.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
+        let slot =
+            inner.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
         inner.same_pages += 1;
         Entry::new(self.index, slot).ok_or(StoreError::Full)
     }

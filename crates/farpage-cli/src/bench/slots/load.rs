@@ -129,7 +129,8 @@ impl<S: Slots> Worker<'_, S> {
             None => {
                 self.tally.fallback += 1;
                 let mut blocks = Vec::with_capacity(16);
-                let (mut left, mut order) = (1u64 << LARGE, if S::FALLBACK == Fallback::Smaller { LARGE - 1 } else { 0 });
+                let (mut left, mut order) =
+                    (1u64 << LARGE, if S::FALLBACK == Fallback::Smaller { LARGE - 1 } else { 0 });
                 while left > 0 {
                     match self.block(order) {
                         Some(block) => {
@@ -219,8 +220,16 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                 scope.spawn(move || {
                     let rng = 0x9e37_79b9_7f4a_7c15 ^ (i as u64 + 1) << 40;
                     let tally = Tally::default();
-                    let mut worker =
-                        Worker { slots, local: slots.local(), load, objects: Vec::new(), pages: 0, allocs: 0, rng, tally };
+                    let mut worker = Worker {
+                        slots,
+                        local: slots.local(),
+                        load,
+                        objects: Vec::new(),
+                        pages: 0,
+                        allocs: 0,
+                        rng,
+                        tally,
+                    };
                     // Fill, then churn until every slot was used several times: the steady state.
                     while worker.pages < target && worker.tally.ops < 4 * target + 64 {
                         worker.alloc();

@@ -14,6 +14,7 @@ use crate::failure::{Failure, Result};
 use clap::Args;
 use load::{Load, Outcome};
 use real::Real;
+pub use report::spread;
 use single::{Cached, Single};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,7 +87,7 @@ pub trait Slots: Sync {
 
 /// The CPU that runs the caller, from libc's restartable sequence: a load from memory.
 #[inline]
-fn cpu() -> usize {
+pub fn cpu() -> usize {
     // SAFETY: no arguments, no preconditions.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }

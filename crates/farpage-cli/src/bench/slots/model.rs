@@ -74,9 +74,8 @@ fn simulate(shape: Shape, cpus: usize) -> (f64, f64, f64) {
         random % n
     };
     // Times in thousandths of a nanosecond order the CPUs; each entry: when, which, operations done.
-    let mut queue: BinaryHeap<Reverse<(u64, usize, u32)>> = (0..cpus)
-        .map(|cpu| Reverse((next(ELSE_NS as u64 * 1000), cpu, 0)))
-        .collect();
+    let mut queue: BinaryHeap<Reverse<(u64, usize, u32)>> =
+        (0..cpus).map(|cpu| Reverse((next(ELSE_NS as u64 * 1000), cpu, 0))).collect();
     let (mut end, mut done, mut waited, mut busy) = (0.0f64, 0u64, 0.0, 0.0);
     while let Some(Reverse((at, cpu, ops))) = queue.pop() {
         let from = at as f64 / 1000.0;
@@ -109,12 +108,15 @@ fn simulate(shape: Shape, cpus: usize) -> (f64, f64, f64) {
 /// Prints the model up to `cpus`.
 pub fn print(rows: &[Row], extra: &Extra, cpus: usize) {
     let find = |variant| {
-        let one = |row: &&Row| (row.variant, row.load.mixed, row.load.fill_pct, row.load.threads) == (variant, false, 60, 1);
+        let one =
+            |row: &&Row| (row.variant, row.load.mixed, row.load.fill_pct, row.load.threads) == (variant, false, 60, 1);
         rows.iter().find(one).or_else(|| rows.iter().find(|row| row.variant == variant && !row.load.mixed))
     };
     let shapes: Vec<Shape> = (0..3).filter_map(find).map(|row| shape(row, extra)).collect();
     println!("\nmodel: order 0, 60% full, 1 to {cpus} CPUs (computed, not measured)");
-    println!("  assumed: {ELSE_NS} ns of other system time an operation; {HANDOVER_NS} ns to hand a contended lock over; locks");
+    println!(
+        "  assumed: {ELSE_NS} ns of other system time an operation; {HANDOVER_NS} ns to hand a contended lock over; locks"
+    );
     println!("  give way in order of arrival; waiting is spinning (system time, as in the kernel); memory bandwidth,");
     println!("  other locks and NUMA cost nothing; allocations use the CPU's own cluster, frees one of {CLUSTERS}");
     for (shape, name) in shapes.iter().zip(VARIANTS) {
@@ -125,7 +127,9 @@ pub fn print(rows: &[Row], extra: &Extra, cpus: usize) {
     }
     // What the seed's kernel held its lock for, roughly: from its table, so that the shape can be compared.
     let worse = 5.0;
-    println!("  also with holds {worse} times as long (cold caches, accounting under the lock: nearer to the seed's kernel)");
+    println!(
+        "  also with holds {worse} times as long (cold caches, accounting under the lock: nearer to the seed's kernel)"
+    );
     for factor in [1.0, worse] {
         println!("  holds x {factor}: CPU time an operation, us (of it waiting) | isolate against single");
         let mut at = 1;
@@ -157,5 +161,7 @@ pub fn print(rows: &[Row], extra: &Extra, cpus: usize) {
             at = if at < 6 { (at * 2).min(6) } else { at * 2 }.min(cpus);
         }
     }
-    println!("  the seed (48 cores, 96 threads; system time after against before): 6: -0.3%, 12: -3.3%, 24: -18.7%, 48: -47.7%, 96: -46.7%");
+    println!(
+        "  the seed (48 cores, 96 threads; system time after against before): 6: -0.3%, 12: -3.3%, 24: -18.7%, 48: -47.7%, 96: -46.7%"
+    );
 }

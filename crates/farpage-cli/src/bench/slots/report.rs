@@ -54,7 +54,17 @@ pub fn print_row(row: &Row, extra: &Extra, first: bool) {
         );
         println!(
             "{:<9} {:>7} {:<14} {:>22} {:>8} {:>9} {:>10} {:>12} {:>9} {:>9} {:>8}",
-            "load", "threads", "variant", "Mops/s", "device", "all locks", "contended", "wait/op ns", "4: fall %", "blocks/16", "clusters"
+            "load",
+            "threads",
+            "variant",
+            "Mops/s",
+            "device",
+            "all locks",
+            "contended",
+            "wait/op ns",
+            "4: fall %",
+            "blocks/16",
+            "clusters"
         );
     }
     let (median, low, high) = spread(&row.ops_per_s);
@@ -82,7 +92,10 @@ pub fn print_locks(rows: &[Row], extra: &Extra) {
     let threads = rows.iter().map(|row| row.load.threads).max().unwrap_or(1);
     for (mixed, fill) in [(false, 60), (true, 95)] {
         println!("\nlock contention, {} {fill}%, {threads} threads", if mixed { "0+4" } else { "0" });
-        println!("{:>10} {:>12} {:>12} {:>12} {:>12}   {:<14} caller", "contended", "total wait", "max wait", "avg wait", "acquired", "lock");
+        println!(
+            "{:>10} {:>12} {:>12} {:>12} {:>12}   {:<14} caller",
+            "contended", "total wait", "max wait", "avg wait", "acquired", "lock"
+        );
         let chosen = |row: &&Row| (row.load.mixed, row.load.fill_pct, row.load.threads) == (mixed, fill, threads);
         for row in rows.iter().filter(chosen).filter(|row| row.variant < 3) {
             for site in all_sites() {
@@ -151,9 +164,9 @@ pub fn print_goals(rows: &[Row], extra: &Extra) {
         line(&what, String::from("< 50"), share.map(|value| (value, value < 50.0)));
     }
     for fill in [30, 60, 95] {
-        let ratio = find(rows, 2, false, fill, 1).zip(find(rows, 2, false, fill, 2)).map(|(one, two)| {
-            spread(&two.ops_per_s).0 / spread(&one.ops_per_s).0
-        });
+        let ratio = find(rows, 2, false, fill, 1)
+            .zip(find(rows, 2, false, fill, 2))
+            .map(|(one, two)| spread(&two.ops_per_s).0 / spread(&one.ops_per_s).0);
         let what = format!("2 threads divided by 1, order 0, {fill}% ({} CPUs here)", extra.cpus);
         line(&what, String::from(">= 1.8"), ratio.map(|value| (value, value >= 1.8)));
     }

@@ -49,7 +49,12 @@ fn frag(order: u8) -> u8 {
 
 impl Device {
     fn new(clusters: usize, cpus: usize) -> Device {
-        let mut device = Device { clusters: Vec::new(), map: vec![0; clusters * CLUSTER_SLOTS], heads: [(NIL, NIL); 2 + 2 * ORDERS], hints: Vec::new() };
+        let mut device = Device {
+            clusters: Vec::new(),
+            map: vec![0; clusters * CLUSTER_SLOTS],
+            heads: [(NIL, NIL); 2 + 2 * ORDERS],
+            hints: Vec::new(),
+        };
         device.hints.resize(cpus, [0; ORDERS]);
         for i in 0..clusters {
             // Slot 0 is the header.
@@ -79,8 +84,16 @@ impl Device {
         if list == to {
             return;
         }
-        if prev == NIL { self.heads[usize::from(list)].0 = next } else { self.clusters[prev as usize].next = next }
-        if next == NIL { self.heads[usize::from(list)].1 = prev } else { self.clusters[next as usize].prev = prev }
+        if prev == NIL {
+            self.heads[usize::from(list)].0 = next
+        } else {
+            self.clusters[prev as usize].next = next
+        }
+        if next == NIL {
+            self.heads[usize::from(list)].1 = prev
+        } else {
+            self.clusters[next as usize].prev = prev
+        }
         self.push(index, to);
     }
 
@@ -105,8 +118,7 @@ impl Device {
         let (full, to) = (usize::from(cluster.count) == CLUSTER_SLOTS, frag(cluster.order));
         self.relocate(index, if full { FULL_LIST } else { to });
         let base = u64::from(index) * CLUSTER_SLOTS as u64;
-        self.hints[cpu][usize::from(order)] =
-            if full || at + n >= CLUSTER_SLOTS { 0 } else { base + (at + n) as u64 };
+        self.hints[cpu][usize::from(order)] = if full || at + n >= CLUSTER_SLOTS { 0 } else { base + (at + n) as u64 };
         Some(base + at as u64)
     }
 

@@ -165,9 +165,8 @@ fn swap_lazily_freed_slots_are_reclaimed_when_half_is_used() {
 fn swap_large_blocks_are_reclaimed_as_a_whole() {
     let swap = one(512 * 4);
     // A cluster of order 4: every other block only lazily free.
-    let blocks: Vec<Entry> = (0..96)
-        .map(|i| swap.alloc(0, 4, if i % 2 == 0 { Fill::Cached(i) } else { Fill::Swapped }).unwrap())
-        .collect();
+    let blocks: Vec<Entry> =
+        (0..96).map(|i| swap.alloc(0, 4, if i % 2 == 0 { Fill::Cached(i) } else { Fill::Swapped }).unwrap()).collect();
     assert_eq!(blocks[95].slot, 2032, "every cluster that can serve order 4 is full");
     swap.env().busy.lock().unwrap().insert(0);
     assert_eq!(swap.alloc(0, 4, Fill::Swapped), Some(blocks[2]), "the first block whose frame can be locked");

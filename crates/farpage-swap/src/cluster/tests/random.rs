@@ -7,24 +7,62 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone)]
 enum Op {
     /// Allocate `times` blocks: CPU, order, cached or swapped.
-    Alloc { cpu: usize, order: u8, cached: bool, times: usize, at_most: bool },
+    Alloc {
+        cpu: usize,
+        order: u8,
+        cached: bool,
+        times: usize,
+        at_most: bool,
+    },
     /// Drop a reference of `times` random slots.
-    Put { seed: usize, times: usize },
+    Put {
+        seed: usize,
+        times: usize,
+    },
     /// Drop every reference to the slots of a cluster.
-    Empty { seed: usize },
-    Dup { seed: usize, n: usize },
-    Insert { seed: usize, n: usize },
-    Remove { seed: usize },
-    Zero { seed: usize },
+    Empty {
+        seed: usize,
+    },
+    Dup {
+        seed: usize,
+        n: usize,
+    },
+    Insert {
+        seed: usize,
+        n: usize,
+    },
+    Remove {
+        seed: usize,
+    },
+    Zero {
+        seed: usize,
+    },
     /// Somebody has, or gives up, the lock of a frame.
-    Busy { seed: usize },
+    Busy {
+        seed: usize,
+    },
     Reclaim,
     Discard,
-    Wrong { device: u8, slot: u64 },
-    Grow { seed: usize, by: u64 },
-    Swapon { slots: u64, priority: i32, rotational: bool, discard: bool, bad: Vec<u64> },
+    Wrong {
+        device: u8,
+        slot: u64,
+    },
+    Grow {
+        seed: usize,
+        by: u64,
+    },
+    Swapon {
+        slots: u64,
+        priority: i32,
+        rotational: bool,
+        discard: bool,
+        bad: Vec<u64>,
+    },
     /// Give up after moving this many slots; more than there are: finish.
-    Swapoff { seed: usize, give_up: usize },
+    Swapoff {
+        seed: usize,
+        give_up: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -90,7 +128,10 @@ impl Model {
     fn take(&mut self, first: Entry, order: u8, frame: Option<u64>) {
         let n = 1u64 << order;
         let device = &self.devices[&first.device];
-        assert!(first.slot > 0 && first.slot.is_multiple_of(n) && first.slot + n <= device.slots, "[7] {first:?} {order}");
+        assert!(
+            first.slot > 0 && first.slot.is_multiple_of(n) && first.slot + n <= device.slots,
+            "[7] {first:?} {order}"
+        );
         assert_eq!(first.slot / 512, (first.slot + n - 1) / 512, "[7]");
         let slot = Slot { count: u64::from(frame.is_none()), zero: false, frame, shadow: 0 };
         for at in 0..n {
@@ -294,8 +335,7 @@ impl Model {
                 if self.devices.len() == 4 {
                     return;
                 }
-                let options =
-                    DeviceOptions { slots, priority: Some(priority), rotational, discard, bad: bad.clone() };
+                let options = DeviceOptions { slots, priority: Some(priority), rotational, discard, bad: bad.clone() };
                 let index = self.swap.swapon(options).unwrap();
                 let bad: HashSet<u64> = bad.into_iter().filter(|&slot| slot != 0 && slot < slots).collect();
                 assert_eq!(self.swap.capacity(index), slots.saturating_sub(1) - bad.len() as u64);

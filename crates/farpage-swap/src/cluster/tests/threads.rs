@@ -80,8 +80,7 @@ fn swap_threads_never_share_a_slot() {
     let swap = Swap::new(2, Frames::default());
     let owners = Owners((0..3 * SLOTS).map(|_| AtomicU32::new(0)).collect());
     for (priority, discard, rotational) in [(1, false, false), (1, true, false), (0, false, true)] {
-        let options =
-            DeviceOptions { slots: SLOTS, priority: Some(priority), discard, rotational, bad: vec![5, 3000] };
+        let options = DeviceOptions { slots: SLOTS, priority: Some(priority), discard, rotational, bad: vec![5, 3000] };
         swap.swapon(options).unwrap();
     }
     thread::scope(|scope| {

@@ -84,13 +84,13 @@ fn device_file_random_pages_aligned_or_not() {
 fn device_file_reads_runs_and_notices_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(2, dir.path(), None).unwrap();
-    let frames: Vec<_> = (0..100).map(page_of).collect();
+    let frames: Vec<_> = (0..64).map(page_of).collect();
     let pages: Vec<_> = frames.iter().zip(0..).map(|(f, seed)| (&f.0, check_of(seed))).collect();
-    let mut out = [None; 100];
+    let mut out = [None; 64];
     device.store_batch(&pages, &mut out).unwrap();
     let first = out[0].unwrap();
-    assert_eq!(out[99], first.offset(99));
-    let mut into: Vec<_> = (0..100).map(|_| Frame::boxed()).collect();
+    assert_eq!(out[63], first.offset(63));
+    let mut into: Vec<_> = (0..64).map(|_| Frame::boxed()).collect();
     device.load_run(first, &mut into.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>()).unwrap();
     assert!(into.iter().zip(&frames).all(|(a, b)| a.0 == b.0));
     // Unaligned targets.
@@ -103,12 +103,13 @@ fn device_file_reads_runs_and_notices_what_is_missing() {
     device.fds(&mut fds);
     // SAFETY: the descriptor is the device's own file, open until the device is dropped at the end.
     let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[1]) };
-    rustix::fs::ftruncate(fd, 50 * PAGE_SIZE as u64).unwrap();
+    rustix::fs::ftruncate(fd, (first.slot() + 50) * PAGE_SIZE as u64).unwrap();
     let mut page = Frame::boxed();
-    let lost = first.offset(70).unwrap();
-    assert_eq!(device.load(lost, &mut page.0), Err(LoadError::ShortRead { device: 2, slot: 71 }));
+    let lost = first.offset(60).unwrap();
+    let slot = lost.slot();
+    assert_eq!(device.load(lost, &mut page.0), Err(LoadError::ShortRead { device: 2, slot }));
     assert!(device.free(lost));
-    assert_eq!(device.load(lost, &mut page.0), Err(LoadError::NotInUse { device: 2, slot: 71 }));
+    assert_eq!(device.load(lost, &mut page.0), Err(LoadError::NotInUse { device: 2, slot }));
     assert_eq!(usage(&device).read_errors, 1);
 }
 
