@@ -209,7 +209,7 @@ impl Table {
             if order < 6 {
                 whole = block_starts(free, order);
                 (0..order).for_each(|shift| whole |= whole << (1 << shift));
-            } else if self.is_block_free(i * 64 >> order << order, order) {
+            } else if self.is_block_free(((i * 64) >> order) << order, order) {
                 whole = !0;
             }
             let broken = free & !whole & keep;
@@ -288,6 +288,7 @@ pub(crate) struct TablePool<M> {
     spare: Lock<Spare, M>,
 }
 
+#[expect(clippy::vec_box, reason = "clusters hold them in boxes: a pointer where there is none")]
 struct Spare {
     tables: Vec<Box<Table>>,
     made: u32,

@@ -133,7 +133,7 @@ fn work<M: Meter>(swap: &Swap<Owner<M>>, index: &impl Index, table: bool, thread
     let mut entries = Vec::with_capacity(BATCH);
     meter::take();
     for batch in 0..pages / BATCH as u64 {
-        let frames = (thread << 32 | batch * BATCH as u64)..;
+        let frames = ((thread << 32) | (batch * BATCH as u64))..;
         for frame in frames.take(BATCH) {
             let fill = if table { Fill::Cached(frame) } else { Fill::Swapped };
             let Some(entry) = swap.alloc(super::slots::cpu(), 0, fill) else { continue };

@@ -59,6 +59,8 @@ pub(super) struct Device<M: Meter> {
     lens: [AtomicU32; LISTS],
     /// Every cluster of the device exists. Written under the device lock.
     pub(super) all_made: AtomicBool,
+    /// The last search for a larger block found none, not even an empty cluster: single slots are packed tightly.
+    pub(super) short_of_blocks: AtomicBool,
     pub(super) usage: Usage,
     /// New slots may be given out. Cleared under the avail lock; seen by all who then take a cluster's lock.
     pub(super) writable: AtomicBool,
@@ -89,6 +91,7 @@ impl<M: Meter> Device<M> {
             lists: Lock::new(Lists::new()),
             lens: std::array::from_fn(|_| AtomicU32::new(0)),
             all_made: AtomicBool::new(false),
+            short_of_blocks: AtomicBool::new(false),
             usage: Usage::new(),
             writable: AtomicBool::new(false),
             rotational: AtomicBool::new(false),
@@ -326,8 +329,12 @@ impl<M: Meter> Device<M> {
 
     /// How many free slots make a full cluster worth a search: the device's average, at most a quarter of a cluster. If all
     /// clusters were full but for that many slots at most, the average would be half of it; so there is always some
-    /// cluster with more, or an empty one.
+    /// cluster with more, or an empty one. One slot, where larger blocks are short: holes hidden in full clusters cost empty
+    /// ones.
     fn worth(&self) -> u64 {
+        if self.short_of_blocks.load(Ordering::Relaxed) {
+            return 1;
+        }
         let (in_use, capacity) = (self.usage.in_use(), self.usage.capacity().max(1));
         let average = capacity.saturating_sub(in_use) * CLUSTER_SLOTS as u64 / capacity;
         average.clamp(1, CLUSTER_SLOTS as u64 / 4)
@@ -349,8 +356,8 @@ impl<M: Meter> Device<M> {
     pub(super) fn any_with_room(&self) -> Option<&Cluster<M>> {
         let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
         let order = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).chain([FULL]);
-        let head = order.map(|list| lists.lists[list].head);
-        self.cluster(head.filter(|&head| head != NIL).next()?)
+        let mut heads = order.map(|list| lists.lists[list].head);
+        self.cluster(heads.find(|&head| head != NIL)?)
     }
 
     /// Length of a list, for limits: it may have changed since.

@@ -191,7 +191,7 @@ impl<M: crate::lock::Meter> Cluster<M> {
     /// Gives the cluster a table. Caller holds its lock.
     fn attach(&self, state: &mut State, table: Box<Table>) {
         let changes = self.table.load(Ordering::Relaxed) >> 32;
-        self.table.store((changes + 1) << 32 | u64::from(table.id) + 1, Ordering::Release);
+        self.table.store(((changes + 1) << 32) | (u64::from(table.id) + 1), Ordering::Release);
         state.table = Some(table);
     }
 

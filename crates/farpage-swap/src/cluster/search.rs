@@ -37,10 +37,10 @@ impl<E: Env> Swap<E> {
         if let Some(hint) = hint
             && let Some(device) = self.device(hint.device)
             && let Some(cluster) = device.cluster(hint.cluster())
+            && let Some(state) = cluster.state.lock_soon(&sites::CLUSTER_HINT)
         {
-            // No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
+            // If somebody sleeps with the lock, another cluster does as well. No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
             // `writable` and then takes each lock.
-            let state = cluster.state.lock(&sites::CLUSTER_HINT);
             let taken = Taken { index: hint.cluster(), state };
             if let Ok((entry, next)) = self.scan(device, taken, hint.place(), order, fill) {
                 self.hints.set(cpu, order, next);
@@ -127,56 +127,53 @@ impl<E: Env> Swap<E> {
     /// The lists of one device in order.
     fn search(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         let discard = device.discard.load(Ordering::Relaxed);
-        if discard && let Some(found) = self.from_free(device, order, fill) {
+        if discard && let Some(found) = self.try_free(device, order, fill) {
             return Some(found);
         }
-        if let Some(found) = self.from_nonfull(device, order, fill) {
+        if let Some(found) = self.try_nonfull(device, order, fill) {
             return Some(found);
         }
-        if !discard && let Some(found) = self.from_free(device, order, fill) {
+        if !discard && let Some(found) = self.try_free(device, order, fill) {
             return Some(found);
         }
         if self.is_half_full()
             && self.reclaim_full(device, 1) > 0
-            && let Some(found) = self
-                .from_list(device, Flag::Nonfull, order, order, fill)
-                .or_else(|| self.from_free(device, order, fill))
+            && let Some(found) =
+                self.try_list(device, Flag::Nonfull, order, order, fill).or_else(|| self.try_free(device, order, fill))
         {
             return Some(found);
         }
         if order < TOP
-            && let Some(found) = self.from_list(device, Flag::Frag, order, order, fill)
+            && let Some(found) = self.try_list(device, Flag::Frag, order, order, fill)
         {
             return Some(found);
         }
         if order > 0 {
-            return self.from_few(device, order, FEW_VISITS, fill);
+            let found = self.try_few(device, order, FEW_VISITS, fill);
+            if found.is_none() {
+                device.short_of_blocks.store(true, Ordering::Relaxed);
+            }
+            return found;
         }
         for stolen in 1..TOP + 1 {
             for flag in [Flag::Frag, Flag::Nonfull] {
-                if let Some(found) = self.from_list(device, flag, stolen, 0, fill) {
+                if let Some(found) = self.try_list(device, flag, stolen, 0, fill) {
                     return Some(found);
                 }
             }
         }
         // What is free now is in clusters that are nearly full.
         let any = device.usage.in_use() < device.usage.capacity();
-        if any { self.from_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
+        if any { self.try_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
     }
 
-    fn from_few(
-        &self,
-        device: &Device<E::Meter>,
-        order: u8,
-        visits: u32,
-        fill: Fill,
-    ) -> Option<(Entry, Option<Entry>)> {
+    fn try_few(&self, device: &Device<E::Meter>, order: u8, visits: u32, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         let taken = device.isolate_few(order, visits)?;
         self.scan_taken(device, taken, order, fill)
     }
 
     /// Each cluster of nonfull\[order\] once: one that has no block goes to frag.
-    fn from_nonfull(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    fn try_nonfull(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         if order == TOP {
             return None;
         }
@@ -192,7 +189,7 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    fn from_list(
+    fn try_list(
         &self,
         device: &Device<E::Meter>,
         flag: Flag,
@@ -205,7 +202,7 @@ impl<E: Env> Swap<E> {
     }
 
     /// A free cluster, or one that was never used.
-    fn from_free(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    fn try_free(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         let taken = match device.isolate(Flag::Free, order, Flag::Frag) {
             Some(mut taken) => {
                 device.cluster(taken.index)?.attach(&mut taken.state, self.tables.take());
@@ -213,6 +210,9 @@ impl<E: Env> Swap<E> {
             }
             None => device.take_fresh(order, &self.tables)?,
         };
+        if order > 0 {
+            device.short_of_blocks.store(false, Ordering::Relaxed);
+        }
         self.scan_taken(device, taken, order, fill)
     }
 

@@ -135,6 +135,23 @@ fn swap_few_free_slots_of_full_clusters_are_found_when_nothing_else_is_left() {
 }
 
 #[test]
+fn swap_a_device_short_of_large_blocks_packs_single_slots() {
+    let swap = one(512 * 8);
+    let all: Vec<Entry> = (1..512 * 7).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    let device = swap.device(0).unwrap();
+    assert_eq!(swap.put(all[600], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 0, "one slot is not worth a list move");
+    let blocks: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 4, Fill::Swapped)).collect();
+    assert_eq!(swap.put(all[1200], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "it is, when large blocks are not to be had");
+    assert_eq!(swap.put_all(&all[512..1535]), (1021, 2));
+    assert!(swap.alloc(0, 9, Fill::Swapped).is_some() && !blocks.is_empty());
+    assert_eq!(swap.put(all[2000], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "there are empty clusters again");
+    check(&swap);
+}
+
+#[test]
 fn swap_lazily_freed_slots_are_reclaimed_when_half_is_used() {
     let swap = one(512 * 4);
     let lazy: Vec<Entry> = (0..600).map(|i| swap.alloc(0, 0, Fill::Cached(i)).unwrap()).collect();
@@ -202,7 +219,7 @@ fn swap_a_number_is_used_again_and_old_hints_do_no_harm() {
     let off = swap.swapoff(0).unwrap();
     assert!(swap.swapoff(0).is_none());
     assert_eq!(swap.alloc(0, 0, Fill::Swapped), None, "[19]");
-    let off = off.finish().err().expect("slots are in use");
+    let Err(off) = off.finish() else { panic!("slots are in use") };
     let mut from = 0;
     let mut seen = Vec::new();
     while let Some((entry, word)) = off.next(from) {
