@@ -17,7 +17,7 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all run setup build test-programs test lint unit stress programs programs-all soak clean
+.PHONY: all run setup build test-programs test lint unit models loom stress programs programs-all soak clean
 .NOTPARALLEL:
 
 all: build
@@ -27,7 +27,7 @@ run: setup build
 	@scripts/demo.py
 
 ## make test: everything that CI runs
-test: setup lint unit build test-programs stress programs
+test: setup lint unit models build test-programs stress programs
 
 setup:
 	@scripts/setup.sh
@@ -42,6 +42,16 @@ lint:
 
 unit:
 	cargo test --workspace --release --quiet
+
+# The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
+LOOM_PREEMPTIONS ?= 3
+models:
+	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+		cargo test -p farpage-swap --release --quiet --lib loom_tests
+
+## make loom: the same, deeper (minutes)
+loom:
+	$(MAKE) models LOOM_PREEMPTIONS=5
 
 test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls
 

@@ -2,16 +2,24 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
-//! | [`cluster`] | swap slots of one device: clusters of 512, given out and taken back |
+//! | [`cluster`] | swap slots of all devices: clusters of 512, given out and taken back |
+//! | [`slots`] | the slots of one device with a value each |
+//! | [`table`] | the swap table: one word a slot |
+//! | [`lock`], [`sync`] | locks with statistics; every lock and atomic, std's or loom's |
 //! | [`lru`] | intrusive page lists |
 //! | [`readahead`] | how many pages to bring in around a fault |
 //! | [`range`] | sets of page ranges (what is managed, what is not) |
 #![forbid(unsafe_code)]
 
+mod chunked;
 pub mod cluster;
+pub mod lock;
 pub mod lru;
 pub mod range;
 pub mod readahead;
+pub mod slots;
+pub mod sync;
+pub mod table;
 pub mod workingset;
 
 /// Bytes of a page. farpage runs where the base page is 4 KiB.

@@ -9,7 +9,7 @@ use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
 use crate::sys::pagemap;
-use crate::sys::proc::mapping_at;
+use crate::sys::proc::{free_until, mapping_at};
 use crate::sys::uffd::Refused;
 
 /// Smallest mapping adopted, bytes.
@@ -51,16 +51,23 @@ impl Pager {
             e.adoptable_parts(from, to, &mut parts);
             for &(s, t) in &parts {
                 if !self.refused.contains(&(s, t)) {
-                    self.adopt(s, t);
+                    self.adopt(s, t, if t == to { free_until(&self.maps, to) } else { t });
                 }
             }
             at = to.max(at + PAGE_SIZE);
         }
     }
 
-    /// Registers `[start, end)` (bytes) and queues it for scanning.
-    pub(crate) fn adopt(&mut self, start: usize, end: usize) {
-        match self.uffd.register(start, end - start) {
+    /// Registers the mapping `[start, end)` (bytes), and queues it for scanning. Nothing was mapped from `end` to `room`
+    /// a moment ago: if the mapping grows there just now, the new part has to be registered in the same step. Otherwise
+    /// one mapping of the program would be two for the kernel, which then refuses to move or grow it.
+    pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
+        let whole = self.uffd.register(start, room - start);
+        let (room, result) = match whole {
+            Err(Refused::Unlike) => (end, self.uffd.register(start, end - start)), // something else is there now
+            other => (room, other),
+        };
+        match result {
             Ok(()) => {}
             // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
             Err(Refused::Busy) => {
@@ -71,7 +78,7 @@ impl Pager {
         }
         // Huge pages would make one fault cost 2 MiB of budget.
         // SAFETY: advice about the program's own memory that changes no content.
-        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, room - start, rustix::mm::Advice::LinuxNoHugepage) };
         let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
         let mut managed = lock(&self.e.managed);
         // Only what was not managed before may have pages that are on no list.

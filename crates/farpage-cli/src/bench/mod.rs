@@ -1,6 +1,9 @@
 //! `farpage bench`: measurements that a user can repeat.
 
+mod cache;
 pub mod io;
+mod meter;
+mod slots;
 
 use crate::failure::Result;
 use clap::{Args, Subcommand};
@@ -20,6 +23,11 @@ pub enum BenchCommand {
     /// Measure page I/O: swap_writepage and swap_readpage of each device, synchronous and queued
     #[command(after_help = io::EXAMPLES)]
     Io(io::IoArgs),
+    /// The slot allocator against one lock for everything, and that with a slot cache
+    #[command(after_help = slots::EXAMPLES)]
+    Slots(slots::SlotsArgs),
+    /// The swap table against a tree index with and without writeback tags
+    Cache(cache::CacheArgs),
 }
 
 /// Runs the subcommand.
@@ -29,5 +37,7 @@ pub enum BenchCommand {
 pub fn main(args: &BenchArgs) -> Result<ExitCode> {
     match &args.command {
         BenchCommand::Io(args) => io::main(args),
+        BenchCommand::Slots(args) => slots::main(args),
+        BenchCommand::Cache(args) => cache::main(args),
     }
 }

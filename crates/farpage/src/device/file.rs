@@ -32,6 +32,7 @@ use super::{
 };
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
+use crate::sys::cpu;
 use backing::{Backing, Fd};
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use rustix::io::Errno;
@@ -166,13 +167,11 @@ impl FileDevice {
             let epoch = inner.epoch;
             let retry_second = inner.retry_second;
             let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Full) };
-            if let Some((first, n)) = file.slots.alloc_run(max) {
-                for slot in first..first + n as u64 {
-                    file.slots.set(slot, FileSlot { epoch, ..FileSlot::default() });
-                }
-                return Ok((first, n));
+            let taken = file.slots.alloc_run(cpu::current(), max, FileSlot { epoch, ..FileSlot::default() });
+            if let Some(taken) = taken {
+                return Ok(taken);
             }
-            let end = file.slots.capacity() + 1;
+            let end = file.slots.slots();
             drop(inner);
             if !may_grow || end >= self.slots_max || now_second() < retry_second {
                 break;

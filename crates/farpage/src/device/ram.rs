@@ -9,14 +9,16 @@
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
 use crate::PAGE_SIZE;
-use farpage_swap::cluster::{CLUSTER_SLOTS, SlotAllocator};
+use crate::sys::cpu;
+use farpage_swap::cluster::CLUSTER_SLOTS;
+use farpage_swap::slots::SlotMap;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 struct Inner {
     /// Check values.
-    slots: SlotAllocator<[u32; 4]>,
+    slots: SlotMap<[u32; 4]>,
     /// Highest slot ever used: the memory up to it has been touched.
     top: u64,
 }
@@ -48,7 +50,7 @@ impl Ram {
             index,
             caps: Caps { synchronous: true, priority, ..Caps::default() },
             base,
-            inner: Mutex::new(Inner { slots: SlotAllocator::new((clusters * CLUSTER_SLOTS) as u64), top: 0 }),
+            inner: Mutex::new(Inner { slots: SlotMap::new((clusters * CLUSTER_SLOTS) as u64, cpu::count()), top: 0 }),
             full: AtomicBool::new(false),
             bad_frees: AtomicU64::new(0),
         }
@@ -80,7 +82,7 @@ impl SwapDevice for Ram {
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
         let mut inner = lock(&self.inner);
-        let Some(slot) = inner.slots.alloc(check_words(check)) else {
+        let Some(slot) = inner.slots.alloc(cpu::current(), check_words(check)) else {
             self.full.store(true, Relaxed);
             return Err(StoreError::Full);
         };

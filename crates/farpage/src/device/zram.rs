@@ -30,8 +30,9 @@ use super::pool::{Handle, OBJECT_MAX, Pool};
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
+use crate::sys::cpu;
 use codec::{Codec, fill, same_filled};
-use farpage_swap::cluster::SlotAllocator;
+use farpage_swap::slots::SlotMap;
 use promote::Worth;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -107,7 +108,7 @@ impl Record {
 }
 
 struct Inner {
-    slots: SlotAllocator<Record>,
+    slots: SlotMap<Record>,
     pool: Pool,
     /// Pages in the pool and the bytes they were compressed to.
     pool_pages: u64,
@@ -151,7 +152,7 @@ pub struct Zram {
 impl Zram {
     /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
     pub fn new(index: u8, alg: Alg, pages_max: u64, pool: Pool, files: Vec<Arc<FileDevice>>) -> Zram {
-        let slots = SlotAllocator::new(pages_max.saturating_add(1));
+        let slots = SlotMap::new(pages_max.saturating_add(1), cpu::count());
         Zram {
             index,
             name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
@@ -233,7 +234,7 @@ impl Zram {
         let handle = self.new_object(bytes)?;
         let mut inner = lock(&self.inner);
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
-        match inner.slots.alloc(record) {
+        match inner.slots.alloc(cpu::current(), record) {
             Some(slot) => {
                 inner.pool_pages += 1;
                 inner.compressed_bytes += bytes.len() as u64;
@@ -253,7 +254,8 @@ impl Zram {
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
         let mut inner = lock(&self.inner);
-        let slot = inner.slots.alloc(Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
+        let slot =
+            inner.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
         inner.same_pages += 1;
         Entry::new(self.index, slot).ok_or(StoreError::Full)
     }

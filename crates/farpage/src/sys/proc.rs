@@ -131,53 +131,67 @@ fn lines(file: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<
     }
 }
 
+/// What the kernel says about one mapping.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+const _: () = assert!(size_of::<Query>() == 104);
+/// Look for the next mapping if none covers the address.
+const OR_NEXT: u64 = 0x10;
+
+impl Query {
+    fn ask(maps: &OwnedFd, addr: usize, flags: u64, name: &mut [u8]) -> Result<Query, Errno> {
+        const PROCMAP_QUERY: usize = (3 << 30) | (size_of::<Query>() << 16) | ((b'f' as usize) << 8) | 17;
+        let mut query = Query { size: size_of::<Query>() as u64, flags, addr: addr as u64, ..Query::default() };
+        if !name.is_empty() {
+            (query.name_size, query.name) = (name.len() as u32, name.as_mut_ptr() as u64);
+        }
+        let fd = rustix::fd::AsRawFd::as_raw_fd(maps) as usize;
+        // SAFETY: query and name are alive; the kernel writes to both within their sizes.
+        unsafe { syscall(nr::IOCTL, [fd, PROCMAP_QUERY, std::ptr::from_mut(&mut query) as usize, 0, 0, 0]) }?;
+        Ok(query)
+    }
+}
+
 /// The mapping that covers `addr` right now; `None` if there is none or it may not be adopted.
 ///
 /// # Errors
 /// `NOTTY`: the kernel (before 6.11) cannot be asked this.
 pub fn mapping_at(maps: &OwnedFd, addr: usize) -> Result<Option<(usize, usize)>, Errno> {
-    #[repr(C)]
-    #[derive(Default)]
-    struct Query {
-        size: u64,
-        flags: u64,
-        addr: u64,
-        start: u64,
-        end: u64,
-        vma_flags: u64,
-        page_size: u64,
-        offset: u64,
-        inode: u64,
-        device: [u32; 2],
-        name_size: u32,
-        build_id_size: u32,
-        name: u64,
-        build_id: u64,
-    }
-    const _: () = assert!(size_of::<Query>() == 104);
-    const PROCMAP_QUERY: usize = (3 << 30) | (size_of::<Query>() << 16) | ((b'f' as usize) << 8) | 17;
     const EXECUTABLE: u64 = 4;
     const SHARED: u64 = 8;
     let mut name = [0u8; 32];
-    let mut query = Query {
-        size: size_of::<Query>() as u64,
-        addr: addr as u64,
-        name_size: name.len() as u32,
-        name: name.as_mut_ptr() as u64,
-        ..Query::default()
-    };
-    let fd = rustix::fd::AsRawFd::as_raw_fd(maps) as usize;
-    // SAFETY: query and name are alive; the kernel writes to both within their sizes.
-    match unsafe { syscall(nr::IOCTL, [fd, PROCMAP_QUERY, std::ptr::from_mut(&mut query) as usize, 0, 0, 0]) } {
-        Ok(_) => {}
+    let query = match Query::ask(maps, addr, 0, &mut name) {
+        Ok(query) => query,
         Err(Errno::NOENT) => return Ok(None),
         Err(Errno::NAMETOOLONG) => return Ok(None), // a file
         Err(e) => return Err(e),
-    }
+    };
     let name = &name[..(query.name_size as usize).min(name.len())];
     let plain = name.is_empty() || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
     let adoptable = query.inode == 0 && query.vma_flags & (EXECUTABLE | SHARED) == 0 && plain;
     Ok(adoptable.then_some((query.start as usize, query.end as usize)))
+}
+
+/// How far a mapping that ends at `end` could grow in place: where the next one starts.
+pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
+    Query::ask(maps, end, OR_NEXT, &mut []).map_or(end, |next| (next.start as usize).max(end))
 }
 
 fn parse_line(line: &[u8]) -> Option<Mapping> {
@@ -255,6 +269,8 @@ mod tests {
         let page = vec![1u8; 1 << 20];
         let (start, end) = mapping_at(&proc.file("self/maps").unwrap(), page.as_ptr() as usize).unwrap().unwrap();
         assert!(start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());
+        let next = free_until(&proc.file("self/maps").unwrap(), end);
+        assert!(next >= end && next < 1 << 47);
         let mut blocks = 0;
         thread_blocks(&proc, |_| blocks += 1).unwrap();
         assert!(blocks >= 1);

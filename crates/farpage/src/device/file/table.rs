@@ -4,7 +4,8 @@
 //! dropping an inherited file closes it.
 
 use super::backing::Backing;
-use farpage_swap::cluster::SlotAllocator;
+use crate::sys::cpu;
+use farpage_swap::slots::SlotMap;
 use std::sync::Arc;
 
 /// What the table keeps for a slot.
@@ -30,7 +31,7 @@ impl FileSlot {
 pub struct File {
     /// `None`: not created yet (only the own one).
     pub backing: Option<Arc<Backing>>,
-    pub slots: SlotAllocator<FileSlot>,
+    pub slots: SlotMap<FileSlot>,
 }
 
 pub struct Inner {
@@ -52,7 +53,7 @@ pub struct Inner {
 
 impl Inner {
     pub fn new(backing: Option<Backing>) -> Inner {
-        let own = File { backing: backing.map(Arc::new), slots: SlotAllocator::new(0) };
+        let own = File { backing: backing.map(Arc::new), slots: SlotMap::new(0, cpu::count()) };
         Inner {
             files: vec![Some(own)],
             own: Some(0),
@@ -112,7 +113,7 @@ impl Inner {
         let id = self.files.iter().position(Option::is_none).unwrap_or(self.files.len());
         self.own = u8::try_from(id).ok();
         if self.own.is_some() {
-            let file = File { backing: None, slots: SlotAllocator::new(0) };
+            let file = File { backing: None, slots: SlotMap::new(0, cpu::count()) };
             match self.files.get_mut(id) {
                 Some(place) => *place = Some(file),
                 None => self.files.push(Some(file)),

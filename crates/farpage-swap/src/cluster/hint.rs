@@ -1,0 +1,54 @@
+//! Per-CPU hints: where each CPU's next block of each order should come from.
+//!
+//! A hint may name a cluster that is long gone, another CPU's, or another device's: whoever follows it takes the cluster's
+//! lock and looks. So plain loads and stores do, also where two threads have the same CPU number.
+
+use super::{Entry, ORDERS};
+use crate::sync::{AtomicU64, Ordering};
+
+const SLOT_BITS: u32 = 40;
+
+/// One CPU's hints: device number + 1 above the slot, 0 for none. Two cache lines, of which no other CPU has a part.
+#[repr(align(128))]
+struct Cpu([AtomicU64; ORDERS]);
+
+pub(super) struct Hints(Box<[Cpu]>);
+
+impl Hints {
+    pub(super) fn new(cpus: usize) -> Hints {
+        Hints((0..cpus.max(1)).map(|_| Cpu(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
+    }
+
+    #[inline]
+    fn place(&self, cpu: usize, order: u8) -> &AtomicU64 {
+        let len = self.0.len();
+        &self.0[if cpu < len { cpu } else { cpu % len }].0[usize::from(order)]
+    }
+
+    #[inline]
+    pub(super) fn get(&self, cpu: usize, order: u8) -> Option<Entry> {
+        let raw = self.place(cpu, order).load(Ordering::Relaxed);
+        let device = (raw >> SLOT_BITS).checked_sub(1)? as u8;
+        Some(Entry { device, slot: raw & ((1 << SLOT_BITS) - 1) })
+    }
+
+    #[inline]
+    pub(super) fn set(&self, cpu: usize, order: u8, next: Option<Entry>) {
+        let raw = next.map_or(0, |next| (u64::from(next.device) + 1) << SLOT_BITS | next.slot);
+        self.place(cpu, order).store(raw, Ordering::Relaxed);
+    }
+
+    /// Drops all hints to a device. One that is stored meanwhile does no harm.
+    pub(super) fn forget(&self, device: u8) {
+        for place in self.0.iter().flat_map(|cpu| &cpu.0) {
+            let raw = place.load(Ordering::Relaxed);
+            if raw >> SLOT_BITS == u64::from(device) + 1 {
+                let _ = place.compare_exchange(raw, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val::<[Cpu]>(&self.0)
+    }
+}

@@ -1,0 +1,226 @@
+//! Swap slots: given out and taken back, on all devices together.
+//!
+//! A device of up to 2^40 slots is cut into *clusters* of 512 naturally aligned slots. A block of *order* `o` is `2^o`
+//! slots, aligned to its size, inside one cluster; a cluster serves one order at a time, except that order 0 takes
+//! what it can get. Slot 0 is the device's header and, like bad slots, never given out; 0 can so mean "no slot".
+//!
+//! ```text
+//!                 taken                        last slot used            a slot freed
+//!    free  ------------------>  frag[o]  --------------------->  full  ----------------> nonfull[o]
+//!     ^  ^                      |  ^  '---- a slot freed, no CPU is at it ---------------->  |  |
+//!     |  |                      |  '---------------------- taken (isolate) -----------------'  |
+//!     |  '------ last slot freed (every state) ------------------------------------------------'
+//!  discard <---- the same, on a device that wants to know
+//! ```
+//!
+//! * A full cluster of which slots are freed stays on the full list until they are worth a search (a quarter of a cluster
+//!   while the device has room, fewer as it fills up): *few*. Otherwise each free would cost a list move, and so would
+//!   the allocation that fills the hole. What is there is found when nothing else is left.
+//! * *nonfull*: something was freed since the last search. *frag*: being used by a CPU, or searched in vain.
+//! * Each CPU remembers, per order, where its next block should come from (a *hint*: device and slot). While that works
+//!   an allocation takes the cluster's lock and nothing else. A rotational device has one place for all CPUs instead.
+//! * *isolate* takes a cluster off a list: under the device lock, but it only *tries* the cluster's lock and passes over
+//!   those that are busy. *relocate* puts a cluster where its count says, at the tail. The device lock is held for
+//!   links only. (The kernel isolates to no list and relocates afterwards: two acquisitions. Here the cluster goes
+//!   from list to list in one, since it stays locked until the search in it is over.)
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `device` | one device: clusters, lists, isolate and relocate |
+//! | `hint` | where each CPU goes on |
+//! | `scan` | a search in one locked cluster; commit |
+//! | `search` | allocation: hint, devices in turn, lists in order |
+//! | `refs`, `cache` | counts and freeing; binding slots to frames, look-up |
+//! | `reclaim` | lazily freed slots, discards |
+//! | `usage` | the counter of used slots and its off-list bit |
+//! | `swap` | all devices: priorities, swapon, swapoff |
+//!
+//! # Locks, outermost first
+//! whoever owns frames locks those first; `admin` (swapon, swapoff, grow); a rotational device's *global cluster*; *cluster*; then inside
+//! it *device*, *table pool* or *large counts*. *avail* (which devices have room) is taken inside `admin` or alone.
+//! Under the device lock a cluster's lock is only tried, and a second cluster's lock is taken in no other way.
+//!
+//! # What this improves on the kernel of the day (6.18)
+//! After the off-list bit was cleared, "full again" is tested without the bit, which lies where no size reaches;
+//! a cluster that became full and its successor are handled in one acquisition of the device lock; a search that wraps
+//! around finds what was freed behind the hint; a failed high order falls to the next smaller one (`alloc_at_most`)
+//! and looks at all devices first.
+
+mod cache;
+mod device;
+mod hint;
+mod reclaim;
+mod refs;
+mod scan;
+mod search;
+mod swap;
+mod usage;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use crate::sync::{CLUSTER_SHIFT, CLUSTER_SLOTS, ORDERS};
+pub use cache::CacheError;
+pub use refs::CountError;
+pub use swap::{DeviceOptions, DeviceRef, Stats, Swap, Swapoff, SwaponError};
+
+use crate::lock::Lock;
+use crate::sync::{AtomicU64, Guarded, Ordering};
+use crate::table::{Table, Word};
+
+/// Devices at most.
+pub const DEVICES: usize = 32;
+/// Slots of a device at most.
+pub const SLOTS_MAX: u64 = 1 << 40;
+/// No cluster: the end of a list.
+const NIL: u32 = u32::MAX;
+
+/// A slot of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Entry {
+    /// Number of the device.
+    pub device: u8,
+    /// The slot; never 0 for an entry that was given out.
+    pub slot: u64,
+}
+
+impl Entry {
+    /// The entry `n` slots later.
+    pub fn offset(self, n: u64) -> Entry {
+        Entry { slot: self.slot + n, ..self }
+    }
+
+    fn cluster(self) -> u32 {
+        u32::try_from(self.slot >> CLUSTER_SHIFT).unwrap_or(NIL)
+    }
+
+    fn place(self) -> usize {
+        (self.slot % CLUSTER_SLOTS as u64) as usize
+    }
+}
+
+/// What the slots of a new block are: the state of its first word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// Swapped out, one reference: for a user who stores a page and frees it once.
+    Swapped,
+    /// In the swap cache in this frame, no reference yet. All slots of the block name the same frame.
+    Cached(u64),
+}
+
+impl Fill {
+    fn word(self) -> Word {
+        match self {
+            Fill::Swapped => Word::swapped(1, 0),
+            Fill::Cached(frame) => Word::cached(0, frame),
+        }
+    }
+}
+
+/// What the allocator asks of its owner. Every function has a default for owners who do without.
+pub trait Env: Send + Sync + 'static {
+    /// What is done with lock statistics; `()` for none.
+    type Meter: crate::lock::Meter;
+
+    /// These slots of a device opened with `discard` have no content any more. No lock is held.
+    fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
+
+    /// Tries to lock a frame that is bound to a lazily freed slot, so that the slot can be reclaimed. `false`: busy, or
+    /// the frame must keep its slot (it is being written). No lock is held, and it must not wait for one.
+    fn try_lock_frame(&self, _frame: u64) -> bool {
+        false
+    }
+
+    /// Unlocks it. `unbound`: it has no slot any more, so its content exists nowhere else (it is dirty now).
+    fn unlock_frame(&self, _frame: u64, _unbound: bool) {}
+}
+
+impl Env for () {
+    type Meter = ();
+}
+
+/// Which list a cluster is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flag {
+    /// None: never used yet.
+    None,
+    Free,
+    Nonfull,
+    Frag,
+    /// On the full list, with no free slot.
+    Full,
+    /// On the full list, with a few free slots: too few to be worth a search (see `Device::worth`).
+    Few,
+    Discard,
+    /// None: its discard is running.
+    Discarding,
+}
+
+/// What a cluster's lock protects.
+struct State {
+    /// Slots not free, bad ones included.
+    count: u16,
+    /// Of these, lazily freed ones.
+    lazy: u16,
+    flag: Flag,
+    /// The order it serves; 0 while empty.
+    order: u8,
+    /// A CPU took it from a list and goes on allocating here: frees need not move it to nonfull, its search wraps around.
+    current: bool,
+    table: Option<Box<Table>>,
+}
+
+/// A cluster: 64 bytes, a cache line of its own.
+#[repr(align(64))]
+struct Cluster<M> {
+    state: Lock<State, M>,
+    /// The table for readers without the lock: number + 1 in the low half, 0 for none; the high half counts changes.
+    table: AtomicU64,
+    /// List links, which belong to the device lock.
+    links: Guarded,
+}
+
+impl<M: crate::lock::Meter> Cluster<M> {
+    fn new() -> Cluster<M> {
+        let state = State { count: 0, lazy: 0, flag: Flag::None, order: 0, current: false, table: None };
+        Cluster { state: Lock::new(state), table: AtomicU64::new(0), links: Guarded::new(NIL, NIL) }
+    }
+
+    /// Gives the cluster a table. Caller holds its lock.
+    fn attach(&self, state: &mut State, table: Box<Table>) {
+        let changes = self.table.load(Ordering::Relaxed) >> 32;
+        self.table.store(((changes + 1) << 32) | (u64::from(table.id) + 1), Ordering::Release);
+        state.table = Some(table);
+    }
+
+    /// Takes the table away. Readers are told before anybody else can have it. Caller holds the lock.
+    fn detach(&self, state: &mut State) -> Option<Box<Table>> {
+        let table = state.table.take()?;
+        let changes = self.table.load(Ordering::Relaxed) >> 32;
+        self.table.store((changes + 1) << 32, Ordering::Release);
+        Some(table)
+    }
+
+    /// The word at a place, without the lock.
+    ///
+    /// If the table went to another cluster while we read, the word may be the other's. It was written after the change
+    /// of `table`, and read with acquire; so the second look at `table` sees that change.
+    fn lookup(&self, pool: &crate::table::TablePool<M>, at: usize) -> Word {
+        loop {
+            let seen = self.table.load(Ordering::Acquire);
+            let Some(id) = (seen as u32).checked_sub(1) else { return Word::FREE };
+            let word = pool.words(id).map_or(Word::FREE, |words| words.get(at));
+            if self.table.load(Ordering::Relaxed) == seen {
+                return word;
+            }
+        }
+    }
+}
+
+/// What one idle cluster costs, bytes.
+pub const CLUSTER_BYTES: usize = size_of::<Cluster<()>>();
+
+#[cfg(not(loom))]
+const _: () = assert!(CLUSTER_BYTES == 64);

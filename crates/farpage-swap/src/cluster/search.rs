@@ -1,0 +1,230 @@
+//! Allocation: the hint, then the devices in turn, then the lists of each in order.
+//!
+//! | step | order `o` > 0 | order 0 | why here |
+//! | --- | --- | --- | --- |
+//! | hint | yes | yes | takes the cluster's lock only |
+//! | nonfull\[o\], all | yes | yes | packs the device |
+//! | free, then a cluster never used | yes | yes | |
+//! | reclaim one full cluster, if more than half of all is used; then nonfull\[o\] again | yes | yes | |
+//! | frag\[o\], one | yes | yes | the whole list would be a long search for little |
+//! | a nearly full cluster, the next 4 | yes | all, last | not worth a search before |
+//! | frag\[k\], nonfull\[k\], k = 1.. | | yes | order 0 fits everywhere, but breaks blocks |
+//! | on all devices: pending discards; reclaim in full clusters; then once more | | yes | it must not fail while there is room |
+//!
+//! A device whose clusters are discarded takes free clusters first, to spread the writes. On a rotational device all
+//! CPUs go on at one place, under one lock, so that writes stay in order.
+
+use super::device::{Device, Taken};
+use super::{CLUSTER_SLOTS, Entry, Env, Fill, Flag, ORDERS, Swap};
+use crate::lock::sites;
+use crate::sync::Ordering;
+
+/// How often an allocation that finds every lock taken waits for one.
+const WAITS: usize = if cfg!(loom) { 4 } else { 64 };
+/// Full clusters that a search for a larger block looks at.
+const FEW_VISITS: u32 = 4;
+const TOP: u8 = ORDERS as u8 - 1;
+
+impl<E: Env> Swap<E> {
+    /// Takes a block of `2^order` slots. `cpu` is the number of the CPU (or anything else that spreads callers); a wrong
+    /// one costs locality and contention, nothing else. `None`: no device has such a block, or `order` is too large.
+    /// After a failure with order 0 there was no free slot, nor one that could be reclaimed.
+    pub fn alloc(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
+        if order > TOP {
+            return None;
+        }
+        let hint = self.hints.get(cpu, order);
+        if let Some(hint) = hint
+            && let Some(device) = self.device(hint.device)
+            && let Some(cluster) = device.cluster(hint.cluster())
+            && let Some(state) = cluster.state.lock_soon(&sites::CLUSTER_HINT)
+        {
+            // If somebody sleeps with the lock, another cluster does as well. No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
+            // `writable` and then takes each lock.
+            let taken = Taken { index: hint.cluster(), state };
+            if let Ok((entry, next)) = self.scan(device, taken, hint.place(), order, fill) {
+                self.hints.set(cpu, order, next);
+                return Some(entry);
+            }
+        }
+        self.alloc_slow(cpu, order, fill)
+    }
+
+    /// Takes a block of `2^order` slots or, failing that, of the largest order below it that is to be had. Returns the
+    /// order it has.
+    pub fn alloc_at_most(&self, cpu: usize, order: u8, fill: Fill) -> Option<(Entry, u8)> {
+        (0..=order.min(TOP)).rev().find_map(|order| Some((self.alloc(cpu, order, fill)?, order)))
+    }
+
+    #[cold]
+    fn alloc_slow(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
+        let mut waits = 0;
+        loop {
+            let mut tried = 0;
+            while let Some(device) = self.next_device(&mut tried) {
+                if !device.live.get() {
+                    continue;
+                }
+                let found = if device.rotational.load(Ordering::Relaxed) {
+                    self.search_rotational(device, order, fill)
+                } else {
+                    self.search(device, order, fill).map(|(entry, next)| {
+                        self.hints.set(cpu, order, next);
+                        entry
+                    })
+                };
+                device.live.put();
+                if found.is_some() {
+                    return found;
+                }
+            }
+            if order > 0 {
+                return None;
+            }
+            if !self.discard_all() && !self.reclaim_any() {
+                // Is there room, only behind locks that others hold?
+                waits += 1;
+                if waits > WAITS || !self.wait_for_busy() {
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// If some device has room, sees to it that the next try can find it: the device must be on the list, which the
+    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for. `false`: there is
+    /// no room.
+    fn wait_for_busy(&self) -> bool {
+        let has_room = |device: &&Device<E::Meter>| {
+            device.writable.load(Ordering::Relaxed) && device.usage.in_use() < device.usage.capacity()
+        };
+        for device in self.devices().filter(has_room) {
+            if device.usage.is_off_list() {
+                self.has_room(device);
+                return true;
+            }
+            if let Some(cluster) = device.any_with_room() {
+                drop(cluster.state.lock(&sites::CLUSTER_ISOLATE));
+                return true;
+            }
+        }
+        false
+    }
+
+    fn search_rotational(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<Entry> {
+        let mut places = device.next.lock(&sites::ROTATIONAL);
+        let place = Entry { device: device.index, slot: places[usize::from(order)] };
+        let cluster = device.cluster(place.cluster()).filter(|_| place.slot != 0);
+        let here = cluster.and_then(|cluster| {
+            let state = cluster.state.lock(&sites::CLUSTER_HINT);
+            self.scan(device, Taken { index: place.cluster(), state }, place.place(), order, fill).ok()
+        });
+        let (entry, next) = here.or_else(|| self.search(device, order, fill))?;
+        places[usize::from(order)] = next.map_or(0, |next| next.slot);
+        Some(entry)
+    }
+
+    /// The lists of one device in order.
+    fn search(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+        let discard = device.discard.load(Ordering::Relaxed);
+        if discard && let Some(found) = self.try_free(device, order, fill) {
+            return Some(found);
+        }
+        if let Some(found) = self.try_nonfull(device, order, fill) {
+            return Some(found);
+        }
+        if !discard && let Some(found) = self.try_free(device, order, fill) {
+            return Some(found);
+        }
+        if self.is_half_full()
+            && self.reclaim_full(device, 1) > 0
+            && let Some(found) =
+                self.try_list(device, Flag::Nonfull, order, order, fill).or_else(|| self.try_free(device, order, fill))
+        {
+            return Some(found);
+        }
+        if order < TOP
+            && let Some(found) = self.try_list(device, Flag::Frag, order, order, fill)
+        {
+            return Some(found);
+        }
+        if order > 0 {
+            let found = self.try_few(device, order, FEW_VISITS, fill);
+            if found.is_none() {
+                device.short_of_blocks.store(true, Ordering::Relaxed);
+            }
+            return found;
+        }
+        for stolen in 1..TOP + 1 {
+            for flag in [Flag::Frag, Flag::Nonfull] {
+                if let Some(found) = self.try_list(device, flag, stolen, 0, fill) {
+                    return Some(found);
+                }
+            }
+        }
+        // What is free now is in clusters that are nearly full.
+        let any = device.usage.in_use() < device.usage.capacity();
+        if any { self.try_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
+    }
+
+    fn try_few(&self, device: &Device<E::Meter>, order: u8, visits: u32, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+        let taken = device.isolate_few(order, visits)?;
+        self.scan_taken(device, taken, order, fill)
+    }
+
+    /// Each cluster of nonfull\[order\] once: one that has no block goes to frag.
+    fn try_nonfull(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+        if order == TOP {
+            return None;
+        }
+        // One try nearly always does; the length only bounds what others put on the list meanwhile.
+        let mut limit = None;
+        loop {
+            let taken = device.isolate(Flag::Nonfull, order, Flag::Frag)?;
+            if let Some(found) = self.scan_taken(device, taken, order, fill) {
+                return Some(found);
+            }
+            let left = limit.get_or_insert_with(|| device.list_len(Flag::Nonfull, order));
+            *left = left.checked_sub(1)?;
+        }
+    }
+
+    fn try_list(
+        &self,
+        device: &Device<E::Meter>,
+        flag: Flag,
+        list: u8,
+        order: u8,
+        fill: Fill,
+    ) -> Option<(Entry, Option<Entry>)> {
+        let taken = device.isolate(flag, list, Flag::Frag)?;
+        self.scan_taken(device, taken, order, fill)
+    }
+
+    /// A free cluster, or one that was never used.
+    fn try_free(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+        let taken = match device.isolate(Flag::Free, order, Flag::Frag) {
+            Some(mut taken) => {
+                device.cluster(taken.index)?.attach(&mut taken.state, self.tables.take());
+                taken
+            }
+            None => device.take_fresh(order, &self.tables)?,
+        };
+        if order > 0 {
+            device.short_of_blocks.store(false, Ordering::Relaxed);
+        }
+        self.scan_taken(device, taken, order, fill)
+    }
+
+    fn scan_taken(
+        &self,
+        device: &Device<E::Meter>,
+        mut taken: Taken<'_, E::Meter>,
+        order: u8,
+        fill: Fill,
+    ) -> Option<(Entry, Option<Entry>)> {
+        taken.state.current = true;
+        debug_assert!(usize::from(taken.state.count) < CLUSTER_SLOTS);
+        self.scan(device, taken, 0, order, fill).ok()
+    }
+}

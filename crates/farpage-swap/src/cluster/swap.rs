@@ -1,0 +1,441 @@
+//! All devices: which have room, in what order they are asked, and how they come and go.
+//!
+//! Callers: the owner. Locks: `admin` around swapon, swapoff and grow; `avail` for the list of devices with room, taken
+//! only when a device becomes full or has room again, and by an allocation whose hint did not work.
+//!
+//! Swapoff: (1) off the list for good and not `writable`; (2) each cluster's lock is taken once: who holds one commits
+//! before, who takes one later sees that the device is not writable, so no slot appears from here on; (3) the owner
+//! moves the content elsewhere, slot by slot, and may give up, which undoes everything; (4) no more references to
+//! the device, hints to it are dropped, its tables go back to the pool. Its record stays for the next device.
+
+use super::device::Device;
+use super::hint::Hints;
+use super::refs::lock as lock_cluster;
+use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, Flag, ORDERS, SLOTS_MAX};
+use crate::lock::{Guard, Lock, sites};
+use crate::sync::{AtomicBool, AtomicU32, OnceLock, Ordering};
+use crate::table::{TABLE_BYTES, TablePool, Word};
+
+/// What a device is like.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceOptions {
+    /// Slots, slot 0 (the header) included. Cut to [`SLOTS_MAX`].
+    pub slots: u64,
+    /// Devices of higher priority are used first, those of equal priority in turn. Without one: -1.
+    pub priority: Option<i32>,
+    /// Writes should come in slot order, whoever makes them.
+    pub rotational: bool,
+    /// [`Env::discard`] is to be called for clusters that became empty.
+    pub discard: bool,
+    /// Slots that must not be used. Those beyond the end are ignored.
+    pub bad: Vec<u64>,
+}
+
+/// Why a device was not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwaponError {
+    /// There are [`DEVICES`] already.
+    TooMany,
+}
+
+/// A device that has room.
+struct Avail {
+    priority: i32,
+    device: u8,
+}
+
+struct Admin {
+    used: [bool; DEVICES],
+    priority: [i32; DEVICES],
+}
+
+/// Devices and their slots. Shared by all threads; see the header of [`crate::cluster`].
+///
+/// All memory is from the global allocator, nothing belongs to a thread, and the state is complete whenever no thread is
+/// inside: a copy of the memory made then (a fork) is a swap of its own.
+pub struct Swap<E: Env = ()> {
+    pub(super) env: E,
+    devices: [OnceLock<Box<Device<E::Meter>>>; DEVICES],
+    admin: Lock<Admin, E::Meter>,
+    avail: Lock<Vec<Avail>, E::Meter>,
+    /// Number + 1 of the device that is asked first, if it has no equal; 0: none.
+    first: AtomicU32,
+    pub(super) hints: Hints,
+    pub(super) tables: TablePool<E::Meter>,
+    pub(super) reclaim_wanted: AtomicBool,
+}
+
+/// Numbers of one device or of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Slots that can be in use.
+    pub capacity: u64,
+    /// Slots in use, lazily freed ones included.
+    pub in_use: u64,
+    /// Clusters that exist, whatever their state.
+    pub clusters: u64,
+    /// Clusters of those that have no slot in use.
+    pub clusters_free: u64,
+    /// Tables made so far (of the whole swap), each as large as its cluster's share of [`Stats::meta_bytes`].
+    pub tables: u64,
+    /// Tables of those that no cluster uses now.
+    pub tables_spare: u64,
+    /// Bytes of memory for all of it.
+    pub meta_bytes: u64,
+}
+
+impl<E: Env> Swap<E> {
+    /// A swap without devices, for `cpus` CPUs (the range of what callers pass as `cpu`; larger numbers wrap around).
+    pub fn new(cpus: usize, env: E) -> Swap<E> {
+        Swap {
+            env,
+            devices: [const { OnceLock::new() }; DEVICES],
+            admin: Lock::new(Admin { used: [false; DEVICES], priority: [0; DEVICES] }),
+            avail: Lock::new(Vec::with_capacity(DEVICES)),
+            first: AtomicU32::new(0),
+            hints: Hints::new(cpus),
+            tables: TablePool::new(),
+            reclaim_wanted: AtomicBool::new(false),
+        }
+    }
+
+    /// What was given to [`Swap::new`].
+    pub fn env(&self) -> &E {
+        &self.env
+    }
+
+    /// Adds a device and returns its number. A device without usable slots is legal: it may grow.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn swapon(&self, options: DeviceOptions) -> Result<u8, SwaponError> {
+        let mut admin = self.admin.lock(&sites::ADMIN);
+        let index = admin.used.iter().position(|used| !used).ok_or(SwaponError::TooMany)?;
+        let device = self.devices[index].get_or_init(|| Box::new(Device::new(index as u8)));
+        let limit = options.slots.min(SLOTS_MAX);
+        let mut bad = options.bad;
+        bad.retain(|&slot| slot != 0 && slot < limit);
+        bad.sort_unstable();
+        bad.dedup();
+        let capacity = limit.saturating_sub(1) - bad.len() as u64;
+        device.reset_lists(limit, bad);
+        *device.next.lock(&sites::ROTATIONAL) = [0; ORDERS];
+        device.rotational.store(options.rotational, Ordering::Relaxed);
+        device.discard.store(options.discard, Ordering::Relaxed);
+        admin.used[index] = true;
+        admin.priority[index] = options.priority.unwrap_or(-1);
+        // Everything is built: now it may be found.
+        device.live.resurrect();
+        self.enter(device, admin.priority[index], Some(capacity));
+        Ok(index as u8)
+    }
+
+    /// Makes a device larger: `slots` slots, slot 0 included. A smaller number changes nothing. Not while it is being
+    /// switched off.
+    pub fn grow(&self, device: u8, slots: u64) {
+        let admin = self.admin.lock(&sites::ADMIN);
+        let Some(device) = self.device(device).filter(|device| admin.used[usize::from(device.index)]) else { return };
+        if !device.writable.load(Ordering::Relaxed) {
+            return;
+        }
+        let slots = slots.min(SLOTS_MAX);
+        let old = device.lists.lock(&sites::DEVICE_ADMIN).limit;
+        if slots <= old {
+            return;
+        }
+        let last = Entry { device: device.index, slot: old };
+        // A cluster that was cut short gets the new slots. Its lock keeps it from being made meanwhile.
+        let cut = device.cluster(last.cluster()).filter(|_| last.place() != 0);
+        let mut state = cut.map(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN));
+        let (made, bad) = {
+            let mut lists = device.lists.lock(&sites::DEVICE_ADMIN);
+            lists.limit = slots;
+            device.all_made.store(false, Ordering::Relaxed);
+            (last.cluster() < lists.fresh, lists.bad.len() as u64)
+        };
+        if let (true, Some(state)) = (made, &mut state) {
+            let end = (slots - (old - last.place() as u64)).min(CLUSTER_SLOTS as u64) as usize;
+            if let Some(table) = &mut state.table {
+                (last.place()..end).for_each(|at| table.set(at, Word::FREE));
+                state.count -= (end - last.place()) as u16;
+            }
+            device.after_free(last.cluster(), state, last.place(), end - last.place(), &self.tables);
+        }
+        drop(state);
+        self.enter(device, admin.priority[usize::from(device.index)], Some(slots - 1 - bad));
+    }
+
+    /// The device becomes writable and, if it has room, is put on the list.
+    fn enter(&self, device: &Device<E::Meter>, priority: i32, capacity: Option<u64>) {
+        let mut avail = self.avail.lock(&sites::AVAIL_ADMIN);
+        if let Some(capacity) = capacity {
+            device.usage.set_capacity(capacity);
+        }
+        device.writable.store(true, Ordering::Relaxed);
+        self.link(&mut avail, device, priority);
+    }
+
+    fn link(&self, avail: &mut Guard<'_, Vec<Avail>, E::Meter>, device: &Device<E::Meter>, priority: i32) {
+        device.priority.store(priority as u32, Ordering::Relaxed);
+        if device.usage.clear_off_list_if_room() {
+            let at = avail.iter().position(|other| other.priority < priority).unwrap_or(avail.len());
+            avail.insert(at, Avail { priority, device: device.index });
+            self.note_first(avail);
+        }
+    }
+
+    fn unlink(&self, avail: &mut Guard<'_, Vec<Avail>, E::Meter>, device: u8) {
+        avail.retain(|other| other.device != device);
+        self.note_first(avail);
+    }
+
+    fn note_first(&self, avail: &[Avail]) {
+        let first = match avail {
+            [only] => Some(only),
+            [first, second, ..] if first.priority > second.priority => Some(first),
+            _ => None,
+        };
+        self.first.store(first.map_or(0, |first| u32::from(first.device) + 1), Ordering::Relaxed);
+    }
+
+    /// Whether an allocation that used up a cluster of this device may go straight to its next one: it would be asked
+    /// anyway.
+    #[inline]
+    pub(super) fn may_go_on(&self, device: u8) -> bool {
+        self.first.load(Ordering::Relaxed) == u32::from(device) + 1
+            && self.device(device).is_some_and(|device| !device.rotational.load(Ordering::Relaxed))
+    }
+
+    /// The first device with room that was not tried, moved behind its equals. Marks it as tried.
+    pub(super) fn next_device(&self, tried: &mut u64) -> Option<&Device<E::Meter>> {
+        let mut avail = self.avail.lock(&sites::AVAIL_NEXT);
+        let at = avail.iter().position(|a| *tried >> a.device & 1 == 0)?;
+        let chosen = avail.remove(at);
+        let (device, priority) = (chosen.device, chosen.priority);
+        let behind = avail.iter().position(|other| other.priority < priority).unwrap_or(avail.len());
+        avail.insert(behind, chosen);
+        *tried |= 1 << device;
+        self.device(device)
+    }
+
+    /// The device was filled by the caller.
+    #[cold]
+    pub(super) fn became_full(&self, device: &Device<E::Meter>) {
+        let mut avail = self.avail.lock(&sites::AVAIL_FULL);
+        // A free may have come first: then there is nothing to do.
+        if device.usage.set_off_list_if_full() {
+            self.unlink(&mut avail, device.index);
+            drop(avail);
+            if self.is_half_full() {
+                self.reclaim_wanted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The caller freed a slot of a device that is off the list.
+    #[cold]
+    pub(super) fn has_room(&self, device: &Device<E::Meter>) {
+        let mut avail = self.avail.lock(&sites::AVAIL_FULL);
+        if device.writable.load(Ordering::Relaxed) {
+            let priority = device.priority.load(Ordering::Relaxed) as i32;
+            self.link(&mut avail, device, priority);
+        }
+    }
+
+    /// More than half of all slots of all devices are used.
+    pub fn is_half_full(&self) -> bool {
+        let (mut used, mut all) = (0, 0);
+        for device in self.devices().filter(|device| device.writable.load(Ordering::Relaxed)) {
+            used += device.usage.in_use();
+            all += device.usage.capacity();
+        }
+        used * 2 > all
+    }
+
+    /// Slots in use of a device, lazily freed ones included.
+    pub fn in_use(&self, device: u8) -> u64 {
+        self.device(device).map_or(0, |device| device.usage.in_use())
+    }
+
+    /// Slots of a device that can be in use.
+    pub fn capacity(&self, device: u8) -> u64 {
+        self.device(device).map_or(0, |device| device.usage.capacity())
+    }
+
+    /// A reference to a device: until it is dropped, [`Swapoff::finish`] of this device fails.
+    pub fn get(&self, device: u8) -> Option<DeviceRef<'_, E>> {
+        let device = self.device(device).filter(|device| device.live.get())?;
+        Some(DeviceRef { device })
+    }
+
+    /// The first slot in use at or after `from`, and its word. Looks at `clusters_max` clusters with slots in use at most,
+    /// so that one call stays short; `Err(next)`: nothing until there, go on at `next` (0: end reached).
+    ///
+    /// # Errors
+    /// See above.
+    pub fn next_in_use(&self, device: u8, from: u64, clusters_max: usize) -> Result<(u64, Word), u64> {
+        let Some(device) = self.device(device) else { return Err(0) };
+        let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
+        let mut at = Entry { device: device.index, slot: from.max(1) };
+        let mut looked = 0;
+        while at.cluster() < fresh {
+            let Some(state) = lock_cluster(device, at, &sites::CLUSTER_ADMIN) else { break };
+            let base = at.slot - at.place() as u64;
+            if let Some(table) = &state.table {
+                if looked == clusters_max {
+                    return Err(at.slot);
+                }
+                looked += 1;
+                for place in at.place()..CLUSTER_SLOTS {
+                    let word = table.word(place);
+                    if word.is_in_use() {
+                        return Ok((base + place as u64, word));
+                    }
+                }
+            }
+            at.slot = base + CLUSTER_SLOTS as u64;
+        }
+        Err(0)
+    }
+
+    /// Numbers of a device. Takes each cluster's lock.
+    pub fn stats(&self, device: u8) -> Stats {
+        let Some(device) = self.device(device) else { return Stats::default() };
+        let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
+        let free = |index: &u32| {
+            device.cluster(*index).is_some_and(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN).table.is_none())
+        };
+        let (tables, tables_spare) = self.tables.counts();
+        Stats {
+            capacity: device.usage.capacity(),
+            in_use: device.usage.in_use(),
+            clusters: u64::from(fresh),
+            clusters_free: (0..fresh).filter(free).count() as u64,
+            tables,
+            tables_spare,
+            meta_bytes: self.meta_bytes(device.index),
+        }
+    }
+
+    /// Bytes of memory for a device's clusters and for what all devices share (tables, hints).
+    pub fn meta_bytes(&self, device: u8) -> u64 {
+        let Some(device) = self.device(device) else { return 0 };
+        let own = device.clusters.bytes() + size_of::<Device<E::Meter>>();
+        let shared = self.tables.directory_bytes() + self.hints.bytes();
+        self.tables.counts().0 * TABLE_BYTES as u64 + (own + shared) as u64
+    }
+
+    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is at
+    /// it already.
+    pub fn swapoff(&self, device: u8) -> Option<Swapoff<'_, E>> {
+        let admin = self.admin.lock(&sites::ADMIN);
+        let device = self.device(device).filter(|device| admin.used[usize::from(device.index)])?;
+        {
+            let mut avail = self.avail.lock(&sites::AVAIL_ADMIN);
+            if !device.writable.swap(false, Ordering::Relaxed) {
+                return None;
+            }
+            if device.usage.set_off_list() {
+                self.unlink(&mut avail, device.index);
+            }
+        }
+        drop(admin);
+        let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
+        for index in 0..fresh {
+            drop(device.cluster(index).map(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN)));
+        }
+        Some(Swapoff { swap: self, device, gone: false })
+    }
+
+    #[inline]
+    pub(super) fn device(&self, index: u8) -> Option<&Device<E::Meter>> {
+        self.devices.get(usize::from(index))?.get().map(Box::as_ref)
+    }
+
+    pub(super) fn devices(&self) -> impl Iterator<Item = &Device<E::Meter>> {
+        self.devices.iter().filter_map(OnceLock::get).map(Box::as_ref)
+    }
+
+    #[cfg(test)]
+    pub(super) fn available(&self) -> Vec<(i32, u8)> {
+        self.avail.lock(&sites::AVAIL_ADMIN).iter().map(|a| (a.priority, a.device)).collect()
+    }
+}
+
+/// See [`Swap::get`].
+pub struct DeviceRef<'a, E: Env> {
+    device: &'a Device<E::Meter>,
+}
+
+impl<E: Env> Drop for DeviceRef<'_, E> {
+    fn drop(&mut self) {
+        self.device.live.put();
+    }
+}
+
+/// A device that is being switched off. Dropped before [`Swapoff::finish`] succeeded, it takes pages again.
+pub struct Swapoff<'a, E: Env> {
+    swap: &'a Swap<E>,
+    device: &'a Device<E::Meter>,
+    gone: bool,
+}
+
+impl<E: Env> Swapoff<'_, E> {
+    /// The first slot in use at or after `from`, with its word: its content must be moved, its references and its frame taken
+    /// away. `None`: none is left from there on.
+    pub fn next(&self, from: u64) -> Option<(Entry, Word)> {
+        let mut from = from;
+        loop {
+            match self.swap.next_in_use(self.device.index, from, usize::MAX) {
+                Ok((slot, word)) => return Some((Entry { device: self.device.index, slot }, word)),
+                Err(0) => return None,
+                Err(next) => from = next,
+            }
+        }
+    }
+
+    /// Ends it: the device's number is free for another one.
+    ///
+    /// # Errors
+    /// Slots are in use, or somebody has a reference to the device; nothing is lost, try again later.
+    pub fn finish(mut self) -> Result<(), Self> {
+        if self.device.usage.in_use() > 0 {
+            return Err(self);
+        }
+        self.device.live.kill();
+        if !self.device.live.is_drained() {
+            return Err(self);
+        }
+        self.swap.hints.forget(self.device.index);
+        let fresh = self.device.lists.lock(&sites::DEVICE_ADMIN).fresh;
+        for index in 0..fresh {
+            let Some(cluster) = self.device.cluster(index) else { continue };
+            let mut state = cluster.state.lock(&sites::CLUSTER_ADMIN);
+            if let Some(mut table) = cluster.detach(&mut state) {
+                table.clear();
+                self.swap.tables.give(table);
+            }
+            (state.count, state.lazy, state.order, state.current) = (0, 0, 0, false);
+            state.flag = Flag::None;
+        }
+        let mut admin = self.swap.admin.lock(&sites::ADMIN);
+        {
+            let _avail = self.swap.avail.lock(&sites::AVAIL_ADMIN);
+            self.device.usage.set_capacity(0);
+        }
+        self.device.reset_lists(0, Vec::new());
+        admin.used[usize::from(self.device.index)] = false;
+        self.gone = true;
+        Ok(())
+    }
+}
+
+impl<E: Env> Drop for Swapoff<'_, E> {
+    fn drop(&mut self) {
+        if !self.gone {
+            self.device.live.resurrect();
+            let priority = self.device.priority.load(Ordering::Relaxed) as i32;
+            self.swap.enter(self.device, priority, None);
+        }
+    }
+}

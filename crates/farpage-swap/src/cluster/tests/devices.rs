@@ -1,0 +1,302 @@
+//! Priorities, rotation, lists, reclaim and discard: one mechanism a test.
+
+use super::*;
+use proptest::prelude::*;
+
+fn device(slots: u64, priority: i32) -> DeviceOptions {
+    DeviceOptions { slots, priority: Some(priority), ..DeviceOptions::default() }
+}
+
+#[test]
+fn swap_equal_devices_take_turns_cluster_by_cluster() {
+    let swap = Swap::new(1, ());
+    for _ in 0..3 {
+        swap.swapon(device(512 * 9, 3)).unwrap();
+    }
+    swap.swapon(device(512 * 9, 1)).unwrap();
+    for _ in 0..512 * 24 {
+        let entry = swap.alloc(0, 0, Fill::Swapped).unwrap();
+        assert!(entry.device < 3, "[22] a lower device while a higher one has room");
+        let clusters: Vec<u64> = (0..3).map(|device| swap.stats(device).clusters).collect();
+        assert!(clusters.iter().max().unwrap() - clusters.iter().min().unwrap() <= 1, "[22] {clusters:?}");
+    }
+    while swap.alloc(0, 0, Fill::Swapped).is_some() {}
+    assert_eq!((0..4).map(|device| swap.in_use(device)).sum::<u64>(), 4 * (512 * 9 - 1));
+    // The highest with room again, though hints point elsewhere.
+    assert_eq!(swap.put(Entry { device: 1, slot: 77 }, 1), Ok(1));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(Entry { device: 1, slot: 77 }));
+    check(&swap);
+}
+
+#[test]
+fn swap_a_search_looks_into_each_nonfull_cluster_once() {
+    let swap = one(512 * 20);
+    let blocks: Vec<Entry> = (0..18 * 32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    while swap.alloc(0, 0, Fill::Swapped).is_some_and(|entry| entry.slot < 512 * 19) {}
+    while swap.alloc(0, 0, Fill::Swapped).is_some() {}
+    let device = swap.device(0).unwrap();
+    // One slot of each block: nothing for order 4, and no cluster says so, though none is full.
+    blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 1), Ok(1)));
+    assert_eq!((device.list_len(Flag::Nonfull, 4), device.list_len(Flag::Frag, 4)), (0, 18));
+    assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
+    // A block in each cluster, of which single slots are taken again: all say they have one, none has.
+    for cluster in blocks.chunks(32) {
+        assert_eq!(swap.put(cluster[9].offset(1), 15), Ok(15));
+    }
+    assert_eq!(device.list_len(Flag::Nonfull, 4), 18);
+    for cluster in blocks.chunks(32) {
+        let mut state = device.cluster(cluster[9].cluster()).unwrap().state.lock(&sites::CLUSTER_ADMIN);
+        state.table.as_mut().unwrap().set(cluster[9].place() + 3, Word::swapped(1, 0));
+        state.count += 1;
+        device.usage.add(1);
+    }
+    assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
+    assert_eq!((device.list_len(Flag::Nonfull, 4), device.list_len(Flag::Frag, 4)), (0, 18), "[16]");
+    // The largest order that fits is found; order 0 would have done in the kernel.
+    assert_eq!(swap.put(blocks[40].offset(8), 8), Ok(8));
+    assert_eq!(swap.alloc_at_most(1, 4, Fill::Swapped).map(|(_, order)| order), Some(0));
+    check(&swap);
+}
+
+#[test]
+fn swap_single_slots_are_stolen_from_broken_blocks() {
+    let swap = one(512 * 2);
+    let blocks: Vec<Entry> = (0..32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    while swap.in_use(0) < swap.capacity(0) {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+    }
+    // Three whole blocks, and one slot of a fourth.
+    (4..7).for_each(|i| assert_eq!(swap.put(blocks[i], 16), Ok(16)));
+    assert_eq!(swap.put(blocks[20].offset(5), 1), Ok(1));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[20].offset(5)));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[4]), "nothing else left: a block is broken");
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[4].offset(1)), "and used up");
+    assert_eq!(swap.alloc(0, 4, Fill::Swapped), Some(blocks[5]));
+    check(&swap);
+}
+
+#[test]
+fn swap_lower_orders_are_tried_before_single_slots() {
+    let swap = one(512 * 3);
+    let pair = swap.alloc(0, 1, Fill::Swapped).unwrap();
+    while swap.alloc(0, 4, Fill::Swapped).is_some() {}
+    assert_eq!(swap.alloc_at_most(0, 4, Fill::Swapped).map(|(_, order)| order), Some(1));
+    assert_eq!(swap.alloc_at_most(0, 4, Fill::Swapped).map(|(e, _)| e.cluster()), Some(pair.cluster()));
+    check(&swap);
+}
+
+#[test]
+fn swap_a_rotational_device_goes_on_where_it_was_for_all_cpus() {
+    let swap = Swap::new(4, ());
+    swap.swapon(DeviceOptions { rotational: true, ..device(5000, 0) }).unwrap();
+    let slots: Vec<u64> = (0..4000).map(|i| swap.alloc(i % 4, 0, Fill::Swapped).unwrap().slot).collect();
+    assert!(slots.windows(2).all(|w| w[1] == w[0] + 1), "slots in order, whoever asks");
+    let swap = Swap::new(4, ());
+    swap.swapon(device(5000, 0)).unwrap();
+    let clusters: HashSet<u32> = (0..4).map(|cpu| swap.alloc(cpu, 0, Fill::Swapped).unwrap().cluster()).collect();
+    assert_eq!(clusters.len(), 4, "otherwise each CPU has a cluster of its own");
+}
+
+#[test]
+fn swap_nonfull_before_free_and_hints_follow() {
+    let swap = one(512 * 40);
+    let all: Vec<Entry> = (0..5000).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    assert!(all.windows(2).all(|w| w[1].slot == w[0].slot + 1));
+    // Slots 512 to 638: too few to be worth a search while there is so much room.
+    assert_eq!(swap.put(all[511], 127), Ok(127));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0);
+    assert_eq!(swap.put(all[700], 1), Ok(1));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 1);
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[511]), "another CPU takes nonfull before free");
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[512]));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(5001), "a hint goes on in its cluster");
+    assert_eq!(swap.put(Entry { device: 0, slot: 4999 }, 1), Ok(1));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0, "a CPU is at this one: it stays where it is");
+    while swap.alloc(0, 0, Fill::Swapped).is_some_and(|e| e.slot != 512 * 10 - 1) {}
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(4999), "what was freed behind the hint is found");
+    check(&swap);
+}
+
+#[test]
+fn swap_few_free_slots_of_full_clusters_are_found_when_nothing_else_is_left() {
+    let swap = one(512 * 4);
+    let all: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    // Room in the last cluster; then some holes in the others, which stay on the full list; then the room is used up.
+    assert_eq!(swap.put_all(&all[1535..]), (512, 0));
+    let holes = [all[3], all[600], all[601], all[1100]];
+    assert_eq!(swap.put_all(&holes), (4, 0));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Full, 0), 3);
+    check(&swap);
+    assert!((0..512).all(|_| swap.alloc(0, 0, Fill::Swapped).is_some_and(|e| e.slot >= 1536)));
+    let mut found: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    found.sort_unstable();
+    assert_eq!(found, holes, "[11]");
+    check(&swap);
+}
+
+#[test]
+fn swap_a_device_short_of_large_blocks_packs_single_slots() {
+    let swap = one(512 * 8);
+    let all: Vec<Entry> = (1..512 * 7).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    let device = swap.device(0).unwrap();
+    assert_eq!(swap.put(all[600], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 0, "one slot is not worth a list move");
+    let blocks: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 4, Fill::Swapped)).collect();
+    assert_eq!(swap.put(all[1200], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "it is, when large blocks are not to be had");
+    assert_eq!(swap.put_all(&all[512..1535]), (1021, 2));
+    assert!(swap.alloc(0, 9, Fill::Swapped).is_some() && !blocks.is_empty());
+    assert_eq!(swap.put(all[2000], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "there are empty clusters again");
+    check(&swap);
+}
+
+#[test]
+fn swap_lazily_freed_slots_are_reclaimed_when_half_is_used() {
+    let swap = one(512 * 4);
+    let lazy: Vec<Entry> = (0..600).map(|i| swap.alloc(0, 0, Fill::Cached(i)).unwrap()).collect();
+    assert_eq!(swap.reclaim_some(0), 0, "less than half is used");
+    let mut swapped = 0;
+    while swap.in_use(0) < swap.capacity(0) {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+        swapped += 1;
+    }
+    assert!(swap.take_reclaim_wanted() && !swap.take_reclaim_wanted());
+    assert_eq!(swapped, 2047 - 600);
+    // The device is full, but 600 of its slots can be had.
+    swap.env().busy.lock().unwrap().insert(5);
+    for _ in 0..599 {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+    }
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), None, "[11] the last one's frame is busy");
+    assert_eq!(swap.lookup(lazy[5]).frame(), Some(5));
+    swap.env().busy.lock().unwrap().clear();
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(lazy[5]));
+    let mut unbound = swap.env().unbound.lock().unwrap().clone();
+    unbound.sort_unstable();
+    assert_eq!(unbound, (0..600).collect::<Vec<_>>(), "each frame lost its slot once");
+    check(&swap);
+}
+
+#[test]
+fn swap_large_blocks_are_reclaimed_as_a_whole() {
+    let swap = one(512 * 4);
+    // A cluster of order 4: every other block only lazily free.
+    let blocks: Vec<Entry> =
+        (0..96).map(|i| swap.alloc(0, 4, if i % 2 == 0 { Fill::Cached(i) } else { Fill::Swapped }).unwrap()).collect();
+    assert_eq!(blocks[95].slot, 2032, "every cluster that can serve order 4 is full");
+    swap.env().busy.lock().unwrap().insert(0);
+    assert_eq!(swap.alloc(0, 4, Fill::Swapped), Some(blocks[2]), "the first block whose frame can be locked");
+    assert!(swap.env().unbound.lock().unwrap().starts_with(&[2; 16]), "all of it, from its full cluster");
+    assert_eq!(swap.lookup(blocks[0].offset(9)).frame(), Some(0));
+    check(&swap);
+}
+
+#[test]
+fn swap_emptied_clusters_are_discarded_once_before_they_are_used() {
+    let swap = Swap::new(1, Frames::default());
+    swap.swapon(DeviceOptions { discard: true, ..device(512 * 3, 0) }).unwrap();
+    let all: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    assert_eq!(all.len(), 1535);
+    assert_eq!(swap.put_all(&all[600..1535]), (935, 0));
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Discard, 0), 1, "the last cluster; the second is not empty");
+    assert!(swap.env().discarded.lock().unwrap().is_empty());
+    for _ in 0..423 {
+        assert!(swap.alloc(0, 0, Fill::Swapped).unwrap().slot < 1024);
+    }
+    assert!(swap.env().discarded.lock().unwrap().is_empty());
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(1024), "[15] discarded when nothing else is left");
+    assert_eq!(*swap.env().discarded.lock().unwrap(), vec![(0, 1024)]);
+    check(&swap);
+}
+
+#[test]
+fn swap_a_number_is_used_again_and_old_hints_do_no_harm() {
+    let swap = Swap::new(1, ());
+    assert_eq!(swap.swapon(device(512 * 8, 0)), Ok(0));
+    let old: Vec<Entry> = (0..2000).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    let tables = swap.stats(0).tables;
+    let off = swap.swapoff(0).unwrap();
+    assert!(swap.swapoff(0).is_none());
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), None, "[19]");
+    let Err(off) = off.finish() else { panic!("slots are in use") };
+    let mut from = 0;
+    let mut seen = Vec::new();
+    while let Some((entry, word)) = off.next(from) {
+        assert_eq!(word, Word::swapped(1, 0));
+        assert_eq!(swap.put(entry, 1), Ok(1));
+        seen.push(entry);
+        from = entry.slot + 1;
+    }
+    assert_eq!(seen, old);
+    assert!(off.finish().is_ok());
+    assert_eq!((swap.capacity(0), swap.stats(0).tables_spare), (0, tables), "every table is spare");
+    assert_eq!(swap.swapon(device(100, 0)), Ok(0));
+    assert_eq!(swap.lookup(old[1500]), Word::FREE);
+    assert_eq!(swap.put(old[1500], 1), Err(CountError::NotInUse));
+    let new: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    assert_eq!(new.iter().map(|e| e.slot).collect::<Vec<_>>(), (1..100).collect::<Vec<_>>());
+    check(&swap);
+}
+
+#[test]
+fn swap_a_swapoff_that_is_given_up_changes_nothing() {
+    let swap = Swap::new(1, ());
+    swap.swapon(device(1000, 0)).unwrap();
+    swap.swapon(device(1000, -5)).unwrap();
+    let before = swap.alloc(0, 0, Fill::Swapped).unwrap();
+    let off = swap.swapoff(0).unwrap();
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.device), Some(1));
+    drop(off);
+    check(&swap);
+    assert_eq!(swap.lookup(before), Word::swapped(1, 0));
+    while swap.alloc(0, 0, Fill::Swapped).is_some_and(|e| e.device == 1) {}
+    assert_eq!(swap.available()[0], (0, 0));
+}
+
+#[test]
+fn swap_a_huge_device_costs_nothing_until_used() {
+    let swap = Swap::new(2, ());
+    swap.swapon(device(u64::MAX, 0)).unwrap();
+    assert_eq!(swap.capacity(0), SLOTS_MAX - 1);
+    assert!(swap.stats(0).meta_bytes < 8192, "{:?}", swap.stats(0));
+    for order in 0..10 {
+        assert!(swap.alloc(0, order, Fill::Swapped).is_some());
+    }
+    check(&swap);
+}
+
+#[test]
+fn swap_nothing_to_give() {
+    let swap = Swap::new(1, ());
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), None);
+    for slots in [0, 1] {
+        swap.swapon(device(slots, 0)).unwrap();
+    }
+    assert_eq!((swap.alloc(0, 0, Fill::Swapped), swap.alloc(0, 10, Fill::Swapped)), (None, None));
+    swap.swapon(device(2, 0)).unwrap();
+    assert_eq!(swap.alloc(9, 0, Fill::Swapped), Some(Entry { device: 2, slot: 1 }));
+    assert_eq!(swap.alloc(9, 0, Fill::Swapped), None);
+    (3..DEVICES).for_each(|_| assert!(swap.swapon(device(2, 0)).is_ok()));
+    assert_eq!(swap.swapon(device(2, 0)), Err(SwaponError::TooMany));
+    check(&swap);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// The bitmap search against one that looks at every slot.
+    #[test]
+    fn table_find_is_the_first_aligned_block(bits in prop::collection::vec(0u16..512, 0..500), from in 0usize..512, order in 0usize..10) {
+        let pool = crate::table::TablePool::<()>::new();
+        let mut table = pool.take();
+        bits.iter().for_each(|&at| table.set(usize::from(at), Word::swapped(1, 0)));
+        let n = 1 << order;
+        let fits = |&at: &usize| (at..at + n).all(|at| table.word(at) == Word::FREE);
+        let start = from.next_multiple_of(n) % 512;
+        let want = (start..512).step_by(n).chain((0..start).step_by(n)).find(fits);
+        prop_assert_eq!(table.find(from, order), want);
+        let free = |at: usize| table.word(at) == Word::FREE;
+        let broken = |&at: &usize| free(at) && !fits(&(at >> order << order));
+        prop_assert_eq!(table.find_broken(from, order), (from..512).chain(0..from).find(broken));
+    }
+}
