@@ -44,6 +44,10 @@ fn page(seed: u64) -> Box<Page> {
 
 #[test]
 fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
+    // Slots come from a cluster for each CPU, and a cluster that is used for the first time gets its tables.
+    let mut here = rustix::thread::CpuSet::new();
+    here.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &here).unwrap();
     let specs: [(&str, SwapSpec); 3] = [
         ("ram", SwapSpec::Ram { size: None, prio: None }),
         ("zram, lz4", SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }),
@@ -66,8 +70,12 @@ fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
         // The same number again, in another order, with the tables as large as they get.
         (0..2000).filter(|i| i % 2 == 0).for_each(|i| assert!(space.free(entries[i].take().unwrap())));
         (0..2000).filter(|i| i % 2 == 0).for_each(|i| entries[i] = Some(store(i)));
-        let before = ALLOCATIONS.load(Relaxed);
-        for round in 0..3000 {
+        // At first the freed slots spread over a few more clusters, each with its tables; then nothing is allocated.
+        let mut before = 0;
+        for round in 0..9000 {
+            if round == 6000 {
+                before = ALLOCATIONS.load(Relaxed);
+            }
             let i = round * 7 % 2000;
             let entry = entries[i].take().unwrap();
             space.load(entry, &mut into).unwrap();
