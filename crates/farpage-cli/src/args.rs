@@ -68,6 +68,17 @@ pub enum Command {
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Measure farpage
+    Bench(crate::bench::BenchArgs),
+    /// A workload process of `bench`
+    #[command(hide = true)]
+    BenchWorkload {
+        /// What it is to do, JSON
+        spec: String,
+    },
+    /// Cleans up behind `bench`
+    #[command(hide = true)]
+    BenchGuard,
 }
 
 /// `farpage run`.

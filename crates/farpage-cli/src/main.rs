@@ -1,6 +1,7 @@
 //! The command: run a program under a RAM budget, look at it, find out what works here.
 
 mod args;
+mod bench;
 mod budget;
 mod cgroup;
 mod doctor;
@@ -33,6 +34,9 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::BenchWorkload { spec } => bench::compare::child::main(&spec),
+        Command::BenchGuard => Ok(bench::compare::kernel::guard()),
     };
     result.unwrap_or_else(|failure| {
         failure::say(&failure);
