@@ -93,9 +93,10 @@ impl Source for Anonymous {
     fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
         let bytes = pages as usize * PAGE_SIZE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }
-                .map_err(|e| format!("cannot map memory: {e}"))?;
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|e| format!("cannot map memory: {e}"))?;
         // SAFETY: just mapped.
         Ok(unsafe { Memory::new(base as usize, pages) })
     }

@@ -23,7 +23,7 @@ pub struct Content {
 
 enum Source {
     /// Phrases; the share of random ones in 2^16ths.
-    Phrases { random: u64, dictionary: [[u64; PHRASE]; PHRASES] },
+    Phrases { random: u64, dictionary: Box<[[u64; PHRASE]; PHRASES]> },
     /// Whole words of a mapped file.
     Corpus(&'static [u64]),
 }
@@ -40,7 +40,7 @@ pub fn mix(x: u64) -> u64 {
 impl Content {
     /// Generated content; `entropy` is the share of phrases that do not compress (0 to 1).
     pub fn generated(seed: u64, entropy: f64) -> Content {
-        let mut dictionary = [[0; PHRASE]; PHRASES];
+        let mut dictionary = Box::new([[0; PHRASE]; PHRASES]);
         for (i, word) in dictionary.iter_mut().flatten().enumerate() {
             *word = mix(seed ^ 0xd1c7 ^ (i as u64) << 32);
         }

@@ -36,7 +36,6 @@ pub enum SwapKind {
 pub struct KernelSide {
     guard: Guard,
     cgroup: PathBuf,
-    v2: bool,
     zram: Option<u32>,
 }
 
@@ -58,7 +57,7 @@ impl KernelSide {
         fs::create_dir(&cgroup).map_err(|e| fail(&cgroup, &e))?;
         let file = cgroup.join(if v2 { "memory.max" } else { "memory.limit_in_bytes" });
         fs::write(&file, limit.to_string()).map_err(|e| fail(&file, &e))?;
-        let mut side = KernelSide { guard, cgroup, v2, zram: None };
+        let mut side = KernelSide { guard, cgroup, zram: None };
         match swap {
             SwapKind::Zram(bytes) => side.add_zram(*bytes)?,
             SwapKind::File(directory, bytes) => side.add_file(directory, *bytes)?,
@@ -77,8 +76,7 @@ impl KernelSide {
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
         for (name, value) in [("comp_algorithm", "lz4".to_owned()), ("disksize", bytes.to_string())] {
             let file = sys.join(name);
-            fs::write(&file, value)
-                .map_err(|e| Failure::new(format!("cannot set {}: {}", file.display(), why(&e))))?;
+            fs::write(&file, value).map_err(|e| Failure::new(format!("cannot set {}: {}", file.display(), why(&e))))?;
         }
         let device = PathBuf::from(format!("/dev/zram{number}"));
         swap_on(&device, bytes)
@@ -119,11 +117,6 @@ impl KernelSide {
         let text = fs::read_to_string(format!("/sys/block/zram{}/mm_stat", self.zram?)).ok()?;
         let n: Vec<u64> = text.split_whitespace().filter_map(|w| w.parse().ok()).collect();
         Some([*n.first()?, *n.get(1)?, *n.get(2)?, *n.get(4)?])
-    }
-
-    /// In words, for the report.
-    pub fn describe(&self) -> String {
-        format!("memory cgroup {}", if self.v2 { "v2" } else { "v1" })
     }
 
     /// Takes everything away.

@@ -75,7 +75,7 @@ pub struct CompareArgs {
     /// Take the data from FILE
     #[arg(long, value_name = "FILE")]
     pub corpus: Option<PathBuf>,
-    /// farpage's swap devices [default: zram; with --against file or mmap: file:DIR]
+    /// farpage's swap devices [default: as farpage run; with --against file or mmap: file:DIR]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<String>,
     /// Where files for --against file and mmap go
@@ -152,14 +152,12 @@ pub struct Setting {
 /// # Errors
 /// Bad options, or a side that could not be set up. A failed run is reported in the table, and by the exit status.
 pub fn main(args: &CompareArgs) -> Result<ExitCode> {
-    let bytes = |name: &str, text: &str| {
-        size::parse(text).map_err(|e| Failure::new(format!("{name}: {e}")))
-    };
+    let bytes = |name: &str, text: &str| size::parse(text).map_err(|e| Failure::new(format!("{name}: {e}")));
     let (ram, data) = (bytes("--ram", &args.ram)?, bytes("--data", &args.data)?);
     if ram < 16 << 20 {
         return Err(Failure::new("--ram: at least 16M"));
     }
-    if data < 1 << 20 || data > 1 << 40 {
+    if !(1 << 20..=1 << 40).contains(&data) {
         return Err(Failure::new("--data: from 1M to 1T"));
     }
     if let Some(corpus) = &args.corpus {
@@ -179,14 +177,20 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     };
     if !with_kernel {
         let reason = if root { "--no-kernel" } else { "not root" };
-        setting.notes.push(format!("the kernel's side was not measured ({reason}): farpage had the {} of --ram in all", size::format(ram)));
+        setting.notes.push(format!(
+            "the kernel's side was not measured ({reason}): farpage had the {} of --ram in all",
+            size::format(ram)
+        ));
     }
     let workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
-    if !json_on_stdout {
-        setting.notes.iter().for_each(|note| say(note));
-        say(report::HEADER);
-    }
+    let tell = |text: &str| {
+        if !json_on_stdout {
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
+    };
+    setting.notes.iter().for_each(|note| tell(note));
+    tell(report::HEADER);
     let (mut rows, mut failed) = (Vec::new(), false);
     for workload in workloads {
         let mut rounds = Vec::new();
@@ -205,9 +209,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
             continue;
         }
         let row = Row::new(workload, args.threads, rounds);
-        if !json_on_stdout {
-            say(report::line(&row));
-        }
+        tell(&report::line(&row));
         rows.push(row);
         // What there is so far is worth having, should the rest be interrupted.
         write_reports(args, &setting, &rows)?;
@@ -254,8 +256,7 @@ fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) 
     let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
     let ram = setting.ram + pool;
     let swap = match (&args.swap[..], setting.against) {
-        ([], Against::Zram) => vec!["zram".to_owned()],
-        ([], _) => vec![format!("file:{}", args.dir.display())],
+        ([], Against::File | Against::Mmap) => vec![format!("file:{}", args.dir.display())],
         (given, _) => given.to_vec(),
     };
     let farpage = match args.mode {

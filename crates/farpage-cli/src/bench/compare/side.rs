@@ -143,12 +143,13 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
         return Err(Failure::new("the workload has no pipes"));
     };
     let mut sample = Sample::default();
-    let mut wrong = None;
+    let (mut wrong, mut before) = (None, None);
     for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
         let step = serde_json::from_str(&line)
             .map_err(|e| Failure::new(format!("the workload said {line:?}, which is not understood: {e}")))?;
         match step {
             Step::Ready => {
+                before = farpage_faults(pager, running.child.id());
                 let _ = stdin.write_all(b"go\n");
             }
             Step::Done(done) => {
@@ -159,6 +160,10 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 }
                 sample.latencies = Histogram::from_sparse(&done.buckets, done.max_ns);
                 sample.done = *done;
+                // Faults that farpage serves are no faults to the kernel's count.
+                if let (Some(before), Some(after)) = (before, farpage_faults(pager, pid)) {
+                    sample.done.major_faults = after.saturating_sub(before);
+                }
                 let _ = stdin.write_all(b"end\n");
             }
             Step::Verified { wrong: n } => wrong = Some(n),
@@ -176,6 +181,11 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
         ))),
         _ => Err(Failure::new(format!("the workload did not finish: {status}"))),
     }
+}
+
+fn farpage_faults(pager: &Pager<'_>, pid: u32) -> Option<u64> {
+    let Pager::Run(..) = pager else { return None };
+    Some(find::process(pid).ok()?.page?.get("pgmajfault"))
 }
 
 fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
