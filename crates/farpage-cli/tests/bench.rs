@@ -6,7 +6,11 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// The tests count the machine's zram devices, so they run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Why the kernel's side cannot be tested here, if it cannot.
 fn obstacle() -> Option<&'static str> {
@@ -22,17 +26,19 @@ fn obstacle() -> Option<&'static str> {
     (!memory).then_some("no memory cgroup")
 }
 
-fn bench(arguments: &[&str]) -> Command {
+fn bench(data: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
     // The engine has tests of its own; here it is the bench that is tested.
     command.env("FARPAGE_PRELOAD", common::inert());
-    command.args(["bench", "compare", "--ram", "16M", "--data", "40M", "--rounds", "1"]).args(arguments);
+    command.args(["bench", "compare", "--ram", "16M", "--data", data, "--rounds", "1"]).args(arguments);
     command
 }
 
 #[test]
 fn rows_have_both_sides() {
-    let output = bench(&["--workload", "fill,rand-rmw,mix", "--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output =
+        bench("40M", &["--workload", "fill,rand-rmw,mix", "--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success());
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = value["rows"].as_array().unwrap();
@@ -87,9 +93,10 @@ fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
         eprintln!("skipped: {obstacle}");
         return;
     }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGKILL] {
         let zrams = zram_devices();
-        let mut command = bench(&["--workload", "rand-read", "--data", "600M"]);
+        let mut command = bench("600M", &["--workload", "rand-read"]);
         let mut child = Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let pid = child.0.id();
         wait_for("the cgroup is made", || !left(pid).is_empty() && zram_devices() > zrams);
