@@ -23,6 +23,7 @@ pub mod pager;
 pub mod preload;
 pub mod probe;
 pub mod reclaim;
+pub mod region;
 pub mod size;
 pub mod stat;
 pub mod sys;

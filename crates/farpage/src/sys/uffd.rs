@@ -187,6 +187,28 @@ impl Uffd {
         }
     }
 
+    /// Opens a userfaultfd whose faults are signals (SIGBUS) to the thread that has them. Works without privilege: faults
+    /// of system calls fail with EFAULT.
+    ///
+    /// # Errors
+    /// The errno of the system call, or the feature that the kernel lacks.
+    pub fn open_signal() -> Result<Uffd, OpenError> {
+        use rustix::fs::OFlags;
+        let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize | k::UFFD_USER_MODE_ONLY as usize;
+        // SAFETY: creates a descriptor, touches no memory.
+        let raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }
+            .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
+        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        let uffd = Uffd(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
+        let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
+        // SAFETY: api is a live uffdio_api.
+        match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
+            Ok(()) => Ok(uffd),
+            Err(e) => Err(OpenError { features: Some(e), ..OpenError::default() }),
+        }
+    }
+
     /// # Safety
     /// `T` must be the structure of the request `op`, and the effect of the request must be sound for the caller.
     unsafe fn ioctl<T>(&self, op: usize, arg: &mut T) -> Result<(), Errno> {

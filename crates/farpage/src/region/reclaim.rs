@@ -1,0 +1,286 @@
+//! Background reclaim: takes the oldest pages out of regions, stores them, frees frames.
+//!
+//! ```text
+//!   mapped list --move_out (64 at a time, one move a run of neighbours)--> cached list --store--> device, frame free
+//! ```
+//! The first thread keeps free frames in store; the others help while threads wait for frames. None of them waits for
+//! a busy page. Storing may allocate, which is why faulting threads never do it.
+
+use super::inner::{Inner, count, lock};
+use super::word::{Seen, State};
+use crate::PAGE_SIZE;
+use crate::content::is_zero;
+use crate::device::{Entry, Page, StoreError};
+use crate::page_table::FrameNo;
+use crate::sys::futex;
+use crate::sys::raw::message;
+use crate::sys::uffd::Refused;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Pages moved out in one go.
+const MOVE_BATCH: usize = 64;
+/// Frames freed between two looks at what is needed.
+const STORE_BATCH: usize = 16;
+/// Pages moved from the pool to a file in one go.
+const WRITEBACK: usize = 32;
+
+/// A page that this thread has busy, and its frame.
+type Taken = (u32, Seen, FrameNo);
+
+/// One reclaim thread.
+pub fn main(e: &Inner, first: bool) {
+    let w = &e.wakeups;
+    while !w.stop.load(SeqCst) {
+        let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
+        let wanted = if first { e.wanted() } else { w.waiting.load(SeqCst) > 0 };
+        if wanted {
+            if e.reclaim_step() {
+                w.stuck.store(false, SeqCst);
+                continue;
+            }
+            if first {
+                w.stuck.store(true, SeqCst);
+                e.tell_waiters();
+            }
+        }
+        if first {
+            w.asleep.store(true, SeqCst);
+            // Somebody may have taken the last frames before that was set.
+            if !wanted && e.wanted() && w.asleep.swap(false, SeqCst) {
+                continue;
+            }
+            // With nothing to gain, not too soon again: pages may have been unpinned, or device space freed.
+            futex::wait(&w.work, work, Some(if wanted { 5_000_000 } else { 200_000_000 }));
+            w.asleep.store(false, SeqCst);
+            e.look_at_overhead();
+        } else {
+            futex::wait(&w.help, help, None);
+        }
+    }
+}
+
+impl Inner {
+    /// Frames must be freed, or pages given back to the kernel.
+    fn wanted(&self) -> bool {
+        let free = self.frames.free_count();
+        let target = self.free_target();
+        self.room() < 0 || (self.room() < target as i64 && free < target)
+    }
+
+    fn tell_waiters(&self) {
+        let w = &self.wakeups;
+        w.freed.fetch_add(1, SeqCst);
+        if w.waiting.load(SeqCst) > 0 {
+            futex::wake(&w.freed, i32::MAX as u32);
+        }
+    }
+
+    /// One step of reclaim; whether anything was gained.
+    fn reclaim_step(&self) -> bool {
+        let cached = lock(&self.lists).cached.len() as usize;
+        let mut moved = 0;
+        if cached < self.cached_target() {
+            moved = self.move_out();
+        }
+        let mut freed = 0;
+        // Below the target the pages in the cache get their second chance, unless nothing else can be had.
+        let spare = cached + moved > self.cached_target() / 2 || moved == 0 || self.wakeups.waiting.load(Relaxed) > 0;
+        while freed < STORE_BATCH && spare {
+            match self.store_some() {
+                0 => break,
+                n => freed += n,
+            }
+        }
+        if freed > 0 {
+            self.tell_waiters();
+        }
+        if self.swap.pool_over_share() {
+            freed += self.swap.writeback(WRITEBACK);
+        }
+        self.look_at_overhead();
+        if self.room() > 0 && self.frames.free_count() == 0 && freed > 0 {
+            self.tell_waiters();
+        }
+        moved + freed > 0
+    }
+
+    /// Moves the oldest mapped pages into the swap cache; how many.
+    fn move_out(&self) -> usize {
+        let mut picked: [(u32, Option<Seen>); MOVE_BATCH] = [(0, None); MOVE_BATCH];
+        let mut n = 0;
+        {
+            let mut lists = lock(&self.lists);
+            for _ in 0..2 * MOVE_BATCH {
+                let Some(page) = lists.mapped.back().filter(|_| n < MOVE_BATCH) else { break };
+                match self.space.word(page).try_lock() {
+                    Some(seen) if seen.pins() == 0 => {
+                        lists.mapped.remove(&self.space, page);
+                        picked[n] = (page, Some(seen));
+                        n += 1;
+                    }
+                    Some(seen) => {
+                        lists.mapped.move_to_front(&self.space, page);
+                        self.space.word(page).unlock(seen, seen.state());
+                    }
+                    // Somebody is about to unlink it.
+                    None => lists.mapped.move_to_front(&self.space, page),
+                }
+            }
+        }
+        let picked = &mut picked[..n];
+        picked.sort_unstable_by_key(|(page, _)| *page);
+        let mut moved = 0;
+        let mut at = 0;
+        while at < n {
+            let run = (1..=n - at).find(|i| picked.get(at + i).map(|p| p.0) != Some(picked[at].0 + *i as u32));
+            let run = run.unwrap_or(1);
+            let (done, passed) = self.move_run(&picked[at..at + run]);
+            moved += done;
+            at += passed;
+        }
+        moved
+    }
+
+    /// Moves some of a run of neighbours, which the caller has busy, and settles those that it has dealt with: how many
+    /// were moved, and how many dealt with (at least one).
+    fn move_run(&self, run: &[(u32, Option<Seen>)]) -> (usize, usize) {
+        let Some((first, got)) = self.frames.take_empty(run.len()) else {
+            run.iter().for_each(|page| self.put_back(page));
+            return (0, run.len());
+        };
+        let src = self.space.addr(run[0].0);
+        // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code, does
+        // not change by being moved out and back. dst are empty frames of ours.
+        let (bytes, result) = unsafe { self.uffd.move_pages(self.frames.addr(first), src, got * PAGE_SIZE, true) };
+        let done = bytes / PAGE_SIZE;
+        self.frames.put_empty(first + done as FrameNo, got - done);
+        let mut lists = lock(&self.lists);
+        for (i, (page, seen)) in run.iter().enumerate().take(done) {
+            let f = first + i as FrameNo;
+            if let Some(State::Mapped(entry)) = seen.map(Seen::state) {
+                self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+            }
+            lists.link_cached(&self.space, *page);
+        }
+        drop(lists);
+        for (i, (page, seen)) in run.iter().enumerate().take(done) {
+            if let Some(seen) = seen {
+                self.space.word(*page).unlock(*seen, State::Cached(first + i as FrameNo));
+            }
+        }
+        match result {
+            Err(Refused::Changing) if done == 0 => (0, 0),
+            _ if done > 0 => (done, done),
+            Err(Refused::Absent) => {
+                // Discarded behind our back: it reads as zeros.
+                let (page, Some(seen)) = run[0] else { return (0, 1) };
+                if let State::Mapped(entry) = seen.state() {
+                    self.free_entry(entry);
+                }
+                self.held.fetch_sub(1, Relaxed);
+                self.space.word(page).unlock(seen, State::None);
+                (0, 1)
+            }
+            _ => {
+                self.put_back(&run[0]); // the kernel has it pinned or locked
+                (0, 1)
+            }
+        }
+    }
+
+    fn put_back(&self, (page, seen): &(u32, Option<Seen>)) {
+        let Some(seen) = seen else { return };
+        lock(&self.lists).link_mapped(&self.space, *page);
+        self.space.word(*page).unlock(*seen, seen.state());
+    }
+
+    /// Stores the oldest pages of the swap cache; how many frames became free.
+    fn store_some(&self) -> usize {
+        let mut taken: Vec<Taken> = Vec::with_capacity(self.store_batch);
+        {
+            let mut lists = lock(&self.lists);
+            let mut tries = 2 * self.store_batch;
+            while let Some(page) = lists.cached.back().filter(|_| tries > 0 && taken.len() < self.store_batch) {
+                tries -= 1;
+                match self.space.word(page).try_lock() {
+                    Some(seen) => {
+                        lists.cached.remove(&self.space, page);
+                        if let State::Cached(f) = seen.state() {
+                            taken.push((page, seen, f));
+                        }
+                    }
+                    None => lists.cached.move_to_front(&self.space, page),
+                }
+            }
+        }
+        let mut to_store = Vec::with_capacity(taken.len());
+        let mut freed = 0;
+        for one in taken {
+            // SAFETY: the page is busy, so its frame is ours; it has a page.
+            let page: &Page = unsafe { self.frame(one.2) };
+            let old = self.take_frame_entry(one.2);
+            if is_zero(page) {
+                count(&self.counters.zero_out, 1);
+                self.free_entry(old);
+                self.stored(one, State::None);
+                freed += 1;
+                continue;
+            }
+            let hash = self.key.hash(page);
+            if let Some(old) = old {
+                let same = self.swap.check(old) == Some(hash);
+                self.clean.note(same);
+                if same {
+                    count(&self.counters.clean, 1);
+                    self.stored(one, State::Swapped(old));
+                    freed += 1;
+                    continue;
+                }
+                self.free_entry(Some(old));
+            }
+            to_store.push((one, page, hash));
+        }
+        if to_store.is_empty() {
+            return freed;
+        }
+        let pages: Vec<(&Page, u128)> = to_store.iter().map(|(_, page, hash)| (*page, *hash)).collect();
+        let mut entries = vec![None; pages.len()];
+        let result = self.swap.store_batch(&pages, &mut entries);
+        for ((one, _, _), entry) in to_store.iter().zip(entries) {
+            match entry {
+                Some(entry) => {
+                    count(&self.counters.swapped_out, 1);
+                    self.stored(*one, State::Swapped(entry));
+                    freed += 1;
+                }
+                None => {
+                    lock(&self.lists).link_cached(&self.space, one.0);
+                    self.space.word(one.0).unlock(one.1, one.1.state());
+                }
+            }
+        }
+        if let Err(error) = result {
+            warn_full(error);
+        }
+        freed
+    }
+
+    /// A page's content is safe elsewhere: its frame is free, or goes back to the kernel.
+    fn stored(&self, (page, seen, f): Taken, to: State) {
+        self.space.word(page).unlock(seen, to);
+        if self.room() < 0 && (self.frames.free_count() > 0 || self.room() < -(self.free_target() as i64)) {
+            self.release_frames(f, 1);
+        } else {
+            self.frames.put_free(f, 1);
+        }
+    }
+}
+
+/// Says once that memory can no longer be swapped out.
+fn warn_full(error: StoreError) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        message(&format!("a region goes on above its budget: {error}; give its pager more swap"));
+    }
+}
