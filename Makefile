@@ -81,7 +81,7 @@ soak: build test-programs
 # The table of docs/performance.md: medians and ranges over the rounds; about ten minutes. Needs root for the kernel's side.
 BENCH_WORKLOADS ?= seq-read,rand-read,zipf-read,rand-rmw,fill
 BENCH_ROUNDS ?= 5
-BENCH_MODES ?= run
+BENCH_MODES ?= region run
 BENCH_OUT ?= target/bench
 
 ## make bench: farpage against the kernel's swap; report in target/bench

@@ -179,6 +179,7 @@ impl Builder {
             readahead_max: self.readahead,
             store_batch: if file_first { 16 } else { 1 },
             key: ContentKey::random(),
+            copies_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
             counters: Counters::default(),
             wakeups: Wakeups::default(),
@@ -212,7 +213,7 @@ impl Builder {
 
 /// The compressed pool's limit for a budget: the rest is for pages in use.
 pub fn pool_limit(budget: u64) -> u64 {
-    budget / 4 * 3
+    budget / 8 * 7
 }
 
 /// A pager's threads and its place in the handler's table. Lives as long as the pager or a region of it.

@@ -151,7 +151,8 @@ impl Inner {
             let want = (high.max(end + 1) - end) as usize;
             let done = step(end, first.take(), want);
             end += done as u32;
-            if done < want.min(CHUNK) {
+            // A chunk may be short for want of neighbouring frames; the next one goes on behind it.
+            if done == 0 {
                 break;
             }
         }

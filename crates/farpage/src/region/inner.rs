@@ -109,6 +109,7 @@ pub struct Inner {
     pub zero_streams: Mutex<Streams>,
     /// Devices; their pool's memory must outlive them, so it stands below.
     pub swap: SwapSpace,
+    #[allow(dead_code, reason = "keeps the devices' memory")]
     pub(super) pool_memory: Mapping,
     /// Readahead from devices, pages at most.
     pub readahead_max: u32,
@@ -116,6 +117,8 @@ pub struct Inner {
     pub store_batch: usize,
     /// For hashes.
     pub key: ContentKey,
+    /// Where `drop_copies` goes on: pages of all regions, counted through.
+    pub copies_hand: AtomicU64,
     /// Whether keeping clean copies pays.
     pub clean: CleanBalance,
     /// Counters.
@@ -175,7 +178,8 @@ impl Inner {
     /// Whether a page that is swapped in keeps its slot, for the case that it stays clean.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        self.clean.keep() && !self.swap.pool_over_share()
+        let pct: i64 = std::env::var("FARPAGE_KEEP_PCT").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
+        self.clean.keep() && self.overhead.load(Relaxed) < self.limit.load(Relaxed) * pct / 100
     }
 
     /// The page in a frame.

@@ -22,6 +22,10 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 const MOVE_BATCH: usize = 64;
 /// Frames freed between two looks at what is needed.
 const STORE_BATCH: usize = 16;
+/// Copies of present pages dropped in one go.
+const COPIES: usize = 64;
+/// Words looked at for that, at most.
+const COPIES_LOOK: usize = 1 << 16;
 /// Pages moved from the pool to a file in one go.
 const WRITEBACK: usize = 32;
 
@@ -96,7 +100,11 @@ impl Inner {
             self.tell_waiters();
         }
         if self.swap.pool_over_share() {
-            freed += self.swap.writeback(WRITEBACK);
+            // Copies of pages that are present go first; what is only in the pool would have to be read back.
+            freed += match self.drop_copies(COPIES) {
+                0 => self.swap.writeback(WRITEBACK),
+                n => n,
+            };
         }
         self.look_at_overhead();
         if self.room() > 0 && self.frames.free_count() == 0 && freed > 0 {
@@ -264,6 +272,41 @@ impl Inner {
             warn_full(error);
         }
         freed
+    }
+
+    /// Frees the slots of up to `want` pages that are present: they will have to be stored anew. How many; 0: there are
+    /// hardly any.
+    fn drop_copies(&self, want: usize) -> usize {
+        let mut copies: Vec<Entry> = Vec::with_capacity(want);
+        let places = lock(&self.places).clone();
+        let pages: u64 = places.iter().map(|(_, pages)| u64::from(*pages)).sum();
+        let start = self.copies_hand.load(Relaxed) % pages.max(1);
+        let mut left = pages.min(COPIES_LOOK as u64);
+        let mut skip = start;
+        for &(first, n) in places.iter().chain(&places) {
+            let from = skip.min(u64::from(n)) as u32;
+            skip -= u64::from(from);
+            for page in first + from..first + n {
+                if left == 0 || copies.len() == want {
+                    break;
+                }
+                left -= 1;
+                self.copies_hand.fetch_add(1, Relaxed);
+                let word = self.space.word(page);
+                if !matches!(word.look().state(), State::Mapped(Some(_))) {
+                    continue;
+                }
+                let Some(seen) = word.try_lock() else { continue };
+                if let State::Mapped(Some(entry)) = seen.state() {
+                    copies.push(entry);
+                    word.unlock(seen, State::Mapped(None));
+                } else {
+                    word.unlock(seen, seen.state());
+                }
+            }
+        }
+        copies.iter().for_each(|entry| self.free_entry(Some(*entry)));
+        copies.len()
     }
 
     /// A page's content is safe elsewhere: its frame is free, or goes back to the kernel.

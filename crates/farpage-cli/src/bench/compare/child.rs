@@ -11,6 +11,8 @@ use super::content::Content;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::failure::{Failure, Result, why};
 use farpage::PAGE_SIZE;
+use farpage::conf::SwapSpec;
+use farpage::region::{Pager, Region};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
@@ -18,6 +20,7 @@ use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, PoisonError};
 
 /// Where the workload's memory comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +30,9 @@ pub enum MemoryKind {
     Anonymous,
     /// A shared mapping of a new file in this directory.
     File(PathBuf),
+    /// A farpage region. The process as a whole gets this much anonymous memory, bytes; swap devices as for
+    /// `farpage run`.
+    Region(u64, Vec<String>),
 }
 
 /// What the process is to do.
@@ -84,6 +90,8 @@ pub struct Done {
     pub buckets: Vec<(u32, u64)>,
     /// The longest, nanoseconds.
     pub max_ns: u64,
+    /// Of a region: memory of the compressed pool, and the bytes that it stands for.
+    pub pool: Option<(u64, u64)>,
 }
 
 /// Plain anonymous memory, for `fault`.
@@ -105,6 +113,53 @@ impl Source for Anonymous {
         // SAFETY: the whole mapping of `map`; its user has given it up.
         let _ = unsafe { munmap(memory.address() as *mut c_void, memory.pages as usize * PAGE_SIZE) };
     }
+}
+
+/// Regions of a pager.
+struct Regions {
+    pager: Pager,
+    /// Those that are in use, by their first byte.
+    alive: Mutex<Vec<Region>>,
+}
+
+impl Regions {
+    fn new(ram: u64, swap: &[String]) -> Result<Regions> {
+        // The limit is for the whole process, as the kernel's is.
+        let budget = ram.saturating_sub(rss_anon());
+        let mut builder = Pager::builder().budget(budget);
+        if !swap.is_empty() {
+            let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();
+            builder = builder.swap(devices.map_err(|e| Failure::new(format!("--swap: {e}")))?);
+        }
+        let pager = builder.build().map_err(|e| Failure::new(format!("cannot make a pager: {e}")))?;
+        Ok(Regions { pager, alive: Mutex::default() })
+    }
+}
+
+impl Source for Regions {
+    fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
+        let mut region =
+            self.pager.region(pages as usize * PAGE_SIZE).map_err(|e| format!("cannot make a region: {e}"))?;
+        let base = region.as_mut_ptr() as usize;
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        // SAFETY: the region lives until `unmap`.
+        Ok(unsafe { Memory::new(base, pages) })
+    }
+
+    fn unmap(&self, memory: Memory) {
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = alive.iter().position(|region| region.as_ptr() as usize == memory.address());
+        let region = at.map(|at| alive.swap_remove(at));
+        drop(alive);
+        drop(region);
+    }
+}
+
+/// Resident anonymous memory of this process, bytes.
+fn rss_anon() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }
 
 /// A shared file mapping; the file has no name any more.
@@ -164,11 +219,14 @@ pub fn main(spec: &str) -> Result<ExitCode> {
             .map_err(|e| Failure::new(format!("--corpus: cannot use {}: {}", path.display(), why(&e))))?,
     };
     let pages = spec.data / PAGE_SIZE as u64;
+    let versions: Vec<AtomicU32> = (0..pages).map(|_| AtomicU32::new(0)).collect();
+    let mut regions = None;
     let memory = match &spec.memory {
         MemoryKind::Anonymous => Anonymous.map(pages).map_err(Failure::new)?,
         MemoryKind::File(directory) => map_file(directory, spec.data)?,
+        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages).map_err(Failure::new)?,
     };
-    let versions: Vec<AtomicU32> = (0..pages).map(|_| AtomicU32::new(0)).collect();
+    let source: &dyn Source = regions.as_ref().map_or(&Anonymous, |regions| regions as &dyn Source);
     let bench = Bench {
         memory,
         content: &content,
@@ -183,10 +241,18 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     }
     say(&Step::Ready)?;
     hear()?;
-    let before = usage();
-    let measured = bench.run(spec.workload, &Anonymous).map_err(Failure::new)?;
-    let after = usage();
-    say(&Step::Done(Box::new(done(&measured, &before, &after))))?;
+    let stats = || regions.as_ref().map(|r| r.pager.stats());
+    let (faults_before, before) = (stats(), usage());
+    let measured = bench.run(spec.workload, source).map_err(Failure::new)?;
+    let mut done = done(&measured, &before, &usage());
+    if let (Some(before), Some(after)) = (faults_before, stats()) {
+        done.major_faults = after.pgmajfault - before.pgmajfault;
+        done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
+        if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
+            eprintln!("{before:?}\n{after:?}");
+        }
+    }
+    say(&Step::Done(Box::new(done)))?;
     hear()?;
     let wrong = if spec.workload.writes() { bench.verify() } else { 0 };
     say(&Step::Verified { wrong })?;
@@ -203,5 +269,6 @@ fn done(measured: &Measured, before: &libc::rusage, after: &libc::rusage) -> Don
         wrong: measured.wrong,
         buckets: measured.latencies.sparse(),
         max_ns: measured.latencies.max_ns(),
+        pool: None,
     }
 }

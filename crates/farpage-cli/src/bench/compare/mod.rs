@@ -61,7 +61,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "W", value_enum, value_delimiter = ',')]
     pub workload: Vec<Workload>,
     /// How farpage gets at the memory
-    #[arg(long, value_enum, default_value_t = Mode::Run)]
+    #[arg(long, value_enum, default_value_t = Mode::Region)]
     pub mode: Mode,
     /// What the kernel swaps to
     #[arg(long, value_enum, default_value_t = Against::Zram)]
@@ -95,6 +95,8 @@ pub struct CompareArgs {
 /// How farpage gets at the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
+    /// A region of the library: the workload asks for its memory
+    Region,
     /// `farpage run`: plain memory, adopted
     Run,
 }
@@ -102,6 +104,7 @@ pub enum Mode {
 impl Mode {
     fn name(self) -> &'static str {
         match self {
+            Mode::Region => "region",
             Mode::Run => "run",
         }
     }
@@ -261,6 +264,10 @@ fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) 
     };
     let farpage = match args.mode {
         Mode::Run => side::run(spec, &Pager::Run(ram, &swap)),
+        Mode::Region => {
+            let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };
+            side::run(&spec, &Pager::Itself)
+        }
     };
     let farpage = farpage.map_err(|f| Failure { sentence: format!("farpage's side: {}", f.sentence), ..f })?;
     Ok(Round { kernel, farpage, ram })

@@ -54,6 +54,8 @@ pub enum Pager<'a> {
     Kernel(&'a KernelSide),
     /// `farpage run` with this budget, bytes, and these devices.
     Run(u64, &'a [String]),
+    /// The process itself, with a farpage region.
+    Itself,
 }
 
 /// Sets [`INTERRUPTED`] on the signals that end a command.
@@ -157,6 +159,11 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 match pager {
                     Pager::Kernel(side) => kernel_pool(&mut sample, side),
                     Pager::Run(..) => farpage_pool(&mut sample, pid),
+                    Pager::Itself => {
+                        let (pool, stored) = done.pool.unwrap_or_default();
+                        (sample.pool_bytes, sample.pool_peak_bytes) = (pool, pool);
+                        sample.pool_ratio = stored as f64 / pool.max(1) as f64;
+                    }
                 }
                 sample.latencies = Histogram::from_sparse(&done.buckets, done.max_ns);
                 sample.done = *done;
