@@ -1,7 +1,7 @@
 //! Building a pager, and what can go wrong.
 
 use super::Pager;
-use super::inner::{Counters, Inner, Wakeups};
+use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups};
 use super::lists::Lists;
 use super::space::{Mapping, Slot, Space};
 use super::{reclaim, signal, thread_mode};
@@ -15,7 +15,7 @@ use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 
 /// Smallest budget of a pager, bytes.
@@ -61,7 +61,7 @@ pub enum Error {
         /// Bytes of the region.
         len: usize,
     },
-    /// More would be pinned than three quarters of the budget, or a page more often than 255 times.
+    /// More would be pinned than three quarters of the budget, or a page more often than 127 times.
     #[error("pinning {0} bytes would leave no memory for the rest")]
     PinLimit(usize),
     /// The pager belongs to another process: regions are not inherited by a forked child.
@@ -131,7 +131,7 @@ impl Builder {
 
     /// Threads for reclaim; default: one per CPU, at most 4. All but one work only while threads wait for memory.
     pub fn reclaim_threads(mut self, threads: usize) -> Builder {
-        self.threads = threads.clamp(1, 64);
+        self.threads = threads.clamp(1, RECLAIMERS_MAX);
         self
     }
 
@@ -164,6 +164,8 @@ impl Builder {
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
         let frames = Frames::new(frame_memory.0);
+        let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
+            .map_err(os("cannot open the process"))?;
         let file_first = matches!(self.swap.first(), Some(SwapSpec::File { .. }));
         let inner = Arc::new(Inner {
             space,
@@ -181,6 +183,11 @@ impl Builder {
             key: ContentKey::random(),
             copies_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
+            protecting: RwLock::new(()),
+            sweeps: self.mode == FaultMode::Signal,
+            protection: CleanBalance::default(),
+            pidfd,
+            reclaimers: Default::default(),
             counters: Counters::default(),
             wakeups: Wakeups::default(),
             places: Mutex::new(Vec::new()),
@@ -200,7 +207,7 @@ impl Builder {
         };
         let mut owner = Owner { inner, slot, threads: Vec::new() };
         for i in 0..self.threads {
-            owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i == 0))?;
+            owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
         }
         if self.mode == FaultMode::Thread {
             for _ in 0..self.threads {

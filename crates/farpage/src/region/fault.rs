@@ -11,11 +11,14 @@ use crate::page_table::FrameNo;
 use crate::sys::futex;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
+use farpage_swap::lru::Links;
 use farpage_swap::readahead::Window;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Pages brought in by one system call.
 const CHUNK: usize = 32;
+/// From so many neighbours on, pages are moved and not copied.
+pub const RUN: usize = 8;
 /// Largest window of zero pages.
 const ZERO_WINDOW: u32 = 64;
 /// How long a thread waits for a frame before it looks again by itself, nanoseconds.
@@ -30,9 +33,11 @@ struct Claimed {
 
 impl Inner {
     /// A fault at `addr`. `false`: not a page of ours.
-    pub fn on_fault(&self, addr: usize, _write: bool) -> bool {
+    ///
+    /// `protected`: there is a page, and it must not be written; `None`: not known.
+    pub fn on_fault(&self, addr: usize, write: bool, protected: Option<bool>) -> bool {
         if let Some(page) = self.space.page_at(addr) {
-            return self.serve(page);
+            return self.serve(page, write, protected);
         }
         if self.frame_memory.0.contains(addr) {
             fatal(&format!(
@@ -42,20 +47,27 @@ impl Inner {
         false
     }
 
-    /// Makes a page present. `false`: there is no region.
-    pub fn serve(&self, page: u32) -> bool {
+    /// Makes a page present, and writable if the access is a write. `false`: there is no region.
+    pub fn serve(&self, page: u32, write: bool, protected: Option<bool>) -> bool {
         let word = self.space.word(page);
         let mut waited = false;
         loop {
             let seen = word.look();
             if seen.is_busy() {
+                if self.is_reclaimer() {
+                    // This thread has the page busy and reads it, but the program has discarded it behind our back
+                    // (`madvise`): zeros, then.
+                    let (done, _) = self.copy_zeros(self.space.addr(page), 1);
+                    self.held.fetch_sub(done as i64, Relaxed); // it had been counted all the time
+                    return true;
+                }
                 word.wait();
                 waited = true;
                 continue;
             }
             match seen.state() {
                 State::Outside => return false,
-                State::Mapped(_) if waited => return true,
+                State::Mapped(_) if waited && (!write || seen.is_writable()) => return true,
                 _ => {}
             }
             let Some(seen) = word.try_lock_if(seen) else { continue };
@@ -63,24 +75,41 @@ impl Inner {
             match seen.state() {
                 State::None => self.zero_fill(page, seen),
                 State::Cached(f) => self.refault(page, seen, f),
-                State::Swapped(entry) => self.swap_in(page, seen, entry),
-                State::Mapped(_) => self.look_again(page, seen),
+                State::Swapped(_) => self.swap_in(page, seen, write),
+                State::Mapped(_) => self.look_again(page, seen, write, protected),
                 State::Outside => word.unlock(seen, State::Outside),
             }
             return true;
         }
     }
 
-    /// A page that should be present: another thread has brought it in meanwhile, or the program discarded it behind
-    /// our back (`madvise`) and it reads as zeros.
-    fn look_again(&self, page: u32, seen: Seen) {
-        match self.copy_zeros(self.space.addr(page), 1) {
-            // It had been counted all the time.
-            (1, _) => drop(self.held.fetch_sub(1, Relaxed)),
-            (_, Err(Refused::Present | Refused::Changing)) => {}
-            (_, other) => self.lost(page, other.err()),
+    /// A page that should be present. It is write-protected, or another thread has brought it in meanwhile, or the
+    /// program discarded it behind our back (`madvise`) and it reads as zeros.
+    fn look_again(&self, page: u32, seen: Seen, write: bool, protected: Option<bool>) {
+        let addr = self.space.addr(page);
+        if protected != Some(true) {
+            match self.copy_zeros(addr, 1) {
+                // It had been counted all the time.
+                (1, _) => drop(self.held.fetch_sub(1, Relaxed)),
+                (_, Err(Refused::Present | Refused::Changing)) => {}
+                (_, other) => self.lost(page, other.err()),
+            }
+        }
+        let mut seen = seen;
+        if write && protected != Some(false) {
+            count(&self.counters.protection_faults, 1);
+            self.protection.note(false);
+            // EAGAIN would show as the same fault once more.
+            let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
+            seen = seen.with_writable(true);
         }
         self.space.word(page).unlock(seen, seen.state());
+    }
+
+    /// Whether the calling thread is one of this pager's reclaim threads.
+    fn is_reclaimer(&self) -> bool {
+        let tid = crate::sys::raw::gettid();
+        self.reclaimers.iter().any(|r| r.load(Relaxed) == tid)
     }
 
     fn lost(&self, page: u32, why: Option<Refused>) -> ! {
@@ -126,9 +155,19 @@ impl Inner {
     }
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
-    fn settle(&self, claimed: &Claimed, done: usize, to: impl Fn(usize) -> State) {
+    fn settle(&self, claimed: &mut Claimed, done: usize, writable: bool, to: impl Fn(usize) -> State) {
         let mut lists = lock(&self.lists);
-        (0..done).for_each(|i| lists.link_mapped(&self.space, claimed.first + i as u32));
+        for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
+            let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
+            *seen = seen.with_writable(writable);
+            if let State::Swapped(_) = seen.state() {
+                // How many pages have gone since this one went? If fewer than are present, it would still be here
+                // had it been preferred.
+                let distance = lists.clock.wrapping_sub(self.space.prev(page));
+                *seen = seen.with_hot(distance < lists.present());
+            }
+            lists.link_mapped(&self.space, page, *seen);
+        }
         drop(lists);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
@@ -172,9 +211,9 @@ impl Inner {
         let window = self.window(page, seen, true);
         let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
             let must = seen.is_some();
-            let claimed = self.claim(first, seen, n, |state| state == State::None);
+            let mut claimed = self.claim(first, seen, n, |state| state == State::None);
             let done = self.place_zeros(first, claimed.len, must);
-            self.settle(&claimed, done, |_| State::Mapped(None));
+            self.settle(&mut claimed, done, true, |_| State::Mapped(None));
             done
         });
         count(&self.counters.zero_in, pages as usize);
@@ -249,20 +288,21 @@ impl Inner {
 
     /// A page of the swap cache is wanted back.
     fn refault(&self, page: u32, seen: Seen, f: FrameNo) {
-        lock(&self.lists).unlink(&self.space, page, seen.state());
+        lock(&self.lists).unlink(&self.space, page, seen);
         let entry = self.take_frame_entry(f);
         self.place(page, f, 1);
         count(&self.counters.cache_hits, 1);
-        lock(&self.lists).link_mapped(&self.space, page);
+        let seen = seen.with_writable(true).with_hot(true);
+        lock(&self.lists).link_mapped(&self.space, page, seen);
         self.space.word(page).unlock(seen, State::Mapped(entry));
     }
 
-    fn swap_in(&self, page: u32, seen: Seen, _entry: Entry) {
+    fn swap_in(&self, page: u32, seen: Seen, write: bool) {
         let window = self.window(page, seen, false);
         let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
             let must = seen.is_some();
-            let claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
-            self.load(&claimed, must)
+            let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
+            self.load(&mut claimed, must, write)
         });
         count(&self.counters.major_faults, 1);
         count(&self.counters.swapped_in, pages as usize);
@@ -273,10 +313,15 @@ impl Inner {
     }
 
     /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`.
-    fn load(&self, claimed: &Claimed, must: bool) -> usize {
-        let frames = if claimed.len > 0 { self.take_frames(claimed.len, must) } else { None };
+    ///
+    /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
+    /// CPUs, which costs more than a copy.
+    fn load(&self, claimed: &mut Claimed, must: bool, write: bool) -> usize {
+        let n = claimed.len;
+        let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
+        let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
         let Some((first, got)) = frames else {
-            self.settle(claimed, 0, |_| State::None);
+            self.settle(claimed, 0, false, |_| State::None);
             return 0;
         };
         let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
@@ -296,13 +341,64 @@ impl Inner {
             loaded += 1;
         }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
-        let done = self.place(claimed.first, first, loaded);
         let keep = self.keep_clean();
-        self.settle(claimed, done, |i| State::Mapped(if keep { entries[i] } else { None }));
+        let protect = copied.is_some() && !write && self.protection.keep();
+        let done = match copied {
+            Some(_) => {
+                self.held.fetch_sub((got - loaded) as i64, Relaxed);
+                self.copy_in(claimed.first, first, loaded, protect)
+            }
+            None => self.place(claimed.first, first, loaded),
+        };
+        if protect {
+            (0..done).for_each(|_| self.protection.note(true));
+        }
+        self.settle(claimed, done, !protect, |i| State::Mapped(if keep { entries[i] } else { None }));
         if !keep {
             entries.iter().take(done).for_each(|entry| self.free_entry(*entry));
         }
         done
+    }
+
+    /// Copies `n` owned frames into new pages at `page`; the frames are free again. All of them, unless the mapping is
+    /// broken. The new pages have been counted already.
+    fn copy_in(&self, page: u32, first: FrameNo, n: usize, protect: bool) -> usize {
+        let mut done = 0;
+        while done < n {
+            let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
+            let len = (n - done) * PAGE_SIZE;
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
+            let (bytes, result) = unsafe {
+                match protect {
+                    true => self.uffd.copy_pages_protected(dst, src, len),
+                    false => self.uffd.copy_pages(dst, src, len, true),
+                }
+            };
+            done += bytes / PAGE_SIZE;
+            match result {
+                Ok(()) | Err(Refused::Changing) => {}
+                Err(_) if bytes > 0 => {}
+                Err(Refused::Other(rustix::io::Errno::NOMEM)) => self.no_memory(),
+                Err(other) => self.lost(page + done as u32, Some(other)),
+            }
+        }
+        self.frames.put_free(first, n);
+        n
+    }
+
+    /// Frames to load into, and room in the budget for as many pages besides, which is taken.
+    fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let n = want as i64;
+        let room = self.room() - n;
+        if room < self.free_target() as i64 / 2 {
+            self.wake_reclaim(false);
+        }
+        if room < 0 {
+            return None;
+        }
+        let run = self.frames.take_free(want).or_else(|| self.new_frames(want))?;
+        self.held.fetch_add(run.1 as i64, Relaxed);
+        Some(run)
     }
 
     /// Up to `want` neighbouring frames with pages; `must`: waits until there is at least one.

@@ -23,8 +23,9 @@ use crate::reclaim::CleanBalance;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
+use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Locks a mutex; the engine's code does not panic under one.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,6 +38,9 @@ pub const ZERO_PAGES: usize = 64;
 #[repr(align(4096))]
 struct Zeros(#[allow(dead_code, reason = "only its address is used")] [u8; ZERO_PAGES * PAGE_SIZE]);
 static ZEROS: Zeros = Zeros([0; ZERO_PAGES * PAGE_SIZE]);
+
+/// Most reclaim threads of a pager.
+pub const RECLAIMERS_MAX: usize = 8;
 
 /// Counters since the pager was built.
 #[derive(Debug, Default)]
@@ -59,6 +63,10 @@ pub struct Counters {
     pub readahead: AtomicU64,
     /// Faults served from the swap cache.
     pub cache_hits: AtomicU64,
+    /// Faults by writing to a write-protected page.
+    pub protection_faults: AtomicU64,
+    /// Times that all pages were write-protected.
+    pub sweeps: AtomicU64,
     /// Faults that waited for a frame.
     pub stalls: AtomicU64,
     /// Pages taken above the budget, because no device had room or everything was pinned.
@@ -121,6 +129,17 @@ pub struct Inner {
     pub copies_hand: AtomicU64,
     /// Whether keeping clean copies pays.
     pub clean: CleanBalance,
+    /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
+    /// so and it is not true yet.
+    pub protecting: RwLock<()>,
+    /// Writable pages may be write-protected all at once: signal mode.
+    pub sweeps: bool,
+    /// Whether write-protecting the pages that are swapped in pays: unchanged while it does.
+    pub protection: CleanBalance,
+    /// This process, for `process_madvise`.
+    pub pidfd: OwnedFd,
+    /// Reclaim threads, by kernel thread id.
+    pub reclaimers: [AtomicU32; RECLAIMERS_MAX],
     /// Counters.
     pub counters: Counters,
     /// Wake-ups.
@@ -175,11 +194,11 @@ impl Inner {
         (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
     }
 
-    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean.
+    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so much
+    /// that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        let pct: i64 = std::env::var("FARPAGE_KEEP_PCT").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
-        self.clean.keep() && self.overhead.load(Relaxed) < self.limit.load(Relaxed) * pct / 100
+        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 8 * 5 && self.clean.keep()
     }
 
     /// The page in a frame.
@@ -233,7 +252,7 @@ impl Inner {
     pub(super) fn open(&self, first: u32, pages: u32) -> Result<(), Error> {
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
         self.space.open(first, pages as usize, true).map_err(os("cannot map a region"))?;
-        let registered = self.uffd.register(self.space.addr(first), pages as usize * PAGE_SIZE);
+        let registered = self.uffd.register_protectable(self.space.addr(first), pages as usize * PAGE_SIZE);
         if let Err(refused) = registered {
             let _ = self.space.open(first, pages as usize, false);
             let errno = if let Refused::Other(errno) = refused { errno } else { rustix::io::Errno::NOMEM };
@@ -284,7 +303,7 @@ impl Inner {
                 }
                 *place = Some(seen);
                 if let State::Mapped(_) | State::Cached(_) = seen.state() {
-                    lists.get_or_insert_with(|| lock(&self.lists)).unlink(&self.space, at + i as u32, seen.state());
+                    lists.get_or_insert_with(|| lock(&self.lists)).unlink(&self.space, at + i as u32, seen);
                 }
                 mapped |= u64::from(matches!(seen.state(), State::Mapped(_))) << i;
             }
@@ -302,7 +321,7 @@ impl Inner {
                     }
                     State::None | State::Outside => {}
                 }
-                let seen = if gone { seen.with_pins(0) } else { *seen };
+                let seen = if gone { seen.with_pins(0) } else { *seen }.with_hot(false);
                 self.space.word(at + i as u32).unlock(seen, to);
             }
             at += n;

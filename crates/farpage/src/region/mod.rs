@@ -124,6 +124,8 @@ pub struct Stats {
     pub swap_ra: u64,
     /// Faults served from the swap cache.
     pub workingset_refault_cached: u64,
+    /// Faults by writing to a page that was write-protected to see that.
+    pub wp_fault: u64,
     /// Faults that waited for memory.
     pub allocstall: u64,
     /// Pages taken above the budget because nothing could be swapped out.
@@ -182,7 +184,7 @@ impl Pager {
         let pages = |n: i64| n.max(0) as u64 * page;
         let (mapped, cached) = {
             let lists = lock(&e.lists);
-            (u64::from(lists.mapped.len()), u64::from(lists.cached.len()))
+            (u64::from(lists.present()), u64::from(lists.cached.len()))
         };
         let usage = e.swap.usage();
         let c = &e.counters;
@@ -204,6 +206,7 @@ impl Pager {
             swpin_zero: c.zero_in.load(Relaxed),
             swap_ra: c.readahead.load(Relaxed),
             workingset_refault_cached: c.cache_hits.load(Relaxed),
+            wp_fault: c.protection_faults.load(Relaxed),
             allocstall: c.stalls.load(Relaxed),
             over_budget: c.over_budget.load(Relaxed),
         }
@@ -307,7 +310,7 @@ impl Region {
         let _blocked = Blocked::new();
         for page in first..end {
             if !matches!(e.space.word(page).look().state(), State::Mapped(_)) {
-                e.serve(page);
+                e.serve(page, false, Some(false));
             }
         }
         Ok(())
@@ -328,7 +331,7 @@ impl Region {
             let seen = word.lock();
             if !matches!(seen.state(), State::Mapped(_)) {
                 word.unlock(seen, seen.state());
-                e.serve(guard.end);
+                e.serve(guard.end, false, Some(false));
                 continue;
             }
             let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);

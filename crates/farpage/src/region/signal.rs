@@ -21,7 +21,9 @@ unsafe impl Sync for Previous {}
 
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Page fault error code, bit 1: the access was a write.
+/// Page fault error code, bit 0: there is a page, which does not allow the access.
+const PROTECTION: i64 = 1;
+/// Bit 1: the access was a write.
 const WRITE: i64 = 2;
 
 /// Installs the handler, once.
@@ -74,8 +76,8 @@ pub unsafe fn handle(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: the calling thread's errno, which the interrupted code may be about to look at.
     let errno = unsafe { &mut *libc::__errno_location() };
     let saved = *errno;
-    let served =
-        PAGERS.iter().any(|slot| slot.with(|pager| pager.on_fault(addr, error_code & WRITE != 0)) == Some(true));
+    let (write, protected) = (error_code & WRITE != 0, Some(error_code & PROTECTION != 0));
+    let served = PAGERS.iter().any(|slot| slot.with(|pager| pager.on_fault(addr, write, protected)) == Some(true));
     *errno = saved;
     served
 }

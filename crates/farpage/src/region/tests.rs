@@ -5,10 +5,6 @@ use crate::conf::{Alg, SwapSpec};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-fn zram() -> SwapSpec {
-    SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }
-}
-
 fn file() -> SwapSpec {
     SwapSpec::File { path: std::env::temp_dir(), size: None, prio: None }
 }

@@ -18,7 +18,7 @@ pub fn main(e: &Inner) {
         let _ = poll(&mut fds, Some(&LOOK_EVERY));
         while let Ok(1) = e.uffd.read(&mut messages) {
             if let Message::Fault { addr, write, .. } = messages[0] {
-                e.on_fault(addr, write);
+                e.on_fault(addr, write, None);
                 // If there is no region any more, the thread finds out for itself.
                 e.uffd.wake(addr, PAGE_SIZE);
             }

@@ -1,8 +1,8 @@
 //! One word per page of a region, which is also the page's lock.
 //!
 //! ```text
-//!   63            16 15     8 7  5   4    3   2  0
-//!  |   payload      |  pins  | hint | W | B | kind |
+//!   63            16  15  14     8   7   6  5   4    3   2  0
+//!  |   payload      | hot |  pins  | wr | hint | W | B | kind |
 //!
 //!   Outside  0   no region here
 //!   None     1   never touched, or zero: an absent page that reads as zeros
@@ -11,7 +11,8 @@
 //!   Swapped  4   on a device only; payload: the entry
 //! ```
 //! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
-//! end). *Pins* and *hint* stay over changes of kind. A thread may wait for a busy page only while it holds none, or in
+//! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
+//! stable while the page is busy. *Hot*: it came back soon after it had gone (which list it is on). *Pins* and *hint* stay over changes of kind. A thread may wait for a busy page only while it holds none, or in
 //! ascending order of pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
 //!
 //! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
@@ -25,11 +26,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const BUSY: u64 = 1 << 3;
 const WAITERS: u64 = 1 << 4;
 const HINT_SHIFT: u32 = 5;
-const HINT_MASK: u64 = 7 << HINT_SHIFT;
+const HINT_MASK: u64 = 3 << HINT_SHIFT;
+const WRITABLE: u64 = 1 << 7;
 const PIN_SHIFT: u32 = 8;
-const PIN_MASK: u64 = 0xff << PIN_SHIFT;
+const PIN_MASK: u64 = 0x7f << PIN_SHIFT;
+const HOT: u64 = 1 << 15;
 /// Most pins of a page at a time.
-pub const PINS_MAX: u32 = 255;
+pub const PINS_MAX: u32 = 127;
 
 /// Decoded kind and payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,8 +121,30 @@ impl Seen {
         }
     }
 
+    /// The page can be written without a fault.
+    #[inline]
+    pub fn is_writable(self) -> bool {
+        self.0 & WRITABLE != 0
+    }
+
+    /// The page came back soon after it had gone.
+    #[inline]
+    pub fn is_hot(self) -> bool {
+        self.0 & HOT != 0
+    }
+
     fn with_state(self, to: State) -> u64 {
-        self.0 & (PIN_MASK | HINT_MASK) | to.encode()
+        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | HOT) | to.encode()
+    }
+
+    /// The same, writable or not.
+    pub fn with_writable(self, writable: bool) -> Seen {
+        Seen(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
+    }
+
+    /// The same, hot or not.
+    pub fn with_hot(self, hot: bool) -> Seen {
+        Seen(if hot { self.0 | HOT } else { self.0 & !HOT })
     }
 
     /// The same with another number of pins.
@@ -195,6 +220,17 @@ impl Word {
         }
     }
 
+    /// Says that a Mapped page cannot be written without a fault any more; to be made true right after. Pages that are
+    /// busy stay as they are.
+    pub fn clear_writable(&self) {
+        let seen = self.look();
+        let wanted = seen.is_writable() && !seen.is_busy() && matches!(seen.state(), State::Mapped(_));
+        if wanted {
+            // Somebody else's change wins: the page then stays writable as far as the word goes.
+            let _ = self.0.compare_exchange(seen.0, seen.0 & !WRITABLE, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     /// Half of the word that has the flags, as the futex wants it.
     fn low_half(&self) -> &AtomicU32 {
         // SAFETY: the first four bytes of an aligned u64, which lives as long; x86-64 is little-endian. Mixed-size
@@ -222,8 +258,9 @@ mod tests {
         for state in states {
             let seen = word.lock();
             assert!(word.look().is_busy() && word.try_lock().is_none());
-            word.unlock(seen.with_pins(9).with_hint(Hint::Random), state);
+            word.unlock(seen.with_pins(9).with_hint(Hint::Random).with_writable(true), state);
             let seen = word.look();
+            assert!(seen.is_writable() && !seen.is_hot());
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
         }
         let seen = word.lock();

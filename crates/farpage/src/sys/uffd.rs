@@ -20,6 +20,7 @@ const UFFDIO_UNREGISTER: usize = ior(0x01, size_of::<k::uffdio_range>());
 const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
 const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
+const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
 const UFFDIO_MOVE: usize = iowr(0x05, size_of::<k::uffdio_move>());
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 const IOC_NEW: usize = 0xAA << 8;
@@ -229,6 +230,43 @@ impl Uffd {
         };
         // SAFETY: registering changes how absent pages are served from now on, not the content of present ones.
         Ok(unsafe { self.ioctl(UFFDIO_REGISTER, &mut arg) }?)
+    }
+
+    /// Registers `[start, start + len)` for missing pages and for writes to write-protected ones.
+    ///
+    /// # Errors
+    /// As [`Uffd::register`].
+    pub fn register_protectable(&self, start: usize, len: usize) -> Result<(), Refused> {
+        let mode = k::UFFDIO_REGISTER_MODE_MISSING | k::UFFDIO_REGISTER_MODE_WP;
+        let range = k::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = k::uffdio_register { range, mode: mode as u64, ioctls: 0 };
+        // SAFETY: as for register.
+        Ok(unsafe { self.ioctl(UFFDIO_REGISTER, &mut arg) }?)
+    }
+
+    /// Write-protects the present pages of `[start, start + len)`, or ends that. One flush of other CPUs' translations
+    /// for the whole range. Wakes nobody.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn write_protect(&self, start: usize, len: usize, on: bool) -> Result<(), Refused> {
+        let range = k::uffdio_range { start: start as u64, len: len as u64 };
+        // Protect; or: do not wake.
+        let mut arg = k::uffdio_writeprotect { range, mode: if on { 1 } else { 2 } };
+        // SAFETY: changes who hears of a write, not what is in memory.
+        Ok(unsafe { self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) }?)
+    }
+
+    /// As [`Uffd::copy_pages`], quiet, and the new pages are write-protected.
+    ///
+    /// # Safety
+    /// As [`Uffd::copy_pages`].
+    pub unsafe fn copy_pages_protected(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
+        let mode = (k::UFFDIO_COPY_MODE_DONTWAKE | k::UFFDIO_COPY_MODE_WP) as u64;
+        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
+        // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
+        let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
+        progress(result, arg.copy, len)
     }
 
     /// Undoes [`Uffd::register`]; absent pages read as zero from then on.
