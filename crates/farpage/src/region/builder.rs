@@ -27,6 +27,9 @@ const READAHEAD: u32 = 64;
 /// Frames at least: moves, swap cache and store need some at any budget.
 const FRAMES_MIN: usize = 1024;
 
+/// Entries that wait to be freed by reclaim, at most.
+const TO_FREE: usize = 4096;
+
 /// Who serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FaultMode {
@@ -163,6 +166,7 @@ impl Builder {
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
+        swap.warm();
         let frames = Frames::new(frame_memory.0);
         let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
             .map_err(os("cannot open the process"))?;
@@ -181,11 +185,11 @@ impl Builder {
             readahead_max: self.readahead,
             store_batch: if file_first { 16 } else { 1 },
             key: ContentKey::random(),
+            to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             copies_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
             protecting: RwLock::new(()),
             sweeps: self.mode == FaultMode::Signal,
-            protection: CleanBalance::default(),
             pidfd,
             reclaimers: Default::default(),
             counters: Counters::default(),

@@ -1,6 +1,6 @@
 //! One fault, served by the thread that has it (or by a handler thread, in thread mode).
 //!
-//! Allocates nothing and touches no region memory. The faulting page is made busy; neighbours are brought in with it
+//! Allocates nothing (so it frees no entries either, see [`Inner::free_later`]) and touches no region memory. The faulting page is made busy; neighbours are brought in with it
 //! if they can be made busy without waiting and there are frames without waiting.
 
 use super::inner::{Inner, ZERO_PAGES, count, lock};
@@ -75,7 +75,7 @@ impl Inner {
             match seen.state() {
                 State::None => self.zero_fill(page, seen),
                 State::Cached(f) => self.refault(page, seen, f),
-                State::Swapped(_) => self.swap_in(page, seen, write),
+                State::Swapped(_) => self.swap_in(page, seen),
                 State::Mapped(_) => self.look_again(page, seen, write, protected),
                 State::Outside => word.unlock(seen, State::Outside),
             }
@@ -98,7 +98,6 @@ impl Inner {
         let mut seen = seen;
         if write && protected != Some(false) {
             count(&self.counters.protection_faults, 1);
-            self.protection.note(false);
             // EAGAIN would show as the same fault once more.
             let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
             seen = seen.with_writable(true);
@@ -155,11 +154,11 @@ impl Inner {
     }
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
-    fn settle(&self, claimed: &mut Claimed, done: usize, writable: bool, to: impl Fn(usize) -> State) {
+    fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> State) {
         let mut lists = lock(&self.lists);
         for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
             let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
-            *seen = seen.with_writable(writable);
+            *seen = seen.with_writable(true);
             if let State::Swapped(_) = seen.state() {
                 // How many pages have gone since this one went? If fewer than are present, it would still be here
                 // had it been preferred.
@@ -213,7 +212,7 @@ impl Inner {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| state == State::None);
             let done = self.place_zeros(first, claimed.len, must);
-            self.settle(&mut claimed, done, true, |_| State::Mapped(None));
+            self.settle(&mut claimed, done, |_| State::Mapped(None));
             done
         });
         count(&self.counters.zero_in, pages as usize);
@@ -297,12 +296,12 @@ impl Inner {
         self.space.word(page).unlock(seen, State::Mapped(entry));
     }
 
-    fn swap_in(&self, page: u32, seen: Seen, write: bool) {
+    fn swap_in(&self, page: u32, seen: Seen) {
         let window = self.window(page, seen, false);
         let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
-            self.load(&mut claimed, must, write)
+            self.load(&mut claimed, must)
         });
         count(&self.counters.major_faults, 1);
         count(&self.counters.swapped_in, pages as usize);
@@ -316,12 +315,12 @@ impl Inner {
     ///
     /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
     /// CPUs, which costs more than a copy.
-    fn load(&self, claimed: &mut Claimed, must: bool, write: bool) -> usize {
+    fn load(&self, claimed: &mut Claimed, must: bool) -> usize {
         let n = claimed.len;
         let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
         let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
         let Some((first, got)) = frames else {
-            self.settle(claimed, 0, false, |_| State::None);
+            self.settle(claimed, 0, |_| State::None);
             return 0;
         };
         let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
@@ -342,38 +341,30 @@ impl Inner {
         }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         let keep = self.keep_clean();
-        let protect = copied.is_some() && !write && self.protection.keep();
         let done = match copied {
             Some(_) => {
                 self.held.fetch_sub((got - loaded) as i64, Relaxed);
-                self.copy_in(claimed.first, first, loaded, protect)
+                self.copy_in(claimed.first, first, loaded)
             }
             None => self.place(claimed.first, first, loaded),
         };
-        if protect {
-            (0..done).for_each(|_| self.protection.note(true));
-        }
-        self.settle(claimed, done, !protect, |i| State::Mapped(if keep { entries[i] } else { None }));
         if !keep {
-            entries.iter().take(done).for_each(|entry| self.free_entry(*entry));
+            let late = entries.iter_mut().take(done).filter(|e| e.is_some_and(|e| self.free_later(e)));
+            late.for_each(|entry| *entry = None);
         }
+        self.settle(claimed, done, |i| State::Mapped(entries[i]));
         done
     }
 
     /// Copies `n` owned frames into new pages at `page`; the frames are free again. All of them, unless the mapping is
     /// broken. The new pages have been counted already.
-    fn copy_in(&self, page: u32, first: FrameNo, n: usize, protect: bool) -> usize {
+    fn copy_in(&self, page: u32, first: FrameNo, n: usize) -> usize {
         let mut done = 0;
         while done < n {
             let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
             let len = (n - done) * PAGE_SIZE;
             // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
-            let (bytes, result) = unsafe {
-                match protect {
-                    true => self.uffd.copy_pages_protected(dst, src, len),
-                    false => self.uffd.copy_pages(dst, src, len, true),
-                }
-            };
+            let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, len, true) };
             done += bytes / PAGE_SIZE;
             match result {
                 Ok(()) | Err(Refused::Changing) => {}
@@ -413,13 +404,13 @@ impl Inner {
             }
             let room = self.room().max(0) as usize;
             let give_way = must && self.wakeups.stuck.load(Relaxed);
-            if room > 0 || give_way {
-                if let Some(run) = self.new_frames(want.min(room.max(1))) {
-                    if room == 0 {
-                        count(&self.counters.over_budget, run.1);
-                    }
-                    return Some(run);
+            if (room > 0 || give_way)
+                && let Some(run) = self.new_frames(want.min(room.max(1)))
+            {
+                if room == 0 {
+                    count(&self.counters.over_budget, run.1);
                 }
+                return Some(run);
             }
             if !must {
                 self.wake_reclaim(false);

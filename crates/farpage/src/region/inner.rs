@@ -4,7 +4,8 @@
 //! | --- | --- | --- |
 //! | a page's word (`word`) | the page | one fault, move or store |
 //! | `streams`, `zero_streams` | readahead | a look-up |
-//! | `lists` | both lists | some links; words are only tried under it, never waited for |
+//! | `to_free` | entries that faults are done with | a push |
+//! | `lists` | all lists | some links; words are only tried under it, never waited for |
 //! | `Frames`, devices | their own | see there |
 //!
 //! Order: words (ascending), `lists`, frames, devices. No lock but words is held during a system call, and none at all
@@ -125,6 +126,8 @@ pub struct Inner {
     pub store_batch: usize,
     /// For hashes.
     pub key: ContentKey,
+    /// Entries to be freed; never longer than it was made.
+    pub to_free: Mutex<Vec<Entry>>,
     /// Where `drop_copies` goes on: pages of all regions, counted through.
     pub copies_hand: AtomicU64,
     /// Whether keeping clean copies pays.
@@ -134,8 +137,6 @@ pub struct Inner {
     pub protecting: RwLock<()>,
     /// Writable pages may be write-protected all at once: signal mode.
     pub sweeps: bool,
-    /// Whether write-protecting the pages that are swapped in pays: unchanged while it does.
-    pub protection: CleanBalance,
     /// This process, for `process_madvise`.
     pub pidfd: OwnedFd,
     /// Reclaim threads, by kernel thread id.
@@ -198,7 +199,7 @@ impl Inner {
     /// that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 8 * 5 && self.clean.keep()
+        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep()
     }
 
     /// The page in a frame.
@@ -227,6 +228,35 @@ impl Inner {
     pub fn free_entry(&self, entry: Option<Entry>) {
         if let Some(entry) = entry {
             self.swap.free(entry);
+        }
+    }
+
+    /// Has an entry freed by reclaim: freeing may allocate, which a fault must not. `false`: the list is full.
+    pub fn free_later(&self, entry: Entry) -> bool {
+        let mut list = lock(&self.to_free);
+        let room = list.len() < list.capacity();
+        if room {
+            list.push(entry);
+        }
+        room
+    }
+
+    /// Frees what [`Inner::free_later`] was given.
+    pub fn free_now(&self) {
+        let mut batch = [None; 64];
+        loop {
+            let mut n = 0;
+            {
+                let mut list = lock(&self.to_free);
+                while let Some(entry) = if n < batch.len() { list.pop() } else { None } {
+                    batch[n] = Some(entry);
+                    n += 1;
+                }
+            }
+            batch[..n].iter().for_each(|entry| self.free_entry(*entry));
+            if n < batch.len() {
+                return;
+            }
         }
     }
 

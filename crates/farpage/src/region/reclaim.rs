@@ -69,6 +69,7 @@ pub fn main(e: &Inner, index: usize) {
                 continue;
             }
             // With nothing to gain, not too soon again: pages may have been unpinned, or device space freed.
+            e.free_now();
             futex::wait(&w.work, work, Some(if wanted { 5_000_000 } else { 200_000_000 }));
             w.asleep.store(false, SeqCst);
             e.look_at_overhead();
@@ -95,6 +96,7 @@ impl Inner {
 
     /// One step of reclaim; whether anything was gained.
     fn reclaim_step(&self) -> bool {
+        self.free_now();
         let cached = lock(&self.lists).cached.len() as usize;
         let mut moved = 0;
         if cached < self.cached_target() {
@@ -270,10 +272,10 @@ impl Inner {
             return;
         }
         for range in ranges {
+            let (at, len) = (range.iov_base.cast(), range.iov_len);
             // SAFETY: as above. Doing it twice is no harm: the pages are busy.
-            if let Err(errno) =
-                unsafe { rustix::mm::madvise(range.iov_base.cast(), range.iov_len, rustix::mm::Advice::LinuxDontNeed) }
-            {
+            let result = unsafe { rustix::mm::madvise(at, len, rustix::mm::Advice::LinuxDontNeed) };
+            if let Err(errno) = result {
                 fatal(&format!("cannot discard pages of a region: {errno}"));
             }
         }

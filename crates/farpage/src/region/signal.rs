@@ -125,6 +125,7 @@ pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
     /// Blocks.
+    #[allow(clippy::new_without_default, reason = "a guard is not a value to be had by default")]
     pub fn new() -> Blocked {
         // SAFETY: plain data that the calls fill; affects this thread's mask only.
         unsafe {

@@ -412,3 +412,186 @@ fn a_signal_handler_may_touch_a_region() {
     assert!(CALLS.load(Ordering::SeqCst) > 100);
     assert_eq!(WRONG.load(Ordering::SeqCst), 0);
 }
+
+/// Runs a test of this file in a process of its own; how it ended.
+fn in_a_process(name: &str) -> std::process::ExitStatus {
+    let exe = std::env::current_exe().unwrap();
+    let name = format!("region::tests::{name}");
+    let mut command = std::process::Command::new(exe);
+    command.args(["--ignored", "--exact", "--test-threads", "1", &name]);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).status().unwrap()
+}
+
+#[test]
+fn a_forked_child_gets_a_clear_fault_and_not_zeros() {
+    let pager = pager(4 << 20);
+    let mut region = pager.region(16 << 20).unwrap();
+    region.view_mut::<u64>().iter_mut().step_by(512).enumerate().for_each(|(i, w)| *w = i as u64 + 1);
+    let page = region.as_ptr();
+    // SAFETY: the child makes system calls and touches its own memory only.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child: with a core signal at the first access, or with 0 if that gave anything at all.
+        unsafe {
+            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+            let refused = matches!(pager.region(1), Err(Error::Forked))
+                && matches!(region.advise(0..1, Advice::DontNeed), Err(Error::Forked));
+            if !refused {
+                libc::_exit(3);
+            }
+            page.read_volatile();
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "status {status:#x}");
+    let words: &[u64] = region.view();
+    assert!(words.iter().step_by(512).enumerate().all(|(i, w)| *w == i as u64 + 1), "the parent goes on");
+}
+
+#[test]
+fn a_child_can_drop_what_it_inherited_and_build_its_own() {
+    let pager = pager(4 << 20);
+    let region = pager.region(1 << 20).unwrap();
+    // SAFETY: the child uses this library and libc only, and no lock of another thread: none is running.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((region, pager));
+        let ok = Pager::builder().budget(4 << 20).reclaim_threads(1).build().and_then(|own| {
+            let mut region = own.region(12 << 20)?;
+            region.view_mut::<u64>().iter_mut().enumerate().for_each(|(i, w)| *w = i as u64 / 3);
+            Ok(region.view::<u64>().iter().enumerate().all(|(i, w)| *w == i as u64 / 3))
+        });
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!matches!(ok, Ok(true)))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    drop(region);
+}
+
+#[test]
+fn a_region_dropped_under_a_thread_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    for _ in 0..3 {
+        let status = in_a_process("drop_under_threads");
+        let signal = status.signal();
+        assert!(signal == Some(libc::SIGSEGV) || signal == Some(libc::SIGBUS), "{status}");
+    }
+}
+
+#[test]
+#[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
+fn drop_under_threads() {
+    let pager = pager(4 << 20);
+    let region = pager.region(16 << 20).unwrap();
+    let base = region.as_ptr() as usize;
+    let threads: Vec<_> = (0..2u64)
+        .map(|t| {
+            std::thread::spawn(move || {
+                for i in 0..u64::MAX {
+                    let page = mix(i ^ t << 40) as usize % 4096;
+                    // SAFETY: not safe, and that is what is tested: the region goes away.
+                    let word = unsafe { ((base + page * PAGE_SIZE) as *const u64).read_volatile() };
+                    assert_eq!(word, 0);
+                }
+            })
+        })
+        .collect();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    drop(region);
+    for thread in threads {
+        let _ = thread.join();
+    }
+}
+
+#[test]
+fn other_sigbus_goes_to_the_handler_that_was_there() {
+    assert_eq!(in_a_process("sigbus_chain").code(), Some(42));
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(in_a_process("sigbus_default").signal(), Some(libc::SIGBUS));
+}
+
+/// A mapping of an empty file: touching it is a SIGBUS that is not ours.
+fn bus_error() {
+    let file = tempfile::tempfile().unwrap();
+    let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+    // SAFETY: a new mapping; the access is the signal that is tested.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), PAGE_SIZE, prot, flags, &file, 0).unwrap();
+        at.cast::<u8>().read_volatile();
+    }
+}
+
+#[test]
+#[ignore = "ends its process; run by other_sigbus_goes_to_the_handler_that_was_there"]
+fn sigbus_chain() {
+    extern "C" fn leave(_: i32, info: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {
+        // SAFETY: a handler with SA_SIGINFO gets a valid info; _exit ends the process.
+        unsafe { libc::_exit(if (*info).si_code > 0 { 42 } else { 1 }) };
+    }
+    // SAFETY: a handler that calls _exit only.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = leave as extern "C" fn(i32, *mut libc::siginfo_t, *mut std::ffi::c_void) as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+    let pager = pager(4 << 20);
+    let mut region = pager.region(8 << 20).unwrap();
+    region.fill(1);
+    bus_error();
+}
+
+#[test]
+#[ignore = "ends its process; run by other_sigbus_goes_to_the_handler_that_was_there"]
+fn sigbus_default() {
+    let pager = pager(4 << 20);
+    let mut region = pager.region(8 << 20).unwrap();
+    region.fill(1);
+    // SAFETY: the test harness's own handler is out of the way.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    bus_error();
+}
+
+/// `madvise` behind the engine's back discards pages, as it does for any memory: they read as zeros.
+#[test]
+fn pages_discarded_behind_our_back_read_as_zeros() {
+    let pager = pager(4 << 20);
+    let mut region = pager.region(16 << 20).unwrap();
+    for round in 1..40u64 {
+        let words: &mut [u64] = region.view_mut();
+        words.iter_mut().step_by(512).enumerate().for_each(|(i, w)| *w = i as u64 + round);
+        let at = mix(round) as usize % 4000;
+        let from = region.as_ptr() as usize + at * PAGE_SIZE;
+        // SAFETY: the region's own pages; their content is given up.
+        unsafe { rustix::mm::madvise(from as *mut _, 64 * PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
+        for (page, word) in region.view::<u64>().iter().step_by(512).enumerate() {
+            let full = page as u64 + round;
+            // What was not present was not discarded.
+            let discarded = (at..at + 64).contains(&page) && *word == 0;
+            assert!(*word == full || discarded, "page {page}: {word}");
+        }
+    }
+}
+
+/// For a long time: `REGION_SOAK=seconds cargo test --release region::tests::soak -- --ignored`.
+#[test]
+#[ignore = "takes as long as REGION_SOAK says"]
+fn soak() {
+    let seconds: u64 = std::env::var("REGION_SOAK").ok().and_then(|s| s.parse().ok()).unwrap_or(10);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(seconds);
+    for seed in 100.. {
+        if std::time::Instant::now() > end {
+            return;
+        }
+        let threads = 1 + seed as usize % 6;
+        let pager =
+            Pager::builder().budget((4 + seed % 5) << 20).reclaim_threads(1 + seed as usize % 3).build().unwrap();
+        stress(&pager, 24 << 20, threads, 60_000 / threads, seed);
+    }
+}

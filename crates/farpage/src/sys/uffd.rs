@@ -257,18 +257,6 @@ impl Uffd {
         Ok(unsafe { self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) }?)
     }
 
-    /// As [`Uffd::copy_pages`], quiet, and the new pages are write-protected.
-    ///
-    /// # Safety
-    /// As [`Uffd::copy_pages`].
-    pub unsafe fn copy_pages_protected(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
-        let mode = (k::UFFDIO_COPY_MODE_DONTWAKE | k::UFFDIO_COPY_MODE_WP) as u64;
-        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
-        // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
-        let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
-        progress(result, arg.copy, len)
-    }
-
     /// Undoes [`Uffd::register`]; absent pages read as zero from then on.
     ///
     /// # Errors
