@@ -300,6 +300,7 @@ impl Inner {
     /// Takes a region's pages back. Threads that still access it are ended by SIGSEGV or SIGBUS.
     pub(super) fn close(&self, first: u32, pages: u32) {
         self.discard(first, first + pages, true);
+        self.free_now();
         let _ = self.uffd.unregister(self.space.addr(first), pages as usize * PAGE_SIZE);
         if self.space.open(first, pages as usize, false).is_err() {
             // The place must not be used again; it stays empty.
