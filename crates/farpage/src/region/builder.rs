@@ -1,6 +1,7 @@
 //! Building a pager, and what can go wrong.
 
 use super::Pager;
+use super::ahead::{self, Ahead};
 use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups};
 use super::lists::Lists;
 use super::space::{Mapping, Slot, Space};
@@ -23,7 +24,7 @@ pub const BUDGET_MIN: u64 = 4 << 20;
 /// Largest budget: what frame numbers and counters are made for.
 pub const BUDGET_MAX: u64 = 1 << 44;
 /// Pages read ahead at most, unless the builder says otherwise.
-const READAHEAD: u32 = 64;
+const READAHEAD: u32 = 128;
 /// Frames at least: moves, swap cache and store need some at any budget.
 const FRAMES_MIN: usize = 1024;
 
@@ -126,7 +127,8 @@ impl Builder {
         self
     }
 
-    /// Pages read ahead at most, when accesses are in order. Default 64; 1: none.
+    /// Pages read ahead at most, when accesses are in order. Default 128, but a sixty-fourth of the budget at most; 1: none. From 64 on, a
+    /// thread of its own helps.
     pub fn readahead(mut self, pages: u32) -> Builder {
         self.readahead = pages.clamp(1, 512);
         self
@@ -182,9 +184,10 @@ impl Builder {
             zero_streams: Mutex::new(Streams::new()),
             swap,
             pool_memory,
-            readahead_max: self.readahead,
+            readahead_max: self.readahead.min((pages / 64) as u32).max(1),
             store_batch: if file_first { 16 } else { 1 },
             key: ContentKey::random(),
+            ahead: Ahead::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             copies_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
@@ -212,6 +215,9 @@ impl Builder {
         let mut owner = Owner { inner, slot, threads: Vec::new() };
         for i in 0..self.threads {
             owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
+        }
+        if self.readahead >= 64 {
+            owner.start("farpage-ahead", ahead::main)?;
         }
         if self.mode == FaultMode::Thread {
             for _ in 0..self.threads {
@@ -258,7 +264,7 @@ impl Drop for Owner {
         }
         let w = &self.inner.wakeups;
         w.stop.store(true, Ordering::SeqCst);
-        for word in [&w.work, &w.help] {
+        for word in [&w.work, &w.help, &self.inner.ahead.word] {
             word.fetch_add(1, Ordering::SeqCst);
             crate::sys::futex::wake(word, i32::MAX as u32);
         }

@@ -297,7 +297,13 @@ impl Inner {
     }
 
     fn swap_in(&self, page: u32, seen: Seen) {
-        let window = self.window(page, seen, false);
+        let mut window = self.window(page, seen, false);
+        let whole = window.pages;
+        if whole >= 2 * CHUNK as u32 && window.start == u64::from(page) {
+            // Another thread brings in the second half while this one brings in, and then uses, the first.
+            window.pages /= 2;
+            self.ahead.post(page + window.pages, whole - window.pages);
+        }
         let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
@@ -306,8 +312,24 @@ impl Inner {
         count(&self.counters.major_faults, 1);
         count(&self.counters.swapped_in, pages as usize);
         count(&self.counters.readahead, pages.saturating_sub(1) as usize);
-        if window.pages > 1 {
+        if whole > 1 {
             lock(&self.streams).on_served(start.into(), pages);
+        }
+    }
+
+    /// Brings in the swapped pages from `first` on, `n` at most, as far as there are frames without waiting.
+    pub fn read_ahead(&self, first: u32, n: u32) {
+        let mut at = first;
+        let end = first.saturating_add(n);
+        while at < end {
+            let mut claimed = self.claim(at, None, (end - at) as usize, |state| matches!(state, State::Swapped(_)));
+            let done = if claimed.len > 0 { self.load(&mut claimed, false) } else { 0 };
+            if done == 0 {
+                return;
+            }
+            count(&self.counters.swapped_in, done);
+            count(&self.counters.readahead, done);
+            at += done as u32;
         }
     }
 

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | a page's word (`word`) | the page | one fault, move or store |
 //! | `streams`, `zero_streams` | readahead | a look-up |
+//! | `Ahead` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
 //! | `lists` | all lists | some links; words are only tried under it, never waited for |
 //! | `Frames`, devices | their own | see there |
@@ -11,6 +12,7 @@
 //! Order: words (ascending), `lists`, frames, devices. No lock but words is held during a system call, and none at all
 //! while region memory is touched.
 
+use super::ahead::Ahead;
 use super::builder::Error;
 use super::lists::Lists;
 use super::space::{Mapping, Space};
@@ -126,6 +128,8 @@ pub struct Inner {
     pub store_batch: usize,
     /// For hashes.
     pub key: ContentKey,
+    /// What is to be read ahead in another thread.
+    pub ahead: Ahead,
     /// Entries to be freed; never longer than it was made.
     pub to_free: Mutex<Vec<Entry>>,
     /// Where `drop_copies` goes on: pages of all regions, counted through.

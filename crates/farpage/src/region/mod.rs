@@ -30,8 +30,10 @@
 //! | `inner` | what they share; memory account; discarding; the lock order |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
+//! | `ahead` | reading ahead in another thread |
 //! | `reclaim` | taking pages out and storing them |
 
+mod ahead;
 mod builder;
 mod fault;
 mod inner;
