@@ -17,7 +17,7 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all run setup build test-programs test lint unit models loom stress programs programs-all soak clean
+.PHONY: all run setup build test-programs test lint unit models loom stress programs programs-all soak bench clean
 .NOTPARALLEL:
 
 all: build
@@ -86,6 +86,21 @@ soak: build test-programs
 			$(FARPAGE) run --ram $(SOAK_RAM) --verify -- $(TESTS)/stress --seed $$seed --threads $$threads \
 				--mb $(SOAK_MB) --seconds $(SECONDS) || exit 1; \
 		done; \
+	done
+
+# The table of docs/performance.md: medians and ranges over the rounds; about ten minutes. Needs root for the kernel's side.
+BENCH_WORKLOADS ?= seq-read,rand-read,zipf-read,rand-rmw,fill
+BENCH_ROUNDS ?= 5
+BENCH_MODES ?= region run
+BENCH_OUT ?= target/bench
+
+## make bench: farpage against the kernel's swap; report in target/bench
+bench: setup build
+	@mkdir -p $(BENCH_OUT)
+	@for mode in $(BENCH_MODES); do \
+		echo "mode $$mode"; \
+		$(FARPAGE) bench compare --mode $$mode --rounds $(BENCH_ROUNDS) --workload $(BENCH_WORKLOADS) \
+			--json $(BENCH_OUT)/compare-$$mode.json --html $(BENCH_OUT)/compare-$$mode.html || exit 1; \
 	done
 
 clean:

@@ -71,6 +71,15 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Measure farpage
     Bench(crate::bench::BenchArgs),
+    /// A workload process of `bench`
+    #[command(hide = true)]
+    BenchWorkload {
+        /// What it is to do, JSON
+        spec: String,
+    },
+    /// Cleans up behind `bench`
+    #[command(hide = true)]
+    BenchGuard,
 }
 
 /// `farpage run`.

@@ -39,6 +39,8 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::BenchWorkload { spec } => bench::compare::child::main(&spec),
+        Command::BenchGuard => Ok(bench::compare::kernel::guard()),
     };
     result.unwrap_or_else(|failure| {
         failure::say(&failure);

@@ -26,6 +26,7 @@ pub mod pool_share;
 pub mod preload;
 pub mod probe;
 pub mod reclaim;
+pub mod region;
 pub mod size;
 pub mod stat;
 pub mod sys;

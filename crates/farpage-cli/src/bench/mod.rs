@@ -1,6 +1,7 @@
 //! `farpage bench`: measurements that a user can repeat.
 
 mod cache;
+pub mod compare;
 pub mod io;
 mod meter;
 mod slots;
@@ -28,6 +29,9 @@ pub enum BenchCommand {
     Slots(slots::SlotsArgs),
     /// The swap table against a tree index with and without writeback tags
     Cache(cache::CacheArgs),
+    /// Measure farpage against the kernel's own swap, with equal memory
+    #[command(after_help = compare::EXAMPLES)]
+    Compare(compare::CompareArgs),
 }
 
 /// Runs the subcommand.
@@ -39,5 +43,6 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
         BenchCommand::Io(args) => io::main(args),
         BenchCommand::Slots(args) => slots::main(args),
         BenchCommand::Cache(args) => cache::main(args),
+        BenchCommand::Compare(args) => compare::main(args),
     }
 }

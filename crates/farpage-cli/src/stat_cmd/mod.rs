@@ -1,6 +1,6 @@
 //! `farpage stat`: live counters of programs that run under farpage.
 
-mod find;
+pub mod find;
 mod show;
 
 use crate::args::StatArgs;

@@ -158,6 +158,11 @@ impl SwapSpace {
         Ok(space)
     }
 
+    /// From now on [`SwapSpace::load`] allocates nothing: for loads in a signal handler.
+    pub fn warm(&self) {
+        self.zrams.iter().for_each(|zram| zram.warm());
+    }
+
     /// Stores a page; `check` is what [`SwapSpace::check`] returns until the entry is freed.
     ///
     /// # Errors

@@ -180,6 +180,11 @@ impl Zram {
         }
     }
 
+    /// Makes loads free of allocation.
+    pub fn warm(&self) {
+        self.codec.warm();
+    }
+
     /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
     pub fn set_pool_limit(&self, bytes: u64) {
         lock(&self.inner).pool.set_limit(bytes);

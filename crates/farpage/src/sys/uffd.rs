@@ -21,6 +21,7 @@ const UFFDIO_UNREGISTER: usize = ior(0x01, size_of::<k::uffdio_range>());
 const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
 const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
+const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
 const UFFDIO_MOVE: usize = iowr(0x05, size_of::<k::uffdio_move>());
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 const IOC_NEW: usize = 0xAA << 8;
@@ -188,6 +189,28 @@ impl Uffd {
         }
     }
 
+    /// Opens a userfaultfd whose faults are signals (SIGBUS) to the thread that has them. Works without privilege: faults
+    /// of system calls fail with EFAULT.
+    ///
+    /// # Errors
+    /// The errno of the system call, or the feature that the kernel lacks.
+    pub fn open_signal() -> Result<Uffd, OpenError> {
+        use rustix::fs::OFlags;
+        let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize | k::UFFD_USER_MODE_ONLY as usize;
+        // SAFETY: creates a descriptor, touches no memory.
+        let raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }
+            .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
+        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        let uffd = Uffd(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
+        let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
+        // SAFETY: api is a live uffdio_api.
+        match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
+            Ok(()) => Ok(uffd),
+            Err(e) => Err(OpenError { features: Some(e), ..OpenError::default() }),
+        }
+    }
+
     /// # Safety
     /// `T` must be the structure of the request `op`, and the effect of the request must be sound for the caller.
     unsafe fn ioctl<T>(&self, op: usize, arg: &mut T) -> Result<(), Errno> {
@@ -208,6 +231,31 @@ impl Uffd {
         };
         // SAFETY: registering changes how absent pages are served from now on, not the content of present ones.
         Ok(unsafe { self.ioctl(UFFDIO_REGISTER, &mut arg) }?)
+    }
+
+    /// Registers `[start, start + len)` for missing pages and for writes to write-protected ones.
+    ///
+    /// # Errors
+    /// As [`Uffd::register`].
+    pub fn register_protectable(&self, start: usize, len: usize) -> Result<(), Refused> {
+        let mode = k::UFFDIO_REGISTER_MODE_MISSING | k::UFFDIO_REGISTER_MODE_WP;
+        let range = k::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = k::uffdio_register { range, mode: mode as u64, ioctls: 0 };
+        // SAFETY: as for register.
+        Ok(unsafe { self.ioctl(UFFDIO_REGISTER, &mut arg) }?)
+    }
+
+    /// Write-protects the present pages of `[start, start + len)`, or ends that. One flush of other CPUs' translations
+    /// for the whole range. Wakes nobody.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn write_protect(&self, start: usize, len: usize, on: bool) -> Result<(), Refused> {
+        let range = k::uffdio_range { start: start as u64, len: len as u64 };
+        // Protect; or: do not wake.
+        let mut arg = k::uffdio_writeprotect { range, mode: if on { 1 } else { 2 } };
+        // SAFETY: changes who hears of a write, not what is in memory.
+        Ok(unsafe { self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) }?)
     }
 
     /// Undoes [`Uffd::register`]; absent pages read as zero from then on.

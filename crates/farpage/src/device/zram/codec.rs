@@ -69,6 +69,19 @@ impl Codec {
         })
     }
 
+    /// Makes every state that [`Codec::decompress`] may need now, so that it never allocates.
+    pub fn warm(&self) {
+        if self.alg == Alg::Zstd {
+            for state in &self.decoders {
+                let mut state = lock(state);
+                if state.is_none() {
+                    *state = zstd::bulk::Decompressor::new().ok();
+                    self.bytes.fetch_add(160 << 10, Relaxed);
+                }
+            }
+        }
+    }
+
     /// The page that was compressed to `bytes`; `false`: they are not what `compress` made.
     pub fn decompress(&self, bytes: &[u8], into: &mut Page) -> bool {
         match self.alg {

@@ -1,0 +1,274 @@
+//! The workload process: `farpage bench-workload SPEC`, a plain program.
+//!
+//! It talks with its parent over its standard streams, one line each way:
+//! ```text
+//!   child: {"step":"ready"}      filled; now the clock may start        parent: go
+//!   child: {"step":"done", ...}  measured; the memory is still in use   parent: end
+//!   child: {"step":"verified", "wrong": N}                              (exits)
+//! ```
+
+use super::content::Content;
+use super::workload::{Bench, Measured, Memory, Source, Workload};
+use crate::failure::{Failure, Result, why};
+use farpage::PAGE_SIZE;
+use farpage::conf::SwapSpec;
+use farpage::region::{Pager, Region};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use serde::{Deserialize, Serialize};
+use std::ffi::c_void;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, PoisonError};
+
+/// Where the workload's memory comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryKind {
+    /// Private anonymous memory.
+    Anonymous,
+    /// A shared mapping of a new file in this directory.
+    File(PathBuf),
+    /// A farpage region. The process as a whole gets this much anonymous memory, bytes; swap devices as for
+    /// `farpage run`.
+    Region(u64, Vec<String>),
+}
+
+/// What the process is to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    /// The workload.
+    pub workload: Workload,
+    /// Bytes of data.
+    pub data: u64,
+    /// Threads.
+    pub threads: u64,
+    /// For contents and random numbers.
+    pub seed: u64,
+    /// Share of phrases that do not compress.
+    pub entropy: f64,
+    /// Contents from this file instead.
+    pub corpus: Option<PathBuf>,
+    /// Bytes of a piece of `fault`.
+    pub piece: u64,
+    /// Where the memory comes from.
+    pub memory: MemoryKind,
+}
+
+/// A line from the child.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "kebab-case")]
+pub enum Step {
+    /// Memory is filled.
+    Ready,
+    /// The measurement is over.
+    Done(Box<Done>),
+    /// The last look.
+    Verified {
+        /// Wrong words.
+        wrong: u64,
+    },
+}
+
+/// What the child measured.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct Done {
+    /// Accesses.
+    pub ops: u64,
+    /// Seconds.
+    pub wall_s: f64,
+    /// CPU seconds, user mode, all threads.
+    pub user_s: f64,
+    /// CPU seconds, kernel mode.
+    pub sys_s: f64,
+    /// Faults that had to wait, as the kernel counts them.
+    pub major_faults: u64,
+    /// Wrong words.
+    pub wrong: u64,
+    /// Latencies: buckets of [`super::histogram::Histogram::sparse`].
+    pub buckets: Vec<(u32, u64)>,
+    /// The longest, nanoseconds.
+    pub max_ns: u64,
+    /// Of a region: memory of the compressed pool, and the bytes that it stands for.
+    pub pool: Option<(u64, u64)>,
+}
+
+/// Plain anonymous memory, for `fault`.
+struct Anonymous;
+
+impl Source for Anonymous {
+    fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
+        let bytes = pages as usize * PAGE_SIZE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|e| format!("cannot map memory: {e}"))?;
+        // SAFETY: just mapped.
+        Ok(unsafe { Memory::new(base as usize, pages) })
+    }
+
+    fn unmap(&self, memory: Memory) {
+        // SAFETY: the whole mapping of `map`; its user has given it up.
+        let _ = unsafe { munmap(memory.address() as *mut c_void, memory.pages as usize * PAGE_SIZE) };
+    }
+}
+
+/// Regions of a pager.
+struct Regions {
+    pager: Pager,
+    /// Those that are in use, by their first byte.
+    alive: Mutex<Vec<Region>>,
+}
+
+impl Regions {
+    fn new(ram: u64, swap: &[String]) -> Result<Regions> {
+        // The limit is for the whole process, as the kernel's is.
+        let budget = ram.saturating_sub(rss_anon());
+        let mut builder = Pager::builder().budget(budget);
+        if !swap.is_empty() {
+            let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();
+            builder = builder.swap(devices.map_err(|e| Failure::new(format!("--swap: {e}")))?);
+        }
+        let pager = builder.build().map_err(|e| Failure::new(format!("cannot make a pager: {e}")))?;
+        Ok(Regions { pager, alive: Mutex::default() })
+    }
+}
+
+impl Source for Regions {
+    fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
+        let mut region =
+            self.pager.region(pages as usize * PAGE_SIZE).map_err(|e| format!("cannot make a region: {e}"))?;
+        let base = region.as_mut_ptr() as usize;
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        // SAFETY: the region lives until `unmap`.
+        Ok(unsafe { Memory::new(base, pages) })
+    }
+
+    fn unmap(&self, memory: Memory) {
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = alive.iter().position(|region| region.as_ptr() as usize == memory.address());
+        let region = at.map(|at| alive.swap_remove(at));
+        drop(alive);
+        drop(region);
+    }
+}
+
+/// Resident anonymous memory of this process, bytes.
+fn rss_anon() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
+}
+
+/// A shared file mapping; the file has no name any more.
+fn map_file(directory: &std::path::Path, bytes: u64) -> Result<Memory> {
+    let fail = |e: &std::io::Error| Failure::new(format!("cannot map a file in {}: {}", directory.display(), why(e)));
+    let path = directory.join(format!(".farpage-bench-{}", std::process::id()));
+    let options = std::fs::OpenOptions::new().read(true).write(true).create_new(true).clone();
+    let file = options.open(&path).map_err(|e| fail(&e))?;
+    std::fs::remove_file(&path).map_err(|e| fail(&e))?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|e| fail(&e.into()))?;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe { mmap(std::ptr::null_mut(), bytes as usize, prot, MapFlags::SHARED, &file, 0) }
+        .map_err(|e| fail(&e.into()))?;
+    // SAFETY: just mapped, never unmapped.
+    Ok(unsafe { Memory::new(base as usize, bytes / PAGE_SIZE as u64) })
+}
+
+fn usage() -> libc::rusage {
+    // SAFETY: plain data that getrusage fills.
+    unsafe {
+        let mut usage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    }
+}
+
+fn seconds(t: libc::timeval) -> f64 {
+    t.tv_sec as f64 + t.tv_usec as f64 / 1e6
+}
+
+fn say(step: &Step) -> Result<()> {
+    let fail = |e: std::io::Error| Failure::new(format!("bench workload: cannot write: {}", why(&e)));
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, step).map_err(|e| fail(e.into()))?;
+    out.write_all(b"\n").and_then(|()| out.flush()).map_err(fail)
+}
+
+/// Waits for the parent; without one there is nothing more to do.
+fn hear() -> Result<()> {
+    let mut line = String::new();
+    match std::io::stdin().lock().read_line(&mut line) {
+        Ok(n) if n > 0 => Ok(()),
+        _ => Err(Failure::new("bench workload: the bench that started it is gone")),
+    }
+}
+
+/// Runs the process.
+///
+/// # Errors
+/// No memory, an unreadable corpus, or no parent.
+pub fn main(spec: &str) -> Result<ExitCode> {
+    let spec: Spec = serde_json::from_str(spec).map_err(|e| Failure::new(format!("bench workload: {e}")))?;
+    let content = match &spec.corpus {
+        None => Content::generated(spec.seed, spec.entropy),
+        Some(path) => Content::corpus(spec.seed, path)
+            .map_err(|e| Failure::new(format!("--corpus: cannot use {}: {}", path.display(), why(&e))))?,
+    };
+    let pages = spec.data / PAGE_SIZE as u64;
+    let versions: Vec<AtomicU32> = (0..pages).map(|_| AtomicU32::new(0)).collect();
+    let mut regions = None;
+    let memory = match &spec.memory {
+        MemoryKind::Anonymous => Anonymous.map(pages).map_err(Failure::new)?,
+        MemoryKind::File(directory) => map_file(directory, spec.data)?,
+        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages).map_err(Failure::new)?,
+    };
+    let source: &dyn Source = regions.as_ref().map_or(&Anonymous, |regions| regions as &dyn Source);
+    let bench = Bench {
+        memory,
+        content: &content,
+        versions: &versions,
+        threads: spec.threads,
+        seed: spec.seed,
+        accesses: pages,
+        piece: spec.piece / PAGE_SIZE as u64,
+    };
+    if spec.workload.is_filled_first() {
+        bench.fill();
+    }
+    say(&Step::Ready)?;
+    hear()?;
+    let stats = || regions.as_ref().map(|r| r.pager.stats());
+    let (faults_before, before) = (stats(), usage());
+    let measured = bench.run(spec.workload, source).map_err(Failure::new)?;
+    let mut done = done(&measured, &before, &usage());
+    if let (Some(before), Some(after)) = (faults_before, stats()) {
+        done.major_faults = after.pgmajfault - before.pgmajfault;
+        done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
+        if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
+            eprintln!("{before:?}\n{after:?}");
+        }
+    }
+    say(&Step::Done(Box::new(done)))?;
+    hear()?;
+    let wrong = if spec.workload.writes() { bench.verify() } else { 0 };
+    say(&Step::Verified { wrong })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn done(measured: &Measured, before: &libc::rusage, after: &libc::rusage) -> Done {
+    Done {
+        ops: measured.ops,
+        wall_s: measured.wall_s,
+        user_s: seconds(after.ru_utime) - seconds(before.ru_utime),
+        sys_s: seconds(after.ru_stime) - seconds(before.ru_stime),
+        major_faults: (after.ru_majflt - before.ru_majflt).max(0) as u64,
+        wrong: measured.wrong,
+        buckets: measured.latencies.sparse(),
+        max_ns: measured.latencies.max_ns(),
+        pool: None,
+    }
+}

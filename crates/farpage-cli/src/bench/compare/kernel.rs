@@ -1,0 +1,288 @@
+//! The kernel's side: a memory cgroup (v1 or v2) with a limit, and a swap device of its own, zram or a file.
+//!
+//! All of it is system-wide, so it must go whatever happens to the bench, also if it is killed. So a second process,
+//! the *guard* (`farpage bench-guard`), is told of each thing before it is made, and takes all of it away when the pipe
+//! to it closes: when the bench is done, or when it has died. There is no other way to clean up.
+
+use crate::failure::{Failure, Result, say, why};
+use rustix::io::Errno;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+/// Priority of the swap device: above what the system may have.
+const SWAP_PRIORITY: i32 = 32_000;
+const SWAP_FLAG_PREFER: i32 = 0x8000;
+
+/// The second device kind of the comparison.
+#[derive(Debug, Clone)]
+pub enum SwapKind {
+    /// A zram device with LZ4, of this many bytes.
+    Zram(u64),
+    /// A swap file of this many bytes in a directory.
+    File(PathBuf, u64),
+    /// No swap: the memory is a mapped file.
+    None,
+}
+
+/// Limit and swap device, as long as this exists.
+#[derive(Debug)]
+pub struct KernelSide {
+    guard: Guard,
+    cgroup: PathBuf,
+    zram: Option<u32>,
+}
+
+impl KernelSide {
+    /// Makes a cgroup with a limit of `limit` bytes, and swap.
+    ///
+    /// # Errors
+    /// What could not be made; what was made is gone again.
+    pub fn new(limit: u64, swap: &SwapKind) -> Result<KernelSide> {
+        let mut guard = Guard::start()?;
+        let (top, v2) = memory_hierarchy()?;
+        let cgroup = top.join(format!("farpage-bench-{}", std::process::id()));
+        guard.tell("cgroup", &cgroup.to_string_lossy())?;
+        if v2 {
+            // Where the controller is on already, this fails or changes nothing.
+            let _ = fs::write(top.join("cgroup.subtree_control"), "+memory");
+        }
+        let fail = |path: &Path, e: &io::Error| Failure::new(format!("cannot set up {}: {}", path.display(), why(e)));
+        fs::create_dir(&cgroup).map_err(|e| fail(&cgroup, &e))?;
+        let file = cgroup.join(if v2 { "memory.max" } else { "memory.limit_in_bytes" });
+        fs::write(&file, limit.to_string()).map_err(|e| fail(&file, &e))?;
+        let mut side = KernelSide { guard, cgroup, zram: None };
+        match swap {
+            SwapKind::Zram(bytes) => side.add_zram(*bytes)?,
+            SwapKind::File(directory, bytes) => side.add_file(directory, *bytes)?,
+            SwapKind::None => {}
+        }
+        Ok(side)
+    }
+
+    fn add_zram(&mut self, bytes: u64) -> Result<()> {
+        let control = Path::new(ZRAM_CONTROL).join("hot_add");
+        let number = fs::read_to_string(&control)
+            .map_err(|e| Failure::new(format!("cannot add a zram device: {}: {}", control.display(), why(&e))))?;
+        let number: u32 = number.trim().parse().map_err(|_| Failure::new("hot_add gave no number"))?;
+        self.guard.tell("zram", &number.to_string())?;
+        self.zram = Some(number);
+        let sys = PathBuf::from(format!("/sys/block/zram{number}"));
+        for (name, value) in [("comp_algorithm", "lz4".to_owned()), ("disksize", bytes.to_string())] {
+            let file = sys.join(name);
+            fs::write(&file, value).map_err(|e| Failure::new(format!("cannot set {}: {}", file.display(), why(&e))))?;
+        }
+        let device = PathBuf::from(format!("/dev/zram{number}"));
+        swap_on(&device, bytes)
+    }
+
+    fn add_file(&mut self, directory: &Path, bytes: u64) -> Result<()> {
+        let path = directory.join(format!(".farpage-bench-swap-{}", std::process::id()));
+        self.guard.tell("file", &path.to_string_lossy())?;
+        let fail = |e: &io::Error| Failure::new(format!("cannot make swap file {}: {}", path.display(), why(e)));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(|e| fail(&e))?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|e| fail(&e.into()))?;
+        drop(file);
+        swap_on(&path, bytes)
+    }
+
+    /// Puts the process that `command` will start into the cgroup.
+    ///
+    /// # Errors
+    /// The cgroup's list of processes cannot be opened.
+    pub fn contain(&self, command: &mut Command) -> Result<()> {
+        let list = self.cgroup.join("cgroup.procs");
+        let list = OpenOptions::new()
+            .write(true)
+            .open(&list)
+            .map_err(|e| Failure::new(format!("cannot open {}: {}", list.display(), why(&e))))?;
+        // SAFETY: the closure makes one write call and allocates nothing. "0" is the calling process.
+        unsafe { command.pre_exec(move || list.write_at(b"0", 0).map(drop)) };
+        Ok(())
+    }
+
+    /// The statistics that must be read now and then, lest the kernel decides from stale ones and kills.
+    pub fn stat_file(&self) -> PathBuf {
+        self.cgroup.join("memory.stat")
+    }
+
+    /// Of the zram device: bytes stored, compressed bytes, memory in use now, most memory in use so far.
+    pub fn pool(&self) -> Option<[u64; 4]> {
+        let text = fs::read_to_string(format!("/sys/block/zram{}/mm_stat", self.zram?)).ok()?;
+        let n: Vec<u64> = text.split_whitespace().filter_map(|w| w.parse().ok()).collect();
+        Some([*n.first()?, *n.get(1)?, *n.get(2)?, *n.get(4)?])
+    }
+
+    /// Takes everything away.
+    ///
+    /// # Errors
+    /// Something is left; the guard has said what.
+    pub fn remove(self) -> Result<()> {
+        self.guard.finish()
+    }
+}
+
+/// The mounted memory controller, and whether it is v2.
+fn memory_hierarchy() -> Result<(PathBuf, bool)> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    for line in mounts.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [_, point, kind, options, ..] = fields[..] else { continue };
+        let point = PathBuf::from(point);
+        if kind == "cgroup" && options.split(',').any(|o| o == "memory") {
+            return Ok((point, false));
+        }
+        let controllers = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
+        if kind == "cgroup2" && controllers.split_whitespace().any(|c| c == "memory") {
+            return Ok((point, true));
+        }
+    }
+    Err(Failure::new("no memory cgroup is mounted").help("mount one, or measure farpage alone with --no-kernel"))
+}
+
+/// Writes a swap header and switches the device on.
+fn swap_on(device: &Path, bytes: u64) -> Result<()> {
+    let fail = |e: &io::Error| Failure::new(format!("cannot swap on {}: {}", device.display(), why(e)));
+    let page = farpage::PAGE_SIZE;
+    let mut header = vec![0u8; page];
+    // The header's second KiB: version, number of the last page.
+    header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    header[1028..1032].copy_from_slice(&((bytes / page as u64 - 1) as u32).to_ne_bytes());
+    header[page - 10..].copy_from_slice(b"SWAPSPACE2");
+    let file = OpenOptions::new().write(true).open(device).map_err(|e| fail(&e))?;
+    file.write_all_at(&header, 0).and_then(|()| file.sync_all()).map_err(|e| fail(&e))?;
+    let name = CString::new(device.as_os_str().as_encoded_bytes()).map_err(|_| fail(&Errno::INVAL.into()))?;
+    // SAFETY: a path that ends in NUL; the call touches no memory of ours.
+    if unsafe { libc::swapon(name.as_ptr(), SWAP_FLAG_PREFER | SWAP_PRIORITY) } < 0 {
+        return Err(fail(&io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// The process that cleans up.
+#[derive(Debug)]
+struct Guard(Child);
+
+impl Guard {
+    fn start() -> Result<Guard> {
+        let fail = |e: &io::Error| Failure::new(format!("cannot start the bench's guard: {}", why(e)));
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("bench-guard").stdin(Stdio::piped()).stdout(Stdio::null());
+        // SAFETY: setsid is async-signal-safe. Out of the terminal's group, Ctrl-C does not reach the guard.
+        unsafe { command.pre_exec(|| if libc::setsid() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }) };
+        command.spawn().map(Guard).map_err(|e| fail(&e))
+    }
+
+    fn tell(&mut self, kind: &str, what: &str) -> Result<()> {
+        let fail = |e: &io::Error| Failure::new(format!("the bench's guard is gone: {}", why(e)));
+        let pipe = self.0.stdin.as_mut().ok_or_else(|| Failure::new("the bench's guard is gone"))?;
+        writeln!(pipe, "{kind} {what}").map_err(|e| fail(&e))
+    }
+
+    fn finish(mut self) -> Result<()> {
+        drop(self.0.stdin.take());
+        match self.0.wait() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(_) => Err(Failure::new("not everything that the bench set up could be removed")),
+            Err(e) => Err(Failure::new(format!("cannot wait for the bench's guard: {}", why(&e)))),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// The guard process: reads what there is until the pipe closes, then removes it, last first.
+pub fn guard() -> ExitCode {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: a disposition without a handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let lines: Vec<String> = io::stdin().lock().lines().map_while(io::Result::ok).collect();
+    let mut clean = true;
+    // The processes first: what they have swapped out need not be read back then.
+    for line in lines.iter().filter_map(|l| l.strip_prefix("cgroup ")) {
+        clean &= report(line, remove_cgroup(Path::new(line)));
+    }
+    for line in lines.iter().rev() {
+        clean &= match line.split_once(' ') {
+            Some(("zram", number)) => report(line, remove_zram(number)),
+            Some(("file", path)) => report(line, remove_file(Path::new(path))),
+            _ => true,
+        };
+    }
+    if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn report(what: &str, result: io::Result<()>) -> bool {
+    if let Err(e) = &result {
+        say(format_args!("farpage: bench: cannot remove {what}: {}", why(e)));
+    }
+    result.is_ok()
+}
+
+/// Tries for some seconds: a killed process takes its time.
+fn persist(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..500 {
+        match attempt() {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(Duration::from_millis(10)),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+fn remove_cgroup(dir: &Path) -> io::Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    persist(|| {
+        for pid in fs::read_to_string(dir.join("cgroup.procs"))?.lines().filter_map(|l| l.parse().ok()) {
+            // SAFETY: the process is in the bench's own cgroup, so it is a workload process.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        fs::remove_dir(dir)
+    })
+}
+
+fn swap_off(device: &Path) -> io::Result<()> {
+    let swaps = fs::read_to_string("/proc/swaps")?;
+    if !swaps.lines().any(|l| l.split_whitespace().next() == device.to_str()) {
+        return Ok(());
+    }
+    let name = CString::new(device.as_os_str().as_encoded_bytes())?;
+    // SAFETY: a path that ends in NUL; the call touches no memory of ours.
+    if unsafe { libc::swapoff(name.as_ptr()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn remove_zram(number: &str) -> io::Result<()> {
+    let device = PathBuf::from(format!("/dev/zram{number}"));
+    persist(|| swap_off(&device))?;
+    persist(|| fs::write(format!("/sys/block/zram{number}/reset"), "1"))?;
+    persist(|| fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), number))
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    persist(|| swap_off(path))?;
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Brings a file into the page cache on this process's account, so that no side pays for it.
+pub fn warm(path: &Path) {
+    if let Ok(mut file) = File::open(path) {
+        let _ = io::copy(&mut file, &mut io::sink());
+    }
+}

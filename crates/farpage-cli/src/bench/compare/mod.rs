@@ -1,0 +1,311 @@
+//! `farpage bench compare`: the same workloads on the kernel's swap and on farpage, with equal memory, alternating.
+//!
+//! The kernel's run comes first in each round: its limit is B, and its zram pool grows to Z outside of the limit.
+//! farpage then gets B + Z for everything. The ratio of a round is the kernel's time per access divided by farpage's.
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | [`child`], [`workload`], [`content`], [`histogram`] | the workload process: what it does, checks and measures |
+//! | [`kernel`] | cgroup, swap device, and the guard that takes them away |
+//! | [`side`] | one run of the process, watched from outside |
+//! | [`row`], [`report`], [`html`] | medians and ranges; text and JSON; the page with the plots |
+
+pub mod child;
+mod content;
+mod histogram;
+mod html;
+pub mod kernel;
+mod report;
+mod row;
+mod side;
+mod workload;
+
+use crate::failure::{Failure, Result, say, why};
+use child::{MemoryKind, Spec};
+use clap::{Args, ValueEnum};
+use farpage::size;
+use kernel::{KernelSide, SwapKind};
+use row::{Round, Row};
+use side::{INTERRUPTED, Pager, Sample};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use workload::Workload;
+
+/// Shown below the options.
+pub const EXAMPLES: &str = "\
+Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of both.
+Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; without
+it only farpage is measured.
+
+Examples:
+  sudo farpage bench compare
+  sudo farpage bench compare --workload seq-read,rand-read --rounds 5 --html report.html
+  sudo farpage bench compare --against file --ram 256M --data 1G";
+
+/// `farpage bench compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The kernel's memory limit
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub ram: String,
+    /// Bytes of the workload's data
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub data: String,
+    /// Threads of the workload
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub threads: u64,
+    /// Workloads [default: all]
+    #[arg(long, value_name = "W", value_enum, value_delimiter = ',')]
+    pub workload: Vec<Workload>,
+    /// How farpage gets at the memory
+    #[arg(long, value_enum, default_value_t = Mode::Region)]
+    pub mode: Mode,
+    /// What the kernel swaps to
+    #[arg(long, value_enum, default_value_t = Against::Zram)]
+    pub against: Against,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub rounds: u64,
+    /// Share of the data that does not compress, 0 to 1; by default LZ4 makes a third of it
+    #[arg(long, value_name = "SHARE", default_value_t = content::ENTROPY, conflicts_with = "corpus")]
+    pub entropy: f64,
+    /// Take the data from FILE
+    #[arg(long, value_name = "FILE")]
+    pub corpus: Option<PathBuf>,
+    /// farpage's swap devices [default: as farpage run; with --against file or mmap: file:DIR]
+    #[arg(long, value_name = "SPEC")]
+    pub swap: Vec<String>,
+    /// Where files for --against file and mmap go
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Measure farpage only
+    #[arg(long)]
+    pub no_kernel: bool,
+    /// Write the results as JSON (-: standard output, without the table)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a report with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// How farpage gets at the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// A region of the library: the workload asks for its memory
+    Region,
+    /// `farpage run`: plain memory, adopted
+    Run,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Region => "region",
+            Mode::Run => "run",
+        }
+    }
+}
+
+/// What farpage is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Against {
+    /// Anonymous memory, swap on compressed RAM
+    Zram,
+    /// Anonymous memory, a swap file
+    File,
+    /// A mapped file
+    Mmap,
+}
+
+impl Against {
+    fn name(self) -> &'static str {
+        match self {
+            Against::Zram => "zram",
+            Against::File => "file",
+            Against::Mmap => "mmap",
+        }
+    }
+}
+
+/// The setting of all runs.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The kernel's limit, bytes.
+    pub ram: u64,
+    /// Data, bytes.
+    pub data: u64,
+    /// Threads.
+    pub threads: u64,
+    /// `run` or `region`.
+    pub mode: Mode,
+    /// What the kernel swaps to.
+    pub against: Against,
+    /// Rounds.
+    pub rounds: u64,
+    /// In words: the machine, and what is special about this measurement.
+    pub notes: Vec<String>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Bad options, or a side that could not be set up. A failed run is reported in the table, and by the exit status.
+pub fn main(args: &CompareArgs) -> Result<ExitCode> {
+    let bytes = |name: &str, text: &str| size::parse(text).map_err(|e| Failure::new(format!("{name}: {e}")));
+    let (ram, data) = (bytes("--ram", &args.ram)?, bytes("--data", &args.data)?);
+    if ram < 16 << 20 {
+        return Err(Failure::new("--ram: at least 16M"));
+    }
+    if !(1 << 20..=1 << 40).contains(&data) {
+        return Err(Failure::new("--data: from 1M to 1T"));
+    }
+    if let Some(corpus) = &args.corpus {
+        kernel::warm(corpus);
+    }
+    side::catch_signals();
+    let root = rustix::process::geteuid().is_root();
+    let with_kernel = root && !args.no_kernel;
+    let mut setting = Setting {
+        ram,
+        data: data.next_multiple_of(farpage::PAGE_SIZE as u64),
+        threads: args.threads,
+        mode: args.mode,
+        against: args.against,
+        rounds: args.rounds,
+        notes: vec![machine()],
+    };
+    if !with_kernel {
+        let reason = if root { "--no-kernel" } else { "not root" };
+        setting.notes.push(format!(
+            "the kernel's side was not measured ({reason}): farpage had the {} of --ram in all",
+            size::format(ram)
+        ));
+    }
+    let workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
+    let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
+    let tell = |text: &str| {
+        if !json_on_stdout {
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
+    };
+    setting.notes.iter().for_each(|note| tell(note));
+    tell(report::HEADER);
+    let (mut rows, mut failed) = (Vec::new(), false);
+    for workload in workloads {
+        let mut rounds = Vec::new();
+        for number in 0..args.rounds {
+            let spec = spec(args, &setting, workload, number);
+            match round(args, &setting, &spec, with_kernel) {
+                Ok(round) => rounds.push(round),
+                Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
+                Err(failure) => {
+                    say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
+                    failed = true;
+                }
+            }
+        }
+        if rounds.is_empty() {
+            continue;
+        }
+        let row = Row::new(workload, args.threads, rounds);
+        tell(&report::line(&row));
+        rows.push(row);
+        // What there is so far is worth having, should the rest be interrupted.
+        write_reports(args, &setting, &rows)?;
+    }
+    if failed || rows.is_empty() { Ok(ExitCode::FAILURE) } else { Ok(ExitCode::SUCCESS) }
+}
+
+fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<()> {
+    let last = args.workload.len().max(1) == rows.len() || rows.len() == Workload::ALL.len();
+    if let Some(path) = &args.json {
+        let text = report::json(setting, rows).pretty() + "\n";
+        if path != Path::new("-") {
+            write(path, &text)?;
+        } else if last {
+            let _ = std::io::stdout().write_all(text.as_bytes());
+        }
+    }
+    if let Some(path) = &args.html {
+        write(path, &html::page(setting, rows))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
+}
+
+fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -> Spec {
+    Spec {
+        workload,
+        data: setting.data,
+        threads: setting.threads,
+        seed: 0xfa0 + round,
+        entropy: args.entropy,
+        corpus: args.corpus.clone(),
+        piece: (setting.ram / 2).min(setting.data).next_multiple_of(farpage::PAGE_SIZE as u64),
+        memory: MemoryKind::Anonymous,
+    }
+}
+
+/// Both sides, once.
+fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) -> Result<Round> {
+    let kernel = with_kernel.then(|| kernel_run(args, setting, spec)).transpose()?;
+    let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
+    let ram = setting.ram + pool;
+    let swap = match (&args.swap[..], setting.against) {
+        ([], Against::File | Against::Mmap) => vec![format!("file:{}", args.dir.display())],
+        (given, _) => given.to_vec(),
+    };
+    let farpage = match args.mode {
+        Mode::Run => side::run(spec, &Pager::Run(ram, &swap)),
+        Mode::Region => {
+            let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };
+            side::run(&spec, &Pager::Itself)
+        }
+    };
+    let farpage = farpage.map_err(|f| Failure { sentence: format!("farpage's side: {}", f.sentence), ..f })?;
+    Ok(Round { kernel, farpage, ram })
+}
+
+fn kernel_run(args: &CompareArgs, setting: &Setting, spec: &Spec) -> Result<Sample> {
+    let swap = match setting.against {
+        Against::Zram => SwapKind::Zram(setting.data * 2 + (64 << 20)),
+        Against::File => SwapKind::File(args.dir.clone(), setting.data * 2 + (64 << 20)),
+        Against::Mmap => SwapKind::None,
+    };
+    let mut spec = spec.clone();
+    if setting.against == Against::Mmap {
+        spec.memory = MemoryKind::File(args.dir.clone());
+    }
+    let kernel = KernelSide::new(setting.ram, &swap)?;
+    let result = side::run(&spec, &Pager::Kernel(&kernel));
+    let sample = result.map_err(|f| Failure { sentence: format!("the kernel's side: {}", f.sentence), ..f })?;
+    kernel.remove()?;
+    Ok(sample)
+}
+
+/// The machine in one line.
+fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown CPU");
+    let cpus = cpu.lines().filter(|l| l.starts_with("processor")).count();
+    let memory = read("/proc/meminfo");
+    let kib = memory.lines().find_map(|l| l.strip_prefix("MemTotal:")).unwrap_or_default();
+    let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+    let loads = read("/proc/loadavg");
+    format!(
+        "Linux {}, {} x {}, {} of memory, load {} at the start",
+        read("/proc/sys/kernel/osrelease").trim(),
+        cpus,
+        model.trim_start_matches([' ', '\t', ':']),
+        size::format(kib << 10),
+        loads.split(' ').next().unwrap_or_default()
+    )
+}

@@ -1,0 +1,110 @@
+//! `farpage bench compare`: it measures, and whatever ends it, nothing of what it set up stays behind.
+
+mod common;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The tests count the machine's zram devices, so they run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Why the kernel's side cannot be tested here, if it cannot.
+fn obstacle() -> Option<&'static str> {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("not root");
+    }
+    if !Path::new("/sys/class/zram-control/hot_add").exists() {
+        return Some("no zram");
+    }
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let memory = mounts.lines().any(|l| l.contains(" cgroup ") && l.contains("memory") || l.contains(" cgroup2 "));
+    (!memory).then_some("no memory cgroup")
+}
+
+fn bench(data: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    // The engine has tests of its own; here it is the bench that is tested.
+    command.env("FARPAGE_PRELOAD", common::inert());
+    command.args(["bench", "compare", "--ram", "16M", "--data", data, "--rounds", "1"]).args(arguments);
+    command
+}
+
+#[test]
+fn rows_have_both_sides() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output =
+        bench("40M", &["--workload", "fill,rand-rmw,mix", "--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert!(row["farpage"]["us_per_page"].as_f64().unwrap() > 0.0, "{row}");
+        if obstacle().is_none() {
+            assert!(row["kernel"]["us_per_page"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["kernel"]["pool_bytes"].as_u64().unwrap() > 4 << 20, "it did not swap: {row}");
+            assert!(row["kernel"]["peak_rss_anon"].as_u64().unwrap() <= 16 << 20, "no limit: {row}");
+            assert!(row["ratio_median"].as_f64().unwrap() > 0.0);
+        }
+    }
+}
+
+/// What a bench has made: its cgroup, and swap devices.
+fn left(bench: u32) -> Vec<PathBuf> {
+    let name = format!("farpage-bench-{bench}");
+    let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|top| Path::new(top).join(&name));
+    tops.into_iter().filter(|dir| dir.exists()).collect()
+}
+
+fn zram_devices() -> usize {
+    fs::read_dir("/sys/block")
+        .unwrap()
+        .flatten()
+        .filter(|d| d.file_name().to_string_lossy().starts_with("zram"))
+        .count()
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come to pass: {what}");
+}
+
+struct Ended(Child);
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
+    if let Some(obstacle) = obstacle() {
+        eprintln!("skipped: {obstacle}");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGKILL] {
+        let zrams = zram_devices();
+        let mut command = bench("600M", &["--workload", "rand-read"]);
+        let mut child = Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let pid = child.0.id();
+        wait_for("the cgroup is made", || !left(pid).is_empty() && zram_devices() > zrams);
+        std::thread::sleep(Duration::from_millis(300));
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(pid as i32, signal) };
+        let status = child.0.wait().unwrap();
+        assert!(!status.success());
+        wait_for("cgroup and zram device are gone", || left(pid).is_empty() && zram_devices() <= zrams);
+    }
+}

@@ -1,0 +1,278 @@
+//! Building a pager, and what can go wrong.
+
+use super::Pager;
+use super::ahead::{self, Ahead};
+use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups};
+use super::lists::Lists;
+use super::space::{Mapping, Slot, Space};
+use super::{reclaim, signal, thread_mode};
+use crate::PAGE_SIZE;
+use crate::conf::SwapSpec;
+use crate::content::ContentKey;
+use crate::device::{DeviceError, SwapSpace};
+use crate::frame::Frames;
+use crate::reclaim::CleanBalance;
+use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
+use farpage_swap::readahead::Streams;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::thread::JoinHandle;
+
+/// Smallest budget of a pager, bytes.
+pub const BUDGET_MIN: u64 = 4 << 20;
+/// Largest budget: what frame numbers and counters are made for.
+pub const BUDGET_MAX: u64 = 1 << 44;
+/// Pages read ahead at most, unless the builder says otherwise.
+const READAHEAD: u32 = 128;
+/// Frames at least: moves, swap cache and store need some at any budget.
+const FRAMES_MIN: usize = 1024;
+
+/// Entries that wait to be freed by reclaim, at most.
+const TO_FREE: usize = 4096;
+
+/// Who serves a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FaultMode {
+    /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call on memory that is
+    /// not present fails with EFAULT: see [`crate::region::Region::pin`].
+    #[default]
+    Signal,
+    /// A thread of the pager: system calls simply work. Needs a full userfaultfd (`farpage doctor`).
+    Thread,
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The budget is outside of what a pager can work with.
+    #[error("a budget of {0} bytes is not between {BUDGET_MIN} and {BUDGET_MAX}")]
+    Budget(u64),
+    /// A region of no bytes.
+    #[error("a region must have at least one byte")]
+    ZeroSize,
+    /// The region does not fit into what is left of the pager's address space.
+    #[error("a region of {0} bytes does not fit into the pager's address space")]
+    TooLarge(usize),
+    /// The range does not lie in the region.
+    #[error("the range {start}..{end} does not lie in a region of {len} bytes")]
+    Range {
+        /// First byte.
+        start: usize,
+        /// First byte behind.
+        end: usize,
+        /// Bytes of the region.
+        len: usize,
+    },
+    /// More would be pinned than three quarters of the budget, or a page more often than 127 times.
+    #[error("pinning {0} bytes would leave no memory for the rest")]
+    PinLimit(usize),
+    /// The pager belongs to another process: regions are not inherited by a forked child.
+    #[error("the pager was built by another process; a forked child cannot use it")]
+    Forked,
+    /// There are 64 pagers already.
+    #[error("a process can have 64 pagers")]
+    TooManyPagers,
+    /// No userfaultfd.
+    #[error("{0}")]
+    Userfaultfd(OpenError),
+    /// A swap device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A system call failed.
+    #[error("{what}: {errno}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+}
+
+/// How a pager shall be. Made by [`Pager::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    budget: u64,
+    swap: Vec<SwapSpec>,
+    mode: FaultMode,
+    readahead: u32,
+    threads: usize,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+        Builder { budget: 1 << 30, swap: SwapSpec::defaults(), mode: FaultMode::Signal, readahead: READAHEAD, threads }
+    }
+}
+
+impl Builder {
+    /// RAM for everything: pages of regions, frames, compressed pool, tables. Bytes; default 1 GiB, at least
+    /// [`BUDGET_MIN`].
+    pub fn budget(mut self, bytes: u64) -> Builder {
+        self.budget = bytes;
+        self
+    }
+
+    /// Swap devices in order; default: compressed RAM, then a file in `/var/tmp`.
+    pub fn swap(mut self, devices: impl IntoIterator<Item = SwapSpec>) -> Builder {
+        self.swap = devices.into_iter().collect();
+        self
+    }
+
+    /// Who serves faults; default: the thread that has them.
+    pub fn fault_mode(mut self, mode: FaultMode) -> Builder {
+        self.mode = mode;
+        self
+    }
+
+    /// Pages read ahead at most, when accesses are in order. Default 128, but a sixty-fourth of the budget at most; 1: none. From 64 on, a
+    /// thread of its own helps.
+    pub fn readahead(mut self, pages: u32) -> Builder {
+        self.readahead = pages.clamp(1, 512);
+        self
+    }
+
+    /// Threads for reclaim; default: one per CPU, at most 4. All but one work only while threads wait for memory.
+    pub fn reclaim_threads(mut self, threads: usize) -> Builder {
+        self.threads = threads.clamp(1, RECLAIMERS_MAX);
+        self
+    }
+
+    /// Builds the pager and starts its threads.
+    ///
+    /// # Errors
+    /// [`Error::Budget`], [`Error::Userfaultfd`], [`Error::Device`], [`Error::TooManyPagers`], or the kernel's.
+    pub fn build(self) -> Result<Pager, Error> {
+        if !(BUDGET_MIN..=BUDGET_MAX).contains(&self.budget) {
+            return Err(Error::Budget(self.budget));
+        }
+        let os = |what: &'static str| move |errno| Error::Os { what, errno };
+        let uffd = match self.mode {
+            FaultMode::Signal => Uffd::open_signal(),
+            FaultMode::Thread => Uffd::open(None, FEATURES_QUIET),
+        }
+        .map_err(Error::Userfaultfd)?;
+        let space = Space::reserve().map_err(os("cannot reserve address space"))?;
+        let pages = (self.budget / PAGE_SIZE as u64) as usize;
+        let frames_len = (pages / 8).max(FRAMES_MIN) * PAGE_SIZE;
+        let frame_memory = Mapping::new(frames_len, true).map_err(os("cannot reserve frames"))?;
+        frame_memory.not_in_children().map_err(os("cannot reserve frames"))?;
+        uffd.register(frame_memory.0.base, frames_len)
+            .map_err(|_| Error::Os { what: "cannot register frames", errno: Errno::NOMEM })?;
+        // The budget may grow; what is not used of this costs nothing.
+        let pool_len = (self.budget as usize * 4).max(256 << 20);
+        let pool_memory = Mapping::new(pool_len, true).map_err(os("cannot reserve the compressed pool"))?;
+        pool_memory.not_in_children().map_err(os("cannot reserve the compressed pool"))?;
+        let base = pool_memory.0.base as *mut u8;
+        // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
+        let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
+        swap.warm();
+        let frames = Frames::new(frame_memory.0);
+        let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
+            .map_err(os("cannot open the process"))?;
+        let file_first = matches!(self.swap.first(), Some(SwapSpec::File { .. }));
+        let inner = Arc::new(Inner {
+            space,
+            uffd,
+            frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
+            frames,
+            frame_memory,
+            lists: Mutex::new(Lists::default()),
+            streams: Mutex::new(Streams::new()),
+            zero_streams: Mutex::new(Streams::new()),
+            swap,
+            pool_memory,
+            readahead_max: self.readahead.min((pages / 64) as u32).max(1),
+            store_batch: if file_first { 16 } else { 1 },
+            key: ContentKey::random(),
+            ahead: Ahead::default(),
+            to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
+            copies_hand: AtomicU64::new(0),
+            clean: CleanBalance::default(),
+            protecting: RwLock::new(()),
+            sweeps: self.mode == FaultMode::Signal,
+            pidfd,
+            reclaimers: Default::default(),
+            counters: Counters::default(),
+            wakeups: Wakeups::default(),
+            places: Mutex::new(Vec::new()),
+            pid: std::process::id(),
+            limit: AtomicI64::new(pages as i64),
+            held: AtomicI64::new(0),
+            overhead: AtomicI64::new(0),
+            pinned: AtomicI64::new(0),
+        });
+        if self.mode == FaultMode::Signal {
+            let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::INVAL);
+            signal::install().map_err(|e| Error::Os { what: "cannot catch SIGBUS", errno: errno(e) })?;
+        }
+        let slot = match self.mode {
+            FaultMode::Signal => Some(Slot::take(Arc::as_ptr(&inner)).ok_or(Error::TooManyPagers)?),
+            FaultMode::Thread => None,
+        };
+        let mut owner = Owner { inner, slot, threads: Vec::new() };
+        for i in 0..self.threads {
+            owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
+        }
+        if self.readahead >= 64 {
+            owner.start("farpage-ahead", ahead::main)?;
+        }
+        if self.mode == FaultMode::Thread {
+            for _ in 0..self.threads {
+                owner.start("farpage-fault", thread_mode::main)?;
+            }
+        }
+        Ok(Pager { owner: Arc::new(owner) })
+    }
+}
+
+/// The compressed pool's limit for a budget: the rest is for pages in use.
+pub fn pool_limit(budget: u64) -> u64 {
+    budget / 8 * 7
+}
+
+/// A pager's threads and its place in the handler's table. Lives as long as the pager or a region of it.
+#[derive(Debug)]
+pub struct Owner {
+    pub(super) inner: Arc<Inner>,
+    slot: Option<&'static Slot>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Owner {
+    fn start(&mut self, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<(), Error> {
+        let inner = self.inner.clone();
+        // The thread inherits the mask: signals of the program are for the program's threads.
+        let blocked = signal::Blocked::new();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || f(&inner));
+        drop(blocked);
+        let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
+        self.threads.push(thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?);
+        Ok(())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.inner.pid != std::process::id() {
+            // A forked child: the threads are the parent's, and the addresses may be somebody else's by now.
+            std::mem::forget(self.inner.clone());
+            std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
+            return;
+        }
+        let w = &self.inner.wakeups;
+        w.stop.store(true, Ordering::SeqCst);
+        for word in [&w.work, &w.help, &self.inner.ahead.word] {
+            word.fetch_add(1, Ordering::SeqCst);
+            crate::sys::futex::wake_all(word);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        if let Some(slot) = self.slot {
+            slot.release();
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! One fault, served by the thread that has it (or by a handler thread, in thread mode).
+//!
+//! Allocates nothing (so it frees no entries either, see [`Inner::free_later`]) and touches no region memory. The faulting page is made busy; neighbours are brought in with it
+//! if they can be made busy without waiting and there are frames without waiting.
+
+use super::inner::{Inner, ZERO_PAGES, count, lock};
+use super::word::{Hint, Seen, State};
+use crate::PAGE_SIZE;
+use crate::device::Entry;
+use crate::page_table::FrameNo;
+use crate::sys::futex;
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use farpage_swap::lru::Links;
+use farpage_swap::readahead::Window;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Pages brought in by one system call.
+const CHUNK: usize = 32;
+/// From so many neighbours on, pages are moved and not copied.
+pub const RUN: usize = 8;
+/// Largest window of zero pages.
+const ZERO_WINDOW: u32 = 64;
+/// How long a thread waits for a frame before it looks again by itself, nanoseconds.
+const STALL_NS: u64 = 20_000_000;
+
+/// A run of pages that this thread has made busy.
+struct Claimed {
+    first: u32,
+    seen: [Option<Seen>; CHUNK],
+    len: usize,
+}
+
+impl Inner {
+    /// A fault at `addr`. `false`: not a page of ours.
+    ///
+    /// `protected`: there is a page, and it must not be written; `None`: not known.
+    pub fn on_fault(&self, addr: usize, write: bool, protected: Option<bool>) -> bool {
+        if let Some(page) = self.space.page_at(addr) {
+            return self.serve(page, write, protected);
+        }
+        if self.frame_memory.0.contains(addr) {
+            fatal(&format!(
+                "the engine touched frame memory at {addr:#x}, which has no page: this is a bug in farpage"
+            ));
+        }
+        false
+    }
+
+    /// Makes a page present, and writable if the access is a write. `false`: there is no region.
+    pub fn serve(&self, page: u32, write: bool, protected: Option<bool>) -> bool {
+        let word = self.space.word(page);
+        let mut waited = false;
+        loop {
+            let seen = word.look();
+            if seen.is_busy() {
+                if self.is_reclaimer() {
+                    // This thread has the page busy and reads it, but the program has discarded it behind our back
+                    // (`madvise`): zeros, then.
+                    let (done, _) = self.copy_zeros(self.space.addr(page), 1);
+                    self.held.fetch_sub(done as i64, Relaxed); // it had been counted all the time
+                    return true;
+                }
+                word.wait();
+                waited = true;
+                continue;
+            }
+            match seen.state() {
+                State::Outside => return false,
+                State::Mapped(_) if waited && (!write || seen.is_writable()) => return true,
+                _ => {}
+            }
+            let Some(seen) = word.try_lock_if(seen) else { continue };
+            count(&self.counters.faults, 1);
+            match seen.state() {
+                State::None => self.zero_fill(page, seen),
+                State::Cached(f) => self.refault(page, seen, f),
+                State::Swapped(_) => self.swap_in(page, seen),
+                State::Mapped(_) => self.look_again(page, seen, write, protected),
+                State::Outside => word.unlock(seen, State::Outside),
+            }
+            return true;
+        }
+    }
+
+    /// A page that should be present. It is write-protected, or another thread has brought it in meanwhile, or the
+    /// program discarded it behind our back (`madvise`) and it reads as zeros.
+    fn look_again(&self, page: u32, seen: Seen, write: bool, protected: Option<bool>) {
+        let addr = self.space.addr(page);
+        if protected != Some(true) {
+            match self.copy_zeros(addr, 1) {
+                // It had been counted all the time.
+                (1, _) => drop(self.held.fetch_sub(1, Relaxed)),
+                (_, Err(Refused::Present | Refused::Changing)) => {}
+                (_, other) => self.lost(page, other.err()),
+            }
+        }
+        let mut seen = seen;
+        if write && protected != Some(false) {
+            count(&self.counters.protection_faults, 1);
+            // EAGAIN would show as the same fault once more.
+            let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
+            seen = seen.with_writable(true);
+        }
+        self.space.word(page).unlock(seen, seen.state());
+    }
+
+    /// Whether the calling thread is one of this pager's reclaim threads.
+    fn is_reclaimer(&self) -> bool {
+        let tid = crate::sys::raw::gettid();
+        self.reclaimers.iter().any(|r| r.load(Relaxed) == tid)
+    }
+
+    fn lost(&self, page: u32, why: Option<Refused>) -> ! {
+        let addr = self.space.addr(page);
+        fatal(&format!("cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"));
+    }
+
+    /// The window of pages for a fault, as the range's hint says.
+    fn window(&self, page: u32, seen: Seen, zero: bool) -> Window {
+        let max = if zero { ZERO_WINDOW } else { self.readahead_max };
+        match seen.hint() {
+            Hint::Random => Window { start: page.into(), pages: 1 },
+            Hint::Sequential => Window { start: page.into(), pages: max },
+            Hint::Normal => {
+                let streams = if zero { &self.zero_streams } else { &self.streams };
+                lock(streams).on_fault(page.into(), max)
+            }
+        }
+    }
+
+    /// Makes the pages behind `page` busy, as long as `wanted` likes their state.
+    fn claim(&self, first: u32, seen: Option<Seen>, n: usize, wanted: impl Fn(State) -> bool) -> Claimed {
+        let mut claimed = Claimed { first, seen: [None; CHUNK], len: 0 };
+        if seen.is_some() {
+            claimed.seen[0] = seen;
+            claimed.len = 1;
+        }
+        while claimed.len < n.min(CHUNK) {
+            let page = first + claimed.len as u32;
+            if page as usize >= self.space.pages() {
+                break;
+            }
+            let word = self.space.word(page);
+            let look = word.look();
+            if look.is_busy() || !wanted(look.state()) {
+                break;
+            }
+            let Some(seen) = word.try_lock_if(look) else { break };
+            claimed.seen[claimed.len] = Some(seen);
+            claimed.len += 1;
+        }
+        claimed
+    }
+
+    /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
+    fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> State) {
+        let mut lists = lock(&self.lists);
+        for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
+            let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
+            *seen = seen.with_writable(true);
+            if let State::Swapped(_) = seen.state() {
+                // How many pages have gone since this one went? If fewer than are present, it would still be here
+                // had it been preferred.
+                let distance = lists.clock.wrapping_sub(self.space.prev(page));
+                *seen = seen.with_hot(distance < lists.present());
+            }
+            lists.link_mapped(&self.space, page, *seen);
+        }
+        drop(lists);
+        for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
+            let Some(seen) = *seen else { continue };
+            self.space.word(claimed.first + i as u32).unlock(seen, if i < done { to(i) } else { seen.state() });
+        }
+    }
+
+    /// Walks through a window: the chunk with the faulting page first, upwards, then what lies below it.
+    fn walk(
+        &self,
+        page: u32,
+        seen: Seen,
+        window: Window,
+        step: impl Fn(u32, Option<Seen>, usize) -> usize,
+    ) -> (u32, u32) {
+        let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
+        let mut end = page;
+        let mut first = Some(seen);
+        while end < high || first.is_some() {
+            let want = (high.max(end + 1) - end) as usize;
+            let done = step(end, first.take(), want);
+            end += done as u32;
+            // A chunk may be short for want of neighbouring frames; the next one goes on behind it.
+            if done == 0 {
+                break;
+            }
+        }
+        let mut start = page;
+        while start > low && end > page {
+            let n = ((start - low) as usize).min(CHUNK) as u32;
+            let done = step(start - n, None, n as usize) as u32;
+            if done < n {
+                break;
+            }
+            start -= n;
+        }
+        (start, end - start)
+    }
+
+    fn zero_fill(&self, page: u32, seen: Seen) {
+        let window = self.window(page, seen, true);
+        let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
+            let must = seen.is_some();
+            let mut claimed = self.claim(first, seen, n, |state| state == State::None);
+            let done = self.place_zeros(first, claimed.len, must);
+            self.settle(&mut claimed, done, |_| State::Mapped(None));
+            done
+        });
+        count(&self.counters.zero_in, pages as usize);
+        if window.pages > 1 {
+            lock(&self.zero_streams).on_served(start.into(), pages);
+        }
+    }
+
+    /// Puts up to `n` zero pages at `page`; at least one if `must`.
+    fn place_zeros(&self, page: u32, n: usize, must: bool) -> usize {
+        if n == 0 {
+            return 0;
+        }
+        let addr = self.space.addr(page);
+        loop {
+            if self.room() >= n as i64 {
+                let (done, result) = self.copy_zeros(addr, n.min(ZERO_PAGES));
+                match result {
+                    Err(Refused::Changing) if done == 0 && must => continue,
+                    Err(Refused::Other(rustix::io::Errno::NOMEM)) if done == 0 => self.no_memory(),
+                    Err(other) if done == 0 && must => self.lost(page, Some(other)),
+                    _ => return done,
+                }
+            }
+            let Some((first, got)) = self.take_frames(n, must) else { return 0 };
+            for f in first..first + got as FrameNo {
+                // SAFETY: taken from the free frames: present, ours.
+                unsafe { self.frame(f) }.fill(0);
+            }
+            return self.place(page, first, got);
+        }
+    }
+
+    fn no_memory(&self) -> ! {
+        fatal("the kernel has no memory for a page of a region")
+    }
+
+    /// Moves `n` owned frames to `page` and up; those that were moved become empty, the others free. All of them are
+    /// placed, unless the mapping is broken.
+    fn place(&self, page: u32, first: FrameNo, n: usize) -> usize {
+        let mut done = 0;
+        while done < n {
+            let dst = self.space.addr(page) + done * PAGE_SIZE;
+            let src = self.frames.addr(first) + done * PAGE_SIZE;
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames; no references there.
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) };
+            let moved = bytes / PAGE_SIZE;
+            self.frames.put_empty(first + done as FrameNo, moved);
+            done += moved;
+            match result {
+                Ok(()) | Err(Refused::Changing) => {}
+                Err(Refused::Busy | Refused::Unlike) if moved == 0 => {
+                    // The kernel looks at the frame for a moment (compaction), or the program has changed the mapping's
+                    // access rights: a copy works then.
+                    // SAFETY: as above.
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, true) };
+                    if bytes == 0 && result != Err(Refused::Changing) {
+                        self.lost(page + done as u32, result.err());
+                    }
+                    if bytes > 0 {
+                        self.held.fetch_add(1, Relaxed);
+                        self.frames.put_free(first + done as FrameNo, 1);
+                        done += 1;
+                    }
+                }
+                Err(_) if moved > 0 => {}
+                Err(other) => self.lost(page + done as u32, Some(other)),
+            }
+        }
+        n
+    }
+
+    /// A page of the swap cache is wanted back.
+    fn refault(&self, page: u32, seen: Seen, f: FrameNo) {
+        lock(&self.lists).unlink(&self.space, page, seen);
+        let entry = self.take_frame_entry(f);
+        self.place(page, f, 1);
+        count(&self.counters.cache_hits, 1);
+        let seen = seen.with_writable(true).with_hot(true);
+        lock(&self.lists).link_mapped(&self.space, page, seen);
+        self.space.word(page).unlock(seen, State::Mapped(entry));
+    }
+
+    fn swap_in(&self, page: u32, seen: Seen) {
+        let mut window = self.window(page, seen, false);
+        let whole = window.pages;
+        if whole >= 2 * CHUNK as u32 && window.start == u64::from(page) {
+            // Another thread brings in the second half while this one brings in, and then uses, the first.
+            window.pages /= 2;
+            self.ahead.post(page + window.pages, whole - window.pages);
+        }
+        let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
+            let must = seen.is_some();
+            let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
+            self.load(&mut claimed, must)
+        });
+        count(&self.counters.major_faults, 1);
+        count(&self.counters.swapped_in, pages as usize);
+        count(&self.counters.readahead, pages.saturating_sub(1) as usize);
+        if whole > 1 {
+            lock(&self.streams).on_served(start.into(), pages);
+        }
+    }
+
+    /// Brings in the swapped pages from `first` on, `n` at most, as far as there are frames without waiting.
+    pub fn read_ahead(&self, first: u32, n: u32) {
+        let mut at = first;
+        let end = first.saturating_add(n);
+        while at < end {
+            let mut claimed = self.claim(at, None, (end - at) as usize, |state| matches!(state, State::Swapped(_)));
+            let done = if claimed.len > 0 { self.load(&mut claimed, false) } else { 0 };
+            if done == 0 {
+                return;
+            }
+            count(&self.counters.swapped_in, done);
+            count(&self.counters.readahead, done);
+            at += done as u32;
+        }
+    }
+
+    /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`.
+    ///
+    /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
+    /// CPUs, which costs more than a copy.
+    fn load(&self, claimed: &mut Claimed, must: bool) -> usize {
+        let n = claimed.len;
+        let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
+        let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
+        let Some((first, got)) = frames else {
+            self.settle(claimed, 0, |_| State::None);
+            return 0;
+        };
+        let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
+        let mut loaded = 0;
+        for (i, place) in entries.iter_mut().enumerate().take(got) {
+            let Some(State::Swapped(entry)) = claimed.seen[i].map(Seen::state) else { break };
+            // SAFETY: a free frame that was taken: present, ours.
+            let frame = unsafe { self.frame(first + i as FrameNo) };
+            match self.swap.load(entry, frame) {
+                Ok(()) => *place = Some(entry),
+                Err(error) if i == 0 && must => {
+                    let addr = self.space.addr(claimed.first);
+                    fatal(&format!("the page at {addr:#x} cannot be read back: {error}"));
+                }
+                Err(_) => break, // it may never be needed; if it is, its own fault will say so
+            }
+            loaded += 1;
+        }
+        self.frames.put_free(first + loaded as FrameNo, got - loaded);
+        let keep = self.keep_clean();
+        let done = match copied {
+            Some(_) => {
+                self.held.fetch_sub((got - loaded) as i64, Relaxed);
+                self.copy_in(claimed.first, first, loaded)
+            }
+            None => self.place(claimed.first, first, loaded),
+        };
+        if !keep {
+            let late = entries.iter_mut().take(done).filter(|e| e.is_some_and(|e| self.free_later(e)));
+            late.for_each(|entry| *entry = None);
+        }
+        self.settle(claimed, done, |i| State::Mapped(entries[i]));
+        done
+    }
+
+    /// Copies `n` owned frames into new pages at `page`; the frames are free again. All of them, unless the mapping is
+    /// broken. The new pages have been counted already.
+    fn copy_in(&self, page: u32, first: FrameNo, n: usize) -> usize {
+        let mut done = 0;
+        while done < n {
+            let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
+            let len = (n - done) * PAGE_SIZE;
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
+            let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, len, true) };
+            done += bytes / PAGE_SIZE;
+            match result {
+                Ok(()) | Err(Refused::Changing) => {}
+                Err(_) if bytes > 0 => {}
+                Err(Refused::Other(rustix::io::Errno::NOMEM)) => self.no_memory(),
+                Err(other) => self.lost(page + done as u32, Some(other)),
+            }
+        }
+        self.frames.put_free(first, n);
+        n
+    }
+
+    /// Frames to load into, and room in the budget for as many pages besides, which is taken.
+    fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let n = want as i64;
+        let room = self.room() - n;
+        if room < self.free_target() as i64 / 2 {
+            self.wake_reclaim(false);
+        }
+        if room < 0 {
+            return None;
+        }
+        let run = self.frames.take_free(want).or_else(|| self.new_frames(want))?;
+        self.held.fetch_add(run.1 as i64, Relaxed);
+        Some(run)
+    }
+
+    /// Up to `want` neighbouring frames with pages; `must`: waits until there is at least one.
+    fn take_frames(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
+        let mut stalled = false;
+        loop {
+            if let Some(run) = self.frames.take_free(want) {
+                if self.frames.free_count() < self.free_target() / 2 {
+                    self.wake_reclaim(false);
+                }
+                return Some(run);
+            }
+            let room = self.room().max(0) as usize;
+            let give_way = must && self.wakeups.stuck.load(Relaxed);
+            if (room > 0 || give_way)
+                && let Some(run) = self.new_frames(want.min(room.max(1)))
+            {
+                if room == 0 {
+                    count(&self.counters.over_budget, run.1);
+                }
+                return Some(run);
+            }
+            if !must {
+                self.wake_reclaim(false);
+                return None;
+            }
+            if !std::mem::replace(&mut stalled, true) {
+                count(&self.counters.stalls, 1);
+            }
+            self.wait_for_frames();
+        }
+    }
+
+    /// New kernel pages in frames.
+    fn new_frames(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let (first, got) = self.frames.take_empty(want.min(ZERO_PAGES))?;
+        let (done, result) = self.copy_zeros(self.frames.addr(first), got);
+        self.frames.put_empty(first + done as FrameNo, got - done);
+        if let (0, Err(Refused::Other(rustix::io::Errno::NOMEM))) = (done, result) {
+            self.no_memory();
+        }
+        (done > 0).then_some((first, done))
+    }
+
+    fn wait_for_frames(&self) {
+        let w = &self.wakeups;
+        w.waiting.fetch_add(1, SeqCst);
+        let seen = w.freed.load(SeqCst);
+        self.wake_reclaim(true);
+        if self.frames.free_count() == 0 && !w.stuck.load(SeqCst) {
+            futex::wait(&w.freed, seen, Some(STALL_NS));
+        }
+        w.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// There is work for reclaim; `all`: for every thread of it, because somebody waits.
+    pub fn wake_reclaim(&self, all: bool) {
+        let w = &self.wakeups;
+        if w.asleep.load(Relaxed) && w.asleep.swap(false, SeqCst) {
+            w.work.fetch_add(1, SeqCst);
+            futex::wake_one(&w.work);
+        }
+        if all {
+            w.help.fetch_add(1, SeqCst);
+            futex::wake_all(&w.help);
+        }
+    }
+}

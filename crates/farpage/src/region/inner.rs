@@ -1,0 +1,384 @@
+//! What the threads of one pager share, and its account of memory.
+//!
+//! | lock | guards | held for |
+//! | --- | --- | --- |
+//! | a page's word (`word`) | the page | one fault, move or store |
+//! | `streams`, `zero_streams` | readahead | a look-up |
+//! | `Ahead` | posts of readahead | a copy |
+//! | `to_free` | entries that faults are done with | a push |
+//! | `lists` | all lists | some links; words are only tried under it, never waited for |
+//! | `Frames`, devices | their own | see there |
+//!
+//! Order: words (ascending), `lists`, frames, devices. No lock but words is held during a system call, and none at all
+//! while region memory is touched.
+
+use super::ahead::Ahead;
+use super::builder::Error;
+use super::lists::Lists;
+use super::space::{Mapping, Space};
+use super::word::State;
+use crate::PAGE_SIZE;
+use crate::content::ContentKey;
+use crate::device::{Entry, Page, SwapSpace};
+use crate::frame::Frames;
+use crate::page_table::FrameNo;
+use crate::reclaim::CleanBalance;
+use crate::sys::raw::fatal;
+use crate::sys::uffd::{Refused, Uffd};
+use farpage_swap::readahead::Streams;
+use rustix::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Locks a mutex; the engine's code does not panic under one.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Pages of zeros to copy from.
+pub const ZERO_PAGES: usize = 64;
+
+#[repr(align(4096))]
+struct Zeros(#[allow(dead_code, reason = "only its address is used")] [u8; ZERO_PAGES * PAGE_SIZE]);
+static ZEROS: Zeros = Zeros([0; ZERO_PAGES * PAGE_SIZE]);
+
+/// Most reclaim threads of a pager.
+pub const RECLAIMERS_MAX: usize = 8;
+
+/// Counters since the pager was built.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Faults served.
+    pub faults: AtomicU64,
+    /// Faults that read a device.
+    pub major_faults: AtomicU64,
+    /// Pages read from devices.
+    pub swapped_in: AtomicU64,
+    /// Pages written to devices.
+    pub swapped_out: AtomicU64,
+    /// Pages that were dropped without a write: their copy was still the same.
+    pub clean: AtomicU64,
+    /// Pages found all zero when they went out.
+    pub zero_out: AtomicU64,
+    /// Zero pages served.
+    pub zero_in: AtomicU64,
+    /// Pages read ahead.
+    pub readahead: AtomicU64,
+    /// Faults served from the swap cache.
+    pub cache_hits: AtomicU64,
+    /// Faults by writing to a write-protected page.
+    pub protection_faults: AtomicU64,
+    /// Times that all pages were write-protected.
+    pub sweeps: AtomicU64,
+    /// Faults that waited for a frame.
+    pub stalls: AtomicU64,
+    /// Pages taken above the budget, because no device had room or everything was pinned.
+    pub over_budget: AtomicU64,
+}
+
+/// Adds to a counter.
+#[inline]
+pub fn count(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Relaxed);
+}
+
+/// How reclaim and those who wait for it meet.
+#[derive(Debug, Default)]
+pub struct Wakeups {
+    /// Counts requests to the first reclaim thread, which sleeps here.
+    pub work: AtomicU32,
+    /// It sleeps.
+    pub asleep: AtomicBool,
+    /// Counts requests to the other reclaim threads, which sleep here until threads wait for frames.
+    pub help: AtomicU32,
+    /// Counts batches of freed frames.
+    pub freed: AtomicU32,
+    /// Threads that wait for `freed`.
+    pub waiting: AtomicU32,
+    /// Reclaim found nothing that could go: the budget gives way.
+    pub stuck: AtomicBool,
+    /// The pager is being dropped.
+    pub stop: AtomicBool,
+}
+
+/// See the module documentation.
+pub struct Inner {
+    /// Addresses, words, links.
+    pub space: Space,
+    /// Regions and frames are registered with it.
+    pub uffd: Uffd,
+    /// Frames and their memory.
+    pub frames: Frames,
+    pub(super) frame_memory: Mapping,
+    /// Per frame in use: the entry that may hold the same bytes (0: none). Belongs to who has its page busy.
+    pub frame_entry: Vec<AtomicU64>,
+    /// The lists.
+    pub lists: Mutex<Lists>,
+    /// Readahead from devices.
+    pub streams: Mutex<Streams>,
+    /// First touches in order.
+    pub zero_streams: Mutex<Streams>,
+    /// Devices; their pool's memory must outlive them, so it stands below.
+    pub swap: SwapSpace,
+    #[allow(dead_code, reason = "keeps the devices' memory")]
+    pub(super) pool_memory: Mapping,
+    /// Readahead from devices, pages at most.
+    pub readahead_max: u32,
+    /// Pages per store: 1 where the first device is memory.
+    pub store_batch: usize,
+    /// For hashes.
+    pub key: ContentKey,
+    /// What is to be read ahead in another thread.
+    pub ahead: Ahead,
+    /// Entries to be freed; never longer than it was made.
+    pub to_free: Mutex<Vec<Entry>>,
+    /// Where `drop_copies` goes on: pages of all regions, counted through.
+    pub copies_hand: AtomicU64,
+    /// Whether keeping clean copies pays.
+    pub clean: CleanBalance,
+    /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
+    /// so and it is not true yet.
+    pub protecting: RwLock<()>,
+    /// Writable pages may be write-protected all at once: signal mode.
+    pub sweeps: bool,
+    /// This process, for `process_madvise`.
+    pub pidfd: OwnedFd,
+    /// Reclaim threads, by kernel thread id.
+    pub reclaimers: [AtomicU32; RECLAIMERS_MAX],
+    /// Counters.
+    pub counters: Counters,
+    /// Wake-ups.
+    pub wakeups: Wakeups,
+    /// Pages in use by regions: (first, pages), sorted.
+    pub places: Mutex<Vec<(u32, u32)>>,
+    /// The process that built the pager. In a forked child there are no threads and no regions.
+    pub pid: u32,
+    /// Budget, pages.
+    pub limit: AtomicI64,
+    /// Pages present in regions and frames.
+    pub held: AtomicI64,
+    /// Pages of pool and tables, as of the last look.
+    pub overhead: AtomicI64,
+    /// Pages pinned now.
+    pub pinned: AtomicI64,
+}
+
+// SAFETY: the mappings are plain memory, accessed as the modules say; everything else is Sync.
+unsafe impl Sync for Inner {}
+// SAFETY: as above.
+unsafe impl Send for Inner {}
+
+impl Inner {
+    /// Pages that may be taken from the kernel now.
+    #[inline]
+    pub fn room(&self) -> i64 {
+        self.limit.load(Relaxed) - self.total()
+    }
+
+    /// Pages that count against the budget.
+    #[inline]
+    pub fn total(&self) -> i64 {
+        self.held.load(Relaxed) + self.overhead.load(Relaxed)
+    }
+
+    /// Looks at the size of pool and tables again.
+    pub fn look_at_overhead(&self) {
+        let usage = self.swap.usage();
+        let words: u64 = lock(&self.places).iter().map(|(_, pages)| u64::from(*pages) * 16).sum();
+        let bytes = usage.pool_bytes + usage.meta_bytes + words;
+        self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
+    }
+
+    /// Free frames that reclaim keeps in store.
+    pub fn free_target(&self) -> usize {
+        (self.limit.load(Relaxed) as usize / 128).clamp(32, 512).min(self.frames.len() / 4)
+    }
+
+    /// Pages that wait in the swap cache for a second chance.
+    pub fn cached_target(&self) -> usize {
+        (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
+    }
+
+    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so much
+    /// that the pages present become few.
+    #[inline]
+    pub fn keep_clean(&self) -> bool {
+        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep()
+    }
+
+    /// The page in a frame.
+    ///
+    /// # Safety
+    /// The frame has a page and is the caller's alone.
+    #[allow(clippy::mut_from_ref, reason = "frames are memory that this type hands out, one owner at a time")]
+    pub unsafe fn frame(&self, f: FrameNo) -> &mut Page {
+        // SAFETY: inside the frame memory; present and exclusive by the caller's promise.
+        unsafe { &mut *(self.frames.addr(f) as *mut Page) }
+    }
+
+    /// Copies `n` (at most [`ZERO_PAGES`]) zero pages to `addr`; how many, and what stopped it.
+    pub fn copy_zeros(&self, addr: usize, n: usize) -> (usize, Result<(), Refused>) {
+        let len = n.min(ZERO_PAGES) * PAGE_SIZE;
+        let from = std::ptr::from_ref(&ZEROS) as usize;
+        // SAFETY: addr is a page of a region or a frame, absent and busy or owned by the caller, so no reference
+        // points there; ZEROS is long enough.
+        let (bytes, result) = unsafe { self.uffd.copy_pages(addr, from, len, true) };
+        let pages = bytes / PAGE_SIZE;
+        self.held.fetch_add(pages as i64, Relaxed);
+        (pages, result)
+    }
+
+    /// Frees an entry, if there is one.
+    pub fn free_entry(&self, entry: Option<Entry>) {
+        if let Some(entry) = entry {
+            self.swap.free(entry);
+        }
+    }
+
+    /// Has an entry freed by reclaim: freeing may allocate, which a fault must not. `false`: the list is full.
+    pub fn free_later(&self, entry: Entry) -> bool {
+        let mut list = lock(&self.to_free);
+        let room = list.len() < list.capacity();
+        if room {
+            list.push(entry);
+        }
+        room
+    }
+
+    /// Frees what [`Inner::free_later`] was given.
+    pub fn free_now(&self) {
+        let mut batch = [None; 64];
+        loop {
+            let mut n = 0;
+            {
+                let mut list = lock(&self.to_free);
+                while let Some(entry) = if n < batch.len() { list.pop() } else { None } {
+                    batch[n] = Some(entry);
+                    n += 1;
+                }
+            }
+            batch[..n].iter().for_each(|entry| self.free_entry(*entry));
+            if n < batch.len() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the entry kept for a frame.
+    pub fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
+        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
+    }
+
+    /// Gives up to `n` frames' pages back to the kernel.
+    pub fn release_frames(&self, first: FrameNo, n: usize) {
+        let at = self.frames.addr(first) as *mut std::ffi::c_void;
+        // SAFETY: the frames are the caller's and their content is worthless.
+        match unsafe { rustix::mm::madvise(at, n * PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) } {
+            Ok(()) => {
+                self.frames.put_empty(first, n);
+                self.held.fetch_sub(n as i64, Relaxed);
+            }
+            Err(_) => self.frames.put_free(first, n),
+        }
+    }
+
+    /// Makes `[first, first + pages)` a region.
+    pub(super) fn open(&self, first: u32, pages: u32) -> Result<(), Error> {
+        let os = |what: &'static str| move |errno| Error::Os { what, errno };
+        self.space.open(first, pages as usize, true).map_err(os("cannot map a region"))?;
+        let registered = self.uffd.register_protectable(self.space.addr(first), pages as usize * PAGE_SIZE);
+        if let Err(refused) = registered {
+            let _ = self.space.open(first, pages as usize, false);
+            let errno = if let Refused::Other(errno) = refused { errno } else { rustix::io::Errno::NOMEM };
+            return Err(Error::Os { what: "cannot register a region", errno });
+        }
+        for page in first..first + pages {
+            let word = self.space.word(page);
+            let seen = word.lock();
+            word.unlock(seen.with_pins(0).with_hint(super::word::Hint::Normal), State::None);
+        }
+        self.look_at_overhead();
+        Ok(())
+    }
+
+    /// Takes a region's pages back. Threads that still access it are ended by SIGSEGV or SIGBUS.
+    pub(super) fn close(&self, first: u32, pages: u32) {
+        self.discard(first, first + pages, true);
+        self.free_now();
+        let _ = self.uffd.unregister(self.space.addr(first), pages as usize * PAGE_SIZE);
+        if self.space.open(first, pages as usize, false).is_err() {
+            // The place must not be used again; it stays empty.
+            return;
+        }
+        lock(&self.places).retain(|place| *place != (first, pages));
+        self.look_at_overhead();
+    }
+
+    /// Drops the content of pages: they are None afterwards, or Outside (`gone`). Pinned pages stay unless `gone`.
+    pub(super) fn discard(&self, first: u32, end: u32, gone: bool) {
+        let to = if gone { State::Outside } else { State::None };
+        let mut at = first;
+        while at < end {
+            let n = (end - at).min(64);
+            let mut locked = [None; 64];
+            let mut mapped = 0u64;
+            let mut lists = None;
+            for (i, place) in locked.iter_mut().enumerate().take(n as usize) {
+                let word = self.space.word(at + i as u32);
+                let seen = match word.try_lock() {
+                    Some(seen) => seen,
+                    None => {
+                        lists = None; // words are never waited for under the lists' lock
+                        word.lock()
+                    }
+                };
+                if seen.pins() > 0 && !gone {
+                    word.unlock(seen, seen.state());
+                    continue;
+                }
+                *place = Some(seen);
+                if let State::Mapped(_) | State::Cached(_) = seen.state() {
+                    lists.get_or_insert_with(|| lock(&self.lists)).unlink(&self.space, at + i as u32, seen);
+                }
+                mapped |= u64::from(matches!(seen.state(), State::Mapped(_))) << i;
+            }
+            drop(lists);
+            self.zap(at, mapped);
+            for (i, seen) in locked.iter().enumerate() {
+                let Some(seen) = seen else { continue };
+                match seen.state() {
+                    State::Mapped(entry) => self.free_entry(entry),
+                    State::Swapped(entry) => self.free_entry(Some(entry)),
+                    State::Cached(f) => {
+                        let entry = self.take_frame_entry(f);
+                        self.free_entry(entry);
+                        self.frames.put_free(f, 1);
+                    }
+                    State::None | State::Outside => {}
+                }
+                let seen = if gone { seen.with_pins(0) } else { *seen }.with_hot(false);
+                self.space.word(at + i as u32).unlock(seen, to);
+            }
+            at += n;
+        }
+    }
+
+    /// Empties the pages `at + i` for each bit `i`; they are busy and on no list.
+    fn zap(&self, at: u32, pages: u64) {
+        let mut left = pages;
+        while left != 0 {
+            let from = left.trailing_zeros();
+            let len = (left >> from).trailing_ones();
+            let addr = self.space.addr(at + from) as *mut std::ffi::c_void;
+            // SAFETY: pages of a region whose content is given up.
+            let result =
+                unsafe { rustix::mm::madvise(addr, len as usize * PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) };
+            if let Err(errno) = result {
+                // The old content would come back where zeros were promised.
+                fatal(&format!("cannot discard pages of a region: {errno}"));
+            }
+            self.held.fetch_sub(i64::from(len), Relaxed);
+            left &= if from + len >= 64 { 0 } else { u64::MAX << (from + len) };
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Explicit regions: memory larger than its budget, asked for instead of adopted.
+//!
+//! ```no_run
+//! use farpage::region::{Advice, Pager};
+//! let pager = Pager::builder().budget(64 << 20).build()?;
+//! let mut region = pager.region(1 << 30)?;
+//! region[12345] = 1;
+//! region.advise(0..1 << 20, Advice::Sequential)?;
+//! let numbers: &mut [f64] = region.view_mut();
+//! numbers[0] = 0.5;
+//! # Ok::<(), farpage::region::Error>(())
+//! ```
+//!
+//! Regions have nothing to do with the engine that `farpage run` starts, and need no privilege: a [`Pager`] is a
+//! userfaultfd, frames, devices and threads of its own, and there can be several in a process. By default the thread
+//! that touches an absent page brings it in itself, in a SIGBUS handler ([`FaultMode::Signal`]):
+//!
+//! * A *system call* that is given an absent page of a region fails with `EFAULT`, because the kernel cannot run the
+//!   handler in the middle of a call. [`Region::pin`] makes a range resident and keeps it so. In [`FaultMode::Thread`]
+//!   calls simply work.
+//! * The handler is installed when the first pager is built, and passes every other SIGBUS on to the handler that was
+//!   there before (with all signals blocked). A program that installs one later must call [`signal::handle`] first.
+//! * Threads that touch regions must not block SIGBUS, and a region cannot be a thread's stack.
+//! * Handlers of the program may touch regions.
+//! * A forked child does not have the regions: touching one there is a SIGSEGV.
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | `builder` | how a pager is made, its threads; [`Error`] |
+//! | `inner` | what they share; memory account; discarding; the lock order |
+//! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
+//! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
+//! | `ahead` | reading ahead in another thread |
+//! | `reclaim` | taking pages out and storing them |
+
+mod ahead;
+mod builder;
+mod fault;
+mod inner;
+mod lists;
+mod reclaim;
+pub mod signal;
+mod space;
+mod thread_mode;
+mod view;
+mod word;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{BUDGET_MAX, BUDGET_MIN, Builder, Error, FaultMode};
+pub use view::Plain;
+
+use crate::PAGE_SIZE;
+use builder::{Owner, pool_limit};
+use inner::{Inner, lock};
+use signal::Blocked;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use word::{Hint, PINS_MAX, State};
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("limit", &self.limit).field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+/// A RAM budget, swap devices, and the threads that keep regions within it. Dropped when it and all its regions are.
+#[derive(Debug, Clone)]
+pub struct Pager {
+    owner: Arc<Owner>,
+}
+
+/// How a range of a region will be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing is known: farpage looks at the faults.
+    Normal,
+    /// In ascending order: read ahead at once.
+    Sequential,
+    /// In no order: do not read ahead.
+    Random,
+    /// Soon: brought in now, as [`Region::prefetch`].
+    WillNeed,
+    /// Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those
+    /// that are pinned.
+    DontNeed,
+}
+
+/// Numbers of a pager. Bytes where the name says so, else pages or counts since it was built.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// What counts against it: pages of regions, frames, pool, tables.
+    pub used_bytes: u64,
+    /// Pages present in regions.
+    pub resident_bytes: u64,
+    /// Pages in the swap cache: taken out, still in RAM.
+    pub cached_bytes: u64,
+    /// Compressed pool.
+    pub pool_bytes: u64,
+    /// Uncompressed bytes that the pool stands for.
+    pub pool_orig_bytes: u64,
+    /// Pages in swap files.
+    pub file_bytes: u64,
+    /// Pinned.
+    pub pinned_bytes: u64,
+    /// Faults served.
+    pub pgfault: u64,
+    /// Faults that read a device.
+    pub pgmajfault: u64,
+    /// Pages read from devices, readahead included.
+    pub pswpin: u64,
+    /// Pages written to devices.
+    pub pswpout: u64,
+    /// Pages dropped without a write, because their copy was still the same.
+    pub swpout_clean: u64,
+    /// Pages found all zero when they went out.
+    pub swpout_zero: u64,
+    /// Zero pages served.
+    pub swpin_zero: u64,
+    /// Pages read ahead.
+    pub swap_ra: u64,
+    /// Faults served from the swap cache.
+    pub workingset_refault_cached: u64,
+    /// Faults by writing to a page that was write-protected to see that.
+    pub wp_fault: u64,
+    /// Faults that waited for memory.
+    pub allocstall: u64,
+    /// Pages taken above the budget because nothing could be swapped out.
+    pub over_budget: u64,
+}
+
+impl Pager {
+    /// How the pager shall be.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// New memory of `bytes` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`Error::ZeroSize`], [`Error::TooLarge`], [`Error::Forked`], or the kernel's ([`Error::Os`]: no memory, too
+    /// many mappings).
+    pub fn region(&self, bytes: usize) -> Result<Region, Error> {
+        let e = self.inner()?;
+        let pages = bytes.div_ceil(PAGE_SIZE);
+        if pages == 0 {
+            return Err(Error::ZeroSize);
+        }
+        let _blocked = Blocked::new();
+        let Some(first) = place_for(e, pages) else { return Err(Error::TooLarge(bytes)) };
+        let pages = pages as u32;
+        if let Err(error) = e.open(first, pages) {
+            lock(&e.places).retain(|place| *place != (first, pages));
+            return Err(error);
+        }
+        Ok(Region { core: Arc::new(Core { owner: self.owner.clone(), first, pages, bytes }) })
+    }
+
+    /// Changes the budget, bytes. A smaller one is reached by and by.
+    ///
+    /// # Errors
+    /// [`Error::Budget`], [`Error::Forked`].
+    pub fn resize_budget(&self, bytes: u64) -> Result<(), Error> {
+        let e = self.inner()?;
+        if !(BUDGET_MIN..=BUDGET_MAX).contains(&bytes) {
+            return Err(Error::Budget(bytes));
+        }
+        let _blocked = Blocked::new();
+        e.limit.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
+        e.swap.set_pool_limit(pool_limit(bytes));
+        e.wake_reclaim(true);
+        Ok(())
+    }
+
+    /// Numbers, now.
+    pub fn stats(&self) -> Stats {
+        let e = &self.owner.inner;
+        let _blocked = Blocked::new();
+        e.look_at_overhead();
+        let page = PAGE_SIZE as u64;
+        let pages = |n: i64| n.max(0) as u64 * page;
+        let (mapped, cached) = {
+            let lists = lock(&e.lists);
+            (u64::from(lists.present()), u64::from(lists.cached.len()))
+        };
+        let usage = e.swap.usage();
+        let c = &e.counters;
+        Stats {
+            budget_bytes: pages(e.limit.load(Relaxed)),
+            used_bytes: pages(e.total()),
+            resident_bytes: mapped * page,
+            cached_bytes: cached * page,
+            pool_bytes: usage.pool_bytes,
+            pool_orig_bytes: usage.pool_orig_bytes,
+            file_bytes: usage.file_bytes,
+            pinned_bytes: pages(e.pinned.load(Relaxed)),
+            pgfault: c.faults.load(Relaxed),
+            pgmajfault: c.major_faults.load(Relaxed),
+            pswpin: c.swapped_in.load(Relaxed),
+            pswpout: c.swapped_out.load(Relaxed),
+            swpout_clean: c.clean.load(Relaxed),
+            swpout_zero: c.zero_out.load(Relaxed),
+            swpin_zero: c.zero_in.load(Relaxed),
+            swap_ra: c.readahead.load(Relaxed),
+            workingset_refault_cached: c.cache_hits.load(Relaxed),
+            wp_fault: c.protection_faults.load(Relaxed),
+            allocstall: c.stalls.load(Relaxed),
+            over_budget: c.over_budget.load(Relaxed),
+        }
+    }
+
+    fn inner(&self) -> Result<&Inner, Error> {
+        if self.owner.inner.pid == std::process::id() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
+    }
+}
+
+/// Reserves a place for `pages` pages, with a page between regions that nobody may touch.
+fn place_for(e: &Inner, pages: usize) -> Option<u32> {
+    let mut places = lock(&e.places);
+    let (mut from, mut at) = (1usize, places.len());
+    for (i, (first, len)) in places.iter().enumerate() {
+        if from.checked_add(pages)? < *first as usize {
+            at = i;
+            break;
+        }
+        from = (*first + *len) as usize + 1;
+    }
+    if from.checked_add(pages)? >= e.space.pages() {
+        return None;
+    }
+    places.insert(at, (from as u32, pages as u32));
+    Some(from as u32)
+}
+
+/// A region's place; goes when region and pins are gone.
+#[derive(Debug)]
+struct Core {
+    owner: Arc<Owner>,
+    first: u32,
+    pages: u32,
+    bytes: usize,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let e = &self.owner.inner;
+        if e.pid == std::process::id() {
+            let _blocked = Blocked::new();
+            e.close(self.first, self.pages);
+        }
+    }
+}
+
+/// Memory of a [`Pager`]: a mutable byte slice that may be larger than the budget.
+///
+/// Dropping it while other threads still access it (through raw pointers; references cannot outlive it) ends the
+/// process with SIGSEGV or SIGBUS, as after `munmap`.
+#[derive(Debug)]
+pub struct Region {
+    core: Arc<Core>,
+}
+
+impl Region {
+    /// Advice on the bytes `range`.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Forked`].
+    pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
+        let e = self.inner()?;
+        let (first, end) = self.pages(&range)?;
+        let hint = match advice {
+            Advice::Normal => Hint::Normal,
+            Advice::Sequential => Hint::Sequential,
+            Advice::Random => Hint::Random,
+            Advice::WillNeed => return self.prefetch(range),
+            Advice::DontNeed => {
+                let _blocked = Blocked::new();
+                let first = self.core.first + range.start.div_ceil(PAGE_SIZE) as u32;
+                let whole =
+                    if range.end == self.core.bytes { range.end.next_multiple_of(PAGE_SIZE) } else { range.end };
+                let end = self.core.first + (whole / PAGE_SIZE) as u32;
+                if first < end {
+                    e.discard(first, end, false);
+                }
+                return Ok(());
+            }
+        };
+        let _blocked = Blocked::new();
+        for page in first..end {
+            let word = e.space.word(page);
+            let seen = word.lock();
+            word.unlock(seen.with_hint(hint), seen.state());
+        }
+        Ok(())
+    }
+
+    /// Brings the bytes `range` in, as far as the budget allows, before it returns.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Forked`].
+    pub fn prefetch(&self, range: Range<usize>) -> Result<(), Error> {
+        let e = self.inner()?;
+        let (first, end) = self.pages(&range)?;
+        // More than half of the budget would push its own beginning out.
+        let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
+        let end = end.min((u64::from(first) + most) as u32);
+        let _blocked = Blocked::new();
+        for page in first..end {
+            if !matches!(e.space.word(page).look().state(), State::Mapped(_)) {
+                e.serve(page, false, Some(false));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the bytes `range` resident and keeps them so as long as the guard exists: system calls on them work.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned).
+    pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
+        let e = self.inner()?;
+        let (first, end) = self.pages(&range)?;
+        let most = e.limit.load(Relaxed) / 4 * 3;
+        let _blocked = Blocked::new();
+        let mut guard = Pin { core: self.core.clone(), first, end: first };
+        while guard.end < end {
+            let word = e.space.word(guard.end);
+            let seen = word.lock();
+            if !matches!(seen.state(), State::Mapped(_)) {
+                word.unlock(seen, seen.state());
+                e.serve(guard.end, false, Some(false));
+                continue;
+            }
+            let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
+            word.unlock(seen.with_pins(seen.pins() + u32::from(!full)), seen.state());
+            if full {
+                return Err(Error::PinLimit(range.end - range.start)); // what was pinned goes with the guard
+            }
+            e.pinned.fetch_add(i64::from(seen.pins() == 0), Relaxed);
+            guard.end += 1;
+        }
+        Ok(guard)
+    }
+
+    /// The bytes as numbers: as many whole ones as there are.
+    pub fn view<T: Plain>(&self) -> &[T] {
+        // SAFETY: T is plain: any bytes are a value; page-aligned; the lifetime is that of self.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.core.bytes / size_of::<T>()) }
+    }
+
+    /// The bytes as numbers that can be changed.
+    pub fn view_mut<T: Plain>(&mut self) -> &mut [T] {
+        let n = self.core.bytes / size_of::<T>();
+        // SAFETY: as for `view`; exclusive, because self is.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
+    }
+
+    fn inner(&self) -> Result<&Inner, Error> {
+        let e = &self.core.owner.inner;
+        if e.pid == std::process::id() { Ok(e) } else { Err(Error::Forked) }
+    }
+
+    /// The pages that a range of bytes touches.
+    fn pages(&self, range: &Range<usize>) -> Result<(u32, u32), Error> {
+        let (start, end, len) = (range.start, range.end, self.core.bytes);
+        if start > end || end > len {
+            return Err(Error::Range { start, end, len });
+        }
+        let end_page = if start == end { start / PAGE_SIZE } else { end.div_ceil(PAGE_SIZE) };
+        Ok((self.core.first + (start / PAGE_SIZE) as u32, self.core.first + end_page as u32))
+    }
+}
+
+impl Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let base = self.core.owner.inner.space.addr(self.core.first);
+        // SAFETY: the region's pages are mapped as long as core lives; what is absent is brought in when touched and
+        // reads as zeros before the first write.
+        unsafe { std::slice::from_raw_parts(base as *const u8, self.core.bytes) }
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let base = self.core.owner.inner.space.addr(self.core.first);
+        // SAFETY: as for `deref`; exclusive, because self is.
+        unsafe { std::slice::from_raw_parts_mut(base as *mut u8, self.core.bytes) }
+    }
+}
+
+/// Keeps a range resident, see [`Region::pin`].
+#[derive(Debug)]
+pub struct Pin {
+    core: Arc<Core>,
+    first: u32,
+    /// First page behind those that are pinned.
+    end: u32,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let e = &self.core.owner.inner;
+        if e.pid != std::process::id() {
+            return;
+        }
+        let _blocked = Blocked::new();
+        for page in self.first..self.end {
+            let word = e.space.word(page);
+            let seen = word.lock();
+            word.unlock(seen.with_pins(seen.pins().saturating_sub(1)), seen.state());
+            e.pinned.fetch_sub(i64::from(seen.pins() == 1), Relaxed);
+        }
+    }
+}

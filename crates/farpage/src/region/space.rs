@@ -1,0 +1,204 @@
+//! The address space of a pager's regions, the pages' words and list links, and where the fault handler finds them.
+//!
+//! A pager reserves one range of addresses for all its regions, so that a fault's address is an index: no search, no
+//! lock. Words and links of the whole range are reserved too and cost memory where a region was only.
+//!
+//! [`PAGERS`] is what the signal handler reads: a fixed table of the living pagers. A handler counts itself in before
+//! it looks at a slot, and a pager is freed only when its slot is empty and nobody is counted in.
+
+use super::inner::Inner;
+use super::word::Word;
+use crate::PAGE_SIZE;
+use crate::arena::Part;
+use farpage_swap::lru::Links;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Pages of a pager's address space: 1 TiB; less where that much cannot be reserved.
+const PAGES_MAX: usize = 1 << 28;
+const PAGES_MIN: usize = 1 << 20;
+
+/// An anonymous mapping of our own.
+#[derive(Debug)]
+pub struct Mapping(pub Part);
+
+impl Mapping {
+    /// Reserves `len` bytes; `rw`: usable at once.
+    ///
+    /// # Errors
+    /// No address space.
+    pub fn new(len: usize, rw: bool) -> Result<Mapping, Errno> {
+        let prot = if rw { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::empty() };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        let mapping = Mapping(Part { base: base as usize, len });
+        // SAFETY: our own new mapping. Huge pages would blur the page-wise accounting; without them it still works.
+        let _ = unsafe { madvise(base, len, Advice::LinuxNoHugepage) };
+        Ok(mapping)
+    }
+
+    /// A forked child shall not have it: it would read zeros where pages are swapped out.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn not_in_children(&self) -> Result<(), Errno> {
+        // SAFETY: changes what a fork copies, nothing here.
+        unsafe { madvise(self.0.base as *mut c_void, self.0.len, Advice::LinuxDontFork) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; whoever drops it has no references into it any more.
+        let _ = unsafe { munmap(self.0.base as *mut c_void, self.0.len) };
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Space {
+    memory: Mapping,
+    words: Mapping,
+    links: Mapping,
+    pages: usize,
+}
+
+impl Space {
+    /// Reserves the largest space that can be had.
+    ///
+    /// # Errors
+    /// There is no address space for even a small one.
+    pub fn reserve() -> Result<Space, Errno> {
+        let mut pages = PAGES_MAX;
+        loop {
+            match Space::of(pages) {
+                Err(_) if pages > PAGES_MIN => pages /= 4,
+                result => return result,
+            }
+        }
+    }
+
+    fn of(pages: usize) -> Result<Space, Errno> {
+        let memory = Mapping::new(pages * PAGE_SIZE, false)?;
+        memory.not_in_children()?;
+        Ok(Space { memory, words: Mapping::new(pages * 8, true)?, links: Mapping::new(pages * 8, true)?, pages })
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// The page at an address.
+    #[inline]
+    pub fn page_at(&self, addr: usize) -> Option<u32> {
+        let page = addr.wrapping_sub(self.memory.0.base) / PAGE_SIZE;
+        (page < self.pages).then_some(page as u32)
+    }
+
+    /// Address of a page.
+    #[inline]
+    pub fn addr(&self, page: u32) -> usize {
+        self.memory.0.base + page as usize * PAGE_SIZE
+    }
+
+    /// A page's word.
+    #[inline]
+    pub fn word(&self, page: u32) -> &Word {
+        // SAFETY: the mapping has a word per page, zeroed (a valid Word) or written as one, and lives as long as self.
+        unsafe { &*(self.words.0.base as *const Word).add((page as usize).min(self.pages - 1)) }
+    }
+
+    #[inline]
+    fn link(&self, page: u32) -> &[AtomicU32; 2] {
+        // SAFETY: as for `word`.
+        unsafe { &*(self.links.0.base as *const [AtomicU32; 2]).add((page as usize).min(self.pages - 1)) }
+    }
+
+    /// Makes pages accessible (to be registered), or inaccessible and empty.
+    ///
+    /// # Errors
+    /// The kernel's: too many mappings, no memory for page tables.
+    pub fn open(&self, first: u32, pages: usize, open: bool) -> Result<(), Errno> {
+        let (at, len) = (self.addr(first) as *mut c_void, pages * PAGE_SIZE);
+        if open {
+            // SAFETY: inside our reservation; no region is there yet.
+            return unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+        }
+        // SAFETY: the region is being dropped: nobody has references into it.
+        unsafe { madvise(at, len, Advice::LinuxDontNeed) }?;
+        for table in [&self.words, &self.links] {
+            let from = (table.0.base + first as usize * 8).next_multiple_of(PAGE_SIZE);
+            let to = (table.0.base + (first as usize + pages) * 8) & !(PAGE_SIZE - 1);
+            if to > from {
+                // SAFETY: words that are zero already (Outside), and links of pages on no list.
+                let _ = unsafe { madvise(from as *mut c_void, to - from, Advice::LinuxDontNeed) };
+            }
+        }
+        // SAFETY: as above.
+        unsafe { mprotect(at, len, MprotectFlags::empty()) }
+    }
+}
+
+impl Links for Space {
+    fn prev(&self, n: u32) -> u32 {
+        self.link(n)[0].load(Ordering::Relaxed)
+    }
+    fn next(&self, n: u32) -> u32 {
+        self.link(n)[1].load(Ordering::Relaxed)
+    }
+    fn set_prev(&self, n: u32, to: u32) {
+        self.link(n)[0].store(to, Ordering::Relaxed);
+    }
+    fn set_next(&self, n: u32, to: u32) {
+        self.link(n)[1].store(to, Ordering::Relaxed);
+    }
+}
+
+/// Most pagers of a process at a time.
+pub const PAGERS_MAX: usize = 64;
+
+/// A place for a pager that the handler can see.
+#[derive(Debug)]
+pub struct Slot {
+    pager: AtomicPtr<Inner>,
+    users: AtomicUsize,
+}
+
+/// The living pagers.
+pub static PAGERS: [Slot; PAGERS_MAX] =
+    [const { Slot { pager: AtomicPtr::new(std::ptr::null_mut()), users: AtomicUsize::new(0) } }; PAGERS_MAX];
+
+impl Slot {
+    /// Shows a pager to the handler; `None`: all places are taken.
+    pub fn take(pager: *const Inner) -> Option<&'static Slot> {
+        let free = |slot: &&Slot| {
+            let (new, order) = (pager.cast_mut(), Ordering::AcqRel);
+            slot.pager.compare_exchange(std::ptr::null_mut(), new, order, Ordering::Relaxed).is_ok()
+        };
+        PAGERS.iter().find(free)
+    }
+
+    /// Hides the pager, and waits until no handler looks at it.
+    pub fn release(&self) {
+        self.pager.store(std::ptr::null_mut(), Ordering::SeqCst);
+        while self.users.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Runs `f` with the pager, if there is one.
+    pub fn with<R>(&self, f: impl FnOnce(&Inner) -> R) -> Option<R> {
+        if self.pager.load(Ordering::Relaxed).is_null() {
+            return None;
+        }
+        self.users.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: not null: a pager that `release` has not hidden; it is freed after `release` only, which waits for us.
+        let result = unsafe { self.pager.load(Ordering::SeqCst).as_ref() }.map(f);
+        self.users.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+}

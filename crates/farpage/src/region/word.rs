@@ -1,0 +1,292 @@
+//! One word per page of a region, which is also the page's lock.
+//!
+//! ```text
+//!   63            16  15  14     8   7   6  5   4    3   2  0
+//!  |   payload      | hot |  pins  | wr | hint | W | B | kind |
+//!
+//!   Outside  0   no region here
+//!   None     1   never touched, or zero: an absent page that reads as zeros
+//!   Mapped   2   in the region; payload: entry of a copy on a device that may be the same (0: none)
+//!   Cached   3   in the swap cache; payload: the frame
+//!   Swapped  4   on a device only; payload: the entry
+//! ```
+//! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
+//! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
+//! stable while the page is busy. *Hot*: it came back soon after it had gone (which list it is on). *Pins* and *hint* stay over changes of kind. A thread may wait for a busy page only while it holds none, or in
+//! ascending order of pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
+//!
+//! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
+//! busy links and unlinks it.
+
+use crate::device::Entry;
+use crate::page_table::FrameNo;
+use crate::sys::futex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const BUSY: u64 = 1 << 3;
+const WAITERS: u64 = 1 << 4;
+const HINT_SHIFT: u32 = 5;
+const HINT_MASK: u64 = 3 << HINT_SHIFT;
+const WRITABLE: u64 = 1 << 7;
+const PIN_SHIFT: u32 = 8;
+const PIN_MASK: u64 = 0x7f << PIN_SHIFT;
+const HOT: u64 = 1 << 15;
+/// Most pins of a page at a time.
+pub const PINS_MAX: u32 = 127;
+
+/// Decoded kind and payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// No region here.
+    Outside,
+    /// Reads as zeros.
+    None,
+    /// In the region, with a copy that may be the same.
+    Mapped(Option<Entry>),
+    /// In the swap cache.
+    Cached(FrameNo),
+    /// On a device.
+    Swapped(Entry),
+}
+
+/// How a range will be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing is known.
+    Normal,
+    /// In ascending order.
+    Sequential,
+    /// In no order.
+    Random,
+}
+
+impl State {
+    fn encode(self) -> u64 {
+        match self {
+            State::Outside => 0,
+            State::None => 1,
+            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 2,
+            State::Cached(f) => u64::from(f) << 16 | 3,
+            State::Swapped(e) => e.raw() << 16 | 4,
+        }
+    }
+
+    fn decode(word: u64) -> State {
+        let payload = word >> 16;
+        match word & 7 {
+            1 => State::None,
+            2 => State::Mapped(Entry::from_raw(payload)),
+            3 => State::Cached(payload as FrameNo),
+            4 => Entry::from_raw(payload).map_or(State::None, State::Swapped),
+            _ => State::Outside,
+        }
+    }
+}
+
+/// The word of a page.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Word(AtomicU64);
+
+/// What a look at a word, or the lock of it, says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen(u64);
+
+impl Seen {
+    /// Kind and payload.
+    #[inline]
+    pub fn state(self) -> State {
+        State::decode(self.0)
+    }
+
+    /// Somebody changes the page.
+    #[inline]
+    pub fn is_busy(self) -> bool {
+        self.0 & BUSY != 0
+    }
+
+    /// Pins.
+    #[inline]
+    pub fn pins(self) -> u32 {
+        ((self.0 & PIN_MASK) >> PIN_SHIFT) as u32
+    }
+
+    /// How the page's range will be used.
+    #[inline]
+    pub fn hint(self) -> Hint {
+        match (self.0 & HINT_MASK) >> HINT_SHIFT {
+            1 => Hint::Sequential,
+            2 => Hint::Random,
+            _ => Hint::Normal,
+        }
+    }
+
+    /// The page can be written without a fault.
+    #[inline]
+    pub fn is_writable(self) -> bool {
+        self.0 & WRITABLE != 0
+    }
+
+    /// The page came back soon after it had gone.
+    #[inline]
+    pub fn is_hot(self) -> bool {
+        self.0 & HOT != 0
+    }
+
+    fn with_state(self, to: State) -> u64 {
+        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | HOT) | to.encode()
+    }
+
+    /// The same, writable or not.
+    pub fn with_writable(self, writable: bool) -> Seen {
+        Seen(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
+    }
+
+    /// The same, hot or not.
+    pub fn with_hot(self, hot: bool) -> Seen {
+        Seen(if hot { self.0 | HOT } else { self.0 & !HOT })
+    }
+
+    /// The same with another number of pins.
+    pub fn with_pins(self, pins: u32) -> Seen {
+        Seen(self.0 & !PIN_MASK | u64::from(pins.min(PINS_MAX)) << PIN_SHIFT)
+    }
+
+    /// The same with another hint.
+    pub fn with_hint(self, hint: Hint) -> Seen {
+        Seen(self.0 & !HINT_MASK | (hint as u64) << HINT_SHIFT)
+    }
+}
+
+impl Word {
+    /// A look; it may be old the next moment.
+    #[inline]
+    pub fn look(&self) -> Seen {
+        Seen(self.0.load(Ordering::Acquire))
+    }
+
+    /// Makes the page busy, unless it is.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Seen> {
+        let seen = self.0.load(Ordering::Relaxed);
+        self.try_lock_if(Seen(seen))
+    }
+
+    /// Makes the page busy if its word still is `seen` (and not busy).
+    #[inline]
+    pub fn try_lock_if(&self, seen: Seen) -> Option<Seen> {
+        let word = seen.0;
+        let free = word & BUSY == 0;
+        let locked = || self.0.compare_exchange(word, word | BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free && locked()).then_some(seen)
+    }
+
+    /// Makes the page busy, waiting for whoever has it. See the module's rule about waiting.
+    pub fn lock(&self) -> Seen {
+        loop {
+            if let Some(seen) = self.try_lock() {
+                return seen;
+            }
+            self.wait();
+        }
+    }
+
+    /// Waits until the page is not busy (or at least no longer busy in the same way).
+    pub fn wait(&self) {
+        // What makes a page busy mostly takes some microseconds, less than to sleep and be woken.
+        for _ in 0..200 {
+            if !self.look().is_busy() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let seen = self.0.load(Ordering::Relaxed);
+        if seen & BUSY == 0 {
+            return;
+        }
+        let waiting = seen | WAITERS;
+        if seen == waiting || self.0.compare_exchange(seen, waiting, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            futex::wait(self.low_half(), waiting as u32, None);
+        }
+    }
+
+    /// Ends the busy state that gave `seen`, with a new kind; pins and hint as in `seen`.
+    #[inline]
+    pub fn unlock(&self, seen: Seen, to: State) {
+        let old = self.0.swap(seen.with_state(to), Ordering::AcqRel);
+        debug_assert!(old & BUSY != 0);
+        if old & WAITERS != 0 {
+            futex::wake_all(self.low_half());
+        }
+    }
+
+    /// Says that a Mapped page cannot be written without a fault any more; to be made true right after. Pages that are
+    /// busy stay as they are.
+    pub fn clear_writable(&self) {
+        let seen = self.look();
+        let wanted = seen.is_writable() && !seen.is_busy() && matches!(seen.state(), State::Mapped(_));
+        if wanted {
+            // Somebody else's change wins: the page then stays writable as far as the word goes.
+            let _ = self.0.compare_exchange(seen.0, seen.0 & !WRITABLE, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Half of the word that has the flags, as the futex wants it.
+    fn low_half(&self) -> &AtomicU32 {
+        // SAFETY: the first four bytes of an aligned u64, which lives as long; x86-64 is little-endian. Mixed-size
+        // access happens in the kernel only (futex compares the value).
+        unsafe { &*self.0.as_ptr().cast::<AtomicU32>() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_keep_what_they_are_told() {
+        let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
+        let states = [
+            State::Outside,
+            State::None,
+            State::Mapped(None),
+            State::Mapped(Some(entry)),
+            State::Cached(77),
+            State::Swapped(entry),
+        ];
+        let word = Word(AtomicU64::new(0));
+        for state in states {
+            let seen = word.lock();
+            assert!(word.look().is_busy() && word.try_lock().is_none());
+            word.unlock(seen.with_pins(9).with_hint(Hint::Random).with_writable(true), state);
+            let seen = word.look();
+            assert!(seen.is_writable() && !seen.is_hot());
+            assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
+        }
+        let seen = word.lock();
+        word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), State::None);
+        assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));
+    }
+
+    #[test]
+    fn who_waits_is_woken() {
+        let word = Word(AtomicU64::new(State::None.encode()));
+        let held = word.lock();
+        std::thread::scope(|s| {
+            let waiters: Vec<_> = (0..4)
+                .map(|_| {
+                    s.spawn(|| {
+                        let seen = word.lock();
+                        word.unlock(seen.with_pins(seen.pins() + 1), seen.state());
+                    })
+                })
+                .collect();
+            while word.0.load(Ordering::Relaxed) & WAITERS == 0 {
+                std::thread::yield_now();
+            }
+            word.unlock(held, State::Mapped(None));
+            waiters.into_iter().for_each(|w| w.join().unwrap());
+        });
+        assert_eq!((word.look().state(), word.look().pins()), (State::Mapped(None), 4));
+    }
+}
