@@ -26,7 +26,8 @@ impl Budget {
     /// A budget of `promised` pages.
     pub fn new(promised: u64) -> Budget {
         let promised = promised as i64;
-        let gap = (promised / 64).max(256);
+        // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
+        let gap = (promised / 32).clamp(256, 2048).max(promised / 64);
         Budget {
             promised,
             gap,

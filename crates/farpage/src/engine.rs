@@ -75,6 +75,8 @@ pub struct Engine {
     pub lru: Mutex<Lru>,
     /// Swap devices.
     pub space: SwapSpace,
+    /// Slots of pages that the program discarded, to be freed.
+    pub dead: Mutex<Vec<crate::device::Entry>>,
     /// Pages allowed and had.
     pub budget: Budget,
     /// Hash key.
@@ -161,6 +163,7 @@ impl Engine {
             frame_entry,
             lru: Mutex::new(Lru::new()),
             space,
+            dead: Mutex::new(Vec::new()),
             budget,
             key,
             stat,
@@ -279,6 +282,29 @@ impl Engine {
         if let Some(e) = entry {
             self.space.free(e);
         }
+    }
+
+    /// Has the writer free these slots when it comes to it; `entries` is empty afterwards.
+    pub fn free_later(&self, entries: &mut Vec<crate::device::Entry>) {
+        if !entries.is_empty() {
+            lock(&self.dead).append(entries);
+            self.wake_writer();
+        }
+    }
+
+    /// Frees up to `max` of the slots that [`Engine::free_later`] was given; how many.
+    pub fn free_dead(&self, max: usize) -> usize {
+        let mut freed = 0;
+        while freed < max {
+            // One at a time: the pager must not wait for the lock while a device frees.
+            let Some(entry) = lock(&self.dead).pop() else { break };
+            self.space.free(entry);
+            freed += 1;
+        }
+        if freed > 0 {
+            self.account_pool();
+        }
+        freed
     }
 
     /// Brings the pool's size into the budget.

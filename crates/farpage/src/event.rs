@@ -11,9 +11,13 @@ use crate::sys::raw::fatal;
 
 impl Pager {
     /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
+    ///
+    /// Slots are freed later: the program goes on, perhaps to fill a new mapping at full speed, and the pager must be there
+    /// to adopt it. (Freeing the slots of 128 MiB here took 100 ms, in which as much memory grew unseen.)
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
         let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
+        let mut dead = std::mem::take(&mut self.dead);
         e.table.for_each(first, last, |_, node| {
             loop {
                 let state = e.table.state(node);
@@ -21,7 +25,7 @@ impl Pager {
                     State::None => true,
                     State::Swapped(entry) => {
                         e.table.set(node, State::None);
-                        e.space.free(entry);
+                        dead.push(entry);
                         true
                     }
                     // The thread that discards pages goes on to do so when its event has been read; until then
@@ -29,13 +33,13 @@ impl Pager {
                     // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
                     State::Mapped(entry) => {
                         let _ = lock(&e.lru).unmap(&e.table, node, State::None);
-                        e.free_entry(entry);
+                        dead.extend(entry);
                         true
                     }
                     State::Cached(f) => {
                         let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
                         if won {
-                            e.release_frame_entry(f);
+                            dead.extend(e.take_frame_entry(f));
                             e.frames.put_free(f, 1);
                         }
                         won
@@ -48,6 +52,8 @@ impl Pager {
                 }
             }
         });
+        e.free_later(&mut dead);
+        self.dead = dead;
         if unmapped {
             let mut leaf = first & !511;
             while leaf < last {

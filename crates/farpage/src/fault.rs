@@ -72,7 +72,12 @@ impl Engine {
 
     /// Frees the slot that belongs to frame `f`, if any.
     pub(crate) fn release_frame_entry(&self, f: FrameNo) {
-        self.free_entry(Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed)));
+        self.free_entry(self.take_frame_entry(f));
+    }
+
+    /// Takes the slot that belongs to frame `f`, if any.
+    pub(crate) fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
+        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
     }
 }
 

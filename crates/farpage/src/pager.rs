@@ -7,6 +7,7 @@
 //! without having seen an event was served before it.
 
 use crate::PAGE_SIZE;
+use crate::device::Entry;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
 use crate::page_table::Vpn;
@@ -55,6 +56,8 @@ pub struct Pager {
     pub(crate) scans: Vec<(Vpn, Vpn)>,
     /// Ranges (bytes) that cannot be registered, so that they are not tried again and again.
     pub(crate) refused: Vec<(usize, usize)>,
+    /// Entries on their way to [`Engine::free_later`]; empty in between.
+    pub(crate) dead: Vec<Entry>,
     /// Sequential readers and writers of swapped-out memory.
     pub(crate) streams: Streams,
     /// Sequential first touches.
@@ -101,6 +104,7 @@ impl Engine {
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
+            dead: Vec::new(),
             streams: Streams::new(),
             zero_streams: Streams::new(),
         }))

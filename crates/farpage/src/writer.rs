@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Pages stored per turn, between two looks at the fork gate.
 const BATCH: usize = 32;
+/// Slots of discarded pages freed per turn.
+const DEAD: usize = 256;
 /// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
 const COMPACT: usize = 256;
 
@@ -29,9 +31,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         let seen = e.wakeups.writer.load(Acquire);
         e.fork.pass_gate();
         e.fork.writer_gate.lock();
-        let mut worked = false;
+        let mut worked = e.free_dead(DEAD) > 0;
         if wanted(e) {
-            worked = write_some(e, BATCH).0 > 0;
+            worked |= write_some(e, BATCH).0 > 0;
         }
         if e.space.pool_over_share() {
             worked |= e.space.writeback(32) > 0;
@@ -182,7 +184,8 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
 
 /// The page could not be stored: it stays in the swap cache.
 fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
-    if matches!(error, StoreError::Full) {
+    // Not full if there are slots that only wait to be freed: the next try finds them.
+    if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 {
         Stat::add(&e.stat.swap_full, 1);
         e.warn_full();
     }
