@@ -63,9 +63,9 @@ fn send(child: &Child, signal: i32) {
 
 #[test]
 fn signals_are_passed_on() {
-    let mut child = trapping("trap 'echo usr1' USR1; trap 'echo hup' HUP; trap 'echo term; exit 3' TERM");
+    let mut child = trapping("trap 'echo usr1' USR1; trap 'echo usr2' USR2; trap 'echo term; exit 3' TERM");
     let mut out = ready(&mut child);
-    for (signal, word) in [(libc::SIGUSR1, "usr1\n"), (libc::SIGHUP, "hup\n"), (libc::SIGTERM, "term\n")] {
+    for (signal, word) in [(libc::SIGUSR1, "usr1\n"), (libc::SIGUSR2, "usr2\n"), (libc::SIGTERM, "term\n")] {
         send(&child, signal);
         let mut line = String::new();
         out.read_line(&mut line).unwrap();

@@ -4,13 +4,20 @@
 //! have been replaced meanwhile, and must be registered whole.
 
 use crate::PAGE_SIZE;
+use crate::content::is_zero;
 use crate::engine::{give_up, lock};
-use crate::page_table::{State, Vpn};
+use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
 use crate::sys::pagemap;
 use crate::sys::proc::{free_until, mapping_at};
+use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
+use crate::writer;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Pages of the shared zero page taken out in one step.
+const ZEROS_AT_ONCE: usize = 128;
 
 /// Smallest mapping adopted, bytes.
 pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
@@ -95,14 +102,18 @@ impl Pager {
         let e = self.e;
         let mut seen = 0;
         let mut next = last;
-        let result = pagemap::present_runs(
+        let mut zeros = std::mem::take(&mut self.zeros);
+        let result = pagemap::runs_by_kind(
             &self.pagemap,
             first as usize * PAGE_SIZE,
             last as usize * PAGE_SIZE,
-            |start, end| {
+            |start, end, zero| {
                 let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
                 let stop = end.min(start + (SCAN_STEP - seen));
-                for vpn in start..stop {
+                if zero {
+                    zeros.push((start, stop));
+                }
+                for vpn in if zero { stop..stop } else { start..stop } {
                     if let Some(node) = e.table.node_or_create(vpn)
                         && e.table.state(node) == State::None
                     {
@@ -122,7 +133,75 @@ impl Pager {
         if next < last {
             self.scans.push((next, last));
         }
+        for (first, last) in zeros.drain(..) {
+            self.take_out_zeros(first, last);
+        }
+        self.zeros = zeros;
         true
+    }
+
+    /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
+    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before. A
+    /// page that was written meanwhile has its content in the frame, and goes to the swap cache.
+    fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
+        let e = self.e;
+        let mut at = first;
+        while at < last {
+            let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
+            let run = (at..last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
+            if run == 0 {
+                at += 1;
+                continue;
+            }
+            let Some((frame, got)) = e.frames.take_empty(run) else { break };
+            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory, into
+            // which the engine holds no reference.
+            let (bytes, result) =
+                unsafe { self.uffd.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
+            let done = bytes / PAGE_SIZE;
+            e.frames.put_empty(frame + done as FrameNo, got - done);
+            self.sort_out(at, frame, done);
+            at += done as u64;
+            match result {
+                Ok(()) => {}
+                // A change of mappings is pending: not now.
+                Err(Refused::Changing) if done == 0 => break,
+                Err(Refused::Changing) => {}
+                Err(_) => at += u64::from(done == 0),
+            }
+        }
+        // What could not be taken out is like any other page.
+        for vpn in at..last {
+            if let Some(node) = e.table.node_or_create(vpn)
+                && e.table.state(node) == State::None
+            {
+                lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
+            }
+        }
+    }
+
+    /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
+    fn sort_out(&mut self, first: Vpn, frame: FrameNo, n: usize) {
+        let e = self.e;
+        let mut zeros = 0;
+        for i in 0..n {
+            let f = frame + i as FrameNo;
+            // SAFETY: the frame is owned here and has a page.
+            if is_zero(unsafe { e.frame(f) }) {
+                zeros += 1;
+                continue;
+            }
+            writer::release_run(e, f - zeros, zeros as usize, 0);
+            zeros = 0;
+            let Some(node) = e.table.node_or_create(first + i as u64) else {
+                fatal("the page table is full: the program uses more than 4 TiB of memory");
+            };
+            e.frame_entry[f as usize].store(0, Relaxed);
+            let mut lru = lock(&e.lru);
+            lru.map(&e.table, node, State::Mapped(None), false);
+            lru.cache(&e.table, node, State::Cached(f));
+        }
+        writer::release_run(e, frame + n as FrameNo - zeros, zeros as usize, 0);
     }
 
     /// A page was found gone: brings the words around it up to date in one go.

@@ -56,6 +56,8 @@ pub struct Pager {
     pub(crate) scans: Vec<(Vpn, Vpn)>,
     /// Ranges (bytes) that cannot be registered, so that they are not tried again and again.
     pub(crate) refused: Vec<(usize, usize)>,
+    /// Runs of the shared zero page that a scan found; empty in between.
+    pub(crate) zeros: Vec<(Vpn, Vpn)>,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) dead: Vec<Entry>,
     /// Sequential readers and writers of swapped-out memory.
@@ -104,6 +106,7 @@ impl Engine {
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
+            zeros: Vec::new(),
             dead: Vec::new(),
             streams: Streams::new(),
             zero_streams: Streams::new(),

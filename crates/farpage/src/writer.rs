@@ -6,6 +6,7 @@
 //! swap cache: nothing is ever given up before its copy is complete.
 
 use crate::PAGE_SIZE;
+use crate::arena::TRASH_BYTES;
 use crate::content::is_zero;
 use crate::device::{Entry, Page, StoreError};
 use crate::engine::{Engine, lock};
@@ -199,32 +200,39 @@ fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
     }
 }
 
-/// Gives a frame's page back to the kernel: moved into the trash part, from where it can be dropped without an event.
+/// Gives a frame's page back to the kernel.
 fn release(e: &Engine, frame: FrameNo) {
+    release_run(e, frame, 1, 1);
+}
+
+/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the trash part, from where they can be dropped
+/// without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot be
+/// emptied become free ones.
+pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
+    if n == 0 {
+        return;
+    }
     let trash = lock(&e.trash);
-    let Some(uffd) = trash.as_ref() else {
-        e.frames.put_free(frame, 1);
+    let Some(uffd) = trash.as_ref().filter(|_| n <= TRASH_BYTES / PAGE_SIZE) else {
+        e.frames.put_free(first, n);
         return;
     };
     let base = e.arena.trash.base;
-    let src = e.frames.addr(frame);
-    let mut result = Err(crate::sys::uffd::Refused::Busy);
+    let mut done = 0;
     for _ in 0..2 {
-        // SAFETY: the frame is ours; the trash part belongs to the holder of its lock.
-        result = unsafe { uffd.move_pages(base, src, PAGE_SIZE, true) }.1;
-        if result.is_ok() {
+        let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
+        // SAFETY: the frames are ours; the trash part belongs to the holder of its lock.
+        done += unsafe { uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+        if done == n {
             break;
         }
         // SAFETY: the frame is owned here and has a page.
-        unsafe { e.unshare_frame(frame) };
-    }
-    if result.is_err() {
-        e.frames.put_free(frame, 1);
-        return;
+        unsafe { e.unshare_frame(first + done as FrameNo) };
     }
     // SAFETY: nobody else uses the trash part; its userfaultfd reports no events.
-    let _ = unsafe { madvise(base as *mut _, PAGE_SIZE, Advice::LinuxDontNeed) };
+    let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
     drop(trash);
-    e.frames.put_empty(frame, 1);
-    e.budget.add(-1);
+    e.frames.put_empty(first, done);
+    e.frames.put_free(first + done as FrameNo, n - done);
+    e.budget.add(-resident.min(done as i64));
 }

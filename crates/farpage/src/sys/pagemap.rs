@@ -31,6 +31,7 @@ const _: () = assert!(size_of::<ScanArg>() == 96);
 
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
+const IS_ZERO_PAGE: u64 = 1 << 5;
 const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as usize) << 8) | 16;
 
 /// Calls `each(start, end)`, in bytes, for every run of pages in `[start, end)` that have memory (or kernel swap)
@@ -43,6 +44,20 @@ pub fn present_runs(
     start: usize,
     end: usize,
     mut each: impl FnMut(usize, usize) -> bool,
+) -> Result<(), Errno> {
+    runs_by_kind(pagemap, start, end, |start, end, _| each(start, end))
+}
+
+/// As [`present_runs`]; the third argument says whether the run is of the kernel's shared zero page: read but never
+/// written, so there is no memory behind it yet, and there will be at the first write, without a fault.
+///
+/// # Errors
+/// As [`present_runs`].
+pub fn runs_by_kind(
+    pagemap: &OwnedFd,
+    start: usize,
+    end: usize,
+    mut each: impl FnMut(usize, usize, bool) -> bool,
 ) -> Result<(), Errno> {
     let mut regions = [Region::default(); 64];
     let mut from = start as u64;
@@ -59,13 +74,13 @@ pub fn present_runs(
             category_inverted: 0,
             category_mask: 0,
             category_anyof_mask: IS_PRESENT | IS_SWAPPED,
-            return_mask: IS_PRESENT,
+            return_mask: IS_PRESENT | IS_ZERO_PAGE,
         };
         let args = [pagemap.as_raw_fd() as usize, PAGEMAP_SCAN, std::ptr::from_mut(&mut arg) as usize, 0, 0, 0];
         // SAFETY: arg and the vector it names are alive; the scan asks for no write-protection, so it only reads.
         let n = unsafe { syscall(nr::IOCTL, args) }?;
         for r in &regions[..n.min(regions.len())] {
-            if !each(r.start as usize, r.end as usize) {
+            if !each(r.start as usize, r.end as usize, r.categories & IS_ZERO_PAGE != 0) {
                 return Ok(());
             }
         }
@@ -101,6 +116,15 @@ mod tests {
         })
         .unwrap();
         assert_eq!(runs, [(3, 5), (9, 10)]);
+        // SAFETY: inside the mapping.
+        (4..8).for_each(|page| _ = unsafe { base.cast::<u8>().add(page * 4096).read_volatile() });
+        let mut kinds = Vec::new();
+        runs_by_kind(&pagemap, base as usize, base as usize + len, |s, e, zero| {
+            kinds.push(((s - base as usize) / 4096, (e - base as usize) / 4096, zero));
+            true
+        })
+        .unwrap();
+        assert_eq!(kinds, [(3, 5, false), (5, 8, true), (9, 10, false)]);
         // SAFETY: ours, and no longer used.
         unsafe { munmap(base, len) }.unwrap();
     }
