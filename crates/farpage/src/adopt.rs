@@ -5,7 +5,7 @@
 
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
-use crate::engine::{give_up, lock};
+use crate::engine::{Engine, give_up, lock};
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
@@ -24,6 +24,20 @@ pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
 
 /// Pages looked at per step of a scan, so that faults do not wait for it.
 const SCAN_STEP: u64 = 2048;
+
+impl Engine {
+    /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
+    fn list_present(&self, first: Vpn, last: Vpn) {
+        for vpn in first..last {
+            if let Some(node) = self.table.node_or_create(vpn)
+                && self.table.state(node) == State::None
+            {
+                lock(&self.lru).map(&self.table, node, State::Mapped(None), false);
+            }
+        }
+    }
+}
+
 impl Pager {
     /// Registers what the monitor found.
     pub(crate) fn register_candidates(&mut self) {
@@ -112,13 +126,8 @@ impl Pager {
                 let stop = end.min(start + (SCAN_STEP - seen));
                 if zero {
                     zeros.push((start, stop));
-                }
-                for vpn in if zero { stop..stop } else { start..stop } {
-                    if let Some(node) = e.table.node_or_create(vpn)
-                        && e.table.state(node) == State::None
-                    {
-                        lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
-                    }
+                } else {
+                    e.list_present(start, stop);
                 }
                 seen += stop - start;
                 if seen == SCAN_STEP {
@@ -171,13 +180,7 @@ impl Pager {
             }
         }
         // What could not be taken out is like any other page.
-        for vpn in at..last {
-            if let Some(node) = e.table.node_or_create(vpn)
-                && e.table.state(node) == State::None
-            {
-                lock(&e.lru).map(&e.table, node, State::Mapped(None), false);
-            }
-        }
+        e.list_present(at, last);
     }
 
     /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
