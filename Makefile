@@ -68,6 +68,7 @@ stress: build test-programs
 	$(TESTS)/stress --mb 64 --ops 1000
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 1500 --seed 11 --no-fork
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12
+	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 400 --seed 45
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
 PROGRAMS ?= python_update python_file python_subprocess cc node java

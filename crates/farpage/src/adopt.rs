@@ -1,6 +1,6 @@
 //! Adopting mappings that the program made: registering them, and finding out which of their pages are there.
 //!
-//! Runs on the pager thread. The monitor says where to look; what is there is asked again here, because a mapping may
+//! Runs on the pager thread. [`crate::news`] says where to look; what is there is asked again here, because a mapping may
 //! have been replaced meanwhile, and must be registered whole.
 
 use crate::PAGE_SIZE;
@@ -10,7 +10,7 @@ use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
 use crate::sys::pagemap;
-use crate::sys::proc::{free_until, mapping_at};
+use crate::sys::proc::{Mapping, free_until, mapping_from};
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use crate::writer;
@@ -39,20 +39,6 @@ impl Engine {
 }
 
 impl Pager {
-    /// Registers what the monitor found.
-    pub(crate) fn register_candidates(&mut self) {
-        let found = {
-            let mut candidates = lock(&self.e.candidates);
-            if candidates.is_empty() {
-                return;
-            }
-            std::mem::take(&mut *candidates)
-        };
-        for (start, end) in found {
-            self.adopt_mappings(start, end);
-        }
-    }
-
     /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
     /// and a mapping must be registered whole.
     pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
@@ -60,22 +46,21 @@ impl Pager {
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
-            let (from, to) = match mapping_at(&self.maps, at) {
-                Ok(Some(found)) => found,
-                Ok(None) => {
-                    at += PAGE_SIZE; // gone, or something else by now
-                    continue;
-                }
-                Err(_) => (start, end),
+            let Mapping { start: from, end: to, adoptable } = match mapping_from(&self.maps, at) {
+                Ok(Some(found)) if found.start < end => found,
+                Ok(_) => return, // gone by now
+                Err(_) => Mapping { start: at, end, adoptable: true },
             };
             parts.clear();
-            e.adoptable_parts(from, to, &mut parts);
+            if adoptable {
+                e.adoptable_parts(from, to, &mut parts);
+            }
             for &(s, t) in &parts {
                 if !self.refused.contains(&(s, t)) {
                     self.adopt(s, t, if t == to { free_until(&self.maps, to) } else { t });
                 }
             }
-            at = to.max(at + PAGE_SIZE);
+            at = to;
         }
     }
 
@@ -97,15 +82,20 @@ impl Pager {
             }
             Err(_) => return,
         }
-        // Huge pages would make one fault cost 2 MiB of budget.
-        // SAFETY: advice about the program's own memory that changes no content.
-        let _ = unsafe { rustix::mm::madvise(start as *mut _, room - start, rustix::mm::Advice::LinuxNoHugepage) };
         let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
         let mut managed = lock(&self.e.managed);
         // Only what was not managed before may have pages that are on no list.
+        let known = self.scans.len();
         self.scans.extend(managed.gaps(first, last));
         managed.insert(first, last);
         drop(managed);
+        if self.scans.len() == known {
+            return; // heard of twice, or a change of access rights
+        }
+        // The kernel would make a huge page ready at each fault, before it asks us. Not a second time: advice for a part
+        // of what the program has given other advice since makes it several mappings, which mremap refuses.
+        // SAFETY: advice about the program's own memory that changes no content.
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, room - start, rustix::mm::Advice::LinuxNoHugepage) };
         Stat::add(&self.e.stat.adopted_ranges, 1);
     }
 

@@ -4,7 +4,7 @@
 //! `[base, end)`. The gaps keep neighbouring anonymous mappings of the program from merging with ours.
 //!
 //! ```text
-//!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | trash | gap
+//!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | trash | gap | bell | gap
 //! ```
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
 //! mapping change is pending, which is what makes moving pages out safe against munmap and mmap in other threads.
@@ -56,6 +56,8 @@ pub struct Arena {
     pub frames: Part,
     /// Where pages are moved that shall be freed.
     pub trash: Part,
+    /// One page, never present, registered like the frames: discarding it is how a program thread wakes the pager.
+    pub bell: Part,
 }
 
 /// Bytes of the trash part: pages freed in one go.
@@ -67,7 +69,7 @@ impl Arena {
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
     pub fn reserve(heap: usize, table: usize, pool: usize, stacks: usize, frames: usize) -> Result<Arena, Errno> {
-        let sizes = [heap, table, pool, stacks, frames, TRASH_BYTES].map(|n| n.next_multiple_of(GAP));
+        let sizes = [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE].map(|n| n.next_multiple_of(GAP));
         let total = sizes.iter().map(|n| n + GAP).sum::<usize>() + GAP;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -75,7 +77,7 @@ impl Arena {
         }?;
         let all = Part { base: base as usize, len: total };
         let mut at = all.base + GAP;
-        let mut parts = [Part { base: 0, len: 0 }; 6];
+        let mut parts = [Part { base: 0, len: 0 }; 7];
         for (part, len) in parts.iter_mut().zip(sizes) {
             *part = Part { base: at, len };
             at += len + GAP;
@@ -85,7 +87,7 @@ impl Arena {
             // SAFETY: as above. Huge pages would blur the page-wise accounting; without them it still works.
             let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
         }
-        let [heap, table, pool, stacks, frames, trash] = parts;
-        Ok(Arena { all, heap, table, pool, stacks, frames, trash })
+        let [heap, table, pool, stacks, frames, trash, bell] = parts;
+        Ok(Arena { all, heap, table, pool, stacks, frames, trash, bell })
     }
 }

@@ -22,10 +22,12 @@ use crate::fork::Fork;
 use crate::frame::Frames;
 use crate::heap::Heap;
 use crate::lru::Lru;
+use crate::notes::Notes;
 use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::pool_share::{LoadTimes, PoolShare};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
+use crate::sys::perf::MappingEvents;
 use crate::sys::raw::{fatal, message};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
 use crate::sys::uffd::Uffd;
@@ -57,6 +59,10 @@ pub struct Wakeups {
     pub pager_waits: AtomicBool,
     /// Counts requests to the writer.
     pub writer: AtomicU32,
+    /// Counts requests to the monitor.
+    pub monitor: AtomicU32,
+    /// Nobody wakes this word: to wait for it is to sleep.
+    pub never: AtomicU32,
 }
 
 /// Everything the engine's threads share.
@@ -91,6 +97,10 @@ pub struct Engine {
     pub managed: Mutex<RangeSet>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// What program threads tell.
+    pub notes: Notes,
+    /// The kernel's news of mappings, opened by the monitor for the pager, where the system allows it.
+    pub events: Mutex<Option<MappingEvents>>,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
@@ -161,7 +171,7 @@ impl Engine {
             table,
             frames,
             frame_entry,
-            lru: Mutex::new(Lru::new()),
+            lru: Mutex::new(Lru::new(budget.promised() as usize)),
             space,
             dead: Mutex::new(Vec::new()),
             budget,
@@ -171,6 +181,8 @@ impl Engine {
             exclude: own_images(),
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
+            notes: Notes::default(),
+            events: Mutex::new(None),
             pinned: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
@@ -269,7 +281,7 @@ impl Engine {
     }
 
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the
-    /// head of the thread's robust list).
+    /// head of the thread's robust list). Engine threads only.
     pub fn pin_thread(&self, block: usize) {
         let mut pinned = lock(&self.pinned);
         for at in [block.saturating_sub(0x400), block + 0xb00] {

@@ -20,6 +20,8 @@ pub mod frame;
 pub mod heap;
 pub mod lru;
 pub mod monitor;
+pub mod news;
+pub mod notes;
 pub mod page_table;
 pub mod pager;
 pub mod pool_share;

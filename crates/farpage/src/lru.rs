@@ -11,12 +11,13 @@ use farpage_swap::workingset::WorkingSet;
 #[derive(Debug, Default)]
 pub struct Lru {
     set: WorkingSet,
+    near_min: usize,
 }
 
 impl Lru {
-    /// Empty lists.
-    pub const fn new() -> Lru {
-        Lru { set: WorkingSet::new() }
+    /// Empty lists, for a budget of `pages`.
+    pub const fn new(pages: usize) -> Lru {
+        Lru { set: WorkingSet::new(), near_min: pages / 8 }
     }
 
     /// Pages in the program.
@@ -54,9 +55,10 @@ impl Lru {
         near
     }
 
-    /// See [`Lru::map_refaulted`]: a quarter of the pages in memory.
+    /// See [`Lru::map_refaulted`]: a quarter of the pages in memory, and at least an eighth of the budget. (A quarter of
+    /// next to nothing earns nothing, and the compressed pool would keep all for ever.)
     pub fn near_len(&self) -> usize {
-        (self.active_len() + self.cached_len()) / 4
+        ((self.active_len() + self.cached_len()) / 4).max(self.near_min)
     }
 
     /// Takes a `Mapped` page off its list and gives its word another value. Whether it was hot.

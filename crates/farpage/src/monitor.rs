@@ -16,12 +16,8 @@ use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
 use crate::sys::raw::message;
 use crate::sys::thread::{close_all_but, settle};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
-
-/// A word that nobody wakes: sleeping is waiting for it.
-static NEVER: AtomicU32 = AtomicU32::new(0);
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -39,12 +35,6 @@ pub struct Monitor {
     quiet: u32,
     /// Activation failed; said once.
     failed: bool,
-    /// News of mappings, where the system allows it.
-    events: Option<MappingEvents>,
-    /// They are switched on.
-    enabled: bool,
-    /// Mappings heard of, to be handed to the pager at the next turn.
-    news: Vec<(usize, usize)>,
     /// How much of the budget is for compressed pages.
     share: PoolShare,
 }
@@ -68,9 +58,10 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     loop {
         e.fork.pass_gate();
         e.fork.monitor_gate.lock();
+        let asked = e.wakeups.monitor.load(SeqCst);
         let pause = monitor.turn();
         e.fork.monitor_gate.unlock();
-        monitor.wait(pause);
+        futex::wait(&e.wakeups.monitor, asked, Some(pause.as_nanos() as u64));
     }
 }
 
@@ -86,8 +77,8 @@ impl Monitor {
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
         let now = Instant::now();
         let buffer = vec![0; 32 * 1024];
-        let events = MappingEvents::open().ok();
-        let news = Vec::with_capacity(256);
+        // Now, because perf follows the threads that the program starts from here on; the pager reads.
+        *lock(&e.events) = MappingEvents::open().ok();
         Ok(Monitor {
             e,
             proc,
@@ -100,37 +91,13 @@ impl Monitor {
             last_rss: 0,
             quiet: 0,
             failed: false,
-            events,
-            enabled: false,
-            news,
             share: PoolShare::new(e.conf.ram),
         })
-    }
-
-    /// Sleeps, but not while the program makes new mappings. Outside the gate, so nothing is allocated here.
-    fn wait(&mut self, pause: Duration) {
-        let ns = pause.as_nanos() as i64;
-        match &mut self.events {
-            Some(events) if self.e.active.load(Relaxed) => events.wait(ns, |start, end| {
-                if end - start >= ADOPT_MIN && self.news.len() < self.news.capacity() {
-                    self.news.push((start, end));
-                }
-            }),
-            _ => futex::wait(&NEVER, 0, Some(ns as u64)),
-        }
     }
 
     /// One sample and what follows from it; returns how long to sleep.
     fn turn(&mut self) -> Duration {
         let e = self.e;
-        if !self.news.is_empty() {
-            lock(&e.candidates).append(&mut self.news);
-            e.kick_pager();
-        }
-        if !self.enabled && e.active.load(Relaxed) {
-            self.enabled = true;
-            self.events.iter().for_each(MappingEvents::enable);
-        }
         let before = e.budget.grown();
         let rss = match rss_anon_pages(&self.statm) {
             Ok(pages) => pages as i64,
@@ -140,8 +107,13 @@ impl Monitor {
         e.publish_levels(rss);
         if !e.active.load(Relaxed) {
             let threshold = e.budget.activation();
-            if rss >= threshold && !self.failed {
+            let asked = e.early_notes();
+            if (rss >= threshold || asked) && !self.failed {
                 self.activate();
+            }
+            if asked && self.failed {
+                while e.notes.take().is_some() {}
+                e.notes.finish();
             }
             // Half of the time in which two fast threads could fill what is left (0.7 pages a microsecond).
             let room = (threshold - rss).max(0) as u64;

@@ -12,6 +12,7 @@ use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
 use crate::page_table::Vpn;
 use crate::stat::Stat;
+use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, cpu_of};
 use crate::sys::raw::{fatal, message};
 use crate::sys::thread::{run_on, settle};
@@ -60,6 +61,10 @@ pub struct Pager {
     pub(crate) zeros: Vec<(Vpn, Vpn)>,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) dead: Vec<Entry>,
+    /// Mappings heard of; empty in between.
+    pub(crate) news: Vec<(usize, usize)>,
+    /// The kernel's news of mappings, where the system allows it.
+    pub(crate) events: Option<MappingEvents>,
     /// Sequential readers and writers of swapped-out memory.
     pub(crate) streams: Streams,
     /// Sequential first touches.
@@ -68,6 +73,7 @@ pub struct Pager {
 
 /// How often the pager looks on which CPU the faults come from.
 const FOLLOW_EVERY: Duration = Duration::from_millis(4);
+
 impl Engine {
     /// Memory is managed from now on: opens the userfaultfds, starts pager and writer. Called on the monitor thread,
     /// which owns the descriptor table.
@@ -86,6 +92,7 @@ impl Engine {
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
+        uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;
         let pagemap = proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"))?;
         let maps = proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {e}"))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -108,6 +115,8 @@ impl Engine {
             refused: Vec::new(),
             zeros: Vec::new(),
             dead: Vec::new(),
+            news: Vec::new(),
+            events: lock(&self.events).take().inspect(MappingEvents::enable),
             streams: Streams::new(),
             zero_streams: Streams::new(),
         }))
@@ -116,7 +125,7 @@ impl Engine {
     /// Starts pager and writer.
     pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), String> {
         self.fork.hand_over(pager);
-        self.active.store(true, Ordering::Release);
+        self.active.store(true, Ordering::SeqCst);
         let failed = |e| format!("cannot start an engine thread: {e}");
         self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
         self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
@@ -140,7 +149,7 @@ impl Pager {
         if self.e.fork.wanted() {
             self.pause_for_fork();
         }
-        self.register_candidates();
+        self.adopt_news();
         let got = self.read_messages();
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
@@ -161,9 +170,11 @@ impl Pager {
         }
     }
 
-    /// Waits for a message or a kick, at most `timeout_ns`.
+    /// Waits for a message, a kick or news of a mapping, at most `timeout_ns`.
     pub(crate) fn sleep(&self, timeout_ns: Option<i64>) {
-        let mut fds = [PollFd::new(&self.uffd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
+        let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
+        let mut fds =
+            [self.uffd.as_fd(), self.kick.as_fd(), events].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
         if poll(&mut fds, timeout.as_ref()).is_ok() && fds[1].revents().contains(PollFlags::IN) {
             let mut count = [0u8; 8];
@@ -216,6 +227,7 @@ impl Pager {
                 }
                 self.waiting.push(Fault { addr, write, since, reported: false });
             }
+            Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.forget(start, end, false);

@@ -67,7 +67,7 @@ impl Pager {
         Stat::add(&e.stat.allocstall, 1);
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
-            self.register_candidates();
+            self.adopt_news();
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
             if lock(&e.lru).cached_len() < 16 {
                 self.shrink(BATCH);

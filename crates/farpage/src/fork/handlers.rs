@@ -7,7 +7,7 @@
 use super::verdict::{receive_verdict, send_verdict};
 use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict};
 use crate::PAGE_SIZE;
-use crate::engine::{Engine, engine, lock};
+use crate::engine::{engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::raw::{fatal, gettid, message};
@@ -81,7 +81,7 @@ pub extern "C" fn prepare() {
     if active {
         f.forker.store(gettid(), SeqCst);
         f.set_pager(PAUSE_WANTED);
-        e.kick_pager_from_program();
+        e.ring();
         f.wait_pager(PAUSED);
         // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
         touch_streams();
@@ -124,7 +124,7 @@ pub extern "C" fn parent() {
         // The pager needs our number of the lease pipe's read end; it fetches it from this thread's table.
         lock(&f.errand).lease_read = errand.lease_read;
         f.set_pager(RESUME_WANTED);
-        e.kick_pager_from_program();
+        e.ring();
         f.wait_pager(RUNNING);
         *lock(&f.errand) = Errand::default();
         let verdict = *lock(&f.verdict);
@@ -176,6 +176,7 @@ pub extern "C" fn child() {
     }
     std::mem::forget(lock(&e.trash).take());
     e.wakeups.kick_fd.store(-1, SeqCst);
+    e.notes.fork_child();
     StatPage::renew(e.stat, e.conf.ram);
     if errand.active {
         close(errand.verdict_write);
@@ -197,20 +198,6 @@ pub extern "C" fn child() {
         close(errand.lease_write);
         while f.child_ready.load(SeqCst) == 0 {
             futex::wait(&f.child_ready, 0, None);
-        }
-    }
-}
-
-impl Engine {
-    /// Kicks the pager from a program thread, which does not have its eventfd: through the fork word, which the pager
-    /// looks at on every turn, and a page fault of our own making, which ends its sleep.
-    fn kick_pager_from_program(&self) {
-        // The pager's eventfd lives in the engine's descriptor table; the monitor, which waits at its gate, has it.
-        let fd = self.wakeups.kick_fd.load(SeqCst);
-        if let Ok(here) = fetch_fd(self.fork.monitor_tid.load(SeqCst), fd) {
-            // SAFETY: just made.
-            let owned = unsafe { OwnedFd::from_raw_fd(here) };
-            let _ = rustix::io::write(&owned, &1u64.to_ne_bytes());
         }
     }
 }

@@ -53,6 +53,8 @@ impl Pager {
                     self.accept(one[0], Instant::now());
                     settle = tid == forker;
                 }
+                // A wake-up for notes, which are looked at after the fork.
+                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
                 event => {
                     held.note(event);
                     removed.push(event);

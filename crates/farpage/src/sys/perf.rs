@@ -5,7 +5,8 @@
 //! seccomp filter, `kernel.perf_event_paranoid` above 2) the monitor's looks at `/proc/self/maps` have to do.
 
 use super::raw::{Errno, nr, syscall};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,8 +43,8 @@ struct Ring {
 /// New mappings of this process as they are made.
 pub struct MappingEvents {
     rings: Vec<Ring>,
-    /// For the poll system call, made once: waiting must not allocate (a fork may copy the process meanwhile).
-    polled: Vec<libc::pollfd>,
+    /// Readable when one of them has a record.
+    any: OwnedFd,
 }
 
 impl MappingEvents {
@@ -75,9 +76,11 @@ impl MappingEvents {
             let base = unsafe { mmap(std::ptr::null_mut(), PAGE + DATA, prot, MapFlags::SHARED, &fd, 0) }? as usize;
             rings.push(Ring { fd, base });
         }
-        let polled =
-            rings.iter().map(|r| libc::pollfd { fd: r.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
-        Ok(MappingEvents { rings, polled })
+        let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for ring in &rings {
+            epoll::add(&any, &ring.fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(MappingEvents { rings, any })
     }
 
     /// Starts recording.
@@ -89,14 +92,16 @@ impl MappingEvents {
         }
     }
 
-    /// Waits at most `timeout_ns` for new mappings and calls `each(start, end)`, in bytes, for those that may be
-    /// anonymous memory.
-    pub fn wait(&mut self, timeout_ns: i64, mut each: impl FnMut(usize, usize)) {
-        let timeout = [0i64, timeout_ns.min(999_999_999)];
-        let args = [self.polled.as_mut_ptr() as usize, self.polled.len(), timeout.as_ptr() as usize, 0, 0, 0];
-        // SAFETY: the array and the timespec are alive. Whatever the result, the rings are looked at.
-        let _ = unsafe { syscall(nr::PPOLL, args) };
+    /// Calls `each(start, end)`, in bytes, for the new mappings since the last call that may be anonymous memory.
+    pub fn read(&mut self, mut each: impl FnMut(usize, usize)) {
         self.rings.iter().for_each(|ring| ring.drain(&mut each));
+    }
+}
+
+/// To be polled: readable once when there is something to [`MappingEvents::read`].
+impl AsFd for MappingEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.any.as_fd()
     }
 }
 
@@ -106,7 +111,7 @@ impl Ring {
         unsafe { &*((self.base + offset) as *const AtomicU64) }
     }
 
-    fn read(&self, at: u64, out: &mut [u8]) {
+    fn copy(&self, at: u64, out: &mut [u8]) {
         for (i, byte) in out.iter_mut().enumerate() {
             let offset = (at as usize + i) % DATA;
             // SAFETY: inside the data pages; the kernel wrote it before it moved the head.
@@ -119,7 +124,7 @@ impl Ring {
         let mut at = self.word(TAIL).load(Ordering::Relaxed);
         while at < head {
             let mut record = [0u8; 48];
-            self.read(at, &mut record);
+            self.copy(at, &mut record);
             let u = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| record[i + k]));
             let (kind, size) = (u(0) as u32, u(0) >> 48);
             if size == 0 {
@@ -147,6 +152,6 @@ mod tests {
         events.enable();
         // The events follow the main thread; a test runs on another one, which was there before. So only that nothing
         // breaks and nothing foreign is reported can be seen here; the stress program sees the rest.
-        events.wait(1_000_000, |start, end| assert!(start < end));
+        events.read(|start, end| assert!(start < end));
     }
 }

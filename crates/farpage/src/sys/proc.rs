@@ -169,24 +169,26 @@ impl Query {
     }
 }
 
-/// The mapping that covers `addr` right now; `None` if there is none or it may not be adopted.
+/// The mapping that covers `addr` right now, or else the next one; `None`: there is none behind it.
 ///
 /// # Errors
 /// `NOTTY`: the kernel (before 6.11) cannot be asked this.
-pub fn mapping_at(maps: &OwnedFd, addr: usize) -> Result<Option<(usize, usize)>, Errno> {
+pub fn mapping_from(maps: &OwnedFd, addr: usize) -> Result<Option<Mapping>, Errno> {
     const EXECUTABLE: u64 = 4;
     const SHARED: u64 = 8;
     let mut name = [0u8; 32];
-    let query = match Query::ask(maps, addr, 0, &mut name) {
-        Ok(query) => query,
+    let (query, plain) = match Query::ask(maps, addr, OR_NEXT, &mut name) {
+        Ok(query) => {
+            let name = &name[..(query.name_size as usize).min(name.len())];
+            let plain = name.is_empty() || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
+            (query, plain)
+        }
+        Err(Errno::NAMETOOLONG) => (Query::ask(maps, addr, OR_NEXT, &mut [])?, false), // a file
         Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::NAMETOOLONG) => return Ok(None), // a file
         Err(e) => return Err(e),
     };
-    let name = &name[..(query.name_size as usize).min(name.len())];
-    let plain = name.is_empty() || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
     let adoptable = query.inode == 0 && query.vma_flags & (EXECUTABLE | SHARED) == 0 && plain;
-    Ok(adoptable.then_some((query.start as usize, query.end as usize)))
+    Ok(Some(Mapping { start: query.start as usize, end: query.end as usize, adoptable }))
 }
 
 /// How far a mapping that ends at `end` could grow in place: where the next one starts.
@@ -267,8 +269,12 @@ mod tests {
         assert!(n > 5 && found);
         assert!(cpu_of(&proc, super::super::raw::gettid()).is_some());
         let page = vec![1u8; 1 << 20];
-        let (start, end) = mapping_at(&proc.file("self/maps").unwrap(), page.as_ptr() as usize).unwrap().unwrap();
-        assert!(start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());
+        let maps = proc.file("self/maps").unwrap();
+        let Mapping { start, end, adoptable } = mapping_from(&maps, page.as_ptr() as usize).unwrap().unwrap();
+        assert!(adoptable && start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());
+        let code = mapping_from(&maps, own_process as *const () as usize).unwrap().unwrap();
+        assert!(!code.adoptable, "a file");
+        assert!(mapping_from(&maps, 0).unwrap().unwrap().start > 0, "the first mapping");
         let next = free_until(&proc.file("self/maps").unwrap(), end);
         assert!(next >= end && next < 1 << 47);
         let mut blocks = 0;

@@ -43,6 +43,8 @@ pub mod nr {
     pub const RT_SIGPROCMASK: u32 = 14;
     /// `ioctl`
     pub const IOCTL: u32 = 16;
+    /// `madvise`
+    pub const MADVISE: u32 = 28;
     /// `mincore`
     pub const MINCORE: u32 = 27;
     /// `prctl`
@@ -51,14 +53,14 @@ pub mod nr {
     pub const FUTEX: u32 = 202;
     /// `sched_setaffinity`
     pub const SCHED_SETAFFINITY: u32 = 203;
-    /// `ppoll`
-    pub const PPOLL: u32 = 271;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
     /// `perf_event_open`
     pub const PERF_EVENT_OPEN: u32 = 298;
     /// `sched_setattr`
     pub const SCHED_SETATTR: u32 = 314;
+    /// `sched_getattr`
+    pub const SCHED_GETATTR: u32 = 315;
     /// `userfaultfd`
     pub const USERFAULTFD: u32 = 323;
     /// `pidfd_open`

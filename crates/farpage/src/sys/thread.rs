@@ -142,6 +142,7 @@ pub fn settle(name: &[u8]) {
     comm[..n].copy_from_slice(&name[..n]);
     // SAFETY: PR_SET_NAME reads 16 bytes.
     let _ = unsafe { syscall(nr::PRCTL, [15, comm.as_ptr() as usize, 0, 0, 0, 0]) };
+    const SCHED_OTHER: u32 = 0;
     #[repr(C)]
     #[derive(Default)]
     struct SchedAttr {
@@ -154,9 +155,16 @@ pub fn settle(name: &[u8]) {
         deadline: u64,
         period: u64,
     }
-    let attr = SchedAttr { size: size_of::<SchedAttr>() as u32, runtime: 100_000, ..SchedAttr::default() };
-    // SAFETY: attr is a live sched_attr of the size it names; applies to the calling thread.
-    let _ = unsafe { syscall(nr::SCHED_SETATTR, [0, std::ptr::from_ref(&attr) as usize, 0, 0, 0, 0]) };
+    let mut attr = SchedAttr::default();
+    let size = size_of::<SchedAttr>();
+    // SAFETY: fills attr, a live sched_attr of the size named, for the calling thread.
+    let known = unsafe { syscall(nr::SCHED_GETATTR, [0, std::ptr::from_mut(&mut attr) as usize, size, 0, 0, 0]) };
+    // Everything else, its nice value above all, stays as the program's user chose it.
+    if known.is_ok() && attr.policy == SCHED_OTHER {
+        attr.runtime = 100_000;
+        // SAFETY: attr is a live sched_attr of the size it names; applies to the calling thread.
+        let _ = unsafe { syscall(nr::SCHED_SETATTR, [0, std::ptr::from_ref(&attr) as usize, 0, 0, 0, 0]) };
+    }
 }
 
 /// Makes the calling engine thread run on `cpu`. Best effort.

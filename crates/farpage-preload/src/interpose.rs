@@ -1,0 +1,158 @@
+//! The functions of libc that this library stands in front of, and why:
+//!
+//! | function | why |
+//! | --- | --- |
+//! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
+//! | `mmap`, `mmap64` | a large mapping can be filled before anybody hears of it: its thread goes on when it is registered |
+//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered |
+//!
+//! All do what libc's do, by calling them. Below the budget's reach they do nothing else.
+
+use farpage::engine::{Engine, engine};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// libc's functions (or those of another preloaded library), found by the initialiser.
+pub struct Real {
+    pthread_create: AtomicUsize,
+    mmap: AtomicUsize,
+    madvise: AtomicUsize,
+}
+
+static REAL: Real =
+    Real { pthread_create: AtomicUsize::new(0), mmap: AtomicUsize::new(0), madvise: AtomicUsize::new(0) };
+
+type PthreadCreate = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
+type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
+type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
+
+fn next(name: &CStr) -> usize {
+    // SAFETY: a lookup by name.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize }
+}
+
+/// Looks the functions up. By the initialiser: later, the looking up might itself need memory from the caller.
+pub fn find() {
+    REAL.pthread_create.store(next(c"pthread_create"), Relaxed);
+    REAL.mmap.store(next(c"mmap"), Relaxed);
+    REAL.madvise.store(next(c"madvise"), Relaxed);
+}
+
+/// The function at `place`; libraries that are initialised before this one call before [`find`].
+fn found(place: &AtomicUsize, name: &CStr) -> usize {
+    match place.load(Relaxed) {
+        0 => next(name),
+        at => at,
+    }
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attr: *const libc::pthread_attr_t,
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    arg: *mut c_void,
+) -> c_int {
+    let real = found(&REAL.pthread_create, c"pthread_create");
+    if real == 0 {
+        return libc::EAGAIN;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: PthreadCreate = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let result = unsafe { real(thread, attr, start, arg) };
+    if result == 0
+        && let Some(engine) = engine()
+    {
+        // SAFETY: set by a successful call; with glibc the handle is the address of the control block.
+        engine.thread_started(unsafe { *thread } as usize);
+    }
+    result
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
+    let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
+    let populate = flags & libc::MAP_POPULATE != 0;
+    let wait = |e: &&Engine| if populate { e.must_be_managed(len) } else { e.is_large(len) };
+    let engine = engine().filter(|_| ours).filter(wait);
+    let flags = if engine.is_some() { flags & !libc::MAP_POPULATE } else { flags };
+    let real = found(&REAL.mmap, c"mmap");
+    if real == 0 {
+        // SAFETY: the calling thread's errno.
+        unsafe { *libc::__errno_location() = libc::ENOSYS };
+        return libc::MAP_FAILED;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: Mmap = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let at = unsafe { real(addr, len, prot, flags, fd, offset) };
+    if let Some(engine) = engine.filter(|_| at != libc::MAP_FAILED) {
+        engine.announce(at as usize, len);
+        if populate {
+            engine.populate(at as usize, len);
+        }
+    }
+    at
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: caller's promise; the two are one on x86-64.
+    unsafe { mmap(addr, len, prot, flags, fd, offset) }
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let populate = matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE);
+    if let Some(engine) = engine().filter(|e| populate && e.must_be_managed(len)) {
+        engine.announce(addr as usize, len);
+    }
+    let real = found(&REAL.madvise, c"madvise");
+    if real == 0 {
+        // SAFETY: the calling thread's errno.
+        unsafe { *libc::__errno_location() = libc::ENOSYS };
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: Madvise = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(addr, len, advice) }
+}

@@ -1,0 +1,129 @@
+//! How the engine hears of new mappings and threads, the quickest way first:
+//!
+//! | what | from whom | when |
+//! | --- | --- | --- |
+//! | a *note* ([`crate::notes`]) | the preload library, on the program's thread | before memory is filled by one call; the thread waits until it is registered |
+//! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
+//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
+//!
+//! Program threads run the first half of this file, the pager the second. No locks in the first: see [`crate::notes`].
+
+use crate::PAGE_SIZE;
+use crate::adopt::ADOPT_MIN;
+use crate::engine::{Engine, lock};
+use crate::notes::Note;
+use crate::pager::Pager;
+use crate::sys::futex;
+use crate::sys::raw::{nr, syscall};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// End of the addresses a program can have, bytes.
+const USER_END: usize = (1 << 47) - PAGE_SIZE;
+
+/// How long a program's thread waits at most for its mapping to be registered. It is late then, not wrong.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl Engine {
+    /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
+    /// program thread.
+    pub fn thread_started(&self, block: usize) {
+        for _ in 0..10 {
+            if self.notes.post(Note::Thread(block)).is_some() {
+                return;
+            }
+            // A thousand threads at once: whoever takes the notes is woken, and gets a moment.
+            self.ring();
+            futex::wait(&self.wakeups.never, 0, Some(1_000_000));
+        }
+    }
+
+    /// Whether `bytes` of new memory are so much that their owner should wait until they are managed. Called on a
+    /// program thread.
+    pub fn is_large(&self, bytes: usize) -> bool {
+        self.active.load(SeqCst) && (bytes / PAGE_SIZE) as i64 >= self.budget.promised() / 64
+    }
+
+    /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
+    pub fn must_be_managed(&self, bytes: usize) -> bool {
+        self.is_large(bytes) || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
+    }
+
+    /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
+    /// so that it grows by faults that can be made to wait; after a while in any case. Called on a program thread, also
+    /// in signal handlers.
+    pub fn announce(&self, start: usize, len: usize) {
+        let first = start & !(PAGE_SIZE - 1);
+        let end = start.saturating_add(len).min(USER_END);
+        if first == 0 || first >= end {
+            return; // the kernel will say what is wrong with it
+        }
+        if let Some(ticket) = self.notes.post(Note::Mapping(first, end)) {
+            self.ring();
+            self.notes.wait(ticket, PATIENCE);
+        }
+    }
+
+    /// What `MAP_POPULATE` does for the `len` bytes at `start`: whether it worked is not said there either.
+    pub fn populate(&self, start: usize, len: usize) {
+        const POPULATE_WRITE: usize = 23;
+        // SAFETY: writes to no page; those that are not there come into being as they would at a touch.
+        let _ = unsafe { syscall(nr::MADVISE, [start, len, POPULATE_WRITE, 0, 0, 0]) };
+    }
+
+    /// Wakes whoever takes the notes.
+    pub(crate) fn ring(&self) {
+        const DONTNEED: usize = 4;
+        if self.active.load(SeqCst) {
+            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of registered
+            // memory is news for the pager too; there is never a page at this address.
+            let bell = self.arena.bell;
+            // SAFETY: discards nothing.
+            let _ = unsafe { syscall(nr::MADVISE, [bell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
+        } else {
+            self.wakeups.monitor.fetch_add(1, SeqCst);
+            futex::wake_one(&self.wakeups.monitor);
+        }
+    }
+
+    /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
+    pub(crate) fn early_notes(&self) -> bool {
+        while let Some(Note::Thread(block)) = self.notes.peek() {
+            self.notes.take();
+            self.pin_thread(block);
+        }
+        self.notes.finish();
+        self.notes.peek().is_some()
+    }
+}
+
+impl Pager {
+    /// Registers the mappings that were heard of since the last call.
+    pub(crate) fn adopt_news(&mut self) {
+        let e = self.e;
+        let mut news = std::mem::take(&mut self.news);
+        if let Some(events) = &mut self.events {
+            events.read(|start, end| {
+                if end - start >= ADOPT_MIN {
+                    news.push((start, end));
+                }
+            });
+        }
+        let mut noted = false;
+        while let Some(note) = e.notes.take() {
+            noted = true;
+            match note {
+                Note::Thread(block) => e.pin_thread(block),
+                Note::Mapping(start, end) => news.push((start, end)),
+            }
+        }
+        news.append(&mut lock(&e.candidates));
+        for (start, end) in news.drain(..) {
+            self.adopt_mappings(start, end);
+        }
+        self.news = news;
+        if noted {
+            e.notes.finish();
+        }
+    }
+}
