@@ -152,7 +152,7 @@ impl Engine {
         // SAFETY: the part was made for the table and for nobody else.
         let table = unsafe { PageTable::new(arena.table) };
         let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
-        let pool_limit = PoolShare::new(conf.ram).limit();
+        let pool_limit = PoolShare::initial_limit(conf.ram);
         // SAFETY: the part was made for the pool and for nobody else.
         let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
             .map_err(|e| e.to_string())?;
@@ -346,13 +346,12 @@ impl Engine {
             return;
         }
         set(&s.active, 1);
-        let (active, hot, cached, near) = {
+        let (active, hot, cached) = {
             let lru = lock(&self.lru);
-            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64, lru.near_len() as u64)
+            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64)
         };
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);
-        set(&s.near_bytes, near * page);
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);

@@ -418,24 +418,20 @@ impl Pager {
         }
         e.frames.put_free(first + loaded as FrameNo, got - loaded);
         let placed = self.place_frames(vpn, first, loaded);
-        let fault = vpn;
         let mut kept = [None; READAHEAD_MAX as usize];
         for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
         }
-        let mut near = false;
         let mut lru = lock(&e.lru);
-        for (vpn, kept) in (vpn..).zip(&kept[..placed.done]) {
-            if let Some(node) = e.table.node(vpn) {
-                if wanted && vpn == fault {
-                    near = lru.map_refaulted(&e.table, node, State::Mapped(*kept));
-                } else {
-                    lru.map(&e.table, node, State::Mapped(*kept), false);
-                }
+        for (i, kept) in kept[..placed.done].iter().enumerate() {
+            let Some(node) = e.table.node(vpn + i as u64) else { continue };
+            if wanted && i == 0 {
+                lru.map_refaulted(&e.table, node, State::Mapped(*kept));
+            } else {
+                lru.map(&e.table, node, State::Mapped(*kept), false);
             }
         }
         drop(lru);
-        Stat::add(&e.stat.workingset_refault_near, u64::from(near));
         for (entry, _) in entries.iter().zip(&kept[..placed.done]).filter(|(_, kept)| kept.is_none()) {
             e.free_entry(Some(*entry));
         }

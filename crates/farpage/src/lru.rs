@@ -5,19 +5,21 @@
 //! others are on no list. Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
 
 use crate::page_table::{FrameNo, Node, PageTable, State};
+use crate::pool_share::Distances;
 use farpage_swap::workingset::WorkingSet;
 
 /// The lists; kept in a mutex by the engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Lru {
     set: WorkingSet,
-    near_min: usize,
+    /// Of pages that came back from a device.
+    pub distances: Distances,
 }
 
 impl Lru {
     /// Empty lists, for a budget of `pages`.
     pub const fn new(pages: usize) -> Lru {
-        Lru { set: WorkingSet::new(), near_min: pages / 8 }
+        Lru { set: WorkingSet::new(), distances: Distances::new(pages) }
     }
 
     /// Pages in the program.
@@ -46,19 +48,13 @@ impl Lru {
     }
 
     /// A swapped-out page came in because the program touched it. Its word becomes `Mapped`; whether it is hot is seen
-    /// from how long it was away. Returns whether it would have stayed if memory were larger by [`Lru::near_len`] pages.
-    pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) -> bool {
+    /// from how long it was away.
+    pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) {
         let shadow = table.shadow(node);
-        let near = self.set.distance(shadow) as usize <= self.near_len();
+        let distance = self.set.distance(shadow);
         let hot = self.set.is_near(shadow);
+        self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
         self.map(table, node, to, hot);
-        near
-    }
-
-    /// See [`Lru::map_refaulted`]: a quarter of the pages in memory, and at least an eighth of the budget. (A quarter of
-    /// next to nothing earns nothing, and the compressed pool would keep all for ever.)
-    pub fn near_len(&self) -> usize {
-        ((self.active_len() + self.cached_len()) / 4).max(self.near_min)
     }
 
     /// Takes a `Mapped` page off its list and gives its word another value. Whether it was hot.

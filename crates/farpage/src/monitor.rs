@@ -91,7 +91,7 @@ impl Monitor {
             last_rss: 0,
             quiet: 0,
             failed: false,
-            share: PoolShare::new(e.conf.ram),
+            share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
         })
     }
 
@@ -182,17 +182,18 @@ impl Monitor {
             return;
         }
         let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let mut lru = lock(&e.lru);
         let sample = Sample {
-            near: e.stat.workingset_refault_near.load(Relaxed),
-            near_bytes: e.stat.near_bytes.load(Relaxed),
             major: e.stat.pgmajfault.load(Relaxed),
-            major_file: e.stat.pgmajfault_file.load(Relaxed),
-            pool_old_loads: e.stat.pool_old_loads.load(Relaxed),
+            pages: (lru.active_len() + lru.cached_len()) as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
+            pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
             pool_load_ns,
             file_load_ns,
         };
-        if let Some(limit) = self.share.turn(sample) {
+        let limit = self.share.turn(sample, &mut lru.distances);
+        drop(lru);
+        if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
         }
     }

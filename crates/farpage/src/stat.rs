@@ -77,8 +77,6 @@ fields! {
         resident_bytes,
         /// Of these, the ones that proved hot.
         hot_bytes,
-        /// How much larger memory would be in `workingset_refault_near`.
-        near_bytes,
         /// Pages in the swap cache: taken out of the program, still in RAM.
         cached_bytes,
         /// Free frames kept for swap-in.
@@ -119,8 +117,6 @@ fields! {
         swap_ra,
         /// Faults served from the swap cache, without I/O.
         workingset_refault_cached,
-        /// Major faults on pages that would have stayed if memory were larger by a quarter.
-        workingset_refault_near,
         /// Pages taken out of the program into the swap cache.
         pgsteal_anon,
         /// Faults that had to wait for reclaim.
