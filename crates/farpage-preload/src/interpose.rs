@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a large mapping can be filled before anybody hears of it: its thread goes on when it is registered |
-//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered |
+//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once |
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else.
 
@@ -154,5 +154,11 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     // SAFETY: libc's function of this name has this type.
     let real: Madvise = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
-    unsafe { real(addr, len, advice) }
+    let result = unsafe { real(addr, len, advice) };
+    if advice == libc::MADV_FREE && result == 0 && engine().is_some_and(Engine::is_active) {
+        // The first call has said that all of it is private anonymous memory, whose content the caller gives up.
+        // SAFETY: see above; a write of another thread during the call may be lost in either case.
+        let _ = unsafe { real(addr, len, libc::MADV_DONTNEED) };
+    }
+    result
 }

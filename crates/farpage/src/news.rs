@@ -38,10 +38,15 @@ impl Engine {
         }
     }
 
+    /// Whether memory is managed.
+    pub fn is_active(&self) -> bool {
+        self.active.load(SeqCst)
+    }
+
     /// Whether `bytes` of new memory are so much that their owner should wait until they are managed. Called on a
     /// program thread.
     pub fn is_large(&self, bytes: usize) -> bool {
-        self.active.load(SeqCst) && (bytes / PAGE_SIZE) as i64 >= self.budget.promised() / 64
+        self.is_active() && (bytes / PAGE_SIZE) as i64 >= self.budget.promised() / 64
     }
 
     /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
@@ -74,7 +79,7 @@ impl Engine {
     /// Wakes whoever takes the notes.
     pub(crate) fn ring(&self) {
         const DONTNEED: usize = 4;
-        if self.active.load(SeqCst) {
+        if self.is_active() {
             // The eventfd of the pager is in a descriptor table that program threads do not have. A change of registered
             // memory is news for the pager too; there is never a page at this address.
             let bell = self.arena.bell;

@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// Pages moved out per step.
 pub const BATCH: usize = 64;
 
+/// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would take
+/// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
+const RESIDENT_MIN: usize = 64;
+
 /// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
 #[derive(Debug, Default)]
 pub struct CleanBalance {
@@ -91,7 +95,11 @@ impl Pager {
     pub(crate) fn shrink(&mut self, want: usize) -> usize {
         let e = self.e;
         let mut oldest = [0; BATCH];
-        let n = lock(&e.lru).oldest_active(&e.table, &mut oldest[..want.min(BATCH)]);
+        let n = {
+            let lru = lock(&e.lru);
+            let spare = lru.active_len().saturating_sub(RESIDENT_MIN);
+            lru.oldest_active(&e.table, &mut oldest[..want.min(BATCH).min(spare)])
+        };
         let mut nodes = oldest.map(Node);
         let batch = &mut nodes[..n];
         batch.sort_unstable_by_key(|n| e.table.vpn(*n));

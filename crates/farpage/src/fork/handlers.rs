@@ -7,10 +7,10 @@
 use super::verdict::{receive_verdict, send_verdict};
 use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict};
 use crate::PAGE_SIZE;
-use crate::engine::{engine, lock};
+use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
-use crate::sys::raw::{fatal, gettid, message};
+use crate::sys::raw::{fatal, gettid, message, nr, syscall};
 use crate::sys::thread::fetch_fd;
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -39,6 +39,20 @@ fn touch_streams() {
             }
             stream = stream.add(CHAIN).cast::<*const u8>().read_volatile();
             n += 1;
+        }
+    }
+}
+
+impl Engine {
+    /// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are never
+    /// taken out, but one that was noted late may be out already.
+    fn touch_pinned(&self) {
+        const POPULATE_READ: usize = 22;
+        // A copy: the pager needs the set to serve the faults.
+        let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| *vpn as usize * PAGE_SIZE).collect();
+        for page in pinned {
+            // SAFETY: reads at most; a page whose thread's stack is gone answers with an error.
+            let _ = unsafe { syscall(nr::MADVISE, [page, PAGE_SIZE, POPULATE_READ, 0, 0, 0]) };
         }
     }
 }
@@ -85,6 +99,7 @@ pub extern "C" fn prepare() {
         f.wait_pager(PAUSED);
         // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
         touch_streams();
+        e.touch_pinned();
         f.stack.store(touch_stack(), SeqCst);
     }
     let mut errand =
@@ -175,6 +190,7 @@ pub extern "C" fn child() {
         held.retain(|fd| *fd >= 0);
     }
     std::mem::forget(lock(&e.trash).take());
+    std::mem::forget(lock(&e.events).take());
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.notes.fork_child();
     StatPage::renew(e.stat, e.conf.ram);

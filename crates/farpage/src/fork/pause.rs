@@ -34,6 +34,8 @@ impl Pager {
         let f = &self.e.fork;
         let mut held = Verdict::EMPTY;
         let mut removed: Vec<Message> = Vec::with_capacity(VERDICT_MAX);
+        // Also for the control blocks of new threads, which the forking thread touches next.
+        self.adopt_news();
         self.settle_changes();
         // From here on nothing may change that the child inherits: no allocation, no word, no list.
         f.set_pager(PAUSED);

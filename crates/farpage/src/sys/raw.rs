@@ -1,6 +1,7 @@
 //! System calls by number, for the few that rustix does not wrap.
 
 use core::arch::asm;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub use rustix::io::Errno;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -76,8 +77,9 @@ pub fn gettid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Writes one line to the process's standard error, opened anew through `/proc`, because engine threads have a
-/// descriptor table of their own. What cannot be written is lost: there is nobody left to tell.
+/// Writes one line to the process's standard error. Engine threads have a descriptor table of their own: theirs is
+/// fetched from the main thread's, so that position and mode are shared with what the program writes; where that is not
+/// allowed, it is opened anew. What cannot be written is lost: there is nobody left to tell.
 pub fn message(text: &str) {
     use rustix::fs::{Mode, OFlags, open};
     let mut line = [0u8; 512];
@@ -89,11 +91,20 @@ pub fn message(text: &str) {
         n += take;
     }
     line[n - 1] = b'\n';
-    if let Ok(fd) =
-        open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
-    {
+    let anew =
+        || open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
+    if let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) {
         let _ = rustix::io::write(&fd, &line[..n]);
     }
+}
+
+/// A copy of descriptor `fd` of the process's main thread, close-on-exec.
+fn fetch_fd(pid: rustix::process::Pid, fd: usize) -> Result<OwnedFd, Errno> {
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    // SAFETY: makes a descriptor.
+    let copy = unsafe { syscall(nr::PIDFD_GETFD, [process.as_raw_fd() as usize, fd, 0, 0, 0, 0]) }?;
+    // SAFETY: just made.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
 /// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte
