@@ -367,6 +367,11 @@ impl SwapSpace {
         self.rings.refuse();
     }
 
+    /// Files behave like a disk whose head takes this long to move, from now on: for measurements.
+    pub fn simulate_seeks(&self, us: u32) {
+        self.rings.simulate_seeks(us);
+    }
+
     /// From now on, check values are hashes with `key`, and a page that is read from a file is compared with its own.
     pub fn check_contents(&self, key: ContentKey) {
         self.devices.iter().for_each(|device| device.check_contents(key));
@@ -384,7 +389,10 @@ impl SwapSpace {
 
     /// Whether the entry's device has heads to move (read ahead in slot order).
     pub fn is_rotational(&self, entry: Entry) -> bool {
-        self.device(entry).is_ok_and(|device| device.caps().rotational)
+        self.device(entry).is_ok_and(|device| {
+            let caps = device.caps();
+            caps.rotational || !caps.synchronous && self.rings.has_seeks()
+        })
     }
 
     /// The check value given at store; `None`: not in use.
