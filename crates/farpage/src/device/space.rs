@@ -382,6 +382,11 @@ impl SwapSpace {
         self.device(entry).map_or(entry, |device| device.resolve(entry))
     }
 
+    /// Whether the page of this entry has been passed on to another device: neighbours may lie far apart there.
+    pub fn is_moved(&self, entry: Entry) -> bool {
+        self.resolve(entry) != entry
+    }
+
     /// Whether loading this entry finishes at the speed of memory (do it in place).
     pub fn is_synchronous(&self, entry: Entry) -> bool {
         self.device(entry).is_ok_and(|device| device.is_synchronous(entry))

@@ -125,9 +125,10 @@ impl Inner {
         let mut taken: [Option<(u32, Seen, Entry)>; SLOT_WINDOW] = [None; SLOT_WINDOW];
         let mut n = 1;
         taken[0] = Some((page, seen, entry));
+        // What was passed on to another device does not lie side by side there.
+        let beside = |slot: u64| Entry::new(entry.device(), slot).filter(|e| !self.swap.is_moved(*e));
         let mut claim = |slot: u64| {
-            let one =
-                Entry::new(entry.device(), slot).and_then(|e| self.claim_slot(e).map(|(page, seen)| (page, seen, e)));
+            let one = beside(slot).and_then(|e| self.claim_slot(e).map(|(page, seen)| (page, seen, e)));
             if let (Some(one), Some(place)) = (one, taken.get_mut(n)) {
                 *place = Some(one);
                 n += 1;
@@ -311,7 +312,8 @@ impl Inner {
                 continue;
             }
             // The faulting thread may not make a ring, and one run needs none.
-            let is_next = |i: usize, e: Entry| background || entry.offset(i) == Some(e);
+            let is_next =
+                |i: usize, e: Entry| background || i == 0 || (entry.offset(i) == Some(e) && !self.swap.is_moved(entry));
             let run = entries[done..].iter().flatten().enumerate().take_while(|(i, e)| is_next(*i, **e)).count();
             let mut list = [entry; CHUNK];
             list.iter_mut().zip(entries[done..].iter().flatten()).for_each(|(to, e)| *to = *e);
