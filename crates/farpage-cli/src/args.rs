@@ -77,6 +77,12 @@ pub enum Command {
         /// What it is to do, JSON
         spec: String,
     },
+    /// The load of `bench readahead`
+    #[command(hide = true)]
+    BenchReadaheadLoad {
+        /// What it is to do, JSON
+        spec: String,
+    },
     /// Cleans up behind `bench`
     #[command(hide = true)]
     BenchGuard,
@@ -92,6 +98,9 @@ pub struct RunArgs {
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<OsString>,
+    /// Readahead: none, or the binary logarithm of the most pages at a time: page_cluster=N [default: page_cluster=5]
+    #[arg(long, value_name = "SPEC")]
+    pub readahead: Option<String>,
     /// Stay as the parent and print a table on stderr when the program ends
     #[arg(long)]
     pub stats: bool,

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => bench::compare::child::main(&spec),
+        Command::BenchReadaheadLoad { spec } => bench::readahead::load::main(&spec),
         Command::BenchGuard => Ok(bench::compare::kernel::guard()),
     };
     result.unwrap_or_else(|failure| {

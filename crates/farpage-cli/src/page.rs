@@ -13,6 +13,30 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Shares for which fault latencies are shown.
 pub const SHARES: [(&str, f64); 3] = [("fault_p50_ns", 0.5), ("fault_p99_ns", 0.99), ("fault_p999_ns", 0.999)];
 
+/// Readahead in one mapping of the process.
+#[derive(Debug, Clone, Copy)]
+pub struct MappingReadahead {
+    /// Address.
+    pub start: u64,
+    /// Size.
+    pub bytes: u64,
+    /// Faults that read a device.
+    pub faults: u64,
+    /// Pages read ahead.
+    pub swap_ra: u64,
+    /// Of them, pages known to have been used.
+    pub swap_ra_hit: u64,
+    /// Last window, pages.
+    pub window: u64,
+}
+
+impl MappingReadahead {
+    /// Hits in percent of the pages read ahead.
+    pub fn hit_pct(&self) -> Option<f64> {
+        (self.swap_ra > 0).then(|| (1000.0 * self.swap_ra_hit as f64 / self.swap_ra as f64).round() / 10.0)
+    }
+}
+
 /// A copy of a page.
 #[derive(Debug)]
 pub struct Page(Box<Stat>);
@@ -51,6 +75,21 @@ impl Page {
         self.0.fault_percentile_ns(share)
     }
 
+    /// Readahead by mapping, in address order.
+    pub fn readahead(&self) -> Vec<MappingReadahead> {
+        let copy = |m: &farpage::stat::MappingReadahead| MappingReadahead {
+            start: m.start.load(Relaxed) * farpage::PAGE_SIZE as u64,
+            bytes: m.pages.load(Relaxed) * farpage::PAGE_SIZE as u64,
+            faults: m.faults.load(Relaxed),
+            swap_ra: m.swap_ra.load(Relaxed),
+            swap_ra_hit: m.swap_ra_hit.load(Relaxed),
+            window: m.window.load(Relaxed),
+        };
+        let mut all: Vec<MappingReadahead> = self.0.readahead.iter().map(copy).filter(|m| m.bytes > 0).collect();
+        all.sort_by_key(|m| m.start);
+        all
+    }
+
     /// Memory was managed at some time.
     pub fn was_active(&self) -> bool {
         ["active", "adopted_ranges", "pgsteal_anon", "pgfault"].iter().any(|n| self.get(n) > 0)
@@ -64,6 +103,18 @@ impl Page {
         for (key, share) in SHARES {
             object.put(key, self.percentile(share));
         }
+        let mappings = self.readahead().into_iter().map(|m| {
+            let mut row = Object::default();
+            row.put("start", m.start);
+            row.put("bytes", m.bytes);
+            row.put("pgmajfault", m.faults);
+            row.put("swap_ra", m.swap_ra);
+            row.put("swap_ra_hit", m.swap_ra_hit);
+            row.put("ra_hit_pct", m.hit_pct());
+            row.put("window", m.window);
+            row
+        });
+        object.put_list("readahead", mappings.collect());
     }
 
     /// What [`Page::to_json`] writes, with null for every value: no engine ran.
@@ -76,6 +127,7 @@ impl Page {
         for (key, _) in SHARES {
             object.put(key, None::<u64>);
         }
+        object.put("readahead", None::<u64>);
     }
 }
 

@@ -108,3 +108,39 @@ fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
         wait_for("cgroup and zram device are gone", || left(pid).is_empty() && zram_devices() <= zrams);
     }
 }
+
+#[test]
+fn readahead_rows_have_what_they_are_for() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    command.args([
+        "bench",
+        "readahead",
+        "--ram",
+        "8M",
+        "--seconds",
+        "1",
+        "--background",
+        "1",
+        "--seek",
+        "100",
+        "--no-zram",
+    ]);
+    command.args(["--variants", "none,vma", "--json", "-"]).stderr(Stdio::inherit());
+    let output = command.output().unwrap();
+    assert!(output.status.success());
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|r| (r["device"].as_str().unwrap(), r["variant"].as_str().unwrap())).collect();
+    assert_eq!(names, [("file", "none"), ("file", "vma"), ("rotational", "none"), ("rotational", "vma")]);
+    for row in rows {
+        assert!(row["mib_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        let latency = |name: &str| row["latency_us"][name].as_f64().unwrap();
+        let shares = ["p50", "p60", "p70", "p80", "p90", "p95", "p99"].map(latency);
+        assert!(latency("avg") > 0.0 && shares.is_sorted() && shares[6] > 0.0, "{row}");
+        let [ahead, hits] = ["swap_ra", "swap_ra_hit"].map(|name| row[name].as_u64().unwrap());
+        assert!(hits <= ahead && (ahead > 0) == (row["variant"] == "vma"), "{row}");
+        assert_eq!(row["ra_hit_pct"].is_null(), ahead == 0, "{row}");
+    }
+    let linpack = value["linpack"].as_array().unwrap();
+    assert!(linpack.len() == 2 && linpack.iter().all(|row| row["elapsed_s"].as_f64().unwrap() > 0.0), "{linpack:?}");
+}

@@ -1,10 +1,11 @@
 //! What an engine is told when it starts: budget, swap devices, checks.
 //!
 //! The launcher passes it in one environment variable, `FARPAGE_CONF`, pairs separated by `;`:
-//! `ram:536870912;swap:zram,alg=lz4;swap:file:/var/tmp,size=4G,prio=5;verify`.
+//! `ram:536870912;swap:zram,alg=lz4;swap:file:/var/tmp,size=4G,prio=5;readahead:page_cluster=4;verify`.
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
 use crate::size;
+use farpage_swap::readahead::{Rule, Tuning};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -69,6 +70,8 @@ pub struct Conf {
     pub ram: u64,
     /// Swap devices in the order given.
     pub swap: Vec<SwapSpec>,
+    /// Readahead: `stream` or `none`, and `page_cluster`.
+    pub readahead: Tuning,
     /// Keep a checksum of every swapped-out page and abort on a mismatch.
     pub verify: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
@@ -180,7 +183,7 @@ impl fmt::Display for SwapSpec {
 impl Conf {
     /// A configuration with the default devices.
     pub fn new(ram: u64) -> Conf {
-        Conf { ram, swap: SwapSpec::defaults(), verify: false, verbose: false }
+        Conf { ram, swap: SwapSpec::defaults(), readahead: Tuning::default(), verify: false, verbose: false }
     }
 
     /// Reads the text form. Empty `swap` means the default devices.
@@ -188,11 +191,12 @@ impl Conf {
     /// # Errors
     /// No `ram`, a budget below [`RAM_MIN`], an unknown pair, or a bad device.
     pub fn parse(text: &str) -> Result<Conf, ConfError> {
-        let mut conf = Conf { ram: 0, swap: Vec::new(), verify: false, verbose: false };
+        let mut conf = Conf { swap: Vec::new(), ..Conf::new(0) };
         for pair in text.split(';').filter(|p| !p.is_empty()) {
             match pair.split_once(':').unwrap_or((pair, "")) {
                 ("ram", v) => conf.ram = size::parse(v).map_err(|e| ConfError(e.to_string()))?,
                 ("swap", v) => conf.swap.push(SwapSpec::parse(v)?),
+                ("readahead", v) => conf.readahead = parse_readahead(v)?,
                 ("verify", "") => conf.verify = true,
                 ("verbose", "") => conf.verbose = true,
                 _ => return Err(ConfError(format!("invalid conf pair {pair:?}"))),
@@ -209,11 +213,28 @@ impl Conf {
     }
 }
 
+/// Reads the tunables of readahead for a whole program.
+///
+/// # Errors
+/// An unknown part, or one that only explicit regions know: pages read ahead are mapped at once here, and there is no map
+/// from slots to pages.
+pub fn parse_readahead(text: &str) -> Result<Tuning, ConfError> {
+    let tuning = Tuning::parse(text).map_err(|e| ConfError(e.to_string()))?;
+    if tuning.exact || !matches!(tuning.rule, Rule::None | Rule::Stream) {
+        let what = "only regions have vma, slot and exact; here: none, stream, page_cluster=N";
+        return Err(ConfError(format!("readahead {text:?}: {what}")));
+    }
+    Ok(tuning)
+}
+
 impl fmt::Display for Conf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ram:{}", self.ram)?;
         for spec in &self.swap {
             write!(f, ";swap:{spec}")?;
+        }
+        if self.readahead != Tuning::default() {
+            write!(f, ";readahead:{}", self.readahead)?;
         }
         if self.verify {
             f.write_str(";verify")?;
@@ -231,7 +252,7 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
-        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;verify";
+        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.to_string(), text);
         assert_eq!(Conf::parse("ram:512M").unwrap().swap, SwapSpec::defaults());
@@ -243,6 +264,9 @@ mod tests {
             ("ram:1M", "minimum"),
             ("swap:zram", "minimum"),
             ("ram:512M;bogus:1", "bogus"),
+            ("ram:512M;readahead:sideways", "sideways"),
+            ("ram:512M;readahead:exact", "only regions"),
+            ("ram:512M;readahead:vma_ra_enabled=0", "only regions"),
             ("ram:512M;swap:tape", "tape"),
             ("ram:512M;swap:zram,alg=gzip", "gzip"),
             ("ram:512M;swap:file:", "path"),

@@ -340,8 +340,9 @@ impl Pager {
     /// Brings a swapped page in, and its neighbours if the program reads in order.
     fn swap_in(&mut self, vpn: Vpn) -> Outcome {
         let e = self.e;
-        let window = self.streams.on_fault(vpn, READAHEAD_MAX);
-        let (low, high) = self.range_of(vpn);
+        let window = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
+        let mapping = self.range_of(vpn);
+        let (low, high) = mapping;
         let (low, high) = (low.max(window.start), high.min(window.end()));
         let swapped = |v: Vpn| e.table.node(v).is_some_and(|n| matches!(e.table.state(n), State::Swapped(_)));
         let mut start = vpn;
@@ -353,6 +354,7 @@ impl Pager {
             end += 1;
         }
         let mut outcome = Outcome::Later;
+        let mut ahead = 0;
         // The page that is waited for first, then the rest of the window.
         for (from, to) in [(vpn, end), (start, vpn)] {
             let mut at = from;
@@ -361,9 +363,9 @@ impl Pager {
                 if at == vpn && done > 0 {
                     outcome = Outcome::Served;
                     Stat::add(&e.stat.pgmajfault, 1);
-                    Stat::add(&e.stat.swap_ra, done as u64 - 1);
+                    ahead += done as u64 - 1;
                 } else {
-                    Stat::add(&e.stat.swap_ra, done as u64);
+                    ahead += done as u64;
                 }
                 at += done as u64;
                 if let Some(stop) = stop {
@@ -378,6 +380,7 @@ impl Pager {
             }
         }
         self.streams.on_served(start, (end - start) as u32);
+        e.stat.note_readahead(mapping, ahead, window.confirmed.into(), window.pages);
         outcome
     }
 

@@ -18,6 +18,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage1");
 pub const STAT_BYTES: usize = 16 * 1024;
 
 const SUB: usize = 4;
+/// Mappings whose readahead is shown: those that fault most.
+pub const READAHEADS: usize = 16;
 /// Buckets of the fault latency histogram: 4 per power of two nanoseconds.
 pub const BUCKETS: usize = 40 * SUB;
 
@@ -32,6 +34,8 @@ macro_rules! fields {
             /// Process that writes the page.
             pub pid: AtomicU64,
             $($($(#[doc = $doc])+ pub $name: AtomicU64,)+)+
+            /// Readahead by mapping; unused entries have no pages.
+            pub readahead: [MappingReadahead; READAHEADS],
             /// Fault service times, from the message read to the thread woken; see [`bucket_of`].
             pub fault_ns: [AtomicU64; BUCKETS],
         }
@@ -48,6 +52,24 @@ macro_rules! fields {
             }
         }
     };
+}
+
+/// Readahead in one managed mapping.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct MappingReadahead {
+    /// First page.
+    pub start: AtomicU64,
+    /// Pages of the mapping.
+    pub pages: AtomicU64,
+    /// Faults that read a device.
+    pub faults: AtomicU64,
+    /// Pages read ahead.
+    pub swap_ra: AtomicU64,
+    /// Of them, pages known to have been used.
+    pub swap_ra_hit: AtomicU64,
+    /// Last window, pages.
+    pub window: AtomicU64,
 }
 
 /// One named value of a [`Stat`].
@@ -115,6 +137,8 @@ fields! {
         swpout_clean,
         /// Pages brought in by readahead.
         swap_ra,
+        /// Of these, pages known to have been used: the next fault came right behind their window.
+        swap_ra_hit,
         /// Faults served from the swap cache, without I/O.
         workingset_refault_cached,
         /// Pages taken out of the program into the swap cache.
@@ -157,6 +181,27 @@ impl Stat {
     #[inline]
     pub fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Relaxed);
+    }
+
+    /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, pages that it showed to have been used,
+    /// and its window. Called by one thread only. A new mapping takes the place of the one with the fewest faults.
+    pub fn note_readahead(&self, (start, end): (u64, u64), read: u64, hits: u64, window: u32) {
+        let known = self.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0);
+        let free = || self.readahead.iter().min_by_key(|m| m.faults.load(Relaxed));
+        let Some(m) = known.or_else(free) else { return };
+        if known.is_none() {
+            m.start.store(start, Relaxed);
+            [&m.faults, &m.swap_ra, &m.swap_ra_hit].into_iter().for_each(|n| n.store(0, Relaxed));
+        }
+        // A window that was cut short for want of frames has not been all there.
+        let hits = hits.min(m.swap_ra.load(Relaxed) - m.swap_ra_hit.load(Relaxed));
+        Stat::add(&self.swap_ra, read);
+        Stat::add(&self.swap_ra_hit, hits);
+        m.pages.store(end - start, Relaxed);
+        m.window.store(window.into(), Relaxed);
+        Stat::add(&m.faults, 1);
+        Stat::add(&m.swap_ra, read);
+        Stat::add(&m.swap_ra_hit, hits);
     }
 
     /// Records one served fault of `ns` nanoseconds.
@@ -301,6 +346,25 @@ const _: () = assert!(size_of::<Stat>() <= STAT_BYTES);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn readahead_is_booked_by_mapping() {
+        // SAFETY: atomics only: all-zero is a valid Stat.
+        let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        for i in 0..100u64 {
+            stat.note_readahead((1000, 2000), 7, 5, 8);
+            stat.note_readahead((0, 1000), 1, 0, 2);
+            stat.note_readahead((i * 4000 + 4000, i * 4000 + 5000), 1, 1, 1); // nothing was read before
+        }
+        let find =
+            |start: u64| stat.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0);
+        let values = |m: &MappingReadahead| {
+            [&m.pages, &m.faults, &m.swap_ra, &m.swap_ra_hit, &m.window].map(|n| n.load(Relaxed))
+        };
+        assert_eq!(find(1000).map(values), Some([1000, 100, 700, 495, 8]));
+        assert_eq!(find(0).map(values), Some([1000, 100, 100, 0, 2]));
+        assert_eq!((stat.swap_ra.load(Relaxed), stat.swap_ra_hit.load(Relaxed)), (900, 495));
+    }
 
     #[test]
     fn buckets_tile_the_line() {

@@ -4,6 +4,7 @@ mod cache;
 pub mod compare;
 pub mod io;
 mod meter;
+pub mod readahead;
 mod slots;
 
 use crate::failure::Result;
@@ -29,6 +30,9 @@ pub enum BenchCommand {
     Slots(slots::SlotsArgs),
     /// The swap table against a tree index with and without writeback tags
     Cache(cache::CacheArgs),
+    /// Readahead: farpage's rule, the kernel's rules, none, and the kernel itself
+    #[command(after_help = readahead::EXAMPLES)]
+    Readahead(readahead::ReadaheadArgs),
     /// Measure farpage against the kernel's own swap, with equal memory
     #[command(after_help = compare::EXAMPLES)]
     Compare(compare::CompareArgs),
@@ -43,6 +47,7 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
         BenchCommand::Io(args) => io::main(args),
         BenchCommand::Slots(args) => slots::main(args),
         BenchCommand::Cache(args) => cache::main(args),
+        BenchCommand::Readahead(args) => readahead::main(args),
         BenchCommand::Compare(args) => compare::main(args),
     }
 }

@@ -106,6 +106,9 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     note(&format_args!("budget {} ({})", size::format(budget.bytes), budget.origin));
     let mut conf = Conf::new(budget.bytes);
     conf.verify = args.verify;
+    if let Some(text) = &args.readahead {
+        conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
+    }
     conf.verbose = args.verbose;
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;

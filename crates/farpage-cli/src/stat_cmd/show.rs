@@ -98,6 +98,16 @@ pub fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> Strin
     if !other.is_empty() {
         out.push_str(&counter_group("other", &other, before));
     }
+    let mappings = page.readahead();
+    if !mappings.is_empty() {
+        out.push_str("readahead by mapping\n");
+        out.push_str("           address        size    majflt   swap_ra     hit %  window\n");
+    }
+    for m in mappings {
+        let (size, hit) = (amount(m.bytes, raw), m.hit_pct().map_or("-".into(), |pct| format!("{pct:.1}")));
+        let line = format!("{:>18x}{size:>12}{:>10}{:>10}{hit:>10}{:>8}\n", m.start, m.faults, m.swap_ra, m.window);
+        out.push_str(&line);
+    }
     out
 }
 

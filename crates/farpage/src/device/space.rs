@@ -367,6 +367,11 @@ impl SwapSpace {
         self.rings.refuse();
     }
 
+    /// Files behave like a disk whose head takes this long to move, from now on: for measurements.
+    pub fn simulate_seeks(&self, us: u32) {
+        self.rings.simulate_seeks(us);
+    }
+
     /// From now on, check values are hashes with `key`, and a page that is read from a file is compared with its own.
     pub fn check_contents(&self, key: ContentKey) {
         self.devices.iter().for_each(|device| device.check_contents(key));
@@ -377,6 +382,11 @@ impl SwapSpace {
         self.device(entry).map_or(entry, |device| device.resolve(entry))
     }
 
+    /// Whether the page of this entry has been passed on to another device: neighbours may lie far apart there.
+    pub fn is_moved(&self, entry: Entry) -> bool {
+        self.resolve(entry) != entry
+    }
+
     /// Whether loading this entry finishes at the speed of memory (do it in place).
     pub fn is_synchronous(&self, entry: Entry) -> bool {
         self.device(entry).is_ok_and(|device| device.is_synchronous(entry))
@@ -384,7 +394,10 @@ impl SwapSpace {
 
     /// Whether the entry's device has heads to move (read ahead in slot order).
     pub fn is_rotational(&self, entry: Entry) -> bool {
-        self.device(entry).is_ok_and(|device| device.caps().rotational)
+        self.device(entry).is_ok_and(|device| {
+            let caps = device.caps();
+            caps.rotational || !caps.synchronous && self.rings.has_seeks()
+        })
     }
 
     /// The check value given at store; `None`: not in use.

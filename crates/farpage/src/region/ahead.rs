@@ -1,10 +1,12 @@
-//! Reading ahead in another thread: the second half of a full window.
+//! Reading ahead in another thread.
 //!
-//! A faulting thread posts what it would like to have (it allocates nothing: the list is short and fixed; what does not
-//! fit is forgotten), a thread of the pager brings it in. When the program gets there first, it just faults.
+//! A thread that touches a marker posts the window that it will want next (it allocates nothing: the list is short and
+//! fixed; what does not fit is forgotten), a thread of the pager brings it in meanwhile. When the program gets there
+//! first, it just faults.
 
 use super::inner::{Inner, lock};
 use crate::sys::futex;
+use farpage_swap::readahead::Window;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -14,8 +16,8 @@ const POSTS: usize = 8;
 /// What was asked for.
 #[derive(Debug, Default)]
 pub struct Ahead {
-    /// (first page, pages), newest last; pages 0: empty.
-    posts: Mutex<[(u32, u32); POSTS]>,
+    /// Newest last.
+    posts: Mutex<[Option<Window>; POSTS]>,
     /// Counts posts; the thread sleeps here.
     pub word: AtomicU32,
     asleep: AtomicBool,
@@ -23,12 +25,12 @@ pub struct Ahead {
 
 impl Ahead {
     /// Asks for pages.
-    pub fn post(&self, first: u32, pages: u32) {
+    pub fn post(&self, window: Window) {
         {
             let mut posts = lock(&self.posts);
             // What was asked for longest ago is the least worth.
             posts.rotate_left(1);
-            posts[POSTS - 1] = (first, pages);
+            posts[POSTS - 1] = Some(window);
         }
         self.word.fetch_add(1, SeqCst);
         if self.asleep.swap(false, SeqCst) {
@@ -37,10 +39,8 @@ impl Ahead {
     }
 
     /// The newest post.
-    fn take(&self) -> Option<(u32, u32)> {
-        let mut posts = lock(&self.posts);
-        let newest = posts.iter_mut().rev().find(|post| post.1 > 0)?;
-        Some(std::mem::take(newest))
+    fn take(&self) -> Option<Window> {
+        lock(&self.posts).iter_mut().rev().find_map(Option::take)
     }
 }
 
@@ -48,8 +48,8 @@ impl Ahead {
 pub fn main(e: &Inner) {
     while !e.wakeups.stop.load(SeqCst) {
         let seen = e.ahead.word.load(SeqCst);
-        if let Some((first, pages)) = e.ahead.take() {
-            e.read_ahead(first, pages);
+        if let Some(window) = e.ahead.take() {
+            e.read_ahead(&window);
             continue;
         }
         e.ahead.asleep.store(true, SeqCst);

@@ -4,16 +4,17 @@ use super::Pager;
 use super::ahead::{self, Ahead};
 use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups};
 use super::lists::Lists;
+use super::readahead::Readahead;
 use super::space::{Mapping, Slot, Space};
 use super::{reclaim, signal, thread_mode};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::content::ContentKey;
-use crate::device::{DeviceError, SwapSpace};
+use crate::device::{DeviceError, Entry, SwapSpace};
 use crate::frame::Frames;
 use crate::reclaim::CleanBalance;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
-use farpage_swap::readahead::Streams;
+use farpage_swap::readahead::{Streams, Tuning};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -23,8 +24,8 @@ use std::thread::JoinHandle;
 pub const BUDGET_MIN: u64 = 4 << 20;
 /// Largest budget: what frame numbers and counters are made for.
 pub const BUDGET_MAX: u64 = 1 << 44;
-/// Pages read ahead at most, unless the builder says otherwise.
-const READAHEAD: u32 = 128;
+/// Windows of readahead have at most this share of the budget.
+const READAHEAD_SHARE: usize = 64;
 /// Frames at least: moves, swap cache and store need some at any budget.
 const FRAMES_MIN: usize = 1024;
 
@@ -96,14 +97,22 @@ pub struct Builder {
     budget: u64,
     swap: Vec<SwapSpec>,
     mode: FaultMode,
-    readahead: u32,
+    readahead: Tuning,
+    seek_us: u32,
     threads: usize,
 }
 
 impl Default for Builder {
     fn default() -> Builder {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
-        Builder { budget: 1 << 30, swap: SwapSpec::defaults(), mode: FaultMode::Signal, readahead: READAHEAD, threads }
+        Builder {
+            budget: 1 << 30,
+            swap: SwapSpec::defaults(),
+            mode: FaultMode::Signal,
+            readahead: Tuning::default(),
+            seek_us: 0,
+            threads,
+        }
     }
 }
 
@@ -127,10 +136,22 @@ impl Builder {
         self
     }
 
-    /// Pages read ahead at most, when accesses are in order. Default 128, but a sixty-fourth of the budget at most; 1: none. From 64 on, a
-    /// thread of its own helps.
+    /// Pages read ahead at most (taken as a power of two up to 512), when accesses are in order. Default 128, but a
+    /// sixty-fourth of the budget at most; 1: none.
     pub fn readahead(mut self, pages: u32) -> Builder {
-        self.readahead = pages.clamp(1, 512);
+        self.readahead.page_cluster = Some(pages.clamp(1, 512).ilog2());
+        self
+    }
+
+    /// How pages are read ahead in regions that do not say otherwise ([`crate::region::Region::set_readahead`]).
+    pub fn readahead_tuning(mut self, tuning: Tuning) -> Builder {
+        self.readahead = tuning;
+        self
+    }
+
+    /// Files behave like a disk whose head takes this long to move, microseconds: for measurements. 0: as they are.
+    pub fn simulate_seeks(mut self, us: u32) -> Builder {
+        self.seek_us = us;
         self
     }
 
@@ -169,10 +190,19 @@ impl Builder {
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
         swap.warm();
+        swap.simulate_seeks(self.seek_us);
+        let key = ContentKey::random();
+        swap.check_contents(key);
         let frames = Frames::new(frame_memory.0);
         let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
             .map_err(os("cannot open the process"))?;
         let file_first = matches!(self.swap.first(), Some(SwapSpec::File { .. }));
+        let rotational = (0..self.swap.len()).any(|i| {
+            let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
+            first.is_some_and(|entry| swap.is_rotational(entry))
+        });
+        let readahead = Readahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
+            .map_err(os("cannot reserve address space"))?;
         let inner = Arc::new(Inner {
             space,
             uffd,
@@ -180,13 +210,12 @@ impl Builder {
             frames,
             frame_memory,
             lists: Mutex::new(Lists::default()),
-            streams: Mutex::new(Streams::new()),
+            readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,
             pool_memory,
-            readahead_max: self.readahead.min((pages / 64) as u32).max(1),
             store_batch: if file_first { 16 } else { 1 },
-            key: ContentKey::random(),
+            key,
             ahead: Ahead::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             copies_hand: AtomicU64::new(0),
@@ -216,9 +245,7 @@ impl Builder {
         for i in 0..self.threads {
             owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
         }
-        if self.readahead >= 64 {
-            owner.start("farpage-ahead", ahead::main)?;
-        }
+        owner.start("farpage-ahead", ahead::main)?;
         if self.mode == FaultMode::Thread {
             for _ in 0..self.threads {
                 owner.start("farpage-fault", thread_mode::main)?;

@@ -1,12 +1,13 @@
 //! One fault, served by the thread that has it (or by a handler thread, in thread mode).
 //!
-//! Allocates nothing (so it frees no entries either, see [`Inner::free_later`]) and touches no region memory. The faulting page is made busy; neighbours are brought in with it
-//! if they can be made busy without waiting and there are frames without waiting.
+//! Allocates nothing (so it frees no entries either, see [`Inner::free_later`]) and touches no region memory. The
+//! faulting page is made busy; others are brought in with it if they can be made busy without waiting and there are
+//! frames without waiting. Which others: `readahead`; here zero pages and the swap cache, in `swap_in` what is on a
+//! device.
 
 use super::inner::{Inner, ZERO_PAGES, count, lock};
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
-use crate::device::Entry;
 use crate::page_table::FrameNo;
 use crate::sys::futex;
 use crate::sys::raw::fatal;
@@ -16,7 +17,7 @@ use farpage_swap::readahead::Window;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Pages brought in by one system call.
-const CHUNK: usize = 32;
+pub(super) const CHUNK: usize = 64;
 /// From so many neighbours on, pages are moved and not copied.
 pub const RUN: usize = 8;
 /// Largest window of zero pages.
@@ -25,10 +26,10 @@ const ZERO_WINDOW: u32 = 64;
 const STALL_NS: u64 = 20_000_000;
 
 /// A run of pages that this thread has made busy.
-struct Claimed {
-    first: u32,
-    seen: [Option<Seen>; CHUNK],
-    len: usize,
+pub(super) struct Claimed {
+    pub first: u32,
+    pub seen: [Option<Seen>; CHUNK],
+    pub len: usize,
 }
 
 impl Inner {
@@ -116,21 +117,17 @@ impl Inner {
         fatal(&format!("cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"));
     }
 
-    /// The window of pages for a fault, as the range's hint says.
-    fn window(&self, page: u32, seen: Seen, zero: bool) -> Window {
-        let max = if zero { ZERO_WINDOW } else { self.readahead_max };
+    /// The window of zero pages for a fault, as the range's hint says.
+    fn zero_window(&self, page: u32, seen: Seen) -> Window {
         match seen.hint() {
-            Hint::Random => Window { start: page.into(), pages: 1 },
-            Hint::Sequential => Window { start: page.into(), pages: max },
-            Hint::Normal => {
-                let streams = if zero { &self.zero_streams } else { &self.streams };
-                lock(streams).on_fault(page.into(), max)
-            }
+            Hint::Random => Window::single(page.into()),
+            Hint::Sequential => Window::of(page.into(), ZERO_WINDOW),
+            Hint::Normal => lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW),
         }
     }
 
     /// Makes the pages behind `page` busy, as long as `wanted` likes their state.
-    fn claim(&self, first: u32, seen: Option<Seen>, n: usize, wanted: impl Fn(State) -> bool) -> Claimed {
+    pub(super) fn claim(&self, first: u32, seen: Option<Seen>, n: usize, wanted: impl Fn(State) -> bool) -> Claimed {
         let mut claimed = Claimed { first, seen: [None; CHUNK], len: 0 };
         if seen.is_some() {
             claimed.seen[0] = seen;
@@ -155,6 +152,11 @@ impl Inner {
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
     fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> State) {
+        self.settle_ahead(claimed, done, |i| (to(i), 0));
+    }
+
+    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there).
+    pub(super) fn settle_ahead(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> (State, u16)) {
         let mut lists = lock(&self.lists);
         for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
             let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
@@ -165,24 +167,37 @@ impl Inner {
                 let distance = lists.clock.wrapping_sub(self.space.prev(page));
                 *seen = seen.with_hot(distance < lists.present());
             }
-            lists.link_mapped(&self.space, page, *seen);
+            match to(i).0 {
+                State::Cached(_) => lists.link_ahead(&self.space, page),
+                _ => lists.link_mapped(&self.space, page, *seen),
+            }
         }
         drop(lists);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
-            self.space.word(claimed.first + i as u32).unlock(seen, if i < done { to(i) } else { seen.state() });
+            let word = self.space.word(claimed.first + i as u32);
+            match if i < done { to(i) } else { (seen.state(), 0) } {
+                (State::Cached(f), credit) => word.unlock_ahead(seen, f, credit),
+                (state, _) => word.unlock(seen, state),
+            }
         }
     }
 
-    /// Walks through a window: the chunk with the faulting page first, upwards, then what lies below it.
-    fn walk(
+    /// Walks through a window of neighbours: the chunk with the faulting page first, upwards, then what lies below it.
+    /// `passes`: pages that need nothing are passed over; else they end it.
+    pub(super) fn walk(
         &self,
         page: u32,
         seen: Seen,
         window: Window,
-        step: impl Fn(u32, Option<Seen>, usize) -> usize,
+        passes: bool,
+        mut step: impl FnMut(u32, Option<Seen>, usize) -> usize,
     ) -> (u32, u32) {
         let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
+        let is_passed = |page: u32| {
+            let state = self.space.word(page).look().state();
+            passes && !matches!(state, State::Swapped(_) | State::Outside)
+        };
         let mut end = page;
         let mut first = Some(seen);
         while end < high || first.is_some() {
@@ -191,7 +206,10 @@ impl Inner {
             end += done as u32;
             // A chunk may be short for want of neighbouring frames; the next one goes on behind it.
             if done == 0 {
-                break;
+                if !is_passed(end) {
+                    break;
+                }
+                end += 1;
             }
         }
         let mut start = page;
@@ -207,8 +225,8 @@ impl Inner {
     }
 
     fn zero_fill(&self, page: u32, seen: Seen) {
-        let window = self.window(page, seen, true);
-        let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
+        let window = self.zero_window(page, seen);
+        let (start, pages) = self.walk(page, seen, window, false, |first, seen, n| {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| state == State::None);
             let done = self.place_zeros(first, claimed.len, must);
@@ -246,13 +264,13 @@ impl Inner {
         }
     }
 
-    fn no_memory(&self) -> ! {
+    pub(super) fn no_memory(&self) -> ! {
         fatal("the kernel has no memory for a page of a region")
     }
 
     /// Moves `n` owned frames to `page` and up; those that were moved become empty, the others free. All of them are
     /// placed, unless the mapping is broken.
-    fn place(&self, page: u32, first: FrameNo, n: usize) -> usize {
+    pub(super) fn place(&self, page: u32, first: FrameNo, n: usize) -> usize {
         let mut done = 0;
         while done < n {
             let dst = self.space.addr(page) + done * PAGE_SIZE;
@@ -291,96 +309,20 @@ impl Inner {
         let entry = self.take_frame_entry(f);
         self.place(page, f, 1);
         count(&self.counters.cache_hits, 1);
-        let seen = seen.with_writable(true).with_hot(true);
+        let (cached, credit) = (seen, seen.credit());
+        // A page that was read ahead has not been used twice by that.
+        let seen = seen.with_writable(true).with_hot(credit == 0 || seen.is_hot());
         lock(&self.lists).link_mapped(&self.space, page, seen);
         self.space.word(page).unlock(seen, State::Mapped(entry));
-    }
-
-    fn swap_in(&self, page: u32, seen: Seen) {
-        let mut window = self.window(page, seen, false);
-        let whole = window.pages;
-        if whole >= 2 * CHUNK as u32 && window.start == u64::from(page) {
-            // Another thread brings in the second half while this one brings in, and then uses, the first.
-            window.pages /= 2;
-            self.ahead.post(page + window.pages, whole - window.pages);
+        count(&self.counters.readahead_hits, credit as usize);
+        if let Some(next) = self.readahead.on_hit(page, cached) {
+            self.ahead.post(next);
         }
-        let (start, pages) = self.walk(page, seen, window, |first, seen, n| {
-            let must = seen.is_some();
-            let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
-            self.load(&mut claimed, must)
-        });
-        count(&self.counters.major_faults, 1);
-        count(&self.counters.swapped_in, pages as usize);
-        count(&self.counters.readahead, pages.saturating_sub(1) as usize);
-        if whole > 1 {
-            lock(&self.streams).on_served(start.into(), pages);
-        }
-    }
-
-    /// Brings in the swapped pages from `first` on, `n` at most, as far as there are frames without waiting.
-    pub fn read_ahead(&self, first: u32, n: u32) {
-        let mut at = first;
-        let end = first.saturating_add(n);
-        while at < end {
-            let mut claimed = self.claim(at, None, (end - at) as usize, |state| matches!(state, State::Swapped(_)));
-            let done = if claimed.len > 0 { self.load(&mut claimed, false) } else { 0 };
-            if done == 0 {
-                return;
-            }
-            count(&self.counters.swapped_in, done);
-            count(&self.counters.readahead, done);
-            at += done as u32;
-        }
-    }
-
-    /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`.
-    ///
-    /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
-    /// CPUs, which costs more than a copy.
-    fn load(&self, claimed: &mut Claimed, must: bool) -> usize {
-        let n = claimed.len;
-        let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
-        let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
-        let Some((first, got)) = frames else {
-            self.settle(claimed, 0, |_| State::None);
-            return 0;
-        };
-        let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
-        let mut loaded = 0;
-        for (i, place) in entries.iter_mut().enumerate().take(got) {
-            let Some(State::Swapped(entry)) = claimed.seen[i].map(Seen::state) else { break };
-            // SAFETY: a free frame that was taken: present, ours.
-            let frame = unsafe { self.frame(first + i as FrameNo) };
-            match self.swap.load(entry, frame) {
-                Ok(()) => *place = Some(entry),
-                Err(error) if i == 0 && must => {
-                    let addr = self.space.addr(claimed.first);
-                    fatal(&format!("the page at {addr:#x} cannot be read back: {error}"));
-                }
-                Err(_) => break, // it may never be needed; if it is, its own fault will say so
-            }
-            loaded += 1;
-        }
-        self.frames.put_free(first + loaded as FrameNo, got - loaded);
-        let keep = self.keep_clean();
-        let done = match copied {
-            Some(_) => {
-                self.held.fetch_sub((got - loaded) as i64, Relaxed);
-                self.copy_in(claimed.first, first, loaded)
-            }
-            None => self.place(claimed.first, first, loaded),
-        };
-        if !keep {
-            let late = entries.iter_mut().take(done).filter(|e| e.is_some_and(|e| self.free_later(e)));
-            late.for_each(|entry| *entry = None);
-        }
-        self.settle(claimed, done, |i| State::Mapped(entries[i]));
-        done
     }
 
     /// Copies `n` owned frames into new pages at `page`; the frames are free again. All of them, unless the mapping is
     /// broken. The new pages have been counted already.
-    fn copy_in(&self, page: u32, first: FrameNo, n: usize) -> usize {
+    pub(super) fn copy_in(&self, page: u32, first: FrameNo, n: usize) -> usize {
         let mut done = 0;
         while done < n {
             let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
@@ -400,7 +342,7 @@ impl Inner {
     }
 
     /// Frames to load into, and room in the budget for as many pages besides, which is taken.
-    fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
+    pub(super) fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
         let n = want as i64;
         let room = self.room() - n;
         if room < self.free_target() as i64 / 2 {
@@ -415,7 +357,7 @@ impl Inner {
     }
 
     /// Up to `want` neighbouring frames with pages; `must`: waits until there is at least one.
-    fn take_frames(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
+    pub(super) fn take_frames(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
         let mut stalled = false;
         loop {
             if let Some(run) = self.frames.take_free(want) {
@@ -456,7 +398,7 @@ impl Inner {
         (done > 0).then_some((first, done))
     }
 
-    fn wait_for_frames(&self) {
+    pub(super) fn wait_for_frames(&self) {
         let w = &self.wakeups;
         w.waiting.fetch_add(1, SeqCst);
         let seen = w.freed.load(SeqCst);

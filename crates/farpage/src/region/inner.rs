@@ -3,7 +3,7 @@
 //! | lock | guards | held for |
 //! | --- | --- | --- |
 //! | a page's word (`word`) | the page | one fault, move or store |
-//! | `streams`, `zero_streams` | readahead | a look-up |
+//! | `readahead`, `zero_streams` | what comes in together | a look-up |
 //! | `Ahead` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
 //! | `lists` | all lists | some links; words are only tried under it, never waited for |
@@ -15,6 +15,7 @@
 use super::ahead::Ahead;
 use super::builder::Error;
 use super::lists::Lists;
+use super::readahead::Readahead;
 use super::space::{Mapping, Space};
 use super::word::State;
 use crate::PAGE_SIZE;
@@ -64,6 +65,8 @@ pub struct Counters {
     pub zero_in: AtomicU64,
     /// Pages read ahead.
     pub readahead: AtomicU64,
+    /// Of them, pages that were touched.
+    pub readahead_hits: AtomicU64,
     /// Faults served from the swap cache.
     pub cache_hits: AtomicU64,
     /// Faults by writing to a write-protected page.
@@ -115,15 +118,13 @@ pub struct Inner {
     /// The lists.
     pub lists: Mutex<Lists>,
     /// Readahead from devices.
-    pub streams: Mutex<Streams>,
+    pub readahead: Readahead,
     /// First touches in order.
     pub zero_streams: Mutex<Streams>,
     /// Devices; their pool's memory must outlive them, so it stands below.
     pub swap: SwapSpace,
     #[allow(dead_code, reason = "keeps the devices' memory")]
     pub(super) pool_memory: Mapping,
-    /// Readahead from devices, pages at most.
-    pub readahead_max: u32,
     /// Pages per store: 1 where the first device is memory.
     pub store_batch: usize,
     /// For hashes.
@@ -199,8 +200,13 @@ impl Inner {
         (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
     }
 
-    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so much
-    /// that the pages present become few.
+    /// Pages that were read ahead and may wait for their first touch.
+    pub fn ahead_target(&self) -> usize {
+        (self.limit.load(Relaxed) as usize / 16).clamp(64, 4096).min(self.frames.len() / 2)
+    }
+
+    /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so
+    /// much that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
         self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep()
@@ -297,12 +303,14 @@ impl Inner {
             let seen = word.lock();
             word.unlock(seen.with_pins(0).with_hint(super::word::Hint::Normal), State::None);
         }
+        self.readahead.open(first, pages);
         self.look_at_overhead();
         Ok(())
     }
 
     /// Takes a region's pages back. Threads that still access it are ended by SIGSEGV or SIGBUS.
     pub(super) fn close(&self, first: u32, pages: u32) {
+        self.readahead.close(first);
         self.discard(first, first + pages, true);
         self.free_now();
         let _ = self.uffd.unregister(self.space.addr(first), pages as usize * PAGE_SIZE);

@@ -1,9 +1,11 @@
-//! Which page goes next: three lists.
+//! Which page goes next: four lists.
 //!
 //! *Mapped* pages are in regions, in the order in which they came in; the oldest go. A page that comes back sooner
 //! after it went than there are pages present (its *refault distance*, by a clock that ticks with every page taken
 //! out) goes to *hot* instead, which gives pages up only while it is longer than *mapped* deserves. Pages that were
-//! moved out in runs wait in the swap cache, *cached*, where a touch brings them back.
+//! moved out in runs wait in the swap cache, *cached*, where a touch brings them back. Pages that were read ahead and wait
+//! there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only when they
+//! have become too many.
 
 use super::space::Space;
 use super::word::{Seen, State};
@@ -18,6 +20,8 @@ pub struct Lists {
     pub hot: List,
     /// Pages in the swap cache, youngest first.
     pub cached: List,
+    /// Pages in the swap cache that were read ahead and not touched yet, youngest first.
+    pub ahead: List,
     /// Pages taken out so far.
     pub clock: u32,
 }
@@ -37,11 +41,17 @@ impl Lists {
         self.cached.push_front(space, page);
     }
 
+    /// A page that the caller has busy was read ahead into a frame.
+    pub fn link_ahead(&mut self, space: &Space, page: u32) {
+        self.ahead.push_front(space, page);
+    }
+
     /// Takes a page that the caller has busy off its list.
     pub fn unlink(&mut self, space: &Space, page: u32, seen: Seen) {
         match seen.state() {
             State::Mapped(_) if seen.is_hot() => self.hot.remove(space, page),
             State::Mapped(_) => self.mapped.remove(space, page),
+            State::Cached(_) if seen.credit() > 0 => self.ahead.remove(space, page),
             State::Cached(_) => self.cached.remove(space, page),
             _ => {}
         }

@@ -30,7 +30,8 @@
 //! | `inner` | what they share; memory account; discarding; the lock order |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
-//! | `ahead` | reading ahead in another thread |
+//! | `swap_in` | bringing pages in from devices |
+//! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `reclaim` | taking pages out and storing them |
 
 mod ahead;
@@ -38,9 +39,11 @@ mod builder;
 mod fault;
 mod inner;
 mod lists;
+mod readahead;
 mod reclaim;
 pub mod signal;
 mod space;
+mod swap_in;
 mod thread_mode;
 mod view;
 mod word;
@@ -49,6 +52,8 @@ mod word;
 mod tests;
 
 pub use builder::{BUDGET_MAX, BUDGET_MIN, Builder, Error, FaultMode};
+pub use farpage_swap::readahead::{Rule as ReadaheadRule, Tuning as ReadaheadTuning};
+pub use readahead::ReadaheadStats;
 pub use view::Plain;
 
 use crate::PAGE_SIZE;
@@ -124,6 +129,8 @@ pub struct Stats {
     pub swpin_zero: u64,
     /// Pages read ahead.
     pub swap_ra: u64,
+    /// Of them, pages that were touched: exact where all pages read ahead stay unmapped until then, else in proportion.
+    pub swap_ra_hit: u64,
     /// Faults served from the swap cache.
     pub workingset_refault_cached: u64,
     /// Faults by writing to a page that was write-protected to see that.
@@ -186,7 +193,7 @@ impl Pager {
         let pages = |n: i64| n.max(0) as u64 * page;
         let (mapped, cached) = {
             let lists = lock(&e.lists);
-            (u64::from(lists.present()), u64::from(lists.cached.len()))
+            (u64::from(lists.present()), u64::from(lists.cached.len() + lists.ahead.len()))
         };
         let usage = e.swap.usage();
         let c = &e.counters;
@@ -206,6 +213,8 @@ impl Pager {
             swpout_clean: c.clean.load(Relaxed),
             swpout_zero: c.zero_out.load(Relaxed),
             swpin_zero: c.zero_in.load(Relaxed),
+            // In this order: what is a hit was read before.
+            swap_ra_hit: c.readahead_hits.load(Relaxed),
             swap_ra: c.readahead.load(Relaxed),
             workingset_refault_cached: c.cache_hits.load(Relaxed),
             wp_fault: c.protection_faults.load(Relaxed),

@@ -227,7 +227,12 @@ impl Inner {
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
             let old = if let State::Mapped(entry) = seen.state() { entry } else { None };
             match self.copy_of(content, old) {
-                Ok(to) => gone.push((page, seen, to)),
+                Ok(to) => {
+                    if let State::Swapped(entry) = to {
+                        self.readahead.stored(page, entry);
+                    }
+                    gone.push((page, seen, to));
+                }
                 Err(error) => {
                     warn_full(error);
                     self.put_back(&(page, Some(seen.with_writable(true))), true);
@@ -369,16 +374,20 @@ impl Inner {
         {
             let mut lists = lock(&self.lists);
             let mut tries = 2 * self.store_batch;
-            while let Some(page) = lists.cached.back().filter(|_| tries > 0 && taken.len() < self.store_batch) {
+            loop {
+                let ahead = lists.ahead.len() as usize > self.ahead_target() || lists.cached.is_empty();
+                let list = if ahead { &mut lists.ahead } else { &mut lists.cached };
+                let oldest = list.back().filter(|_| tries > 0 && taken.len() < self.store_batch);
+                let Some(page) = oldest else { break };
                 tries -= 1;
                 match self.space.word(page).try_lock() {
                     Some(seen) => {
-                        lists.cached.remove(&self.space, page);
+                        list.remove(&self.space, page);
                         if let State::Cached(f) = seen.state() {
                             taken.push((page, seen, f));
                         }
                     }
-                    None => lists.cached.move_to_front(&self.space, page),
+                    None => list.move_to_front(&self.space, page),
                 }
             }
         }
@@ -388,6 +397,13 @@ impl Inner {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
             let page: &Page = unsafe { self.frame(one.2) };
             let old = self.take_frame_entry(one.2);
+            if let (Some(old), true) = (old, one.1.credit() > 0) {
+                // Read ahead and never touched.
+                count(&self.counters.clean, 1);
+                self.stored(one, State::Swapped(old));
+                freed += 1;
+                continue;
+            }
             if is_zero(page) {
                 count(&self.counters.zero_out, 1);
                 self.free_entry(old);
@@ -419,6 +435,7 @@ impl Inner {
             match entry {
                 Some(entry) => {
                     count(&self.counters.swapped_out, 1);
+                    self.readahead.stored(one.0, entry);
                     self.stored(*one, State::Swapped(entry));
                     freed += 1;
                 }

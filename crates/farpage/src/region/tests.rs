@@ -13,7 +13,7 @@ fn pager(budget: u64) -> Pager {
     Pager::builder().budget(budget).build().unwrap()
 }
 
-fn mix(x: u64) -> u64 {
+pub(super) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
@@ -31,7 +31,7 @@ fn word(page: usize, at: usize, version: u64) -> u64 {
 }
 
 /// Threads that own every n-th page each, so that neighbours belong to others, and know what is in them.
-fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize, seed: u64) {
+pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize, seed: u64) {
     let region = pager.region(bytes).unwrap();
     let pages = bytes / PAGE_SIZE;
     std::thread::scope(|scope| {

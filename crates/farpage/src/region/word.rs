@@ -7,13 +7,18 @@
 //!   Outside  0   no region here
 //!   None     1   never touched, or zero: an absent page that reads as zeros
 //!   Mapped   2   in the region; payload: entry of a copy on a device that may be the same (0: none)
-//!   Cached   3   in the swap cache; payload: the frame
+//!   Cached   3   in the swap cache; payload: the frame (32 bits), above it the credit (16 bits)
 //!   Swapped  4   on a device only; payload: the entry
 //! ```
 //! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
 //! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
-//! stable while the page is busy. *Hot*: it came back soon after it had gone (which list it is on). *Pins* and *hint* stay over changes of kind. A thread may wait for a busy page only while it holds none, or in
-//! ascending order of pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
+//! stable while the page is busy. *Hot*: it came back soon after it had gone (which list it is on). *Pins* and *hint*
+//! stay over changes of kind. A thread may wait for a busy page only while it holds none, or in ascending order of
+//! pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
+//!
+//! The *credit* of a page in the swap cache: so many pages were read ahead with it (itself included) that count as hits
+//! when it is touched (the highest bit: in slot order); 0: it was not read ahead. A page with credit has not been
+//! touched since it was read: its frame and its entry hold the same bytes.
 //!
 //! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
 //! busy links and unlinks it.
@@ -31,6 +36,10 @@ const WRITABLE: u64 = 1 << 7;
 const PIN_SHIFT: u32 = 8;
 const PIN_MASK: u64 = 0x7f << PIN_SHIFT;
 const HOT: u64 = 1 << 15;
+const CREDIT_SHIFT: u32 = 48;
+const CREDIT_MASK: u64 = 0xffff << CREDIT_SHIFT;
+/// Added to the credit of a page that was read in slot order.
+pub const BY_SLOT: u16 = 1 << 15;
 /// Most pins of a page at a time.
 pub const PINS_MAX: u32 = 127;
 
@@ -133,8 +142,26 @@ impl Seen {
         self.0 & HOT != 0
     }
 
+    /// Pages read ahead that count as hits when this one is touched.
+    #[inline]
+    pub fn credit(self) -> u32 {
+        u32::from(self.raw_credit() & !BY_SLOT)
+    }
+
+    /// It was read ahead in slot order.
+    #[inline]
+    pub fn is_by_slot(self) -> bool {
+        self.raw_credit() & BY_SLOT != 0
+    }
+
+    fn raw_credit(self) -> u16 {
+        if matches!(self.state(), State::Cached(_)) { (self.0 >> CREDIT_SHIFT) as u16 } else { 0 }
+    }
+
     fn with_state(self, to: State) -> u64 {
-        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | HOT) | to.encode()
+        // A page that stays in the swap cache stays what it was there.
+        let credit = if matches!(to, State::Cached(_)) { u64::from(self.raw_credit()) << CREDIT_SHIFT } else { 0 };
+        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | HOT) | to.encode() | credit
     }
 
     /// The same, writable or not.
@@ -213,7 +240,17 @@ impl Word {
     /// Ends the busy state that gave `seen`, with a new kind; pins and hint as in `seen`.
     #[inline]
     pub fn unlock(&self, seen: Seen, to: State) {
-        let old = self.0.swap(seen.with_state(to), Ordering::AcqRel);
+        self.end(seen.with_state(to));
+    }
+
+    /// Ends the busy state of a page that was read ahead into frame `f`, where it waits for its first touch.
+    pub fn unlock_ahead(&self, seen: Seen, f: FrameNo, credit: u16) {
+        self.end(seen.with_state(State::Cached(f)) & !CREDIT_MASK | u64::from(credit) << CREDIT_SHIFT);
+    }
+
+    #[inline]
+    fn end(&self, new: u64) {
+        let old = self.0.swap(new, Ordering::AcqRel);
         debug_assert!(old & BUSY != 0);
         if old & WAITERS != 0 {
             futex::wake_all(self.low_half());
@@ -263,6 +300,19 @@ mod tests {
             assert!(seen.is_writable() && !seen.is_hot());
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
         }
+        let seen = word.lock();
+        word.unlock_ahead(seen, 77, 900 | BY_SLOT);
+        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(77), 900));
+        assert!(word.look().is_by_slot());
+        let seen = word.lock();
+        word.unlock(seen.with_hint(Hint::Random), seen.state());
+        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(77), 900), "it has not been touched");
+        let seen = word.lock();
+        word.unlock(seen, State::Swapped(entry));
+        assert_eq!((word.look().state(), word.look().credit()), (State::Swapped(entry), 0));
+        let seen = word.lock();
+        word.unlock(seen, State::Cached(5));
+        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(5), 0), "an entry's bits are no credit");
         let seen = word.lock();
         word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), State::None);
         assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));

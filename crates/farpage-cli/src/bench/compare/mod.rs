@@ -12,7 +12,7 @@
 
 pub mod child;
 mod content;
-mod histogram;
+pub mod histogram;
 mod html;
 pub mod kernel;
 mod report;

@@ -18,7 +18,7 @@ use super::{BATCH_MAX, Batch, Direction, Request};
 use crate::device::lock;
 use crate::sys::raw::{fatal, gettid};
 use io_uring::{IoUring, opcode, squeue, types};
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::sync::Mutex;
@@ -199,6 +199,10 @@ pub struct Rings {
     /// Requests that went out, pages in them.
     requests: AtomicU64,
     pages: AtomicU64,
+    /// Simulated: so long until a request starts that does not go on where the last one ended, microseconds.
+    seek_us: AtomicU32,
+    /// Where that one ended.
+    head: Mutex<(RawFd, u64)>,
 }
 
 impl Default for Rings {
@@ -209,6 +213,8 @@ impl Default for Rings {
             refused: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             pages: AtomicU64::new(0),
+            seek_us: AtomicU32::new(0),
+            head: Mutex::new((-1, 0)),
         }
     }
 }
@@ -219,6 +225,7 @@ impl Rings {
     pub fn run(&self, batch: &mut Batch, meanwhile: &mut dyn FnMut()) {
         self.requests.fetch_add(batch.runs() as u64, Relaxed);
         self.pages.fetch_add(batch.len() as u64, Relaxed);
+        self.seek(batch);
         let mut meanwhile = Some(meanwhile);
         // One run that is waited for gains nothing by a ring, and a write to new blocks loses: the ring passes it on to
         // a kernel thread.
@@ -245,6 +252,31 @@ impl Rings {
             work();
         }
         batch.run_plainly();
+    }
+
+    /// From now on the device is one with a single head that takes this long to move: for measurements.
+    pub fn simulate_seeks(&self, us: u32) {
+        self.seek_us.store(us, Relaxed);
+    }
+
+    /// Whether seeks are simulated.
+    pub fn has_seeks(&self) -> bool {
+        self.seek_us.load(Relaxed) > 0
+    }
+
+    fn seek(&self, batch: &Batch) {
+        if !self.has_seeks() {
+            return;
+        }
+        let pause = std::time::Duration::from_micros(self.seek_us.load(Relaxed).into());
+        for run in &batch.runs[..batch.run_count] {
+            // Held while it moves: there is one head.
+            let mut head = self.head.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if *head != (run.fd, run.at) {
+                std::thread::sleep(pause);
+            }
+            *head = (run.fd, run.at + run.want as u64);
+        }
     }
 
     /// Whether io_uring was refused.

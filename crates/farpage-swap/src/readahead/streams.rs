@@ -1,0 +1,323 @@
+//! Our own windows: streams of faults, for memory where pages read ahead are mapped at once.
+//!
+//! The first touch of such a page is invisible, but two things are not:
+//! * the *next fault*: when it is the first page behind what was brought in, the program went through the window;
+//! * a *marker*: a page of the window that was left unmapped. Its touch ([`Streams::on_hit`]) says that the program is
+//!   on its way through the window, early enough to read the next one in the background.
+//!
+//! ```text
+//!   fault   fault                 marker
+//!     |  |  |                       v                          unmapped: the background was too slow (late)
+//!   --1--2=====4-----8-------[16.....|.........][ read in the background ...|.........][
+//! ```
+//! A fault that continues nothing is served alone and becomes a candidate; a second one right beside it makes a stream
+//! of 4 pages, which doubles with every fault at exactly the expected page and with every marker. A fault a little
+//! further on (half a window: pages there were still present, or the program skips a few) goes on with the window
+//! unchanged. Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
+//!
+//! Windows know nothing of 2 MiB borders. The *caution* of an instance rises when streams end soon after they
+//! began: then a window is only a fraction of what its stream has proved so far.
+
+use super::{Strides, Window};
+
+/// Streams that are followed at the same time.
+const STREAMS: usize = 8;
+/// The first window of a stream once it is recognised.
+const FIRST_WINDOW: u32 = 4;
+/// Smallest window whose marker asks for the next one: below, a wake-up of another thread costs more than it hides.
+const AHEAD_MIN: u32 = 16;
+/// Largest window of a strided stream: its pages are brought in one by one.
+const STRIDED_MAX: u32 = 32;
+/// Largest patience with a silent stream, see [`Stream::staleness`].
+const MAX_PATIENCE: u32 = 64;
+/// Largest caution: windows of a sixteenth of what the stream has proved.
+const CAUTION_MAX: u32 = 4;
+/// Confirmed windows of this size or more make up for streams that ended early...
+const PROOF_WINDOW: u32 = 16;
+/// ... so many of them for one step of caution.
+const PROOFS: u32 = 4;
+/// One past the last page number of a 64-bit address space; windows end there.
+const END: u64 = (u64::MAX >> crate::PAGE_SHIFT) + 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    /// One fault seen: a candidate that may go either way.
+    Unknown,
+    Up,
+    Down,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    /// What was brought in last: `[low, high)`. The stream goes on at `high` (up) or `low - 1` (down).
+    low: u64,
+    high: u64,
+    /// From page to page; 1: neighbours.
+    stride: u32,
+    direction: Direction,
+    /// Its last window before clipping; 0: unused entry.
+    window: u32,
+    /// How far behind the expected page a fault still continues the stream.
+    slack: u64,
+    /// `[low, high)` was asked for at a marker: it may be on its way.
+    posted: bool,
+    /// Pages read ahead by the last window, as far as known.
+    ahead: u32,
+    /// Pages that the stream went through.
+    proved: u32,
+    /// Time (faults) of its last fault or hit.
+    seen: u64,
+}
+
+impl Stream {
+    const UNUSED: Self = Self {
+        low: 0,
+        high: 0,
+        stride: 1,
+        direction: Direction::Unknown,
+        window: 0,
+        slack: 0,
+        posted: false,
+        ahead: 0,
+        proved: 0,
+        seen: 0,
+    };
+
+    /// Whether `page` is one of those that were brought in, or asked for, last.
+    fn has(&self, page: u64) -> bool {
+        let down = self.direction == Direction::Down;
+        let from = if down { self.high - 1 } else { self.low };
+        self.window > 0 && (self.low..self.high).contains(&page) && from.abs_diff(page) % u64::from(self.stride) == 0
+    }
+
+    /// If `page` continues this stream: how many pages it skipped, and the direction.
+    fn gap(&self, page: u64) -> Option<(u64, Direction)> {
+        if self.posted && self.has(page) {
+            return Some((0, self.direction));
+        }
+        let up = page.checked_sub(self.high);
+        let down = self.low.checked_sub(1).and_then(|next| next.checked_sub(page));
+        let (gap, direction) = match (self.direction, up, down) {
+            (Direction::Up | Direction::Unknown, Some(gap), _) => (gap, Direction::Up),
+            (Direction::Down | Direction::Unknown, _, Some(gap)) => (gap, Direction::Down),
+            _ => return None,
+        };
+        (self.window > 0 && gap <= self.slack).then_some((gap, direction))
+    }
+
+    /// How fit this entry is to be replaced at time `now` by a candidate at `page`: its age, measured in its own
+    /// windows (a stream faults once per window, and must outlive the random faults between), up to a limit that makes
+    /// room after a phase ends. An entry whose last window contains `page` goes first: what it read ahead is gone
+    /// again.
+    fn staleness(&self, page: u64, now: u64) -> u64 {
+        match self.window {
+            _ if self.has(page) => u64::MAX,
+            0 => u64::MAX - 1,
+            w => now.wrapping_sub(self.seen).saturating_mul(MAX_PATIENCE.into()) / u64::from(w.min(MAX_PATIENCE)),
+        }
+    }
+
+    /// Puts the next window of `pages` pages at `from`, and returns its lowest page and how many there are.
+    fn go(&mut self, from: u64, pages: u32, direction: Direction) -> (u64, u32) {
+        let step = u64::from(self.stride);
+        let room = if direction == Direction::Down { from } else { (END - 1).saturating_sub(from) };
+        let ahead = u64::from(pages - 1).min(room / step);
+        let reach = ahead * step;
+        let pages = ahead as u32 + 1; // at most what was asked for
+        self.direction = direction;
+        let start = if direction == Direction::Down {
+            // The next one is expected at `low - 1`.
+            (self.low, self.high) = ((from - reach + 1).saturating_sub(step), from + 1);
+            from - reach
+        } else {
+            (self.low, self.high) = (from, (from + reach).saturating_add(step));
+            from
+        };
+        self.slack = match direction {
+            Direction::Unknown => 0,
+            _ if self.stride > 1 => 0,
+            _ => u64::from(pages / 2 + 1),
+        };
+        (start, pages)
+    }
+}
+
+/// Recognised streams of one mapping (or process), perhaps of one thread. See the module documentation.
+#[derive(Debug, Clone)]
+pub struct Streams {
+    table: [Stream; STREAMS],
+    strides: Option<Strides>,
+    now: u64,
+    caution: u32,
+    proofs: u32,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Streams {
+    /// No streams yet; neighbours only (every window has stride 1).
+    pub const fn new() -> Self {
+        Self { table: [Stream::UNUSED; STREAMS], strides: None, now: 0, caution: 0, proofs: 0 }
+    }
+
+    /// The same, also for strided streams.
+    pub const fn with_strides() -> Self {
+        Self { strides: Some(Strides::new()), ..Self::new() }
+    }
+
+    /// The pages to bring in for a fault at `page`, at most `max` (0 is taken as 1); `page` is the first (ascending) or
+    /// the last (descending) of them. The caller clips it to the mapping and to what is swapped out, and says with
+    /// [`Self::on_served`] what remained of it.
+    ///
+    /// [`Window::confirmed`] counts pages read ahead for the same stream that are now known to have been used: all of
+    /// its last window, if this fault is at the page right behind it. A program that touches every third page only
+    /// comes to that page every third time, so the sum is right on the average, and never above what was read ahead.
+    pub fn on_fault(&mut self, page: u64, max: u32) -> Window {
+        self.now = self.now.wrapping_add(1);
+        let (now, max) = (self.now, max.max(1));
+        let followed = self.table.iter().enumerate().filter_map(|(i, s)| Some((s.gap(page)?, i)));
+        if let Some(((gap, direction), i)) = followed.min_by_key(|((gap, _), _)| *gap) {
+            return self.follow(i, page, gap, direction, max);
+        }
+        let stride = self.strides.as_mut().and_then(|strides| strides.note(page));
+        let (mut stream, direction, window) = match stride {
+            Some(d) if max > 1 => {
+                let direction = if d > 0 { Direction::Up } else { Direction::Down };
+                // As far as it is proved: four pages.
+                (Stream { stride: d.unsigned_abs() as u32, proved: 4, ..Stream::UNUSED }, direction, FIRST_WINDOW / 2)
+            }
+            _ => (Stream::UNUSED, Direction::Unknown, 1),
+        };
+        stream.window = window.min(max);
+        stream.seen = now;
+        let (start, pages) = stream.go(page, stream.window, direction);
+        stream.ahead = pages - 1;
+        let stride = stream.stride;
+        if let Some(i) = (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now)) {
+            self.judge(self.table[i]);
+            self.table[i] = stream;
+        }
+        Window { stride, down: direction == Direction::Down, ..Window::of(start, pages) }
+    }
+
+    /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.
+    pub fn on_sequential(&mut self, page: u64, max: u32) -> Window {
+        let w = self.on_fault(page, max);
+        let (now, max) = (self.now, max.max(1));
+        let newest = self.table.iter_mut().find(|s| s.window > 0 && s.seen == now && s.direction != Direction::Down);
+        let Some(s) = newest.filter(|s| s.stride == 1 && s.window < max) else { return w };
+        s.window = max;
+        let (start, pages) = s.go(page, max, Direction::Up);
+        s.ahead = pages - 1;
+        Window { confirmed: w.confirmed, late: w.late, ..Window::of(start, pages) }
+    }
+
+    /// The next window of stream `i` for a fault that continues it.
+    fn follow(&mut self, i: usize, page: u64, gap: u64, direction: Direction, max: u32) -> Window {
+        let old = self.table[i];
+        let late = old.posted && old.has(page);
+        let mut s = old;
+        let mut confirmed = 0;
+        if gap == 0 && !late {
+            confirmed = if old.posted { 0 } else { old.ahead };
+            s.proved = old.proved.saturating_add(old.ahead + 1);
+            self.prove(old.window);
+            s.window = old.window.saturating_mul(2).max(FIRST_WINDOW);
+            s.window = s.window.min(self.allowed(s.proved));
+        }
+        s.window = if s.stride > 1 { s.window.min(STRIDED_MAX) } else { s.window }.min(max).max(1);
+        (s.posted, s.seen) = (false, self.now);
+        let (start, pages) = s.go(page, s.window, direction);
+        s.ahead = pages - 1;
+        self.table[i] = s;
+        Window { stride: s.stride, confirmed, down: direction == Direction::Down, late, ..Window::of(start, pages) }
+    }
+
+    /// A marker at `page` was touched. If it belongs to the last window of a stream: the next window, to be read in the
+    /// background. Faults on its pages until then are `late`. The caller clips it as for [`Self::on_fault`], but need
+    /// not say what remained.
+    pub fn on_hit(&mut self, page: u64, max: u32) -> Option<Window> {
+        self.now = self.now.wrapping_add(1);
+        let s = self.table.iter_mut().find(|s| s.direction != Direction::Unknown && s.has(page))?;
+        s.seen = self.now;
+        if s.window < AHEAD_MIN || max < AHEAD_MIN {
+            return None;
+        }
+        let (old, proofs) = (s.window, s.proved.saturating_add(s.ahead + 1));
+        let room = if s.direction == Direction::Down { s.low } else { END.saturating_sub(s.high) };
+        let from = if s.direction == Direction::Down { s.low.checked_sub(1)? } else { s.high };
+        if room == 0 {
+            return None;
+        }
+        s.proved = proofs;
+        let limit = if self.caution == 0 { u32::MAX } else { (proofs >> self.caution).max(1) };
+        s.window = old.saturating_mul(2).min(limit).max(AHEAD_MIN).min(max);
+        if s.stride > 1 {
+            s.window = s.window.min(STRIDED_MAX);
+        }
+        let (start, pages) = s.go(from, s.window, s.direction);
+        (s.posted, s.ahead) = (true, pages);
+        let (stride, down) = (s.stride, s.direction == Direction::Down);
+        self.prove(old);
+        Some(Window { stride, down, ..Window::of(start, pages) })
+    }
+
+    /// A page was touched that had been brought in by another rule, unmapped: if that makes or continues a stream, the
+    /// window to read in the background (with this page in it), as for [`Self::on_hit`].
+    pub fn on_touch(&mut self, page: u64, max: u32) -> Option<Window> {
+        let w = self.on_fault(page, max);
+        let now = self.now;
+        let s = self.table.iter_mut().find(|s| s.seen == now && s.window > 1)?;
+        s.posted = true;
+        Some(w)
+    }
+
+    /// `[start, start + pages)` of the last window of neighbours was worked through: brought in, or found present
+    /// already. The stream goes on behind it, or anywhere in the part of the window that was cut off.
+    pub fn on_served(&mut self, start: u64, pages: u32) {
+        let end = start.saturating_add(pages.into());
+        let window = |s: &&mut Stream| {
+            s.window > 0 && s.stride == 1 && !s.posted && start < end && s.low < end && start < s.high
+        };
+        if let Some(s) = self.table.iter_mut().filter(window).max_by_key(|s| s.seen) {
+            s.slack = s.slack.saturating_add((s.high - s.low).saturating_sub(end - start));
+            (s.low, s.high) = (start, end);
+            s.ahead = s.ahead.min(pages.saturating_sub(1));
+        }
+    }
+
+    /// The window of the stream that was seen last, pages; 0: there is none.
+    pub fn window(&self) -> u32 {
+        self.table.iter().max_by_key(|s| s.seen).map_or(0, |s| s.window)
+    }
+
+    /// Largest window for a stream that has proved so much.
+    fn allowed(&self, proved: u32) -> u32 {
+        if self.caution == 0 { u32::MAX } else { (proved >> self.caution).max(1) }
+    }
+
+    /// A stream is forgotten. If what it read ahead in vain is much of all that it did, be more careful.
+    fn judge(&mut self, s: Stream) {
+        if s.ahead > 1 && u64::from(s.ahead) * 4 > u64::from(s.proved) {
+            self.caution = (self.caution + 1).min(CAUTION_MAX);
+            self.proofs = 0;
+        }
+    }
+
+    /// A window of `pages` pages turned out to be right.
+    fn prove(&mut self, pages: u32) {
+        if pages >= PROOF_WINDOW && self.caution > 0 {
+            self.proofs += 1;
+            if self.proofs == PROOFS {
+                (self.proofs, self.caution) = (0, self.caution - 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

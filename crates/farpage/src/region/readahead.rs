@@ -1,0 +1,362 @@
+//! Which pages come in with one that is missing, and how well that went: the state of readahead of a pager.
+//!
+//! ```text
+//!   fault on a swapped page -> on_miss -> Plan: these pages, or these slots     (fault brings them in)
+//!   touch of a marker       -> on_hit  -> a window for the background           (ahead brings it in)
+//! ```
+//! The rules are pure ([`farpage_swap::readahead`]); this module keeps one state for each region and thread, the
+//! counters, and the page of each slot where slot order is used. Pages read ahead are mapped at once, but for one
+//! *marker* in every chunk, which waits in the swap cache with the *credit* of its chunk (`word`); with `exact`, and
+//! with the kernel's rules, all of them wait, with a credit of one. So `swap_ra_hit` is exact there, and right on the
+//! average elsewhere.
+//!
+//! Called by `fault` and `ahead`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
+//! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
+
+use super::inner::{Inner, lock};
+use super::signal::Blocked;
+use super::space::Mapping;
+use super::word::{Hint, Seen, State};
+use super::{Error, Region};
+use crate::device::Entry;
+use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// Threads with a state of their own; more share.
+const THREADS: usize = 8;
+/// Slots whose page can be known at a time (more of them overwrite each other: less is read ahead, nothing wrong).
+const SLOTS: usize = 1 << 26;
+/// Most slots read for one fault.
+pub const SLOT_WINDOW: usize = 32;
+/// The background is given up while it came too late much more often than in time...
+const SCORE_MAX: i32 = 8;
+/// ... but tried again now and then.
+const TRY_EVERY: u32 = 8;
+
+/// What to bring in for a fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plan {
+    /// These pages.
+    Pages(Window),
+    /// What lies in these slots of the faulting page's device.
+    Slots(Range<u64>),
+}
+
+/// Readahead of one region, see [`Region::readahead_stats`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadaheadStats {
+    /// Pages read ahead.
+    pub swap_ra: u64,
+    /// Of them, pages that were touched later; see [`Tuning::exact`].
+    pub swap_ra_hit: u64,
+    /// The last window, pages.
+    pub window: u32,
+}
+
+impl ReadaheadStats {
+    /// Hits in percent of the pages read ahead; `None` if there are none.
+    pub fn hit_pct(&self) -> Option<f64> {
+        (self.swap_ra > 0).then(|| 100.0 * self.swap_ra_hit as f64 / self.swap_ra as f64)
+    }
+}
+
+/// One region's.
+struct Map {
+    first: u32,
+    pages: u32,
+    tuning: Tuning,
+    streams: [Mutex<Streams>; THREADS],
+    vma: Mutex<VmaState>,
+    /// For single faults under [`Rule::Stream`]; under [`Rule::Slot`] all regions share one, as in the kernel.
+    cluster: Mutex<ClusterState>,
+    ra: AtomicU64,
+    hit: AtomicU64,
+    window: AtomicU32,
+    /// Its pages come from a device that is waited for: the background costs no CPU time then.
+    queued: AtomicBool,
+}
+
+impl Map {
+    fn new(first: u32, pages: u32, tuning: Tuning) -> Map {
+        Map {
+            first,
+            pages,
+            tuning,
+            streams: [const { Mutex::new(Streams::with_strides()) }; THREADS],
+            vma: Mutex::default(),
+            cluster: Mutex::default(),
+            ra: AtomicU64::new(0),
+            hit: AtomicU64::new(0),
+            window: AtomicU32::new(0),
+            queued: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Whether reading in the background pays: it does not while no CPU is idle.
+#[derive(Debug, Default)]
+struct Background {
+    score: AtomicI32,
+    refused: AtomicU32,
+}
+
+impl Background {
+    fn note(&self, late: bool) {
+        let change = if late { -2 } else { 1 };
+        // A lost update is a lost observation among many.
+        self.score.store((self.score.load(Relaxed) + change).clamp(-SCORE_MAX, SCORE_MAX), Relaxed);
+    }
+
+    fn pays(&self) -> bool {
+        self.score.load(Relaxed) >= 0 || self.refused.fetch_add(1, Relaxed) % TRY_EVERY == TRY_EVERY - 1
+    }
+}
+
+/// See the module documentation.
+pub struct Readahead {
+    maps: RwLock<Vec<Box<Map>>>,
+    /// For new regions.
+    tuning: Tuning,
+    /// Most pages of a window here: a share of the budget.
+    limit: u32,
+    cluster: Mutex<ClusterState>,
+    /// Page of each slot, as of when it was stored: a hint, to be compared with the page's word.
+    owners: Mapping,
+    /// Whether `owners` is kept.
+    by_slot: AtomicBool,
+    background: Background,
+}
+
+impl std::fmt::Debug for Readahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Readahead").field("tuning", &self.tuning).field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl Readahead {
+    /// For a pager whose windows have at most `limit` pages; `rotational`: one of its devices is.
+    ///
+    /// # Errors
+    /// No address space.
+    pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<Readahead, rustix::io::Errno> {
+        let owners = Mapping::new(SLOTS * size_of::<AtomicU32>(), true)?;
+        owners.not_in_children()?;
+        Ok(Readahead {
+            maps: RwLock::default(),
+            tuning,
+            limit: limit.max(1),
+            cluster: Mutex::default(),
+            owners,
+            by_slot: AtomicBool::new(rotational || tuning.rule == Rule::Slot),
+            background: Background::default(),
+        })
+    }
+
+    /// A region was made.
+    pub fn open(&self, first: u32, pages: u32) {
+        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        let at = maps.partition_point(|m| m.first < first);
+        maps.insert(at, Box::new(Map::new(first, pages, self.tuning)));
+    }
+
+    /// A region goes.
+    pub fn close(&self, first: u32) {
+        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        maps.retain(|m| m.first != first);
+    }
+
+    /// `f` with the region around a page.
+    fn with<R>(&self, page: u32, f: impl FnOnce(&Map) -> R) -> Option<R> {
+        let maps = self.maps.read().unwrap_or_else(PoisonError::into_inner);
+        let map = maps[..maps.partition_point(|m| m.first <= page)].last()?;
+        (page - map.first < map.pages).then(|| f(map))
+    }
+
+    fn owner(&self, entry: Entry) -> &AtomicU32 {
+        let at = (entry.raw() as usize) % SLOTS;
+        // SAFETY: inside the mapping, which is zeroed, is used through atomics only, and lives as long as self.
+        unsafe { &*(self.owners.0.base as *const AtomicU32).add(at) }
+    }
+
+    /// A page was stored in a slot.
+    #[inline]
+    pub fn stored(&self, page: u32, entry: Entry) {
+        if self.by_slot.load(Relaxed) {
+            self.owner(entry).store(page, Relaxed);
+        }
+    }
+
+    /// The page that was stored in a slot last, perhaps.
+    pub fn page_of(&self, entry: Entry) -> u32 {
+        self.owner(entry).load(Relaxed)
+    }
+
+    /// Whether every page read ahead around `page` is left unmapped.
+    pub fn is_exact(&self, page: u32) -> bool {
+        self.with(page, |m| m.tuning.is_exact()).unwrap_or(false)
+    }
+
+    /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is.
+    pub fn on_miss(&self, page: u32, entry: Entry, hint: Hint, queued: bool, rotational: bool) -> Plan {
+        let alone = Plan::Pages(Window::single(page.into()));
+        if hint == Hint::Random {
+            return alone;
+        }
+        let planned = self.with(page, |m| {
+            let (first, end) = (u64::from(m.first), u64::from(m.first + m.pages));
+            let max = m.tuning.max_pages().min(self.limit);
+            match m.tuning.rule {
+                _ if max == 1 => alone.clone(),
+                Rule::None => alone.clone(),
+                Rule::Slot => slots(&self.cluster, entry, m.tuning.page_cluster()),
+                Rule::Vma => {
+                    let mut vma = lock(&m.vma);
+                    let r = vma.on_miss(page.into(), first, end, m.tuning.page_cluster());
+                    m.window.store(vma.window, Relaxed);
+                    Plan::Pages(Window::of(r.start, (r.end - r.start) as u32))
+                }
+                Rule::Stream => {
+                    let mut streams = lock(&m.streams[thread()]);
+                    let w = match hint {
+                        Hint::Sequential => streams.on_sequential(page.into(), max),
+                        _ => streams.on_fault(page.into(), max),
+                    };
+                    drop(streams);
+                    if m.queued.load(Relaxed) != queued {
+                        m.queued.store(queued, Relaxed);
+                    }
+                    if w.late && !queued {
+                        self.background.note(true);
+                    }
+                    m.window.store(w.pages, Relaxed);
+                    if w.pages == 1 && rotational {
+                        return slots(&m.cluster, entry, 3);
+                    }
+                    w.clipped(first, end).map_or(alone.clone(), Plan::Pages)
+                }
+            }
+        });
+        planned.unwrap_or(alone)
+    }
+
+    /// What really came in of a window.
+    pub fn on_served(&self, page: u32, start: u32, pages: u32) {
+        self.with(page, |m| {
+            if m.tuning.rule == Rule::Stream {
+                lock(&m.streams[thread()]).on_served(start.into(), pages);
+            }
+        });
+    }
+
+    /// `n` pages around `page` were read ahead.
+    pub fn read(&self, page: u32, n: usize) {
+        self.with(page, |m| m.ra.fetch_add(n as u64, Relaxed));
+    }
+
+    /// A page of the swap cache was touched; `cached`: its word then. What to read in the background now.
+    pub fn on_hit(&self, page: u32, cached: Seen) -> Option<Window> {
+        let credit = cached.credit();
+        self.with(page, |m| {
+            m.hit.fetch_add(credit.into(), Relaxed);
+            let max = m.tuning.max_pages().min(self.limit);
+            match m.tuning.rule {
+                Rule::Slot => {
+                    if credit > 0 {
+                        lock(&self.cluster).on_hit();
+                    }
+                    None
+                }
+                Rule::Vma => {
+                    lock(&m.vma).on_hit(page.into(), credit > 0);
+                    None
+                }
+                Rule::Stream if cached.is_by_slot() => {
+                    lock(&m.cluster).on_hit();
+                    let next = lock(&m.streams[thread()]).on_touch(page.into(), max);
+                    next?.clipped(m.first.into(), (m.first + m.pages).into())
+                }
+                Rule::Stream if credit > 0 && max > 1 && (m.queued.load(Relaxed) || self.background.pays()) => {
+                    // The stream of this thread, most likely; it may have been handed on.
+                    let own = thread();
+                    let ask = |i: usize| lock(&m.streams[(own + i) % THREADS]).on_hit(page.into(), max);
+                    let next = (0..THREADS).find_map(ask)?;
+                    self.background.note(false);
+                    m.window.store(next.pages, Relaxed);
+                    next.clipped(m.first.into(), (m.first + m.pages).into())
+                }
+                _ => None,
+            }
+        })
+        .flatten()
+    }
+}
+
+fn slots(state: &Mutex<ClusterState>, entry: Entry, page_cluster: u32) -> Plan {
+    // The end of the device: slots behind it belong to no page.
+    Plan::Slots(lock(state).on_miss(entry.slot(), u64::MAX >> 24, page_cluster.min(5)))
+}
+
+/// A number for the calling thread, below [`THREADS`]: from the address of its `errno`.
+fn thread() -> usize {
+    // SAFETY: only the address is used.
+    let at = unsafe { libc::__errno_location() } as usize;
+    // Thread control blocks are pages apart, and often a power of two of them.
+    (at >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61
+}
+
+impl Inner {
+    /// The swapped page in a slot, made busy; `None`: it is not there any more, or somebody else has it busy.
+    pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
+        let page = self.readahead.page_of(entry);
+        let word = self.space.word(page);
+        let look = word.look();
+        let same = !look.is_busy() && look.state() == State::Swapped(entry);
+        // Compared again by the exchange: the slot is this page's, in whatever region of this pager it is.
+        let seen = if same { word.try_lock_if(look) } else { None };
+        seen.map(|seen| (page, seen))
+    }
+}
+
+impl Region {
+    /// Changes how pages of this region are read ahead; [`Region::advise`] still comes first. Starts from nothing: what
+    /// was learned of the region's accesses, and its counters, are forgotten.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn set_readahead(&self, tuning: Tuning) -> Result<(), Error> {
+        let e = self.inner()?;
+        let _blocked = Blocked::new();
+        let mut maps = e.readahead.maps.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = maps.iter_mut().find(|m| m.first == self.core.first) {
+            **map = Map::new(map.first, map.pages, tuning);
+        }
+        if tuning.rule == Rule::Slot {
+            // Slots stored before are not known; they are read alone.
+            e.readahead.by_slot.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// How well reading ahead in this region went so far.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn readahead_stats(&self) -> Result<ReadaheadStats, Error> {
+        let e = self.inner()?;
+        let _blocked = Blocked::new();
+        let stats = e.readahead.with(self.core.first, |m| {
+            // In this order, because what is a hit was read before; or before `set_readahead`.
+            let hit = m.hit.load(Relaxed);
+            let swap_ra = m.ra.load(Relaxed);
+            ReadaheadStats { swap_ra, swap_ra_hit: hit.min(swap_ra), window: m.window.load(Relaxed) }
+        });
+        Ok(stats.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Reading ahead in regions: the right bytes under every rule, honest counts, nobody else's pages.
+
+use super::super::tests::{mix, stress};
+use super::super::{Advice, Pager};
+use super::*;
+use crate::PAGE_SIZE;
+use crate::conf::SwapSpec;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+fn file(path: &Path) -> SwapSpec {
+    SwapSpec::File { path: path.to_owned(), size: None, prio: None, fault: None }
+}
+
+fn pager(budget: u64, tuning: &str, swap: Vec<SwapSpec>) -> Pager {
+    Pager::builder().budget(budget).swap(swap).readahead_tuning(Tuning::parse(tuning).unwrap()).build().unwrap()
+}
+
+const RULES: [&str; 6] = ["none", "slot", "vma", "stream", "stream,exact", "stream,page_cluster=9"];
+
+/// A region with a number in each page, larger than the budget.
+fn filled(pager: &Pager, pages: usize) -> Region {
+    let mut region = pager.region(pages * PAGE_SIZE).unwrap();
+    for page in 0..pages {
+        let words = &mut region.view_mut::<u64>()[page * 512..(page + 1) * 512];
+        words.iter_mut().enumerate().for_each(|(i, w)| *w = mix((page * 64 + i % 64) as u64));
+    }
+    region
+}
+
+fn check(region: &Region, page: usize) {
+    let at = page * 512 + page % 512;
+    assert_eq!(region.view::<u64>()[at], mix((page * 64 + page % 512 % 64) as u64), "page {page}");
+}
+
+#[test]
+fn bytes_are_right_under_every_rule() {
+    let dir = std::env::temp_dir();
+    for (seed, rule) in (20..).zip(RULES) {
+        for swap in [SwapSpec::defaults(), vec![file(&dir)]] {
+            let pager = pager(8 << 20, rule, swap);
+            stress(&pager, 24 << 20, 2, 6000, seed);
+            let stats = pager.stats();
+            assert!(stats.pswpin > 100 && stats.swap_ra_hit <= stats.swap_ra, "{rule}: {stats:?}");
+            assert_eq!(stats.swap_ra > 0, rule != "none", "{rule}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn sequential_reads_hit_and_exact_counts_say_the_same_as_markers() {
+    for (rule, exact) in [("stream", false), ("stream,exact", true), ("vma", true)] {
+        let pager = pager(8 << 20, rule, SwapSpec::defaults());
+        let pages = 6000;
+        let region = filled(&pager, pages);
+        for _ in 0..2 {
+            (0..pages).for_each(|page| check(&region, page));
+        }
+        let (stats, of_region) = (pager.stats(), region.readahead_stats().unwrap());
+        assert_eq!((stats.swap_ra, stats.swap_ra_hit), (of_region.swap_ra, of_region.swap_ra_hit));
+        assert!(stats.swap_ra > pages as u64, "{rule}: {stats:?}");
+        let pct = of_region.hit_pct().unwrap();
+        assert!((if exact { 97.0 } else { 95.0 }..=100.0).contains(&pct), "{rule}: {pct} {stats:?}");
+        assert!(stats.pgmajfault < stats.pswpin / 2 && of_region.window > 1, "{rule}: {stats:?}");
+    }
+}
+
+#[test]
+fn random_reads_and_advised_ones_stay_single() {
+    let pager = pager(8 << 20, "stream", SwapSpec::defaults());
+    let pages = 6000;
+    let region = filled(&pager, pages);
+    let before = pager.stats();
+    (0..10_000).for_each(|i| check(&region, mix(i) as usize % pages));
+    let after = pager.stats();
+    let (read, ahead) = (after.pswpin - before.pswpin, after.swap_ra - before.swap_ra);
+    assert!(read > 5000 && ahead * 50 < read, "{ahead} of {read} read ahead at random");
+    region.advise(0..region.len(), Advice::Random).unwrap();
+    (0..pages).for_each(|page| check(&region, page));
+    assert_eq!(pager.stats().swap_ra, after.swap_ra, "it was told not to");
+    region.advise(0..region.len(), Advice::Sequential).unwrap();
+    (0..pages).for_each(|page| check(&region, page));
+    assert!(pager.stats().swap_ra > after.swap_ra + pages as u64 / 2, "it was told to");
+}
+
+#[test]
+fn nothing_is_read_beyond_the_end_of_a_region() {
+    for rule in ["vma,page_cluster=5", "stream,page_cluster=9", "stream,exact"] {
+        let pager = pager(8 << 20, rule, SwapSpec::defaults());
+        let regions = [filled(&pager, 3000), filled(&pager, 3000), filled(&pager, 3000)];
+        // Side by side, but for one page; whatever is done in the middle one is no matter of the others.
+        for _ in 0..2 {
+            (0..3000).chain((0..3000).rev()).for_each(|page| check(&regions[1], page));
+            (0..3000).step_by(7).for_each(|page| check(&regions[1], page));
+        }
+        for other in [0, 2] {
+            let stats = regions[other].readahead_stats().unwrap();
+            assert_eq!((stats.swap_ra, stats.swap_ra_hit), (0, 0), "{rule}: region {other}");
+        }
+        assert!(regions[1].readahead_stats().unwrap().swap_ra > 3000);
+    }
+}
+
+#[test]
+fn a_region_goes_while_its_window_is_on_its_way() {
+    let dir = std::env::temp_dir();
+    for swap in [SwapSpec::defaults(), vec![file(&dir)]] {
+        let pager = pager(4 << 20, "stream,page_cluster=9", swap);
+        for round in 0..30 {
+            let region = filled(&pager, 2000);
+            (0..40 + round * 7).for_each(|page| check(&region, page));
+            drop(region); // the marker just touched has asked for the next window
+            let stats = pager.stats();
+            assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.file_bytes), (0, 0, 0), "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn slot_order_finds_what_was_swapped_out_together() {
+    let dir = std::env::temp_dir();
+    let pager = pager(8 << 20, "slot,page_cluster=4", vec![file(&dir)]);
+    let (one, other) = (filled(&pager, 3000), filled(&pager, 3000));
+    for _ in 0..2 {
+        (0..3000).for_each(|page| check(&one, page));
+        (0..3000).rev().for_each(|page| check(&other, page));
+    }
+    let stats = pager.stats();
+    assert!(stats.swap_ra > 1000 && stats.swap_ra_hit * 2 > stats.swap_ra, "{stats:?}");
+    // A slot that has been given to somebody else since names the wrong page, and that page says so.
+    drop(other);
+    let third = filled(&pager, 3000);
+    (0..3000).for_each(|page| check(&one, page));
+    (0..3000).for_each(|page| check(&third, page));
+}
+
+/// Two pages of the device are damaged. Windows run over them, which nobody notices; the process would be ended for one
+/// that is asked for.
+#[test]
+fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("swap");
+    for rule in ["stream", "stream,exact", "vma", "slot"] {
+        std::fs::write(&path, b"").unwrap();
+        let pager = pager(4 << 20, rule, vec![file(&path)]);
+        let pages = 4000;
+        let region = filled(&pager, pages);
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let e = &pager.owner.inner;
+        let mut damaged = Vec::new();
+        for page in (300..pages).step_by(600) {
+            let state = e.space.word(region.core.first + page as u32).look().state();
+            if let (State::Swapped(entry), true) = (state, damaged.len() < 2) {
+                let at = (entry.slot() & 0xffff_ffff) * PAGE_SIZE as u64;
+                file.write_all_at(&[0x5a; PAGE_SIZE], at).unwrap();
+                damaged.push(page);
+            }
+        }
+        assert_eq!(damaged.len(), 2);
+        let before = e.swap.usage().read_errors;
+        (0..pages).filter(|page| !damaged.contains(page)).for_each(|page| check(&region, page));
+        let errors = e.swap.usage().read_errors - before;
+        assert!(pager.stats().swap_ra > 300 && errors > 0, "{rule}: {errors} errors, {:?}", pager.stats());
+        drop((region, pager));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn rules_can_be_changed_for_a_region() {
+    let pager = pager(8 << 20, "none", SwapSpec::defaults());
+    let region = filled(&pager, 4000);
+    (0..4000).for_each(|page| check(&region, page));
+    assert_eq!(region.readahead_stats().unwrap(), ReadaheadStats::default());
+    region.set_readahead(Tuning::parse("stream,exact").unwrap()).unwrap();
+    (0..4000).for_each(|page| check(&region, page));
+    let stats = region.readahead_stats().unwrap();
+    assert!(stats.swap_ra > 2000 && stats.window > 1, "{stats:?}");
+    region.set_readahead(Tuning::parse("slot").unwrap()).unwrap();
+    (0..4000).for_each(|page| check(&region, page));
+}
+
+#[test]
+fn the_background_is_left_alone_while_it_is_late() {
+    let b = Background::default();
+    assert!(b.pays());
+    b.note(true);
+    let tries = |n: u32| (0..n).filter(|_| b.pays()).count();
+    assert_eq!(tries(4 * TRY_EVERY), 4, "now and then it is tried");
+    (0..3).for_each(|_| b.note(false));
+    assert_eq!(tries(10), 10);
+    (0..100).for_each(|_| b.note(true));
+    (0..SCORE_MAX).for_each(|_| b.note(false));
+    assert!(b.pays(), "what was long ago does not count");
+}

@@ -1,0 +1,350 @@
+//! Bringing pages in from devices: the page that is missing, and those that `readahead` wants with it.
+//!
+//! Called by `fault` in the faulting thread (nothing is allocated then, and only one I/O is waited for), and by `ahead`
+//! in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that cannot be read
+//! stays where it is: if it is ever needed, its own fault will say so.
+
+use super::fault::{CHUNK, Claimed, RUN};
+use super::inner::{Inner, count};
+use super::readahead::{Plan, SLOT_WINDOW};
+use super::word::{BY_SLOT, Seen, State};
+use crate::device::{Entry, LoadError, Page};
+use crate::page_table::FrameNo;
+use crate::sys::raw::fatal;
+use farpage_swap::readahead::Window;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Most pages of a window that the faulting thread brings in itself: more would be a long wait.
+const SYNC_MAX: u32 = 64;
+/// A marker is one of the first so many pages of its chunk.
+const MARKER_SPAN: usize = 16;
+/// How often the background waits for frames before it gives a window up.
+const WAITS: u32 = 4;
+
+/// Why nothing of a claim came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Nothing {
+    /// There is no frame.
+    NoFrame,
+    /// The first page cannot be read.
+    Unreadable,
+}
+
+/// Which of the pages read ahead stay unmapped, and with which credit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    /// One in each chunk, for all of it.
+    One,
+    /// Each for itself.
+    All,
+    /// Each, with this credit.
+    Credit(u16),
+    /// None.
+    No,
+}
+
+impl Marks {
+    fn of(exact: bool) -> Marks {
+        if exact { Marks::All } else { Marks::One }
+    }
+
+    /// Of `loaded` pages, of which the first was asked for if `must`: those that stay unmapped, a bit each, and the
+    /// credit of each.
+    fn pick(self, first: u32, loaded: usize, must: bool) -> (u64, u16) {
+        let ahead = loaded - usize::from(must && loaded > 0);
+        let all = if ahead == 0 { 0 } else { u64::MAX >> (64 - ahead) } << usize::from(must);
+        match self {
+            Marks::No => (0, 0),
+            Marks::All => (all, 1),
+            Marks::Credit(n) => (all, n),
+            Marks::One if ahead == 0 => (0, 0),
+            Marks::One => {
+                // Not always at the same place, so that programs that use every third page are seen in proportion;
+                // early, so that the next window is asked for in time.
+                let mixed = first.wrapping_mul(0x9e37_79b9);
+                let at = (u64::from(mixed ^ mixed >> 15) * ahead.min(MARKER_SPAN) as u64) >> 32;
+                (1 << (at as usize + usize::from(must)), ahead as u16)
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Brings a swapped page in, and what is to be read with it.
+    pub(super) fn swap_in(&self, page: u32, seen: Seen) {
+        let State::Swapped(entry) = seen.state() else { return self.space.word(page).unlock(seen, seen.state()) };
+        let queued = !self.swap.is_synchronous(entry);
+        let rotational = queued && self.swap.is_rotational(entry);
+        match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational) {
+            Plan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
+            Plan::Pages(window) if window.stride > 1 => {
+                self.swap_in_window(page, seen, Window::single(page.into()), queued);
+                self.read_strided(&window, false);
+            }
+            Plan::Pages(window) => self.swap_in_window(page, seen, window, queued),
+        }
+        count(&self.counters.major_faults, 1);
+    }
+
+    /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for.
+    fn swap_in_window(&self, page: u32, seen: Seen, whole: Window, queued: bool) {
+        let mut window = whole;
+        if window.pages > SYNC_MAX {
+            let first = u64::from(page);
+            let from = if whole.down { (first + 1).saturating_sub(SYNC_MAX.into()) } else { first };
+            window = Window { start: from.max(whole.start), pages: SYNC_MAX, ..whole };
+        }
+        let marks = if whole.pages > 1 { Marks::of(self.readahead.is_exact(page)) } else { Marks::No };
+        let mut waited = false;
+        let (start, pages) = self.walk(page, seen, window, true, |first, seen, n| {
+            let must = seen.is_some();
+            if queued && waited {
+                return 0; // one I/O; the rest is for the background
+            }
+            let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
+            waited |= claimed.len > 0;
+            self.load(&mut claimed, must, marks, false).unwrap_or(0)
+        });
+        if whole.pages > 1 {
+            self.readahead.on_served(page, start, pages);
+            let rest = if whole.down {
+                whole.clipped(whole.start, start.into())
+            } else {
+                whole.clipped((start + pages).into(), whole.end())
+            };
+            if let Some(rest) = rest.filter(|_| queued) {
+                self.ahead.post(rest);
+            }
+        }
+    }
+
+    /// Brings a page in with those that lie beside it on its device: one I/O.
+    fn swap_in_slots(&self, page: u32, seen: Seen, entry: Entry, slots: Range<u64>) {
+        let mut taken: [Option<(u32, Seen, Entry)>; SLOT_WINDOW] = [None; SLOT_WINDOW];
+        let mut n = 1;
+        taken[0] = Some((page, seen, entry));
+        // What was passed on to another device does not lie side by side there.
+        let beside = |slot: u64| Entry::new(entry.device(), slot).filter(|e| !self.swap.is_moved(*e));
+        let mut claim = |slot: u64| {
+            let one = beside(slot).and_then(|e| self.claim_slot(e).map(|(page, seen)| (page, seen, e)));
+            if let (Some(one), Some(place)) = (one, taken.get_mut(n)) {
+                *place = Some(one);
+                n += 1;
+                return true;
+            }
+            if let Some((page, seen, _)) = one {
+                self.space.word(page).unlock(seen, seen.state());
+            }
+            false
+        };
+        // Without a gap: a second request would have to wait for the first.
+        let _ = (entry.slot() + 1..slots.end).all(&mut claim);
+        let _ = (slots.start..entry.slot()).rev().all(&mut claim);
+        let Some((first, got)) = self.take_frames(n, true) else { fatal("a fault found no frame") };
+        let mut entries = [entry; SLOT_WINDOW];
+        for (to, (_, _, e)) in entries.iter_mut().zip(taken.iter().flatten()) {
+            *to = *e;
+        }
+        let (loaded, error) =
+            self.with_pages(first, got.min(n), |pages| self.swap.load_many(&entries[..pages.len()], pages));
+        if loaded == 0 {
+            self.unreadable(page, error);
+        }
+        self.frames.put_free(first + loaded as FrameNo, got - loaded);
+        self.place(page, first, 1);
+        count(&self.counters.swapped_in, loaded);
+        count(&self.counters.readahead, loaded - 1);
+        for (i, (at, seen, e)) in (0..).zip(taken.into_iter().flatten()) {
+            let mut claimed = Claimed { first: at, seen: [None; CHUNK], len: 1 };
+            claimed.seen[0] = Some(seen);
+            let f = first + i as FrameNo;
+            if i == 0 {
+                let kept = self.kept(e);
+                self.settle_ahead(&mut claimed, 1, |_| (State::Mapped(kept), 0));
+            } else {
+                let done = usize::from(i < loaded);
+                if done > 0 {
+                    self.frame_entry[f as usize].store(e.raw(), Relaxed);
+                    self.readahead.read(at, 1);
+                }
+                self.settle_ahead(&mut claimed, done, |_| (State::Cached(f), 1 | BY_SLOT));
+            }
+        }
+    }
+
+    /// Brings the swapped pages of a window in, in a thread of the pager; waits a little for frames.
+    pub fn read_ahead(&self, window: &Window) {
+        if window.stride > 1 {
+            return self.read_strided(window, true);
+        }
+        let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
+        let marks = Marks::of(self.readahead.is_exact(low));
+        let chunks = (high - low.min(high)).div_ceil(CHUNK as u32);
+        for chunk in 0..chunks {
+            // The program comes from the other side if it goes down.
+            let chunk = if window.down { chunks - 1 - chunk } else { chunk };
+            let mut at = low + chunk * CHUNK as u32;
+            let end = high.min(at + CHUNK as u32);
+            let mut waits = 0;
+            while at < end {
+                if self.wakeups.stop.load(SeqCst) {
+                    return;
+                }
+                let want = (end - at) as usize;
+                let mut claimed = self.claim(at, None, want, |state| matches!(state, State::Swapped(_)));
+                if claimed.len == 0 {
+                    at += 1; // present, or busy: somebody else brings it in
+                    continue;
+                }
+                match self.load(&mut claimed, false, marks, true) {
+                    Ok(n) => at += n as u32,
+                    Err(Nothing::Unreadable) => at += 1,
+                    Err(Nothing::NoFrame) if waits < WAITS => {
+                        waits += 1;
+                        self.wait_for_frames();
+                    }
+                    Err(Nothing::NoFrame) => return,
+                }
+            }
+        }
+    }
+
+    /// Brings the swapped pages of a strided window in, one by one; the last of them is the marker.
+    fn read_strided(&self, window: &Window, background: bool) {
+        let exact = self.readahead.is_exact(window.start as u32);
+        let claim = |page: u64, marks: Marks| -> usize {
+            let wanted = |state| matches!(state, State::Swapped(_));
+            if page >= self.space.pages() as u64 {
+                return 0;
+            }
+            let mut claimed = self.claim(page as u32, None, 1, wanted);
+            if claimed.len == 0 { 0 } else { self.load(&mut claimed, false, marks, background).unwrap_or(0) }
+        };
+        // A quarter of the way in: early enough for the next window.
+        let order = || window.iter().map(Some).chain([None]);
+        let early = u64::from(window.pages / 4) * u64::from(window.stride);
+        let marker = if window.down { window.end() - 1 - early } else { window.start + early };
+        let mut read = 0;
+        for page in order().flatten().filter(|page| exact || *page != marker) {
+            read += claim(page, if exact { Marks::All } else { Marks::No });
+        }
+        if !exact {
+            claim(marker, Marks::Credit(read as u16 + 1));
+        }
+    }
+
+    /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`. How many.
+    /// Without `background`, no more than one I/O is waited for.
+    ///
+    /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
+    /// CPUs, which costs more than a copy.
+    fn load(&self, claimed: &mut Claimed, must: bool, marks: Marks, background: bool) -> Result<usize, Nothing> {
+        let n = claimed.len;
+        let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
+        let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
+        let Some((first, got)) = frames else {
+            self.settle_ahead(claimed, 0, |_| (State::None, 0));
+            return Err(Nothing::NoFrame);
+        };
+        let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
+        for (place, seen) in entries.iter_mut().zip(&claimed.seen).take(got) {
+            let Some(State::Swapped(entry)) = seen.map(Seen::state) else { break };
+            *place = Some(entry);
+        }
+        let (loaded, error) = self.fetch(&entries, first, background);
+        if loaded == 0 && must {
+            self.unreadable(claimed.first, error);
+        }
+        self.frames.put_free(first + loaded as FrameNo, got - loaded);
+        let (markers, credit) = marks.pick(claimed.first, loaded, must);
+        if copied.is_some() {
+            // What stays in a frame has no copy.
+            self.held.fetch_sub((got - loaded) as i64 + i64::from(markers.count_ones()), Relaxed);
+        }
+        let mut i = 0;
+        while i < loaded {
+            let is_marker = |i: usize| markers >> i & 1 == 1;
+            if is_marker(i) {
+                let entry = entries[i].map_or(0, Entry::raw);
+                self.frame_entry[first as usize + i].store(entry, Relaxed);
+                i += 1;
+                continue;
+            }
+            let run = (i..loaded).take_while(|i| !is_marker(*i)).count();
+            let (at, from) = (claimed.first + i as u32, first + i as FrameNo);
+            match copied {
+                Some(_) => self.copy_in(at, from, run),
+                None => self.place(at, from, run),
+            };
+            i += run;
+        }
+        let kept = |i: usize| entries[i].and_then(|entry| self.kept(entry));
+        let mut mapped: [Option<Entry>; CHUNK] = [None; CHUNK];
+        for i in (0..loaded).filter(|i| markers >> i & 1 == 0) {
+            mapped[i] = kept(i);
+        }
+        self.settle_ahead(claimed, loaded, |i| match markers >> i & 1 {
+            1 => (State::Cached(first + i as FrameNo), credit),
+            _ => (State::Mapped(mapped[i]), 0),
+        });
+        let ahead = loaded - usize::from(must && loaded > 0);
+        count(&self.counters.swapped_in, loaded);
+        count(&self.counters.readahead, ahead);
+        if ahead > 0 {
+            self.readahead.read(claimed.first, ahead);
+        }
+        if loaded > 0 { Ok(loaded) } else { Err(Nothing::Unreadable) }
+    }
+
+    /// Reads entries into frames from `first` on: how many, and why not all.
+    fn fetch(&self, entries: &[Option<Entry>; CHUNK], first: FrameNo, background: bool) -> (usize, Option<LoadError>) {
+        let mut done = 0;
+        while let Some(Some(entry)) = entries.get(done).copied() {
+            let f = first + done as FrameNo;
+            if self.swap.is_synchronous(entry) {
+                // SAFETY: a free frame that was taken: present, ours.
+                if let Err(error) = self.swap.load(entry, unsafe { self.frame(f) }) {
+                    return (done, Some(error));
+                }
+                done += 1;
+                continue;
+            }
+            // The faulting thread may not make a ring, and one run needs none.
+            let is_next =
+                |i: usize, e: Entry| background || i == 0 || (entry.offset(i) == Some(e) && !self.swap.is_moved(entry));
+            let run = entries[done..].iter().flatten().enumerate().take_while(|(i, e)| is_next(*i, **e)).count();
+            let mut list = [entry; CHUNK];
+            list.iter_mut().zip(entries[done..].iter().flatten()).for_each(|(to, e)| *to = *e);
+            let (n, error) = self.with_pages(f, run, |pages| self.swap.load_many(&list[..run], pages));
+            done += n;
+            if error.is_some() || !background {
+                return (done, error);
+            }
+        }
+        (done, None)
+    }
+
+    /// `f` with the pages of `n` (at most [`CHUNK`]) owned, present frames.
+    fn with_pages<R>(&self, first: FrameNo, n: usize, f: impl FnOnce(&mut [&mut Page]) -> R) -> R {
+        let mut pages = [const { MaybeUninit::<&mut Page>::uninit() }; CHUNK];
+        let n = n.min(CHUNK);
+        for (i, place) in pages.iter_mut().enumerate().take(n) {
+            // SAFETY: frames that the caller has taken: present, ours, each named once.
+            place.write(unsafe { self.frame(first + i as FrameNo) });
+        }
+        // SAFETY: the first n were just written, and a MaybeUninit has the layout of its content.
+        f(unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<&mut Page>(), n) })
+    }
+
+    /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.
+    fn kept(&self, entry: Entry) -> Option<Entry> {
+        (self.keep_clean() || !self.free_later(entry)).then_some(entry)
+    }
+
+    fn unreadable(&self, page: u32, error: Option<LoadError>) -> ! {
+        let (addr, why) = (self.space.addr(page), error.map_or_else(String::new, |e| e.to_string()));
+        fatal(&format!("the page at {addr:#x} cannot be read back: {why}"));
+    }
+}
