@@ -11,7 +11,7 @@
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
 //! | [`pool`] | the memory of the compressed pages |
 //! | [`ram`] | plain memory, for measurements and tests |
-//! | [`file`](mod@file) | pages in a swap file; what a fork shares |
+//! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
@@ -147,6 +147,18 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// The device that could not bring the page.
+    pub fn device(&self) -> u8 {
+        match *self {
+            LoadError::Io { device, .. }
+            | LoadError::ShortRead { device, .. }
+            | LoadError::Corrupt { device, .. }
+            | LoadError::NotInUse { device, .. } => device,
+        }
+    }
+}
+
 /// Why a device cannot be used at all. `Display` is one line: which device, why, what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("swap device {name:?}: {reason}; {remedy}")]
@@ -226,6 +238,18 @@ pub struct Usage {
     pub writeback: u64,
     /// Pages that zram refused because they do not compress.
     pub incompressible_pages: u64,
+    /// Most memory the pool has held.
+    pub pool_peak_bytes: u64,
+    /// Pages kept in the pool as they are, for want of a better device.
+    pub raw_pages: u64,
+    /// Objects moved to fill holes of the pool.
+    pub compacted_pages: u64,
+    /// Pages compressed anew, to less.
+    pub recompressed_pages: u64,
+    /// Space given back to disks and filesystems.
+    pub discarded_bytes: u64,
+    /// Pages taken off devices that failed.
+    pub drained_pages: u64,
     /// `free` of something that was not in use: bugs.
     pub bad_frees: u64,
     /// Memory for tables and codec states.
@@ -281,8 +305,9 @@ pub trait SwapDevice: Send + Sync {
         None
     }
 
-    /// Whether `page`, read by a queue, is what was stored (as far as the device can tell).
-    fn is_right(&self, _entry: Entry, _page: &Page) -> bool {
+    /// Makes what a queue has read into the page that was stored (decrypts it); whether it is that page, as far as the
+    /// device can tell.
+    fn complete(&self, _entry: Entry, _page: &mut Page) -> bool {
         true
     }
 
@@ -367,6 +392,8 @@ impl fmt::Display for ErrnoText {
             Errno::ROFS => "Read-only file system",
             Errno::DQUOT => "Disk quota exceeded",
             Errno::OPNOTSUPP => "Operation not supported",
+            Errno::NXIO => "No such device or address",
+            Errno::NOMEDIUM => "No medium found",
             _ => "error",
         };
         write!(f, "{text} (os error {})", self.0.raw_os_error())

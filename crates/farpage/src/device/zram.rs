@@ -21,6 +21,7 @@
 
 mod codec;
 mod promote;
+mod recompress;
 #[cfg(test)]
 mod tests;
 mod writeback;
@@ -71,6 +72,21 @@ struct Record {
     young: bool,
     /// Being written back. A new record has none, so a mark that is still there means: still the same page.
     marked: bool,
+    packing: Packing,
+}
+
+/// How an object was compressed, and whether it could be better.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Packing {
+    /// By the device's codec; stored or loaded since the hand of [`recompress`] passed.
+    #[default]
+    Fresh,
+    /// By the device's codec; not wanted since.
+    Passed,
+    /// By the device's codec, and zstd makes it no smaller.
+    Stubborn,
+    /// By zstd, later.
+    Dense,
 }
 
 const _: () = assert!(size_of::<Record>() <= 32);
@@ -78,7 +94,8 @@ const _: () = assert!(size_of::<Record>() <= 32);
 impl Record {
     fn new(kind: Kind, data: u64, len: usize, check: u128) -> Record {
         let data = [data as u32, (data >> 32) as u32];
-        Record { data, check: check_words(check), len: len as u16, backup_high: 0, kind, young: true, marked: false }
+        let (check, len) = (check_words(check), len as u16);
+        Record { data, check, len, backup_high: 0, kind, young: true, marked: false, packing: Packing::Fresh }
     }
 
     /// An object of which `backup` is a copy in a file.
@@ -114,6 +131,12 @@ struct Inner {
     pool_pages: u64,
     compressed_bytes: u64,
     same_pages: u64,
+    /// Pages in the pool as they are.
+    raw_pages: u64,
+    /// Objects moved to fill holes.
+    compacted_pages: u64,
+    /// Where the next recompression goes on.
+    recompress_hand: u64,
     /// Objects that have a copy in a file.
     backed_pages: u64,
     /// Clock hand of the writeback: the next slot to look at.
@@ -135,6 +158,10 @@ pub struct Zram {
     index: u8,
     name: String,
     codec: Codec,
+    /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
+    dense: Option<Codec>,
+    recompressing: Mutex<()>,
+    recompressed: AtomicU64,
     inner: Mutex<Inner>,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
@@ -157,12 +184,18 @@ impl Zram {
             index,
             name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
             codec: Codec::new(alg),
+            dense: None,
+            recompressing: Mutex::new(()),
+            recompressed: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 slots,
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,
                 same_pages: 0,
+                raw_pages: 0,
+                compacted_pages: 0,
+                recompress_hand: 1,
                 backed_pages: 0,
                 hand: 1,
                 compact_hand: 1,
@@ -183,6 +216,12 @@ impl Zram {
     /// Makes loads free of allocation.
     pub fn warm(&self) {
         self.codec.warm();
+        self.dense.iter().for_each(Codec::warm);
+    }
+
+    /// What an object was compressed with.
+    fn codec_of(&self, record: &Record) -> &Codec {
+        self.dense.as_ref().filter(|_| record.packing == Packing::Dense).unwrap_or(&self.codec)
     }
 
     /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
@@ -203,13 +242,13 @@ impl Zram {
         inner.pool.resident_bytes().saturating_sub(inner.pool.limit() / 8 * SHARE_EIGHTHS)
     }
 
-    /// Gives empty spans back to the kernel, the system call without the lock.
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
         let inner = lock(&self.inner);
         inner.pool.resident_bytes() > inner.pool.limit() / 8 * TIGHT_EIGHTHS
     }
 
+    /// Gives empty spans back to the kernel, the system call without the lock.
     fn trim(&self) {
         loop {
             let Some(release) = lock(&self.inner).pool.take_excess() else { return };
@@ -242,6 +281,7 @@ impl Zram {
         match inner.slots.alloc(cpu::current(), record) {
             Some(slot) => {
                 inner.pool_pages += 1;
+                inner.raw_pages += u64::from(kind == Kind::Raw);
                 inner.compressed_bytes += bytes.len() as u64;
                 Entry::new(self.index, slot).ok_or(StoreError::Full)
             }
@@ -285,6 +325,7 @@ impl Inner {
             Kind::Object | Kind::Raw => {
                 self.pool.free(record.handle());
                 self.pool_pages -= 1;
+                self.raw_pages -= u64::from(record.kind == Kind::Raw);
                 self.backed_pages -= u64::from(record.backup().is_some());
                 self.compact_pause = self.compact_pause.saturating_sub(1);
                 self.compressed_bytes -= u64::from(record.len);
@@ -339,6 +380,9 @@ impl SwapDevice for Zram {
         let mut inner = lock(&self.inner);
         let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
         let old = !std::mem::replace(&mut record.young, true);
+        if record.packing == Packing::Passed {
+            record.packing = Packing::Fresh;
+        }
         let record = *record;
         if old && record.in_pool() {
             self.old_loads.fetch_add(1, Relaxed);
@@ -362,7 +406,7 @@ impl SwapDevice for Zram {
                 let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
                 bytes.copy_from_slice(object);
                 drop(inner);
-                if self.codec.decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
+                if self.codec_of(&record).decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
             }
             Kind::Forward => {
                 drop(inner);
@@ -419,11 +463,15 @@ impl SwapDevice for Zram {
         usage.pool_compressed_bytes += inner.compressed_bytes;
         usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
         usage.same_filled_pages += inner.same_pages;
+        usage.pool_peak_bytes += inner.pool.peak_bytes();
+        usage.raw_pages += inner.raw_pages;
+        usage.compacted_pages += inner.compacted_pages;
         // Pages that have a place in a file are counted there.
         usage.slots_in_use += inner.pool_pages - inner.backed_pages + inner.same_pages;
         usage.meta_bytes += (inner.slots.meta_bytes() + inner.pool.meta_bytes()) as u64;
         drop(inner);
-        usage.meta_bytes += self.codec.meta_bytes();
+        usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
+        usage.recompressed_pages += self.recompressed.load(Relaxed);
         if let Ok(buffers) = self.writeback.try_lock() {
             usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
         }

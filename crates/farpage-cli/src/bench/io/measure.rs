@@ -86,7 +86,7 @@ pub fn memory(n: usize, rounds: usize) -> Result<Vec<Row>> {
     let order = shuffled(n);
     let target = &mut pages(1)?[0];
     let ram = space(SwapSpec::Ram { size: None, prio: None }, n)?;
-    let zram = space(SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }, n)?;
+    let zram = space(SwapSpec::zram(Alg::Lz4), n)?;
     let plain = pages(n)?;
     let mut compressed: Vec<Vec<u8>> = Vec::new();
     let ways = [
@@ -198,7 +198,7 @@ pub fn file(dir: &Path, n: usize) -> Result<Vec<Row>> {
     let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
     std::fs::write(&path, b"").map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))?;
     let named = Named(path);
-    let spec = || SwapSpec::File { path: named.0.clone(), size: None, prio: None, fault: None };
+    let spec = || SwapSpec::file(&named.0);
     let mut rows = Vec::new();
     for path in ["uring", "plain"] {
         let space = space(spec(), 1)?;
