@@ -41,9 +41,8 @@ fn read(space: &SwapSpace, source: &[Page], entries: &[Entry], order: &[usize]) 
     let submit = |queue: &mut ReadQueue, number: usize, part: usize| -> Submitted {
         let tag = (number * DEPTH + part) as u64;
         // SAFETY: this part of `memory` is not in flight: nothing has been yet, or the window in it has arrived.
-        let part = unsafe { std::slice::from_raw_parts_mut(base.add(part * WINDOW), WINDOW) };
-        let mut pages = part.iter_mut();
-        let mut into: [&mut Page; WINDOW] = std::array::from_fn(|_| pages.next().expect("as many as in a window"));
+        let part: &mut [Page; WINDOW] = unsafe { &mut *base.add(part * WINDOW).cast() };
+        let mut into = part.each_mut();
         let wanted: [Entry; WINDOW] = std::array::from_fn(|i| entries[windows[number][i]]);
         // SAFETY: nobody touches the pages until the window has been named; the queue stays on this thread and is
         // emptied below.

@@ -213,16 +213,20 @@ pub fn file(dir: &Path, source: &[Page]) -> Result<Vec<Row>> {
     let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
     std::fs::write(&path, b"").map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))?;
     let named = Named(path);
-    let spec = || SwapSpec::file(&named.0);
     let mut rows = Vec::new();
-    for path in ["uring", "plain"] {
-        let space = space(spec(), 1)?;
+    for path in ["uring", "plain", "crypt"] {
+        let mut spec = SwapSpec::file(&named.0);
+        if let SwapSpec::File { encrypt, .. } = &mut spec {
+            *encrypt = path == "crypt";
+        }
+        let space = space(spec, 1)?;
         if path == "plain" {
             space.refuse_io_uring();
         }
         let key = ContentKey::random();
         space.check_contents(key);
-        for batch in [1, 8, 32] {
+        let batches_of: &[usize] = if path == "crypt" { &[1, 32] } else { &[1, 8, 32] };
+        for &batch in batches_of {
             rows.extend(batches(&space, path, batch, source, &key)?);
         }
         if path == "uring" {

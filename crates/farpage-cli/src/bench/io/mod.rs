@@ -23,7 +23,7 @@ use sample::Row;
 /// Shown by `--help`.
 pub const EXAMPLES: &str = "\
 Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request from the heap, completed by the caller or by
-another thread; uring: io_uring; ahead: io_uring, four windows in flight; plain: pread and pwrite; raw: the kernel alone;
+another thread; uring: io_uring; ahead: io_uring, four windows in flight; plain: pread and pwrite; crypt: encrypted; raw: the kernel alone;
 unit: BATCH pages compressed as one), OP, BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an
 operation), MiB/s, RATIO (pages to what they are stored in).
 
