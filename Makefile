@@ -53,7 +53,7 @@ models:
 loom:
 	$(MAKE) models LOOM_PREEMPTIONS=5
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -63,12 +63,20 @@ $(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
+$(TESTS)/lost: tests/stress/lost.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
 # The verifying stress program, natively (the test must be right) and under a quarter of its working set.
 stress: build test-programs
 	$(TESTS)/stress --mb 64 --ops 1000
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 1500 --seed 11 --no-fork
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 400 --seed 45
+	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
+	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
+		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
+	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
 PROGRAMS ?= python_update python_file python_subprocess cc node java

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 /// Counts, for `bench io`.
 #[global_allocator]
-static ALLOCATOR: bench::io::Counting = bench::io::Counting;
+static ALLOCATOR: farpage::count::Counting = farpage::count::Counting;
 
 fn main() -> ExitCode {
     early::restore_sigpipe();

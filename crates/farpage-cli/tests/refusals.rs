@@ -50,7 +50,7 @@ fn devices() {
         ("file:", "no path"),
         ("file:/var/tmp,alg=lz4", "unknown option \"alg=lz4\""),
         ("file:/no/such/dir/file", "/no/such/dir/file: no such file"),
-        ("file:/dev/null", "neither a directory nor a regular file"),
+        ("file:/dev/null", "neither a directory, a regular file nor a block device"),
     ] {
         refused(run().args(["--swap", spec, "true"]), 125, part);
     }

@@ -32,9 +32,19 @@ pub struct SlotMap<T> {
 impl<T: Copy + Default> SlotMap<T> {
     /// For a device of `slots` slots, slot 0 included (so it gives out at most `slots - 1`), used by `cpus` CPUs.
     pub fn new(slots: u64, cpus: usize) -> SlotMap<T> {
+        SlotMap::with_options(DeviceOptions { slots, ..DeviceOptions::default() }, cpus)
+    }
+
+    /// The same for a device whose empty clusters are given back to what is below it ([`SlotMap::begin_discard`]).
+    pub fn with_discard(slots: u64, cpus: usize) -> SlotMap<T> {
+        SlotMap::with_options(DeviceOptions { slots, discard: true, ..DeviceOptions::default() }, cpus)
+    }
+
+    fn with_options(options: DeviceOptions, cpus: usize) -> SlotMap<T> {
+        let slots = options.slots;
         let swap = Swap::new(cpus, ());
         // The first of many devices is never refused.
-        let added = swap.swapon(DeviceOptions { slots, ..DeviceOptions::default() });
+        let added = swap.swapon(options);
         debug_assert_eq!(added, Ok(DEVICE));
         SlotMap { swap, tables: Vec::new(), made: 0, spare: None, slots }
     }
@@ -78,7 +88,12 @@ impl<T: Copy + Default> SlotMap<T> {
     /// larger than `max` and is to be had. Each gets `value`. `None`: every slot is in use, or `max` is 0.
     pub fn alloc_run(&mut self, cpu: usize, max: usize, value: T) -> Option<(u64, usize)> {
         let order = max.checked_ilog2()?.min(ORDERS as u32 - 1) as u8;
-        let (entry, order) = self.swap.alloc_at_most(cpu, order, Fill::Swapped)?;
+        let mut found = self.swap.alloc(cpu, order, Fill::Swapped).map(|entry| (entry, order));
+        // A cluster that waits to be given back is better than a smaller block.
+        if found.is_none() && self.reuse_discard() {
+            found = self.swap.alloc(cpu, order, Fill::Swapped).map(|entry| (entry, order));
+        }
+        let (entry, order) = found.or_else(|| self.swap.alloc_at_most(cpu, order, Fill::Swapped))?;
         self.fill(entry, 1 << order, value);
         Some((entry.slot, 1 << order))
     }
@@ -110,6 +125,24 @@ impl<T: Copy + Default> SlotMap<T> {
             self.made -= 1;
         }
         Some(value)
+    }
+
+    /// Takes a cluster that became empty, to be given back to what is below the device: its first slot. None of its
+    /// [`CLUSTER_SLOTS`] slots is given out until [`SlotMap::end_discard`], so this may take its time without the owner's
+    /// lock.
+    pub fn begin_discard(&mut self) -> Option<u64> {
+        self.swap.begin_discard(DEVICE)
+    }
+
+    /// The cluster at `first`, from [`SlotMap::begin_discard`], may be used again.
+    pub fn end_discard(&mut self, first: u64) {
+        self.swap.end_discard(DEVICE, first);
+    }
+
+    /// A cluster that waits to be given back may be used again as it is; whether there was one.
+    fn reuse_discard(&mut self) -> bool {
+        let first = self.begin_discard();
+        first.inspect(|&first| self.end_discard(first)).is_some()
     }
 
     fn is_in_use(&self, slot: u64) -> bool {

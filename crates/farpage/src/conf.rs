@@ -38,6 +38,8 @@ pub enum SwapSpec {
     Zram {
         /// Algorithm.
         alg: Alg,
+        /// Pages that have not been wanted for some time are compressed again, with zstd, in the background.
+        recompress: bool,
         /// Most bytes of *uncompressed* pages it takes; `None`: no limit of its own.
         size: Option<u64>,
         /// Higher is used first; `None`: order of the command line.
@@ -50,17 +52,55 @@ pub enum SwapSpec {
         /// Higher is used first; `None`: order of the command line.
         prio: Option<i32>,
     },
-    /// A file (PATH a directory: an unnamed temporary file in it).
+    /// A file (PATH a directory: an unnamed temporary file in it), or a block device.
     File {
-        /// Directory or file.
+        /// Directory, file or block device.
         path: PathBuf,
         /// Largest size in bytes; `None`: bounded by free disk space only.
         size: Option<u64>,
         /// Higher is used first; `None`: order of the command line.
         prio: Option<i32>,
-        /// For tests: faults of the disk, by seed, that the engine must get over without losing anything.
-        fault: Option<u64>,
+        /// Least space left free on the filesystem, bytes; `None`: 5 % of it, 4 GiB at most.
+        keep_free: Option<u64>,
+        /// Pages are encrypted with a key that exists only in memory.
+        encrypt: bool,
+        /// For tests: faults of the disk.
+        fault: Option<Fault>,
     },
+}
+
+/// What goes wrong on purpose (undocumented option `fault=` of a file), each by seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// `fault=SEED`: what the engine must get over without losing anything.
+    Curable(u64),
+    /// `fault=lost:SEED`: some places can never be read.
+    Lost(u64),
+    /// `fault=dying:SEED`: after some time every write fails.
+    Dying(u64),
+}
+
+impl Fault {
+    fn parse(text: &str) -> Option<Fault> {
+        let (kind, seed) = text.split_once(':').unwrap_or(("", text));
+        let seed = seed.parse::<u64>().ok()?;
+        match kind {
+            "" => Some(Fault::Curable(seed)),
+            "lost" => Some(Fault::Lost(seed)),
+            "dying" => Some(Fault::Dying(seed)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Curable(seed) => write!(f, "{seed}"),
+            Fault::Lost(seed) => write!(f, "lost:{seed}"),
+            Fault::Dying(seed) => write!(f, "dying:{seed}"),
+        }
+    }
 }
 
 /// Everything an engine is told at start.
@@ -91,79 +131,96 @@ impl fmt::Display for ConfError {
 impl std::error::Error for ConfError {}
 
 impl SwapSpec {
-    /// The default devices: compressed RAM first, then a file in /var/tmp.
-    pub fn defaults() -> Vec<SwapSpec> {
-        vec![
-            SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None },
-            SwapSpec::File { path: PathBuf::from("/var/tmp"), size: None, prio: None, fault: None },
-        ]
+    /// Compressed RAM without limits of its own.
+    pub fn zram(alg: Alg) -> SwapSpec {
+        SwapSpec::Zram { alg, recompress: false, size: None, prio: None }
     }
 
-    /// Reads `zram[,alg=lz4|zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]` or
-    /// `file:PATH[,size=SIZE][,prio=N]`.
+    /// A file, or an unnamed one in a directory, with the default limits.
+    pub fn file(path: impl Into<PathBuf>) -> SwapSpec {
+        SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt: false, fault: None }
+    }
+
+    /// The default devices: compressed RAM first, then a file in /var/tmp.
+    pub fn defaults() -> Vec<SwapSpec> {
+        vec![SwapSpec::zram(Alg::Lz4), SwapSpec::file("/var/tmp")]
+    }
+
+    /// Reads `zram[,alg=lz4|zstd][,recompress=zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]` or
+    /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]`.
     ///
     /// # Errors
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
     pub fn parse(text: &str) -> Result<SwapSpec, ConfError> {
         let err = |what: String| ConfError(format!("swap device {text:?}: {what}"));
+        let bytes = |v: &str| size::parse(v).map_err(|e| err(e.to_string()));
+        let number = |v: &str| v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number")));
         let mut parts = text.split(',');
         let head = parts.next().unwrap_or("");
-        let mut alg = Alg::Lz4;
-        let (mut size_max, mut prio, mut fault) = (None, None, None);
-        let zram = head == "zram";
-        let path = head.strip_prefix("file:");
-        if !zram && path.is_none() && head != "ram" {
-            return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH or ram".into()));
-        }
-        if path == Some("") {
-            return Err(err("no path; write file:/var/tmp".into()));
-        }
+        let mut spec = match head.strip_prefix("file:") {
+            Some("") => return Err(err("no path; write file:/var/tmp".into())),
+            Some(path) => SwapSpec::file(path),
+            None if head == "zram" => SwapSpec::zram(Alg::Lz4),
+            None if head == "ram" => SwapSpec::Ram { size: None, prio: None },
+            None => return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH or ram".into())),
+        };
         for part in parts {
-            match part.split_once('=') {
-                Some(("alg", v)) if zram => {
-                    alg = match v {
+            let (name, value) = part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
+            match (&mut spec, name, value) {
+                (SwapSpec::Zram { alg, .. }, "alg", Some(v)) => {
+                    *alg = match v {
                         "lz4" => Alg::Lz4,
                         "zstd" => Alg::Zstd,
                         _ => return Err(err(format!("unknown algorithm {v:?}; lz4 and zstd exist"))),
                     }
                 }
-                Some(("size", v)) => {
-                    let bytes = size::parse(v).map_err(|e| err(e.to_string()))?;
-                    size_max = Some(bytes);
+                (SwapSpec::Zram { recompress, .. }, "recompress", Some(v)) => {
+                    let known = (v == "zstd").then_some(true);
+                    *recompress = known.ok_or_else(|| err(format!("cannot recompress with {v:?}; zstd exists")))?;
                 }
-                Some(("prio", v)) => {
-                    let n = v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number")))?;
-                    prio = Some(n);
+                (SwapSpec::File { keep_free, .. }, "free", Some(v)) => *keep_free = Some(bytes(v)?),
+                (SwapSpec::File { encrypt, .. }, "encrypt", None) => *encrypt = true,
+                (SwapSpec::File { fault, .. }, "fault", Some(v)) => {
+                    *fault = Some(
+                        Fault::parse(v).ok_or_else(|| err(format!("{v:?} is not SEED, lost:SEED or dying:SEED")))?,
+                    );
                 }
-                Some(("fault", v)) if path.is_some() => {
-                    let seed = v.parse::<u64>().map_err(|_| err(format!("seed {v:?} is not a number")))?;
-                    fault = Some(seed);
-                }
+                (
+                    SwapSpec::Zram { size, .. } | SwapSpec::Ram { size, .. } | SwapSpec::File { size, .. },
+                    "size",
+                    Some(v),
+                ) => *size = Some(bytes(v)?),
+                (
+                    SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. },
+                    "prio",
+                    Some(v),
+                ) => *prio = Some(number(v)?),
                 _ => return Err(err(format!("unknown option {part:?}"))),
             }
         }
-        Ok(match path {
-            Some(p) => SwapSpec::File { path: PathBuf::from(p), size: size_max, prio, fault },
-            None if zram => SwapSpec::Zram { alg, size: size_max, prio },
-            None => SwapSpec::Ram { size: size_max, prio },
-        })
+        Ok(spec)
     }
 }
 
 impl fmt::Display for SwapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, prio) = match self {
-            SwapSpec::Zram { alg, size, prio } => {
+            SwapSpec::Zram { alg, recompress, size, prio } => {
                 let name = if *alg == Alg::Zstd { "zstd" } else { "lz4" };
                 write!(f, "zram,alg={name}")?;
+                f.write_str(if *recompress { ",recompress=zstd" } else { "" })?;
                 (size, prio)
             }
             SwapSpec::Ram { size, prio } => {
                 f.write_str("ram")?;
                 (size, prio)
             }
-            SwapSpec::File { path, size, prio, fault } => {
+            SwapSpec::File { path, size, prio, keep_free, encrypt, fault } => {
                 write!(f, "file:{}", path.display())?;
+                if let Some(bytes) = keep_free {
+                    write!(f, ",free={bytes}")?;
+                }
+                f.write_str(if *encrypt { ",encrypt" } else { "" })?;
                 if let Some(seed) = fault {
                     write!(f, ",fault={seed}")?;
                 }
@@ -252,9 +309,13 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
-        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify";
-        let conf = Conf::parse(text).unwrap();
-        assert_eq!(conf.to_string(), text);
+        for text in [
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify",
+            "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
+            "ram:536870912;swap:file:/a,fault=dying:9;verbose",
+        ] {
+            assert_eq!(Conf::parse(text).unwrap().to_string(), text);
+        }
         assert_eq!(Conf::parse("ram:512M").unwrap().swap, SwapSpec::defaults());
     }
 
@@ -271,6 +332,10 @@ mod tests {
             ("ram:512M;swap:zram,alg=gzip", "gzip"),
             ("ram:512M;swap:file:", "path"),
             ("ram:512M;swap:zram,prio=x", "prio"),
+            ("ram:512M;swap:zram,recompress=lz4", "recompress"),
+            ("ram:512M;swap:zram,encrypt", "encrypt"),
+            ("ram:512M;swap:file:/a,encrypt=yes", "encrypt=yes"),
+            ("ram:512M;swap:file:/a,free=x", "free"),
         ] {
             let message = Conf::parse(text).unwrap_err().to_string();
             assert!(message.contains(part), "{text}: {message}");

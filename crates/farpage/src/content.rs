@@ -16,13 +16,12 @@ impl ContentKey {
     /// guards against inputs made to collide.
     pub fn random() -> ContentKey {
         let mut bytes = [0u8; 32];
-        // SAFETY: bytes is 32 bytes long.
-        let n = unsafe { crate::sys::raw::syscall(318, [bytes.as_mut_ptr() as usize, 32, 1, 0, 0, 0]) };
+        let random = crate::sys::raw::random_bytes(&mut bytes);
         let mut key = [0u64; 4];
         for (k, b) in key.iter_mut().zip(bytes.chunks_exact(8)) {
             *k = b.iter().fold(0, |v, x| v << 8 | u64::from(*x));
         }
-        if n.is_err() {
+        if random.is_err() {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
             key = [now.tv_nsec as u64, now.tv_sec as u64, bytes.as_ptr() as u64, 1];
         }

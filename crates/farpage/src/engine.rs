@@ -360,6 +360,16 @@ impl Engine {
         set(&s.pool_bytes, usage.pool_bytes);
         set(&s.pool_compressed_bytes, usage.pool_compressed_bytes);
         set(&s.pool_orig_bytes, usage.pool_orig_bytes);
+        set(&s.pool_limit_bytes, usage.pool_limit_bytes);
+        set(&s.pool_peak_bytes, usage.pool_peak_bytes);
+        set(&s.same_filled_pages, usage.same_filled_pages);
+        set(&s.huge_pages, usage.raw_pages);
+        set(&s.pages_compacted, usage.compacted_pages);
+        set(&s.pool_recompressed, usage.recompressed_pages);
+        set(&s.incompressible_pages, usage.incompressible_pages);
+        set(&s.discarded_bytes, usage.discarded_bytes);
+        set(&s.drained_pages, usage.drained_pages);
+        set(&s.bad_slots, usage.bad_slots);
         set(&s.file_bytes, usage.file_bytes);
         set(&s.swapped_bytes, usage.slots_in_use * page);
         set(&s.pool_writeback, usage.writeback);

@@ -414,7 +414,8 @@ impl Pager {
                 e.frames.put_free(first, got);
                 return self.swap_in_run(vpn, 1, true);
             }
-            fatal(&format!("the page at {:#x} cannot be read back: {error}", vpn as usize * PAGE_SIZE));
+            e.frames.put_free(first, got);
+            return (0, Some(self.lose(vpn, entries[0], &error)));
         }
         if e.conf.verify {
             (0..loaded).for_each(|i| self.verify(vpn + i as u64, entries[i], first + i as FrameNo));

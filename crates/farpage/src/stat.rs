@@ -111,6 +111,14 @@ fields! {
         pool_compressed_bytes,
         /// Uncompressed bytes the pool stands for.
         pool_orig_bytes,
+        /// Most RAM the compressed pool may take.
+        pool_limit_bytes,
+        /// Most RAM the compressed pool has taken.
+        pool_peak_bytes,
+        /// Pages kept as one word.
+        same_filled_pages,
+        /// Pages kept in the pool as they are: they do not compress, and no other device takes them.
+        huge_pages,
         /// Bytes of pages on file devices.
         file_bytes,
         /// Address space registered with userfaultfd.
@@ -167,6 +175,20 @@ fields! {
         pool_writeback,
         /// Loads of compressed pages that were among the older half.
         pool_old_loads,
+        /// Compressed pages moved to fill holes of the pool.
+        pages_compacted,
+        /// Pages compressed once more, to less.
+        pool_recompressed,
+        /// Pages that zram refused because they do not compress.
+        incompressible_pages,
+        /// Unused space given back to disk or filesystem.
+        discarded_bytes,
+        /// Pages taken off devices that failed.
+        drained_pages,
+        /// Pages that no device could read back: threads that touch them get SIGBUS.
+        pages_lost,
+        /// Slots that are not used again because a write to them failed.
+        bad_slots,
         /// Device write errors.
         write_errors,
         /// Device read errors.

@@ -44,6 +44,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         if e.space.compact(COMPACT) > 0 {
             e.account_pool();
         }
+        if e.space.tend(!worked) {
+            e.account_pool();
+        }
         // Before the gate opens: a fork behind it must not copy a lock that is held.
         let low = lock(&e.lru).cached_len() < e.cached_target() / 2;
         e.fork.writer_gate.unlock();

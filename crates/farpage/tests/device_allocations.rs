@@ -4,28 +4,9 @@
 
 use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
+use farpage::count::{Counting, allocations};
 use farpage::device::{Entry, Page, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -50,8 +31,8 @@ fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
     rustix::thread::sched_setaffinity(None, &here).unwrap();
     let specs: [(&str, SwapSpec); 3] = [
         ("ram", SwapSpec::Ram { size: None, prio: None }),
-        ("zram, lz4", SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }),
-        ("zram, zstd", SwapSpec::Zram { alg: Alg::Zstd, size: None, prio: None }),
+        ("zram, lz4", SwapSpec::zram(Alg::Lz4)),
+        ("zram, zstd", SwapSpec::zram(Alg::Zstd)),
     ];
     for (name, spec) in specs {
         // SAFETY: a new anonymous mapping at an address the kernel chooses; it is never unmapped.
@@ -74,7 +55,7 @@ fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
         let mut before = 0;
         for round in 0..9000 {
             if round == 6000 {
-                before = ALLOCATIONS.load(Relaxed);
+                before = allocations();
             }
             let i = round * 7 % 2000;
             let entry = entries[i].take().unwrap();
@@ -83,6 +64,6 @@ fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
             assert!(space.free(entry));
             entries[i] = Some(store(i));
         }
-        assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0, "{name}");
+        assert_eq!(allocations() - before, 0, "{name}");
     }
 }

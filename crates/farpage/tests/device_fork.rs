@@ -71,6 +71,8 @@ impl Worker {
             }
             if self.random(8) == 0 {
                 self.space.writeback(16);
+                // Space is given back while a child may still need what was in it before the fork.
+                self.space.tend(true);
             }
         }
     }
@@ -122,10 +124,7 @@ fn device_fork_parent_child_and_grandchild_keep_their_bytes() {
     let pool = unsafe {
         mmap_anonymous(std::ptr::null_mut(), POOL_BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
-    let specs = [
-        SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None },
-        SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None, fault: None },
-    ];
+    let specs = [SwapSpec::zram(Alg::Lz4), SwapSpec::parse(&format!("file:{},encrypt", dir.path().display())).unwrap()];
     // SAFETY: the mapping is new, private and used by nothing else.
     let space = unsafe { SwapSpace::build(&specs, pool.unwrap().cast(), POOL_BYTES, 1 << 20) }.unwrap();
     let mut worker = Worker { space, live: HashMap::new(), next: 1, rng: 0x1357_9bdf };

@@ -133,12 +133,7 @@ fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     if !absolute.exists() && !kind.is_dir() {
         return Err(fail(&io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
-    if !kind.is_dir() && !kind.is_file() {
-        return Err(Failure::new(format!(
-            "--swap: cannot use file:{}: neither a directory nor a regular file",
-            absolute.display()
-        )));
-    }
+    farpage::device::file::check(&absolute).map_err(|e| Failure::new(format!("--swap: {e}")))?;
     rustix::fs::access(checked, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
     *path = absolute;
     Ok(())

@@ -84,6 +84,8 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
         ("swap_full", "pages had to stay in RAM: devices full or failing"),
         ("write_errors", "device write errors"),
         ("read_errors", "device read errors"),
+        ("drained_pages", "pages taken off devices that failed"),
+        ("pages_lost", "pages could not be read back: SIGBUS for who touched them"),
     ] {
         if pages(name) > 0 {
             row(name, pages(name).to_string(), what.into());

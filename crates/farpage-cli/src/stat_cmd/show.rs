@@ -21,11 +21,27 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "swap_ra_hit",
             "pgsteal_anon",
             "pool_writeback",
+            "pool_recompressed",
+            "pages_compacted",
+            "incompressible_pages",
+            "discarded_bytes",
             "verified",
         ],
     ),
     ("events", &["event_remove", "event_unmap", "event_remap", "adopted_ranges", "forks", "cow_unshared"]),
-    ("trouble", &["move_skipped", "over_budget_samples", "swap_full", "write_errors", "read_errors"]),
+    (
+        "trouble",
+        &[
+            "move_skipped",
+            "over_budget_samples",
+            "swap_full",
+            "write_errors",
+            "read_errors",
+            "bad_slots",
+            "drained_pages",
+            "pages_lost",
+        ],
+    ),
 ];
 
 /// A previous reading and the seconds since.

@@ -95,11 +95,37 @@ impl<E: Env> Swap<E> {
         let Some(index) = device.isolate_discard() else { return false };
         // The cluster is on no list, empty and without a table: nobody can take anything from it.
         self.env.discard(device.index, u64::from(index) * CLUSTER_SLOTS as u64, CLUSTER_SLOTS as u64);
+        self.set_free(device, index);
+        true
+    }
+
+    fn set_free(&self, device: &Device<E::Meter>, index: u32) {
         if let Some(cluster) = device.cluster(index) {
             let mut state = cluster.state.lock(&sites::CLUSTER_ADMIN);
             device.relocate(index, &mut state, Flag::Free, &sites::DEVICE_RELOCATE);
         }
-        true
+    }
+
+    /// Takes one cluster that waits for its discard: its first slot. Nobody is given a slot of it, and the device stays,
+    /// until [`Swap::end_discard`]: for an owner who discards while it holds a lock that the allocator's user would want.
+    pub fn begin_discard(&self, device: u8) -> Option<u64> {
+        let device = self.device(device)?;
+        if !device.live.get() {
+            return None;
+        }
+        let index = device.isolate_discard();
+        if index.is_none() {
+            device.live.put();
+        }
+        index.map(|index| u64::from(index) * CLUSTER_SLOTS as u64)
+    }
+
+    /// The cluster at `first`, from [`Swap::begin_discard`], is free from now on.
+    pub fn end_discard(&self, device: u8, first: u64) {
+        if let Some(device) = self.device(device) {
+            self.set_free(device, Entry { device: device.index, slot: first }.cluster());
+            device.live.put();
+        }
     }
 
     /// Reclaims on all devices, full ones too, until something is free; whether something is.

@@ -12,6 +12,8 @@ enum Op {
     FreeBad(u64),
     Set(usize, u32),
     Grow(u64),
+    BeginDiscard,
+    EndDiscard,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -22,37 +24,42 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u64..5000).prop_map(Op::FreeBad),
         1 => (any::<usize>(), any::<u32>()).prop_map(|(i, v)| Op::Set(i, v)),
         1 => (0u64..800).prop_map(Op::Grow),
+        1 => Just(Op::BeginDiscard),
+        1 => Just(Op::EndDiscard),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn slots_match_a_map(first in 0u64..2600, ops in prop::collection::vec(op(), 1..300)) {
+    fn slots_match_a_map(first in 0u64..2600, discard: bool, ops in prop::collection::vec(op(), 1..300)) {
         let mut slots = first;
-        let mut a = SlotMap::<u32>::new(slots, 1);
+        let mut a = if discard { SlotMap::<u32>::with_discard(slots, 1) } else { SlotMap::<u32>::new(slots, 1) };
+        // A cluster that is being discarded.
+        let mut away: Option<u64> = None;
+        let is_away = |away: Option<u64>, slot: u64| away.is_some_and(|first| (first..first + 512).contains(&slot));
         let mut model: HashMap<u64, u32> = HashMap::new();
         let mut order: Vec<u64> = Vec::new();
         for op in ops {
             match op {
                 Op::Alloc(value) => match a.alloc(0, value) {
                     Some(slot) => {
-                        prop_assert!(slot > 0 && slot < slots);
+                        prop_assert!(slot > 0 && slot < slots && !is_away(away, slot));
                         prop_assert!(model.insert(slot, value).is_none(), "slot {} given out twice", slot);
                         order.push(slot);
                     }
-                    None => prop_assert_eq!(model.len() as u64, a.capacity()),
+                    None => prop_assert_eq!(model.len() as u64, a.capacity() - away.map_or(0, |_| 512)),
                 },
                 Op::Run(max) => match a.alloc_run(0, max, 0) {
                     Some((first, n)) => {
                         prop_assert!(n >= 1 && n <= max && n.is_power_of_two() && first % n as u64 == 0);
                         for slot in first..first + n as u64 {
-                            prop_assert!(slot > 0 && slot < slots);
+                            prop_assert!(slot > 0 && slot < slots && !is_away(away, slot));
                             prop_assert!(model.insert(slot, 0).is_none(), "slot {} given out twice", slot);
                             order.push(slot);
                         }
                     }
-                    None => prop_assert!(max == 0 || model.len() as u64 == a.capacity()),
+                    None => prop_assert!(max == 0 || model.len() as u64 == a.capacity() - away.map_or(0, |_| 512)),
                 },
                 Op::Free(i) if !order.is_empty() => {
                     // A few at once, so that whole clusters become free.
@@ -77,6 +84,14 @@ proptest! {
                     a.grow(slots);
                     a.grow(slots / 2);
                 }
+                Op::BeginDiscard if away.is_none() => {
+                    away = a.begin_discard();
+                    prop_assert!(discard || away.is_none());
+                    if let Some(first) = away {
+                        prop_assert!(first % 512 == 0 && !model.keys().any(|&slot| is_away(away, slot)));
+                    }
+                }
+                Op::EndDiscard => away.take().into_iter().for_each(|first| a.end_discard(first)),
                 _ => {}
             }
             prop_assert_eq!(a.made, a.tables.iter().flatten().count());
@@ -92,6 +107,24 @@ proptest! {
         prop_assert!(a.iter().next().is_none());
         prop_assert_eq!(a.made, 0);
     }
+}
+
+#[test]
+fn slots_that_wait_to_be_given_back_are_used_before_smaller_blocks() {
+    let mut a = SlotMap::<u8>::with_discard(512 * 3, 1);
+    let runs: Vec<u64> =
+        (0..64).map_while(|_| a.alloc_run(0, 32, 0)).map(|(first, n)| if n == 32 { first } else { 0 }).collect();
+    runs.iter()
+        .filter(|&&first| first >= 1024)
+        .for_each(|&first| (first..first + 32).for_each(|slot| _ = a.free(slot)));
+    assert_eq!(a.alloc_run(0, 32, 0), Some((1024, 32)));
+    // One cluster only: it is in use again, so nothing waits.
+    assert_eq!(a.begin_discard(), None);
+    (1024..1056).for_each(|slot| _ = a.free(slot));
+    assert_eq!(a.begin_discard(), Some(1024));
+    assert!(a.alloc_run(0, 32, 0).is_none_or(|(first, _)| first < 1024));
+    a.end_discard(1024);
+    assert_eq!(a.alloc_run(0, 32, 0), Some((1024, 32)));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A swap file.
+//! A swap file or a block device.
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nothing
 //! stays behind), and both stay open: a later chroot or setuid of the program does not matter.
@@ -14,16 +14,23 @@
 //! * Parent: fork number `e` opens *lease* `e`. A slot taken at epoch `s` and freed at epoch `f` is covered by the
 //!   leases `s <= e < f` that are still open; while there is one, the slot is *deferred*: not in use, not free.
 //! * Child: its parent's file (and the files that was given) become *inherited*: read-only, forgotten with their
-//!   last slot. New pages go to a file of its own with the next free id, so old entries stay valid.
+//!   last slot. New pages go to a file of its own with the next free id, so old entries stay valid. (Of a block device
+//!   a child has no part of its own: its pages go to the next device.)
 //!
 //! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the file is made), then `inner` (tables;
 //! never held across I/O). I/O uses a counted reference to the file, so it may run while slots come and go.
 
 mod backing;
+mod block;
+mod crypt;
+mod drain;
 mod open;
 mod table;
 #[cfg(test)]
 mod tests;
+mod write;
+
+pub use open::check;
 
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
@@ -34,6 +41,7 @@ use crate::PAGE_SIZE;
 use crate::content::ContentKey;
 use crate::sys::cpu;
 use backing::{Backing, Fd};
+use crypt::Cipher;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -44,8 +52,7 @@ use table::{FileSlot, Inner};
 
 /// Bits of the page number in a slot.
 const PAGE_BITS: u32 = 32;
-/// Space is asked for in steps of this many slots (64 MiB).
-const GROW_SLOTS: u64 = 16 << 10;
+const PAGE_MASK: u64 = (1 << PAGE_BITS) - 1;
 /// After this many failed transfers in a row the device takes no more pages.
 const ERRORS_MAX: u32 = 16;
 
@@ -53,10 +60,13 @@ const ERRORS_MAX: u32 = 16;
 pub struct FileDevice {
     index: u8,
     name: String,
-    dir: Fd,
+    /// Where files are made; `None`: the device is a block device.
+    dir: Option<Fd>,
     caps: Caps,
     /// Slots of a file at most, header included.
     slots_max: u64,
+    /// Bytes that stay free on the filesystem, if not the default.
+    keep_free: Option<u64>,
     use_tmpfile: bool,
     create: Mutex<()>,
     inner: Mutex<Inner>,
@@ -71,11 +81,23 @@ pub struct FileDevice {
     rings: Arc<Rings>,
     /// With it, what is read is compared with its check value.
     key: OnceLock<ContentKey>,
+    /// With it, what is written is encrypted.
+    cipher: Option<Cipher>,
+    /// Memory for encrypted batches.
+    scratch: Mutex<Vec<Box<[Bounce]>>>,
+    /// Slots given back to what is below.
+    discarded: AtomicU64,
+    /// The next page to take off, once the device has failed.
+    drain_hand: Mutex<u64>,
+    drained: AtomicBool,
+    /// Some page has been taken off.
+    any_moved: AtomicBool,
     injector: Option<Arc<Injector>>,
 }
 
 impl FileDevice {
-    /// The device for `path`: a directory (an unnamed file in it), or an empty file or swap file of ours.
+    /// The device for `path`: a directory (an unnamed file in it), an empty file or swap file of ours, or a blank block
+    /// device or one of ours.
     /// `index`: the device number in its entries. `size`: most bytes of the file, header page included.
     ///
     /// # Errors
@@ -86,8 +108,9 @@ impl FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
-            caps: Caps { rotational: opened.rotational, ..Caps::default() },
-            slots_max: size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS)),
+            caps: Caps { rotational: opened.rotational, discard: true, ..Caps::default() },
+            slots_max: opened.slots_max,
+            keep_free: None,
             use_tmpfile: true,
             create: Mutex::new(()),
             inner: Mutex::new(Inner::new(opened.file)),
@@ -100,6 +123,12 @@ impl FileDevice {
             bad_frees: AtomicU64::new(0),
             rings: Arc::new(Rings::default()),
             key: OnceLock::new(),
+            cipher: None,
+            scratch: Mutex::new(Vec::new()),
+            discarded: AtomicU64::new(0),
+            drain_hand: Mutex::new(0),
+            drained: AtomicBool::new(false),
+            any_moved: AtomicBool::new(false),
             injector: None,
         })
     }
@@ -114,6 +143,26 @@ impl FileDevice {
         FileDevice { injector: Some(injector), ..self }
     }
 
+    /// The same device, leaving `bytes` of the filesystem free, if given.
+    pub fn with_keep_free(self, bytes: Option<u64>) -> FileDevice {
+        FileDevice { keep_free: bytes, ..self }
+    }
+
+    /// The same device, encrypting what it writes with a new key.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn with_encryption(self) -> Result<FileDevice, DeviceError> {
+        match Cipher::random() {
+            Ok(cipher) => Ok(FileDevice { cipher: Some(cipher), ..self }),
+            Err(errno) => Err(DeviceError {
+                name: self.name,
+                reason: format!("no random bytes for its key: {}", ErrnoText(errno)),
+                remedy: String::from("try again later, or leave encrypt out"),
+            }),
+        }
+    }
+
     /// The same device with a priority to be shown.
     pub fn with_priority(self, priority: i32) -> FileDevice {
         FileDevice { caps: Caps { priority, ..self.caps }, ..self }
@@ -122,152 +171,6 @@ impl FileDevice {
     /// Number of this device in its entries.
     pub fn index(&self) -> u8 {
         self.index
-    }
-
-    /// The own file, created if need be.
-    fn own_file(&self) -> Result<(u8, Arc<Backing>), StoreError> {
-        if self.failed.load(Relaxed) {
-            return Err(StoreError::Failed);
-        }
-        let existing = || -> Result<(u8, Option<Arc<Backing>>), StoreError> {
-            let inner = lock(&self.inner);
-            let own = inner.own.ok_or(StoreError::Full)?;
-            let file = inner.files.get(usize::from(own)).and_then(Option::as_ref);
-            Ok((own, file.and_then(|f| f.backing.clone())))
-        };
-        if let (own, Some(backing)) = existing()? {
-            return Ok((own, backing));
-        }
-        let _create = lock(&self.create);
-        let (own, backing) = existing()?;
-        if let Some(backing) = backing {
-            return Ok((own, backing));
-        }
-        let made = self.dir.borrow().and_then(|dir| Backing::create_in(dir, self.use_tmpfile));
-        let backing = Arc::new(made.map_err(|errno| self.fail("cannot create a file there", errno))?);
-        if let Some(Some(file)) = lock(&self.inner).files.get_mut(usize::from(own)) {
-            file.backing = Some(backing.clone());
-        }
-        Ok((own, backing))
-    }
-
-    /// Takes no more pages from now on, and says so once.
-    fn fail(&self, what: &str, errno: Errno) -> StoreError {
-        if !self.failed.swap(true, Relaxed) {
-            let text = format!("swap device {:?}: {what}: {}; it takes no more pages", self.name, ErrnoText(errno));
-            lock(&self.warning).get_or_insert(text);
-        }
-        StoreError::Failed
-    }
-
-    /// Takes up to `max` consecutive slots of the own file: (slot, how many).
-    fn take(&self, own: u8, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
-        for may_grow in [true, false] {
-            let mut inner = lock(&self.inner);
-            let epoch = inner.epoch;
-            let retry_second = inner.retry_second;
-            let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Full) };
-            let taken = file.slots.alloc_run(cpu::current(), max, FileSlot { epoch, ..FileSlot::default() });
-            if let Some(taken) = taken {
-                return Ok(taken);
-            }
-            let end = file.slots.slots();
-            drop(inner);
-            if !may_grow || end >= self.slots_max || now_second() < retry_second {
-                break;
-            }
-            // Outside of the lock: loads need not wait for the filesystem.
-            let granted = open::grant(backing, end, GROW_SLOTS) / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
-            let granted = granted.min(self.slots_max);
-            let mut inner = lock(&self.inner);
-            if granted <= end {
-                inner.retry_second = now_second() + 1;
-                break;
-            }
-            if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-                file.slots.grow(granted);
-            }
-        }
-        self.full.store(true, Relaxed);
-        Err(StoreError::Full)
-    }
-
-    /// Gives slots back that were not written.
-    fn give_back(&self, own: u8, slots: impl Iterator<Item = u64>) {
-        let mut inner = lock(&self.inner);
-        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-            slots.for_each(|slot| _ = file.slots.free(slot));
-        }
-    }
-
-    /// Books a failed write: the slot is never used again, or, if only the disk is full, given back.
-    fn write_failed(&self, own: u8, slot: u64, errno: Errno) -> StoreError {
-        if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
-            self.give_back(own, std::iter::once(slot));
-            lock(&self.inner).retry_second = now_second() + 1;
-            self.full.store(true, Relaxed);
-            return StoreError::Full;
-        }
-        let mut inner = lock(&self.inner);
-        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-            file.slots.set(slot, FileSlot { bad: true, ..FileSlot::default() });
-            inner.bad += 1;
-        }
-        drop(inner);
-        self.write_errors.fetch_add(1, Relaxed);
-        if self.errors_in_row.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
-            self.fail("writes keep failing", errno);
-        }
-        StoreError::Io(errno)
-    }
-
-    /// Writes pages (page number in `pages`, slot) in one batch and books each; one that fails is tried once more by
-    /// itself. The last error, if there was one.
-    fn write(
-        &self,
-        own: u8,
-        backing: &Backing,
-        pages: &[(&Page, u128)],
-        places: &[(usize, u64)],
-        out: &mut [Option<Entry>],
-    ) -> Result<(), StoreError> {
-        let mut batch = Batch::new(Direction::Write);
-        let place = |slot| self.place_in(backing, slot);
-        let mut numbers = [None; BATCH_MAX];
-        for (&(i, slot), number) in places.iter().zip(&mut numbers) {
-            let (page, place) = (pages[i].0, place(slot));
-            if !place.direct || aligned(page) {
-                // SAFETY: the page is borrowed until after `run`, and a write does not change it.
-                *number = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
-            }
-        }
-        self.rings.run(&mut batch, &mut || {});
-        let mut result = Ok(());
-        let mut written = [false; BATCH_MAX];
-        for ((&(i, slot), number), written) in places.iter().zip(numbers).zip(&mut written) {
-            let mut outcome = number.map_or(Outcome::Failed(Errno::INVAL), |n| batch.outcome(n));
-            if outcome != Outcome::Done {
-                outcome = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*pages[i].0).0);
-            }
-            match outcome {
-                Outcome::Done => *written = true,
-                Outcome::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
-                Outcome::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
-            }
-        }
-        let mut inner = lock(&self.inner);
-        let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
-        for (&(i, slot), _) in places.iter().zip(written).filter(|(_, written)| *written) {
-            if let Some(record) = file.slots.get_mut(slot) {
-                record.check = check_words(pages[i].1);
-            }
-            out[i] = Entry::new(self.index, u64::from(own) << PAGE_BITS | slot);
-        }
-        drop(inner);
-        if written.contains(&true) {
-            self.errors_in_row.store(0, Relaxed);
-        }
-        result
     }
 
     /// Transfers one page, aligned; switches O_DIRECT off if that is what the kernel minds.
@@ -289,7 +192,7 @@ impl FileDevice {
     fn place_in(&self, backing: &Backing, slot: u64) -> Place {
         Place {
             fd: backing.fd.raw().unwrap_or(-1),
-            at: slot * PAGE_SIZE as u64,
+            at: backing.at(slot),
             direct: backing.is_direct(),
             injector: self.injector.clone(),
         }
@@ -302,6 +205,31 @@ impl FileDevice {
         let file = inner.files.get(id)?.as_ref()?;
         file.slots.get(page).filter(FileSlot::is_used)?;
         file.backing.clone().map(|backing| (backing, page))
+    }
+
+    /// Decrypts a page that was read, if it is encrypted.
+    fn unseal(&self, entry: Entry, page: &mut Page) -> bool {
+        let Some(cipher) = &self.cipher else { return true };
+        let Some((id, at)) = split(entry) else { return false };
+        let inner = lock(&self.inner);
+        let Some(file) = inner.files.get(id).and_then(Option::as_ref) else { return false };
+        let (Some(slot), Some(backing)) = (file.slots.get(at), file.backing.clone()) else { return false };
+        drop(inner);
+        cipher.apply(backing.salt(), slot.count(), page);
+        true
+    }
+
+    /// Takes no more pages from now on, and says so once.
+    fn fail(&self, what: &str, errno: Errno) -> StoreError {
+        if !self.failed.swap(true, Relaxed) {
+            let text = format!(
+                "swap device {:?}: {what}: {}; it takes no more pages, and those on it go to other devices",
+                self.name,
+                ErrnoText(errno)
+            );
+            lock(&self.warning).get_or_insert(text);
+        }
+        StoreError::Failed
     }
 
     /// Counts what keeps failing.
@@ -342,40 +270,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        let (mut at, end) = (0, pages.len().min(out.len()));
-        let mut result = Ok(());
-        while at < end {
-            let (own, backing) = self.own_file()?;
-            // The next pages that still need a place, side by side as far as there is room.
-            let mut places = [(0, 0); BATCH_MAX];
-            let mut wanted = 0;
-            while at < end && wanted < BATCH_MAX {
-                if out[at].is_none() {
-                    places[wanted].0 = at;
-                    wanted += 1;
-                }
-                at += 1;
-            }
-            let mut taken = 0;
-            let mut no_room = None;
-            while taken < wanted && no_room.is_none() {
-                match self.take(own, &backing, wanted - taken) {
-                    Ok((first, n)) => {
-                        places[taken..taken + n].iter_mut().zip(first..).for_each(|(place, slot)| place.1 = slot);
-                        taken += n;
-                    }
-                    Err(error) => no_room = Some(error),
-                }
-            }
-            if taken > 0 {
-                let written = self.write(own, &backing, pages, &places[..taken], out);
-                result = written.and(result);
-            }
-            if let Some(error) = no_room {
-                return result.and(Err(error));
-            }
-        }
-        result
+        self.write_all(pages, out)
     }
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
@@ -390,7 +285,7 @@ impl SwapDevice for FileDevice {
             outcome
         };
         match outcome {
-            Outcome::Done if self.is_right(entry, into) => {
+            Outcome::Done if self.complete(entry, into) => {
                 if self.errors_in_row.load(Relaxed) != 0 {
                     self.errors_in_row.store(0, Relaxed);
                 }
@@ -407,8 +302,12 @@ impl SwapDevice for FileDevice {
         Some(self.place_in(&backing, page))
     }
 
-    fn is_right(&self, entry: Entry, page: &Page) -> bool {
-        self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)))
+    fn complete(&self, entry: Entry, page: &mut Page) -> bool {
+        self.unseal(entry, page) && self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)))
+    }
+
+    fn resolve(&self, entry: Entry) -> Entry {
+        self.went_to(entry).unwrap_or(entry)
     }
 
     fn check_contents(&self, key: ContentKey) {
@@ -438,14 +337,19 @@ impl SwapDevice for FileDevice {
         let inner = lock(&self.inner);
         let files = inner.files.iter().flatten();
         let kept = inner.deferred.len() as u64 + inner.bad;
-        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>() - kept;
+        // What was moved to another device is counted there.
+        let elsewhere = kept + inner.moved.len() as u64;
+        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>().saturating_sub(elsewhere);
         usage.slots_in_use += slots;
         usage.file_bytes += slots * PAGE_SIZE as u64;
         usage.deferred_slots += inner.deferred.len() as u64;
         usage.bad_slots += inner.bad;
         usage.meta_bytes += files.map(|f| f.slots.meta_bytes() as u64).sum::<u64>();
         usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32)>()) as u64;
+        usage.meta_bytes += (inner.moved.capacity() * size_of::<(u64, Entry)>()) as u64;
         drop(inner);
+        usage.meta_bytes += (lock(&self.scratch).len() * BATCH_MAX * PAGE_SIZE) as u64;
+        usage.discarded_bytes += self.discarded.load(Relaxed) * PAGE_SIZE as u64;
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.devices_failed += u32::from(self.failed.load(Relaxed));
         usage.write_errors += self.write_errors.load(Relaxed);
@@ -467,7 +371,7 @@ impl SwapDevice for FileDevice {
 
     fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
         self.rings.fork_child();
-        self.dir.replace(fds, true);
+        self.dir.iter().for_each(|dir| dir.replace(fds, true));
         let mut inner = lock(&self.inner);
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
             backing.fd.replace(fds, true);
@@ -475,17 +379,19 @@ impl SwapDevice for FileDevice {
         inner.become_child();
         self.full.store(false, Relaxed);
         self.failed.store(false, Relaxed);
+        self.drained.store(false, Relaxed);
+        *lock(&self.drain_hand) = 0;
         self.errors_in_row.store(0, Relaxed);
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {
-        out.extend(self.dir.raw());
+        out.extend(self.dir.as_ref().and_then(Fd::raw));
         let inner = lock(&self.inner);
         out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()?.fd.raw()));
     }
 
     fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
-        self.dir.replace(fds, false);
+        self.dir.iter().for_each(|dir| dir.replace(fds, false));
         let inner = lock(&self.inner);
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
             backing.fd.replace(fds, false);
@@ -500,12 +406,10 @@ impl SwapDevice for FileDevice {
 /// (file id, page of the file) of an entry of this device.
 fn split(entry: Entry) -> Option<(usize, u64)> {
     let slot = entry.slot();
-    Some(((slot >> PAGE_BITS) as usize, slot & ((1 << PAGE_BITS) - 1))).filter(|&(_, page)| page != 0)
+    Some(((slot >> PAGE_BITS) as usize, slot & PAGE_MASK)).filter(|&(_, page)| page != 0)
 }
 
 /// Seconds of the monotonic clock.
 fn now_second() -> i64 {
     rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec
 }
-
-const _: () = assert!(GROW_SLOTS.is_multiple_of(CLUSTER_SLOTS as u64));

@@ -7,11 +7,12 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
+//! | [`error`] | why a page was not stored or read, or a device cannot be used |
 //! | [`space`] | the devices in priority order; all the engine calls |
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
 //! | [`pool`] | the memory of the compressed pages |
 //! | [`ram`] | plain memory, for measurements and tests |
-//! | [`file`](mod@file) | pages in a swap file; what a fork shares |
+//! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
@@ -23,6 +24,7 @@
 //! are held for table look-ups and copies of one page at most, never across a device wait. No two devices' `inner`
 //! locks are held together.
 
+pub mod error;
 pub mod file;
 pub mod io;
 pub mod pool;
@@ -33,14 +35,13 @@ pub mod space;
 pub(crate) mod testing;
 pub mod zram;
 
-use rustix::io::Errno;
-use std::fmt;
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::PAGE_SIZE;
 
+pub use error::{DeviceError, ErrnoText, LoadError, StoreError};
 pub use space::SwapSpace;
 
 /// One page of data. References to frames are page-aligned; others work, but cost a copy on files.
@@ -89,74 +90,6 @@ impl Entry {
     pub fn offset(self, n: usize) -> Option<Entry> {
         Entry::new(self.device(), self.slot().checked_add(n as u64)?)
     }
-}
-
-/// Why a page was not stored. The page stays where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// No room (slots, pool limit, size limit, disk space).
-    #[error("swap device is full")]
-    Full,
-    /// Not worth keeping compressed; the next device should take it.
-    #[error("page does not compress")]
-    Incompressible,
-    /// The device takes no more pages since an earlier failure; see `take_warning`.
-    #[error("swap device has failed")]
-    Failed,
-    /// The write failed.
-    #[error("write to the swap device failed: {}", ErrnoText(*.0))]
-    Io(Errno),
-}
-
-/// Why a page could not be read back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// The read failed.
-    #[error("swap device {device}: read of slot {slot} failed: {}", ErrnoText(*errno))]
-    Io {
-        /// What the kernel said.
-        errno: Errno,
-        /// Device number.
-        device: u8,
-        /// Slot of the device.
-        slot: u64,
-    },
-    /// The file ends before the page does (somebody truncated it).
-    #[error("swap device {device}: slot {slot} is beyond the end of the file")]
-    ShortRead {
-        /// Device number.
-        device: u8,
-        /// Slot of the device.
-        slot: u64,
-    },
-    /// The stored bytes do not decompress to a page.
-    #[error("swap device {device}: slot {slot} is corrupt")]
-    Corrupt {
-        /// Device number.
-        device: u8,
-        /// Slot of the device.
-        slot: u64,
-    },
-    /// No page is stored under this entry: a bug of the caller.
-    #[error("swap device {device}: slot {slot} is not in use")]
-    NotInUse {
-        /// Device number.
-        device: u8,
-        /// Slot of the device.
-        slot: u64,
-    },
-}
-
-/// Why a device cannot be used at all. `Display` is one line: which device, why, what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("swap device {name:?}: {reason}; {remedy}")]
-pub struct DeviceError {
-    /// The device as the user wrote it.
-    pub name: String,
-    /// What is wrong.
-    pub reason: String,
-    /// What to do about it.
-    pub remedy: String,
 }
 
 /// What a device is like.
@@ -226,6 +159,18 @@ pub struct Usage {
     pub writeback: u64,
     /// Pages that zram refused because they do not compress.
     pub incompressible_pages: u64,
+    /// Most memory the pool has held.
+    pub pool_peak_bytes: u64,
+    /// Pages kept in the pool as they are, for want of a better device.
+    pub raw_pages: u64,
+    /// Objects moved to fill holes of the pool.
+    pub compacted_pages: u64,
+    /// Pages compressed anew, to less.
+    pub recompressed_pages: u64,
+    /// Space given back to disks and filesystems.
+    pub discarded_bytes: u64,
+    /// Pages taken off devices that failed.
+    pub drained_pages: u64,
     /// `free` of something that was not in use: bugs.
     pub bad_frees: u64,
     /// Memory for tables and codec states.
@@ -281,8 +226,9 @@ pub trait SwapDevice: Send + Sync {
         None
     }
 
-    /// Whether `page`, read by a queue, is what was stored (as far as the device can tell).
-    fn is_right(&self, _entry: Entry, _page: &Page) -> bool {
+    /// Makes what a queue has read into the page that was stored (decrypts it); whether it is that page, as far as the
+    /// device can tell.
+    fn complete(&self, _entry: Entry, _page: &mut Page) -> bool {
         true
     }
 
@@ -344,32 +290,6 @@ pub trait SwapDevice: Send + Sync {
     /// Something the user should know, once; one line.
     fn take_warning(&self) -> Option<String> {
         None
-    }
-}
-
-/// An errno in words, without libc's tables (which want thread-local storage).
-#[derive(Debug, Clone, Copy)]
-pub struct ErrnoText(pub Errno);
-
-impl fmt::Display for ErrnoText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self.0 {
-            Errno::PERM => "Operation not permitted",
-            Errno::NOENT => "No such file or directory",
-            Errno::IO => "Input/output error",
-            Errno::BADF => "Bad file descriptor",
-            Errno::ACCESS => "Permission denied",
-            Errno::NOTDIR => "Not a directory",
-            Errno::INVAL => "Invalid argument",
-            Errno::MFILE | Errno::NFILE => "Too many open files",
-            Errno::FBIG => "File too large",
-            Errno::NOSPC => "No space left on device",
-            Errno::ROFS => "Read-only file system",
-            Errno::DQUOT => "Disk quota exceeded",
-            Errno::OPNOTSUPP => "Operation not supported",
-            _ => "error",
-        };
-        write!(f, "{text} (os error {})", self.0.raw_os_error())
     }
 }
 

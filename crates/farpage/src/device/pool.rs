@@ -124,6 +124,8 @@ pub struct Pool {
     /// Spans given back to the kernel.
     untouched: Vec<u32>,
     resident_spans: usize,
+    /// Most there have been.
+    peak_spans: usize,
     object_bytes: u64,
     limit: u64,
 }
@@ -148,6 +150,7 @@ impl Pool {
             empty: Vec::new(),
             untouched: Vec::new(),
             resident_spans: 0,
+            peak_spans: 0,
             object_bytes: 0,
             limit,
         }
@@ -166,6 +169,16 @@ impl Pool {
     /// Bytes of touched spans: an upper bound of the memory the pool holds.
     pub fn resident_bytes(&self) -> u64 {
         (self.resident_spans * SPAN_BYTES) as u64
+    }
+
+    /// The most that [`Pool::resident_bytes`] has been.
+    pub fn peak_bytes(&self) -> u64 {
+        (self.peak_spans * SPAN_BYTES) as u64
+    }
+
+    /// Bytes that an object of `len` bytes (4096 at most) takes, more or less.
+    pub fn size_of(len: usize) -> usize {
+        CLASSES.of.get(len.div_ceil(16)).map_or(OBJECT_MAX, |&class| class_size(class))
     }
 
     /// Bytes of objects in use, each rounded up to its class.
@@ -320,6 +333,7 @@ impl Pool {
                 }
             };
             self.resident_spans += 1;
+            self.peak_spans = self.peak_spans.max(self.resident_spans);
             span
         };
         self.spans[span as usize].class = class as u8;

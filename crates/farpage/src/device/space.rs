@@ -9,6 +9,9 @@
 //!
 //! No locks of its own; the list of devices does not change after `build`.
 
+mod build;
+mod load;
+mod tend;
 #[cfg(test)]
 mod tests;
 
@@ -29,8 +32,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Pages moved on when a pool is full and a page wants in.
 const WRITEBACK_FOR_ROOM: usize = 32;
-/// A read is tried this many times.
-const READ_TRIES: usize = 3;
 
 /// All swap devices of one engine.
 pub struct SwapSpace {
@@ -38,6 +39,7 @@ pub struct SwapSpace {
     devices: Vec<Arc<dyn SwapDevice>>,
     zrams: Vec<Arc<Zram>>,
     rams: Vec<Arc<Ram>>,
+    files: Vec<Arc<FileDevice>>,
     /// Number of the next fork; the same for every device.
     next_lease: AtomicU32,
     /// How many devices come before the first queued one.
@@ -45,119 +47,11 @@ pub struct SwapSpace {
     rings: Arc<Rings>,
     /// Pages that a batch did not bring (in order).
     queued_failures: AtomicU64,
-}
-
-/// What is to be read how.
-pub(super) struct Plan {
-    /// For pages that are read by a queue: under which entry they really are.
-    real: [Option<Entry>; BATCH_MAX],
-    order: [u8; BATCH_MAX],
-    queued: usize,
-}
-
-impl Plan {
-    pub(super) fn queued(&self) -> &[u8] {
-        &self.order[..self.queued]
-    }
-
-    pub(super) fn real(&self, i: u8) -> Option<Entry> {
-        self.real.get(usize::from(i)).copied().flatten()
-    }
+    /// Pages taken off failed devices.
+    drained: AtomicU64,
 }
 
 impl SwapSpace {
-    /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share
-    /// it, and `pool_limit_bytes`, equally); nothing of it is touched before pages are stored.
-    /// No file is created before the first page is stored in it.
-    ///
-    /// # Errors
-    /// The first device that cannot be used, and what to do about it.
-    ///
-    /// # Safety
-    /// The region is private anonymous memory, page-aligned, readable, writable, that nothing else uses for as long
-    /// as the space exists. It may be null if there is no zram device.
-    pub unsafe fn build(
-        specs: &[SwapSpec],
-        pool_base: *mut u8,
-        pool_len: usize,
-        pool_limit_bytes: u64,
-    ) -> Result<SwapSpace, DeviceError> {
-        let error = |name: String, reason: &str, remedy: &str| DeviceError {
-            name,
-            reason: String::from(reason),
-            remedy: String::from(remedy),
-        };
-        if specs.len() > 200 {
-            return Err(error(specs[200].to_string(), "there are more than 200 devices", "name fewer"));
-        }
-        // A negative default as the kernel's: in the order given, after every device with a priority of its own.
-        let prio = |i: usize| match &specs[i] {
-            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => {
-                prio.unwrap_or(-1)
-            }
-        };
-        let mut order: Vec<usize> = (0..specs.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
-        let rings = Arc::new(Rings::default());
-        let mut files = Vec::new();
-        for (index, &i) in (0u8..).zip(&order) {
-            if let SwapSpec::File { path, size, fault, .. } = &specs[i] {
-                let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio(i));
-                if let Some(seed) = *fault {
-                    file = file.with_faults(Arc::new(Injector::new(Faults::curable(seed))));
-                }
-                files.push(Arc::new(file));
-            }
-        }
-        let memories = (specs.len() - files.len()).max(1);
-        let (share, limit) = (pool_len / memories / SPAN_BYTES * SPAN_BYTES, pool_limit_bytes / memories as u64);
-        let mut parts = 0..memories;
-        let mut space = SwapSpace {
-            devices: Vec::new(),
-            zrams: Vec::new(),
-            rams: Vec::new(),
-            next_lease: AtomicU32::new(0),
-            first_queued: 0,
-            rings,
-            queued_failures: AtomicU64::new(0),
-        };
-        let mut next_file = files.iter();
-        let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {
-            let no_memory = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
-            let base = NonNull::new(pool_base).ok_or_else(no_memory)?;
-            let at = parts.next().ok_or_else(no_memory)? * share;
-            // SAFETY: the part lies in the caller's region of `pool_len` bytes.
-            Ok(unsafe { base.add(at) })
-        };
-        for (index, &i) in (0u8..).zip(&order) {
-            match &specs[i] {
-                SwapSpec::File { .. } => {
-                    space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
-                }
-                SwapSpec::Zram { alg, size, .. } => {
-                    let base = part(i)?;
-                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else uses
-                    // it (contract of this function).
-                    let pool = unsafe { Pool::new(base, share, limit) };
-                    let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
-                    let zram = Arc::new(Zram::new(index, *alg, pages_max, pool, files.clone()));
-                    space.zrams.push(zram.clone());
-                    space.devices.push(zram);
-                }
-                SwapSpec::Ram { size, .. } => {
-                    let len = size.unwrap_or(limit).min(share as u64) as usize;
-                    let base = part(i)?;
-                    // SAFETY: as above.
-                    let ram = Arc::new(unsafe { Ram::new(index, prio(i), base, len) });
-                    space.rams.push(ram.clone());
-                    space.devices.push(ram);
-                }
-            }
-        }
-        space.first_queued = space.devices.iter().take_while(|device| device.caps().synchronous).count();
-        Ok(space)
-    }
-
     /// From now on [`SwapSpace::load`] allocates nothing: for loads in a signal handler.
     pub fn warm(&self) {
         self.zrams.iter().for_each(|zram| zram.warm());
@@ -239,124 +133,6 @@ impl SwapSpace {
         Ok(())
     }
 
-    /// Reads a page back; a failed read is tried again.
-    ///
-    /// # Errors
-    /// See [`LoadError`]; the content of `into` is then unspecified.
-    pub fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
-        let device = self.device(entry)?;
-        retry(|| device.load(entry, into))
-    }
-
-    /// Loads several pages. Those on queued devices are read all at once, adjacent ones merged, wherever they lie, and
-    /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
-    /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
-    pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        let mut done = 0;
-        for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
-            let (n, error) = self.load_batch(entries, into);
-            done += n;
-            if error.is_some() {
-                return (done, error);
-            }
-        }
-        (done, None)
-    }
-
-    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        let n = entries.len().min(into.len());
-        let plan = self.plan(&entries[..n]);
-        if plan.queued().is_empty() {
-            return self.load_in_place(entries, into, 0..n);
-        }
-        let mut batch = Batch::new(Direction::Read);
-        let mut numbers = [None; BATCH_MAX];
-        for &i in plan.queued() {
-            let page: *mut Page = &mut *into[usize::from(i)];
-            // SAFETY: the page is borrowed mutably for this whole function; below, only pages that are not in the batch
-            // are touched before it has been run.
-            numbers[usize::from(i)] = unsafe { self.push(&mut batch, plan.real(i), page) };
-        }
-        let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
-        self.rings.run(&mut batch, &mut || {
-            for i in (0..n).filter(|&i| numbers[i].is_none()) {
-                in_place[i] = self.load(entries[i], into[i]).err();
-            }
-        });
-        for i in 0..n {
-            let error = match numbers[i] {
-                None => in_place[i],
-                Some(number) => self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i]).err(),
-            };
-            if error.is_some() {
-                return (i, error);
-            }
-        }
-        (n, None)
-    }
-
-    /// Loads the pages of `range` one by one.
-    fn load_in_place(
-        &self,
-        entries: &[Entry],
-        into: &mut [&mut Page],
-        range: std::ops::Range<usize>,
-    ) -> (usize, Option<LoadError>) {
-        for i in range.clone() {
-            if let Err(error) = self.load(entries[i], into[i]) {
-                return (i - range.start, Some(error));
-            }
-        }
-        (range.len(), None)
-    }
-
-    /// Which of the entries are read by a queue, in the order of their places.
-    pub(super) fn plan(&self, entries: &[Entry]) -> Plan {
-        let mut plan = Plan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
-        for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
-            let real = self.resolve(entry);
-            if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
-                plan.real[usize::from(i)] = Some(real);
-                plan.order[plan.queued] = i;
-                plan.queued += 1;
-            }
-        }
-        let real = &plan.real;
-        plan.order[..plan.queued].sort_unstable_by_key(|&i| real[usize::from(i)]);
-        plan
-    }
-
-    /// Adds the read of an entry to a batch; `None`: it is to be loaded in place (an unaligned page, or an error that
-    /// will show then).
-    ///
-    /// # Safety
-    /// As for [`Batch::push`].
-    pub(super) unsafe fn push(&self, batch: &mut Batch, real: Option<Entry>, page: *mut Page) -> Option<usize> {
-        let real = real?;
-        let place = self.device(real).ok()?.place(real)?;
-        if place.direct && !page.addr().is_multiple_of(PAGE_SIZE) {
-            return None;
-        }
-        // SAFETY: caller's promise.
-        unsafe { batch.push(&place, page) }
-    }
-
-    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right.
-    pub(super) fn finish(
-        &self,
-        entry: Entry,
-        real: Option<Entry>,
-        outcome: Outcome,
-        page: &mut Page,
-    ) -> Result<(), LoadError> {
-        let right = |real: Entry| self.device(real).is_ok_and(|device| device.is_right(real, page));
-        if outcome == Outcome::Done && real.is_some_and(right) {
-            return Ok(());
-        }
-        self.queued_failures.fetch_add(1, Relaxed);
-        self.load(entry, page)
-    }
-
     /// The rings of the queued devices.
     pub(super) fn rings(&self) -> &Rings {
         &self.rings
@@ -379,7 +155,15 @@ impl SwapSpace {
 
     /// The entry under which a page really is.
     fn resolve(&self, entry: Entry) -> Entry {
-        self.device(entry).map_or(entry, |device| device.resolve(entry))
+        let mut at = entry;
+        // From zram to a file, from a failed device to another: as many steps as there are devices at most.
+        for _ in 0..self.devices.len() {
+            match self.device(at).map_or(at, |device| device.resolve(at)) {
+                next if next == at => break,
+                next => at = next,
+            }
+        }
+        at
     }
 
     /// Whether the page of this entry has been passed on to another device: neighbours may lie far apart there.
@@ -389,7 +173,8 @@ impl SwapSpace {
 
     /// Whether loading this entry finishes at the speed of memory (do it in place).
     pub fn is_synchronous(&self, entry: Entry) -> bool {
-        self.device(entry).is_ok_and(|device| device.is_synchronous(entry))
+        let real = self.resolve(entry);
+        self.device(real).is_ok_and(|device| device.is_synchronous(real))
     }
 
     /// Whether the entry's device has heads to move (read ahead in slot order).
@@ -407,7 +192,9 @@ impl SwapSpace {
 
     /// Frees an entry; `false`: it was not in use, a bug of the caller (counted).
     pub fn free(&self, entry: Entry) -> bool {
-        self.device(entry).is_ok_and(|device| device.free(entry))
+        let freed = self.device(entry).is_ok_and(|device| device.free(entry));
+        self.free_orphans();
+        freed
     }
 
     /// `page`, the content of `entry`, is about to leave memory unchanged: it may be taken from a file back into a
@@ -480,6 +267,7 @@ impl SwapSpace {
         let mut usage = Usage::default();
         self.devices.iter().for_each(|device| device.add_usage(&mut usage));
         usage.read_errors += self.queued_failures.load(Relaxed);
+        usage.drained_pages = self.drained.load(Relaxed);
         usage
     }
 
@@ -522,20 +310,13 @@ impl SwapSpace {
         self.devices.iter().for_each(|device| device.replace_fds(fds));
     }
 
+    /// The device of an entry as the user wrote it, for messages.
+    pub fn name_of(&self, device: u8) -> &str {
+        self.devices.get(usize::from(device)).map_or("?", |device| device.name())
+    }
+
     fn device(&self, entry: Entry) -> Result<&dyn SwapDevice, LoadError> {
         let missing = LoadError::NotInUse { device: entry.device(), slot: entry.slot() };
         self.devices.get(usize::from(entry.device())).map(Arc::as_ref).ok_or(missing)
     }
-}
-
-/// Tries a read again when the device failed or brought something else; what is missing stays so.
-fn retry(mut read: impl FnMut() -> Result<(), LoadError>) -> Result<(), LoadError> {
-    let mut result = read();
-    for _ in 1..READ_TRIES {
-        match result {
-            Err(LoadError::Io { .. } | LoadError::ShortRead { .. } | LoadError::Corrupt { .. }) => result = read(),
-            _ => break,
-        }
-    }
-    result
 }

@@ -21,6 +21,8 @@
 
 mod codec;
 mod promote;
+mod recompress;
+mod record;
 #[cfg(test)]
 mod tests;
 mod writeback;
@@ -34,6 +36,7 @@ use crate::sys::cpu;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
 use promote::Worth;
+use record::{Kind, Packing, Record};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -46,67 +49,6 @@ const SHARE_EIGHTHS: u64 = 7;
 /// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
 const TIGHT_EIGHTHS: u64 = 6;
 
-/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry of
-/// a copy in a file, if there is one), Forward the entry.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Kind {
-    #[default]
-    Same,
-    Object,
-    Raw,
-    Forward,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Record {
-    /// Two halves, so that the record is aligned to 4 and takes 32 bytes.
-    data: [u32; 2],
-    check: [u32; 4],
-    /// Bytes of an object.
-    len: u16,
-    /// Bits 32 to 47 of the entry of a copy in a file; the others are `data[1]`.
-    backup_high: u16,
-    kind: Kind,
-    /// Stored or loaded since the clock hand passed.
-    young: bool,
-    /// Being written back. A new record has none, so a mark that is still there means: still the same page.
-    marked: bool,
-}
-
-const _: () = assert!(size_of::<Record>() <= 32);
-
-impl Record {
-    fn new(kind: Kind, data: u64, len: usize, check: u128) -> Record {
-        let data = [data as u32, (data >> 32) as u32];
-        Record { data, check: check_words(check), len: len as u16, backup_high: 0, kind, young: true, marked: false }
-    }
-
-    /// An object of which `backup` is a copy in a file.
-    fn backed(handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
-        let data = u64::from(handle.raw()) | (backup.raw() & u64::from(u32::MAX)) << 32;
-        let backup_high = (backup.raw() >> 32) as u16;
-        Record { backup_high, ..Record::new(Kind::Object, data, len, check) }
-    }
-
-    /// The copy in a file, if an object has one.
-    fn backup(&self) -> Option<Entry> {
-        let raw = u64::from(self.backup_high) << 32 | u64::from(self.data[1]);
-        Entry::from_raw(raw).filter(|_| self.in_pool())
-    }
-
-    fn data(&self) -> u64 {
-        u64::from(self.data[1]) << 32 | u64::from(self.data[0])
-    }
-
-    fn handle(&self) -> Handle {
-        Handle::from_raw(self.data[0])
-    }
-
-    fn in_pool(&self) -> bool {
-        matches!(self.kind, Kind::Object | Kind::Raw)
-    }
-}
-
 struct Inner {
     slots: SlotMap<Record>,
     pool: Pool,
@@ -114,6 +56,12 @@ struct Inner {
     pool_pages: u64,
     compressed_bytes: u64,
     same_pages: u64,
+    /// Pages in the pool as they are.
+    raw_pages: u64,
+    /// Objects moved to fill holes.
+    compacted_pages: u64,
+    /// Where the next recompression goes on.
+    recompress_hand: u64,
     /// Objects that have a copy in a file.
     backed_pages: u64,
     /// Clock hand of the writeback: the next slot to look at.
@@ -135,6 +83,10 @@ pub struct Zram {
     index: u8,
     name: String,
     codec: Codec,
+    /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
+    dense: Option<Codec>,
+    recompressing: Mutex<()>,
+    recompressed: AtomicU64,
     inner: Mutex<Inner>,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
@@ -157,12 +109,18 @@ impl Zram {
             index,
             name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
             codec: Codec::new(alg),
+            dense: None,
+            recompressing: Mutex::new(()),
+            recompressed: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 slots,
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,
                 same_pages: 0,
+                raw_pages: 0,
+                compacted_pages: 0,
+                recompress_hand: 1,
                 backed_pages: 0,
                 hand: 1,
                 compact_hand: 1,
@@ -183,6 +141,12 @@ impl Zram {
     /// Makes loads free of allocation.
     pub fn warm(&self) {
         self.codec.warm();
+        self.dense.iter().for_each(Codec::warm);
+    }
+
+    /// What an object was compressed with.
+    fn codec_of(&self, record: &Record) -> &Codec {
+        self.dense.as_ref().filter(|_| record.packing == Packing::Dense).unwrap_or(&self.codec)
     }
 
     /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
@@ -203,13 +167,13 @@ impl Zram {
         inner.pool.resident_bytes().saturating_sub(inner.pool.limit() / 8 * SHARE_EIGHTHS)
     }
 
-    /// Gives empty spans back to the kernel, the system call without the lock.
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
         let inner = lock(&self.inner);
         inner.pool.resident_bytes() > inner.pool.limit() / 8 * TIGHT_EIGHTHS
     }
 
+    /// Gives empty spans back to the kernel, the system call without the lock.
     fn trim(&self) {
         loop {
             let Some(release) = lock(&self.inner).pool.take_excess() else { return };
@@ -242,6 +206,7 @@ impl Zram {
         match inner.slots.alloc(cpu::current(), record) {
             Some(slot) => {
                 inner.pool_pages += 1;
+                inner.raw_pages += u64::from(kind == Kind::Raw);
                 inner.compressed_bytes += bytes.len() as u64;
                 Entry::new(self.index, slot).ok_or(StoreError::Full)
             }
@@ -285,6 +250,7 @@ impl Inner {
             Kind::Object | Kind::Raw => {
                 self.pool.free(record.handle());
                 self.pool_pages -= 1;
+                self.raw_pages -= u64::from(record.kind == Kind::Raw);
                 self.backed_pages -= u64::from(record.backup().is_some());
                 self.compact_pause = self.compact_pause.saturating_sub(1);
                 self.compressed_bytes -= u64::from(record.len);
@@ -339,6 +305,9 @@ impl SwapDevice for Zram {
         let mut inner = lock(&self.inner);
         let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
         let old = !std::mem::replace(&mut record.young, true);
+        if record.packing == Packing::Passed {
+            record.packing = Packing::Fresh;
+        }
         let record = *record;
         if old && record.in_pool() {
             self.old_loads.fetch_add(1, Relaxed);
@@ -362,7 +331,7 @@ impl SwapDevice for Zram {
                 let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
                 bytes.copy_from_slice(object);
                 drop(inner);
-                if self.codec.decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
+                if self.codec_of(&record).decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
             }
             Kind::Forward => {
                 drop(inner);
@@ -419,11 +388,15 @@ impl SwapDevice for Zram {
         usage.pool_compressed_bytes += inner.compressed_bytes;
         usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
         usage.same_filled_pages += inner.same_pages;
+        usage.pool_peak_bytes += inner.pool.peak_bytes();
+        usage.raw_pages += inner.raw_pages;
+        usage.compacted_pages += inner.compacted_pages;
         // Pages that have a place in a file are counted there.
         usage.slots_in_use += inner.pool_pages - inner.backed_pages + inner.same_pages;
         usage.meta_bytes += (inner.slots.meta_bytes() + inner.pool.meta_bytes()) as u64;
         drop(inner);
-        usage.meta_bytes += self.codec.meta_bytes();
+        usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
+        usage.recompressed_pages += self.recompressed.load(Relaxed);
         if let Ok(buffers) = self.writeback.try_lock() {
             usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
         }

@@ -63,6 +63,7 @@ pub fn main(e: &Inner, index: usize) {
             }
         }
         if first {
+            e.swap.tend(!wanted);
             w.asleep.store(true, SeqCst);
             // Somebody may have taken the last frames before that was set.
             if !wanted && e.wanted() && w.asleep.swap(false, SeqCst) {

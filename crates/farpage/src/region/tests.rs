@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn file() -> SwapSpec {
-    SwapSpec::File { path: std::env::temp_dir(), size: None, prio: None, fault: None }
+    SwapSpec::file(std::env::temp_dir())
 }
 
 fn pager(budget: u64) -> Pager {
@@ -114,7 +114,7 @@ fn threads_find_what_they_wrote() {
 
 #[test]
 fn threads_find_what_they_wrote_on_a_file_and_with_zstd() {
-    let zstd = SwapSpec::Zram { alg: Alg::Zstd, size: None, prio: None };
+    let zstd = SwapSpec::zram(Alg::Zstd);
     for devices in [vec![file()], vec![zstd, file()]] {
         let pager = Pager::builder().budget(8 << 20).swap(devices).reclaim_threads(2).build().unwrap();
         stress(&pager, 24 << 20, 2, 10_000, 9);
@@ -329,7 +329,7 @@ fn pinned_pages_stay_and_work_for_system_calls() {
 
 #[test]
 fn a_full_device_makes_the_budget_give_way() {
-    let small = SwapSpec::File { path: std::env::temp_dir(), size: Some(1 << 20), prio: None, fault: None };
+    let small = SwapSpec::parse(&format!("file:{},size=1M", std::env::temp_dir().display())).unwrap();
     let pager = Pager::builder().budget(4 << 20).swap([small]).build().unwrap();
     let mut region = pager.region(12 << 20).unwrap();
     let words: &mut [u64] = region.view_mut();

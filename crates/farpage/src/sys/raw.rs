@@ -62,6 +62,8 @@ pub mod nr {
     pub const SCHED_SETATTR: u32 = 314;
     /// `sched_getattr`
     pub const SCHED_GETATTR: u32 = 315;
+    /// `getrandom`
+    pub const GETRANDOM: u32 = 318;
     /// `userfaultfd`
     pub const USERFAULTFD: u32 = 323;
     /// `pidfd_open`
@@ -70,6 +72,17 @@ pub mod nr {
     pub const CLOSE_RANGE: u32 = 436;
     /// `pidfd_getfd`
     pub const PIDFD_GETFD: u32 = 438;
+}
+
+/// Fills `bytes` (256 at most) with random bytes of the kernel.
+///
+/// # Errors
+/// The kernel has none yet (early at boot), or refuses the call.
+pub fn random_bytes(bytes: &mut [u8]) -> Result<(), Errno> {
+    const NONBLOCK: usize = 1;
+    // SAFETY: the kernel writes to `bytes`, within its length.
+    let n = unsafe { syscall(nr::GETRANDOM, [bytes.as_mut_ptr() as usize, bytes.len(), NONBLOCK, 0, 0, 0]) }?;
+    if n == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
 }
 
 /// The calling thread's id.

@@ -22,6 +22,7 @@ const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
 const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
+const UFFDIO_POISON: usize = iowr(0x08, size_of::<k::uffdio_poison>());
 const UFFDIO_MOVE: usize = iowr(0x05, size_of::<k::uffdio_move>());
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 const IOC_NEW: usize = 0xAA << 8;
@@ -309,6 +310,18 @@ impl Uffd {
         // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
         progress(result, arg.copy, len)
+    }
+
+    /// Makes the absent page at `page` one that cannot be read: every access to it is a SIGBUS, a system
+    /// call on it fails with EFAULT, until it is discarded or unmapped. Wakes who waits for it (unless `quiet`).
+    ///
+    /// # Errors
+    /// As [`Uffd::copy_pages`]; `Unlike`: a kernel before 6.6.
+    pub fn poison(&self, page: usize, quiet: bool) -> Result<(), Refused> {
+        let range = k::uffdio_range { start: page as u64, len: PAGE_SIZE as u64 };
+        let mut arg = k::uffdio_poison { range, mode: u64::from(quiet), updated: 0 };
+        // SAFETY: only an absent page is changed, to one that nobody can read; no reference points to either.
+        Ok(unsafe { self.ioctl(UFFDIO_POISON, &mut arg) }?)
     }
 
     /// Wakes the threads that wait for a page in `[start, start + len)`; they fault again if it is still absent.

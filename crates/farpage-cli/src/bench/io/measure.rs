@@ -1,5 +1,6 @@
 //! The measurements themselves.
 
+use super::ahead;
 use super::queue::Queue;
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
@@ -25,7 +26,7 @@ fn mix(x: u64) -> u64 {
 }
 
 /// `n` page-aligned pages, private and present.
-fn pages(n: usize) -> Result<&'static mut [Page]> {
+pub fn pages(n: usize) -> Result<&'static mut [Page]> {
     // SAFETY: a new mapping at an address the kernel chooses; it stays for the life of the process.
     let memory = unsafe {
         mmap_anonymous(std::ptr::null_mut(), n * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::POPULATE)
@@ -48,14 +49,32 @@ fn fill(pages: &mut [Page]) {
     }
 }
 
+/// `n` pages to work with: from a file, as often as it takes, or made up.
+pub fn source(n: usize, sample: Option<&Path>) -> Result<&'static [Page]> {
+    let all = pages(n)?;
+    let Some(path) = sample else {
+        fill(all);
+        return Ok(all);
+    };
+    let bytes = std::fs::read(path).map_err(|e| Failure::new(format!("cannot read {}: {e}", path.display())))?;
+    let (found, _) = bytes.as_chunks::<PAGE_SIZE>();
+    let mut found = found.iter().filter(|page| page.iter().any(|byte| *byte != 0)).peekable();
+    if found.peek().is_none() {
+        return Err(Failure::new(format!("{} holds no page that is not zero", path.display())));
+    }
+    let found: Vec<&Page> = found.collect();
+    all.iter_mut().zip(found.iter().cycle()).for_each(|(to, from)| *to = **from);
+    Ok(all)
+}
+
 /// 0 to `n` - 1 in another order.
-fn shuffled(n: usize) -> Vec<usize> {
+pub fn shuffled(n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     (1..n).rev().for_each(|i| order.swap(i, (mix(i as u64) % (i as u64 + 1)) as usize));
     order
 }
 
-fn space(spec: SwapSpec, n: usize) -> Result<SwapSpace> {
+pub fn space(spec: SwapSpec, n: usize) -> Result<SwapSpace> {
     let len = (n * PAGE_SIZE * 2).next_multiple_of(4 << 20);
     // SAFETY: as in `pages`.
     let memory = unsafe {
@@ -66,7 +85,7 @@ fn space(spec: SwapSpec, n: usize) -> Result<SwapSpace> {
     unsafe { SwapSpace::build(&[spec], memory.cast(), len, len as u64) }.map_err(|e| Failure::new(e.to_string()))
 }
 
-fn wrong(what: &str, number: usize) -> Failure {
+pub fn wrong(what: &str, number: usize) -> Failure {
     Failure::new(format!("bench: page {number} came back wrong from {what}"))
 }
 
@@ -79,14 +98,12 @@ enum Way {
 }
 
 /// Devices in memory. Rounds of all ways alternate, so that a busy machine hits all alike.
-pub fn memory(n: usize, rounds: usize) -> Result<Vec<Row>> {
-    let source = pages(n)?;
-    fill(source);
-    let source: &[Page] = source;
+pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
+    let n = source.len();
     let order = shuffled(n);
     let target = &mut pages(1)?[0];
     let ram = space(SwapSpec::Ram { size: None, prio: None }, n)?;
-    let zram = space(SwapSpec::Zram { alg: Alg::Lz4, size: None, prio: None }, n)?;
+    let zram = space(SwapSpec::zram(Alg::Lz4), n)?;
     let plain = pages(n)?;
     let mut compressed: Vec<Vec<u8>> = Vec::new();
     let ways = [
@@ -190,27 +207,30 @@ impl Drop for Named {
 }
 
 /// A file device: batches of 1, 8 and 32 pages, with io_uring and without.
-pub fn file(dir: &Path, n: usize) -> Result<Vec<Row>> {
-    let n = n / BATCH_MAX * BATCH_MAX;
-    let source = pages(n)?;
-    fill(source);
-    let source: &[Page] = source;
+pub fn file(dir: &Path, source: &[Page]) -> Result<Vec<Row>> {
+    let n = source.len() / BATCH_MAX * BATCH_MAX;
+    let source = &source[..n];
     let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
     std::fs::write(&path, b"").map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))?;
     let named = Named(path);
-    let spec = || SwapSpec::File { path: named.0.clone(), size: None, prio: None, fault: None };
     let mut rows = Vec::new();
-    for path in ["uring", "plain"] {
-        let space = space(spec(), 1)?;
+    for path in ["uring", "plain", "crypt"] {
+        let mut spec = SwapSpec::file(&named.0);
+        if let SwapSpec::File { encrypt, .. } = &mut spec {
+            *encrypt = path == "crypt";
+        }
+        let space = space(spec, 1)?;
         if path == "plain" {
             space.refuse_io_uring();
         }
         let key = ContentKey::random();
         space.check_contents(key);
-        for batch in [1, 8, 32] {
+        let batches_of: &[usize] = if path == "crypt" { &[1, 32] } else { &[1, 8, 32] };
+        for &batch in batches_of {
             rows.extend(batches(&space, path, batch, source, &key)?);
         }
         if path == "uring" {
+            rows.extend(ahead::rows(&space, source, &key)?);
             rows.extend(raw(&named.0, n)?);
         }
     }
@@ -276,10 +296,14 @@ fn raw(path: &Path, n: usize) -> Result<Vec<Row>> {
             return Err(Failure::new("bench: raw read failed"));
         }
     }
-    let mut sequential = Sampler::new(n / 256);
-    for at in (0..n / 256).map(|i| i * 256) {
-        let got = sequential.time(|| rustix::io::pread(&fd, target.as_flattened_mut(), (at * PAGE_SIZE) as u64));
-        got.map_err(failed)?;
+    let mut rows = vec![random.row("file", "raw", "read rand", 32)];
+    for size in [32, 256] {
+        let mut sequential = Sampler::new(n / size);
+        let bytes = target[..size].as_flattened_mut();
+        for at in (0..n / size).map(|i| i * size) {
+            sequential.time(|| rustix::io::pread(&fd, &mut *bytes, (at * PAGE_SIZE) as u64)).map_err(failed)?;
+        }
+        rows.push(sequential.row("file", "raw", "read seq", size));
     }
-    Ok(vec![random.row("file", "raw", "read rand", 32), sequential.row("file", "raw", "read seq", 256)])
+    Ok(rows)
 }

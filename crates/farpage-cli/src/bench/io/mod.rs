@@ -6,7 +6,9 @@
 //! of the kernel (raw) and one `pread` after the other (plain) for file. Every page read is compared with what was
 //! written, outside of the timed part.
 
+mod ahead;
 mod measure;
+mod orders;
 mod queue;
 mod sample;
 
@@ -16,18 +18,19 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use sample::Counting;
 use sample::Row;
 
 /// Shown by `--help`.
 pub const EXAMPLES: &str = "\
 Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request from the heap, completed by the caller or by
-another thread; uring: io_uring; plain: pread and pwrite; raw: the kernel alone, queue depth 32), OP, BATCH (pages an
-operation), AVG, P50, P99 (of one operation), ALLOCS (an operation), MiB/s.
+another thread; uring: io_uring; ahead: io_uring, four windows in flight; plain: pread and pwrite; crypt: encrypted; raw: the kernel alone;
+unit: BATCH pages compressed as one), OP, BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an
+operation), MiB/s, RATIO (pages to what they are stored in).
 
 Examples:
   farpage bench io
-  farpage bench io --dir /mnt/nvme --pages 65536 --json io.json";
+  farpage bench io --dir /mnt/nvme --pages 65536 --json io.json
+  farpage bench io --sample core.1234     # pages as a program has them";
 
 /// `farpage bench io`.
 #[derive(Debug, Args)]
@@ -41,6 +44,9 @@ pub struct IoArgs {
     /// Alternated repetitions of the memory devices
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
+    /// Take the pages from FILE, those that are not zero, instead of making them up
+    #[arg(long, value_name = "FILE")]
+    pub sample: Option<PathBuf>,
     /// Write the rows to FILE as one JSON object (-: standard output, instead of the table)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -51,8 +57,10 @@ pub struct IoArgs {
 /// # Errors
 /// A device that cannot be used, wrong bytes.
 pub fn main(args: &IoArgs) -> Result<ExitCode> {
-    let mut rows = measure::memory(args.pages as usize, args.rounds as usize)?;
-    rows.extend(measure::file(&args.dir, args.pages as usize)?);
+    let source = measure::source(args.pages as usize, args.sample.as_deref())?;
+    let mut rows = measure::memory(source, args.rounds as usize)?;
+    rows.extend(orders::rows(source, args.rounds as usize)?);
+    rows.extend(measure::file(&args.dir, source)?);
     let json = args.json.as_ref();
     if json.is_none_or(|path| path.as_os_str() != "-") {
         table(&rows);
@@ -69,11 +77,12 @@ pub fn main(args: &IoArgs) -> Result<ExitCode> {
 }
 
 fn table(rows: &[Row]) {
-    println!("DEVICE  PATH    OP          BATCH     AVG us     P50 us     P99 us  ALLOCS    MiB/s");
+    println!("DEVICE  PATH    OP          BATCH     AVG us     P50 us     P99 us  ALLOCS    MiB/s  RATIO");
     for r in rows {
         let us = |ns: f64| ns / 1000.0;
+        let ratio = r.ratio.map_or(String::new(), |ratio| format!("{ratio:7.2}"));
         println!(
-            "{:<7} {:<7} {:<10} {:>6} {:>10.2} {:>10.2} {:>10.2} {:>7.2} {:>8.0}",
+            "{:<7} {:<7} {:<10} {:>6} {:>10.2} {:>10.2} {:>10.2} {:>7.2} {:>8.0}{ratio}",
             r.device,
             r.path,
             r.op,
@@ -106,6 +115,9 @@ fn object(args: &IoArgs, rows: &[Row]) -> Object {
         row.put("p99_ns", r.p99_ns);
         row.put("allocs_per_op", (r.allocs_per_op * 1000.0).round() / 1000.0);
         row.put("mib_per_s", (r.mib_per_s * 10.0).round() / 10.0);
+        if let Some(ratio) = r.ratio {
+            row.put("ratio", (ratio * 1000.0).round() / 1000.0);
+        }
         row
     });
     object.put_list("rows", rows.collect());

@@ -1,27 +1,7 @@
 //! Times of single operations, and the allocations they made.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use farpage::count::allocations;
 use std::time::Instant;
-
-/// The command's allocator: the system's, counted.
-pub struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 /// What was measured of one kind of operation.
 #[derive(Debug, Clone)]
@@ -44,6 +24,8 @@ pub struct Row {
     pub allocs_per_op: f64,
     /// MiB of pages a second.
     pub mib_per_s: f64,
+    /// Bytes of pages for each byte that they are stored in, where something compresses them.
+    pub ratio: Option<f64>,
 }
 
 /// Times operations one by one.
@@ -61,12 +43,25 @@ impl Sampler {
     /// Runs and times one operation.
     #[inline]
     pub fn time<R>(&mut self, operation: impl FnOnce() -> R) -> R {
-        let before = ALLOCATIONS.load(Relaxed);
+        let before = allocations();
         let start = Instant::now();
         let result = operation();
         let time = start.elapsed();
-        self.allocations += ALLOCATIONS.load(Relaxed) - before;
+        self.allocations += allocations() - before;
         self.times.push(time.as_nanos() as u64);
+        result
+    }
+
+    /// Runs one more part of the operation timed last.
+    pub fn extend<R>(&mut self, part: impl FnOnce() -> R) -> R {
+        let before = allocations();
+        let start = Instant::now();
+        let result = part();
+        let time = start.elapsed();
+        self.allocations += allocations() - before;
+        if let Some(last) = self.times.last_mut() {
+            *last += time.as_nanos() as u64;
+        }
         result
     }
 
@@ -86,6 +81,7 @@ impl Sampler {
             p99_ns: at(99),
             allocs_per_op: self.allocations as f64 / n as f64,
             mib_per_s: (n * batch * farpage::PAGE_SIZE) as f64 / (1 << 20) as f64 / (total as f64 / 1e9).max(1e-9),
+            ratio: None,
         }
     }
 }

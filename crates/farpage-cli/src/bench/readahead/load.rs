@@ -164,7 +164,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
         Memory::Anonymous => None,
         Memory::Region { zram, readahead, seek_us } => {
             let tuning = ReadaheadTuning::parse(readahead).map_err(|e| Failure::new(e.to_string()))?;
-            let file = SwapSpec::File { path: spec.dir.clone(), size: None, prio: None, fault: None };
+            let file = SwapSpec::file(&spec.dir);
             let swap = if *zram { SwapSpec::defaults() } else { vec![file] };
             let builder =
                 Pager::builder().budget(spec.ram).swap(swap).readahead_tuning(tuning).simulate_seeks(*seek_us);

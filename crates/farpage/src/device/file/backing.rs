@@ -4,8 +4,11 @@
 //! exchange them (the engine lives in its own descriptor table), and they are closed by a raw system call.
 //! No locks.
 
+use super::block;
+use super::crypt::Salt;
+use crate::PAGE_SIZE;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
@@ -54,18 +57,70 @@ impl Drop for Fd {
     }
 }
 
-/// An open swap file.
+/// An open swap file or block device.
 pub struct Backing {
     pub fd: Fd,
     /// O_DIRECT is set: buffers must be aligned.
     direct: AtomicBool,
+    /// Byte of slot 0.
+    base: u64,
+    is_block: bool,
+    /// What is below does not take space back.
+    keeps_space: AtomicBool,
+    /// Part of the nonce of every page in this file.
+    salt: Salt,
 }
 
 impl Backing {
     /// Takes over an open file; switches O_DIRECT on if the filesystem takes it.
-    pub fn new(fd: OwnedFd) -> Backing {
-        let direct = set_direct(fd.as_fd(), true).is_ok();
-        Backing { fd: Fd::new(fd), direct: AtomicBool::new(direct) }
+    pub fn new(fd: OwnedFd) -> Result<Backing, Errno> {
+        let salt = Salt::random()?;
+        let direct = AtomicBool::new(set_direct(fd.as_fd(), true).is_ok());
+        Ok(Backing { fd: Fd::new(fd), direct, base: 0, is_block: false, keeps_space: AtomicBool::new(false), salt })
+    }
+
+    /// Takes over an open block device whose first `base` bytes are not for pages.
+    pub fn of_block(fd: OwnedFd, base: u64) -> Result<Backing, Errno> {
+        Ok(Backing { base, is_block: true, ..Backing::new(fd)? })
+    }
+
+    /// Byte of a slot.
+    pub fn at(&self, slot: u64) -> u64 {
+        self.base + slot * PAGE_SIZE as u64
+    }
+
+    /// Whether it is a block device.
+    pub fn is_block(&self) -> bool {
+        self.is_block
+    }
+
+    /// Part of the nonce of every page in this file.
+    pub fn salt(&self) -> &Salt {
+        &self.salt
+    }
+
+    /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole in
+    /// a file, a discard of a block device. `false`: it does not do that, and is not asked again.
+    pub fn discard(&self, slot: u64, count: u64) -> bool {
+        if self.keeps_space.load(Relaxed) {
+            return false;
+        }
+        let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
+        let result = self.fd.borrow().and_then(|fd| {
+            if self.is_block {
+                return block::discard(fd, at, len);
+            }
+            rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
+        });
+        if result.is_err() {
+            self.keeps_space.store(true, Relaxed);
+        }
+        result.is_ok()
+    }
+
+    /// Bytes of the filesystem that the file takes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.fd.borrow().and_then(rustix::fs::fstat).map_or(0, |stat| stat.st_blocks as u64 * 512)
     }
 
     /// A new unnamed file in a directory, readable by its owner only.
@@ -74,7 +129,7 @@ impl Backing {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
         if use_tmpfile {
             match rustix::fs::openat(dir, c".", flags | OFlags::TMPFILE, mode) {
-                Ok(fd) => return Ok(Backing::new(fd)),
+                Ok(fd) => return Backing::new(fd),
                 // Not supported by this filesystem.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
                 Err(errno) => return Err(errno),
@@ -87,7 +142,7 @@ impl Backing {
             match rustix::fs::openat(dir, name.as_str(), flags | OFlags::CREATE | OFlags::NOFOLLOW, mode) {
                 Ok(fd) => {
                     rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty())?;
-                    return Ok(Backing::new(fd));
+                    return Backing::new(fd);
                 }
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),

@@ -3,7 +3,7 @@
 //! Called by the file device: `open` once when it is made, `grant` now and then as the file grows.
 
 use super::backing::{Backing, Fd, MAGIC};
-use super::{DeviceError, ErrnoText};
+use super::{DeviceError, ErrnoText, PAGE_BITS, block};
 use crate::PAGE_SIZE;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
@@ -18,10 +18,12 @@ const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
 pub struct Opened {
     pub name: String,
-    /// Where files are created.
-    pub dir: Fd,
+    /// Where files are created; `None`: nowhere, the path is a block device.
+    pub dir: Option<Fd>,
     /// The file itself, if the path is one.
     pub file: Option<Backing>,
+    /// Slots at most, slot 0 included.
+    pub slots_max: u64,
     pub rotational: bool,
     pub warning: Option<String>,
 }
@@ -30,6 +32,7 @@ pub struct Opened {
 pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
     let name = format!("file:{}", path.display());
     let error = |reason: String, remedy: &str| DeviceError { name: name.clone(), reason, remedy: remedy.into() };
+    let slots_max = size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS));
     if size.is_some_and(|bytes| bytes < 2 * PAGE_SIZE as u64) {
         return Err(error("its size is below 8 KiB".into(), "give it a larger size="));
     }
@@ -42,14 +45,12 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
         FileType::Directory => path,
         FileType::RegularFile => path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")),
         FileType::BlockDevice => {
-            return Err(error("block devices are not supported yet".into(), "use a directory or a file on it"));
+            let (backing, slots) = block::open(path, stat.st_rdev, &error)?;
+            let rotational = is_rotational(stat.st_rdev);
+            let (file, slots_max) = (Some(backing), slots_max.min(slots));
+            return Ok(Opened { name, dir: None, file, slots_max, rotational, warning: None });
         }
-        _ => {
-            return Err(error(
-                "it is neither a directory nor a regular file".into(),
-                "use a directory, as in file:/var/tmp",
-            ));
-        }
+        _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(CWD, dir_path, flags, Mode::empty()).map_err(|errno| {
@@ -69,8 +70,31 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
     let in_memory = rustix::fs::statfs(path).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
     let warning = in_memory
         .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"));
-    Ok(Opened { rotational: is_rotational(stat.st_dev), dir: Fd::new(dir), file, warning, name })
+    let rotational = is_rotational(stat.st_dev);
+    Ok(Opened { name, dir: Some(Fd::new(dir)), file, slots_max, rotational, warning })
 }
+
+/// What the launcher can see to before the program starts, without changing anything.
+///
+/// # Errors
+/// A block device that is in use or holds something, or a path that can be no swap device.
+pub fn check(path: &Path) -> Result<(), DeviceError> {
+    let error = |reason: String, remedy: &str| {
+        let name = format!("file:{}", path.display());
+        DeviceError { name, reason, remedy: remedy.into() }
+    };
+    match rustix::fs::stat(path) {
+        // One that does not exist is told by the caller, who knows more.
+        Err(_) => Ok(()),
+        Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory | FileType::RegularFile => Ok(()),
+            FileType::BlockDevice => block::check(path, stat.st_rdev, &error),
+            _ => Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
+        },
+    }
+}
+
+const NEITHER: &str = "it is neither a directory, a regular file nor a block device";
 
 /// A file with a name: only one that is empty or a swap file of ours, and that nobody else swaps to.
 fn open_file(path: &Path, error: &dyn Fn(String, &str) -> DeviceError) -> Result<Backing, DeviceError> {
@@ -107,16 +131,22 @@ fn open_file(path: &Path, error: &dyn Fn(String, &str) -> DeviceError) -> Result
     header[..MAGIC.len()].copy_from_slice(MAGIC);
     rustix::fs::ftruncate(&fd, 0).map_err(|e| failed("cannot empty it", e))?;
     match rustix::io::pwrite(&fd, &header, 0) {
-        Ok(n) if n == header.len() => Ok(Backing::new(fd)),
+        Ok(n) if n == header.len() => Backing::new(fd).map_err(|e| failed("cannot use it", e)),
         Ok(_) => Err(failed("cannot write its header", Errno::NOSPC)),
         Err(errno) => Err(failed("cannot write its header", errno)),
     }
 }
 
 /// How far the file may grow: `step` slots beyond `end`, or less when the disk or a limit of the process is near.
-/// Not above `end`: not at all for now.
-pub fn grant(backing: &Backing, end: u64, step: u64) -> u64 {
-    let room = backing.fd.borrow().and_then(free_bytes).unwrap_or(0) / PAGE_SIZE as u64;
+/// Not above `end`: not at all for now. `keep_free`: bytes that stay free on the filesystem, if not the default.
+pub fn grant(backing: &Backing, end: u64, step: u64, keep_free: Option<u64>) -> u64 {
+    if backing.is_block() {
+        return end + step;
+    }
+    let free = backing.fd.borrow().and_then(|fd| free_bytes(fd, keep_free)).unwrap_or(0);
+    // Parts of the file that are not written yet, or were given back, have no place on the disk, but will want one.
+    let promised = (end * PAGE_SIZE as u64).saturating_sub(backing.disk_bytes());
+    let room = free.saturating_sub(promised) / PAGE_SIZE as u64;
     // Beyond this a write would not fail but kill the program (SIGXFSZ).
     let file_max = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     let file_max = file_max.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64);
@@ -124,9 +154,10 @@ pub fn grant(backing: &Backing, end: u64, step: u64) -> u64 {
 }
 
 /// Bytes that may be taken from the filesystem.
-fn free_bytes(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+fn free_bytes(file: BorrowedFd<'_>, keep_free: Option<u64>) -> Result<u64, Errno> {
     let fs = rustix::fs::fstatvfs(file.as_fd())?;
-    let keep = (fs.f_blocks.saturating_mul(fs.f_frsize) / 100 * KEEP_FREE_PERCENT).min(KEEP_FREE_MAX);
+    let share = || (fs.f_blocks.saturating_mul(fs.f_frsize) / 100 * KEEP_FREE_PERCENT).min(KEEP_FREE_MAX);
+    let keep = keep_free.unwrap_or_else(share);
     Ok(fs.f_bavail.saturating_mul(fs.f_frsize).saturating_sub(keep))
 }
 

@@ -3,9 +3,12 @@
 //! The rules are in the header of the file device, which keeps this behind its `inner` lock. No I/O here, except that
 //! dropping an inherited file closes it.
 
+use super::PAGE_BITS;
 use super::backing::Backing;
+use crate::device::Entry;
 use crate::sys::cpu;
 use farpage_swap::slots::SlotMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What the table keeps for a slot.
@@ -18,9 +21,27 @@ pub struct FileSlot {
     pub deferred: bool,
     /// A write to it failed: never given out again.
     pub bad: bool,
+    /// Its page is being copied to another device. A new page has none, so a mark that is still there means: the same.
+    pub marked: bool,
+    /// Its page is on another device now (`Inner::moved`).
+    pub moved: bool,
+    /// The page's number among those written to this file, in three parts for the alignment: its nonce.
+    pub count: [u16; 3],
 }
 
+const _: () = assert!(size_of::<FileSlot>() <= 32);
+
 impl FileSlot {
+    /// The page's number among those written to this file.
+    pub fn count(&self) -> u64 {
+        self.count.iter().rev().fold(0, |count, &part| count << 16 | u64::from(part))
+    }
+
+    /// Changes it. It would start again after 2^48 pages, an exbibyte written to one file.
+    pub fn set_count(&mut self, count: u64) {
+        self.count = [count as u16, (count >> 16) as u16, (count >> 32) as u16];
+    }
+
     /// Whether a page is stored here.
     pub fn is_used(&self) -> bool {
         !self.deferred && !self.bad
@@ -47,13 +68,19 @@ pub struct Inner {
     pub deferred: Vec<(u64, u32)>,
     /// Slots of the own file that failed.
     pub bad: u64,
+    /// Pages written to the own file.
+    pub written: u64,
+    /// Where pages went that were taken off a failing device, by slot of their entry.
+    pub moved: HashMap<u64, Entry>,
+    /// Where freed ones went: to be freed there.
+    pub orphans: Vec<Entry>,
     /// Monotonic second before which free disk space is not looked at again.
     pub retry_second: i64,
 }
 
 impl Inner {
     pub fn new(backing: Option<Backing>) -> Inner {
-        let own = File { backing: backing.map(Arc::new), slots: SlotMap::new(0, cpu::count()) };
+        let own = File { backing: backing.map(Arc::new), slots: SlotMap::with_discard(0, cpu::count()) };
         Inner {
             files: vec![Some(own)],
             own: Some(0),
@@ -61,6 +88,9 @@ impl Inner {
             leases: Vec::new(),
             deferred: Vec::new(),
             bad: 0,
+            written: 0,
+            moved: HashMap::new(),
+            orphans: Vec::new(),
             retry_second: 0,
         }
     }
@@ -71,6 +101,9 @@ impl Inner {
         let Some(place) = self.files.get_mut(id) else { return false };
         let Some(file) = place.as_mut() else { return false };
         let Some(slot) = file.slots.get_mut(page).filter(|slot| slot.is_used()) else { return false };
+        if std::mem::take(&mut slot.moved) {
+            self.orphans.extend(self.moved.remove(&((id as u64) << PAGE_BITS | page)));
+        }
         if own && self.leases.iter().any(|&lease| slot.epoch <= lease) {
             slot.deferred = true;
             self.deferred.push((page, self.epoch));
@@ -106,6 +139,7 @@ impl Inner {
         self.end_lease(u32::MAX);
         self.epoch = 0;
         self.retry_second = 0;
+        self.written = 0;
         self.forget_bad();
         if let Some(place) = self.own.take().and_then(|own| self.files.get_mut(usize::from(own))) {
             place.take_if(|file| file.slots.in_use() == 0);
@@ -113,7 +147,7 @@ impl Inner {
         let id = self.files.iter().position(Option::is_none).unwrap_or(self.files.len());
         self.own = u8::try_from(id).ok();
         if self.own.is_some() {
-            let file = File { backing: None, slots: SlotMap::new(0, cpu::count()) };
+            let file = File { backing: None, slots: SlotMap::with_discard(0, cpu::count()) };
             match self.files.get_mut(id) {
                 Some(place) => *place = Some(file),
                 None => self.files.push(Some(file)),

@@ -1,5 +1,8 @@
 //! Swap files: content, limits, refusals, and which slots a fork freezes.
 
+mod block;
+mod content;
+
 use super::*;
 use crate::device::testing::{Frame, Rng, check_of, page_of};
 use std::collections::{HashMap, HashSet};
@@ -133,7 +136,7 @@ fn device_file_refuses_what_is_not_its_own() {
         println!("{message}");
     };
     refused(&dir.path().join("none"), "No such file");
-    refused(Path::new("/dev/null"), "neither a directory nor a regular file");
+    refused(Path::new("/dev/null"), "neither a directory, a regular file nor a block device");
     let path = dir.path().join("data");
     std::fs::write(&path, b"my precious data").unwrap();
     refused(&path, "not farpage's");

@@ -27,17 +27,41 @@ pub struct Faults {
     pub transient: bool,
     /// From this run on every write fails.
     pub dead_after: Option<u64>,
+    /// From this run on every write finds the disk full.
+    pub full_after: Option<u64>,
+    /// Chances out of 65536 that a place can never be read.
+    pub lost: u16,
 }
 
 impl Faults {
     /// A bit of everything, all of it curable: what `fault=SEED` stands for.
     pub fn curable(seed: u64) -> Faults {
-        Faults { seed, error: 1200, short: 2400, torn: 1200, flip: 1200, delay: 600, transient: true, dead_after: None }
+        Faults {
+            seed,
+            error: 1200,
+            short: 2400,
+            torn: 1200,
+            flip: 1200,
+            delay: 600,
+            transient: true,
+            ..Faults::none(seed)
+        }
     }
 
     /// No faults.
     pub fn none(seed: u64) -> Faults {
-        Faults { seed, error: 0, short: 0, torn: 0, flip: 0, delay: 0, transient: false, dead_after: None }
+        Faults {
+            seed,
+            error: 0,
+            short: 0,
+            torn: 0,
+            flip: 0,
+            delay: 0,
+            transient: false,
+            dead_after: None,
+            full_after: None,
+            lost: 0,
+        }
     }
 }
 
@@ -48,6 +72,8 @@ pub enum Upset {
     None,
     /// EIO.
     Error,
+    /// ENOSPC.
+    Full,
     /// First only so many bytes.
     Short(usize),
     /// So many bytes, then EIO.
@@ -88,6 +114,15 @@ impl Injector {
         let run = self.runs.fetch_add(1, Relaxed);
         let f = &self.faults;
         if direction == Direction::Write && f.dead_after.is_some_and(|after| run >= after) {
+            self.count.fetch_add(1, Relaxed);
+            return Upset::Error;
+        }
+        if direction == Direction::Write && f.full_after.is_some_and(|after| run >= after) {
+            self.count.fetch_add(1, Relaxed);
+            return Upset::Full;
+        }
+        let is_lost = |page: u64| (mix(f.seed ^ mix(page)) & 0xffff) < u64::from(f.lost);
+        if direction == Direction::Read && (at..at + len as u64).step_by(crate::PAGE_SIZE).any(is_lost) {
             self.count.fetch_add(1, Relaxed);
             return Upset::Error;
         }

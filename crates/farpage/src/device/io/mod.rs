@@ -227,6 +227,10 @@ impl Batch {
                 self.end(i, Outcome::Failed(Errno::IO));
                 return None;
             }
+            Upset::Full => {
+                self.end(i, Outcome::Failed(Errno::NOSPC));
+                return None;
+            }
             Upset::Short(bytes) | Upset::Torn(bytes) if run.done == 0 => Some(bytes),
             Upset::Torn(_) => {
                 self.end(i, Outcome::Failed(Errno::IO));

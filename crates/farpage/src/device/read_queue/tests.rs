@@ -1,7 +1,7 @@
 //! Reads in flight: windows of all kinds against a model, faults, discarded entries, a fork in between.
 
 use super::*;
-use crate::conf::{Alg, SwapSpec};
+use crate::conf::{Alg, Fault, SwapSpec};
 use crate::content::ContentKey;
 use crate::device::testing::{Frame, Region, Rng, page_of};
 use std::collections::HashMap;
@@ -10,8 +10,8 @@ use std::collections::HashMap;
 fn filled(region: &Region, fault: Option<u64>, pages: u64) -> (SwapSpace, HashMap<u64, Entry>, tempfile::TempDir) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let specs = [
-        SwapSpec::Zram { alg: Alg::Lz4, size: Some(pages / 2 * 4096), prio: None },
-        SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None, fault },
+        SwapSpec::Zram { alg: Alg::Lz4, recompress: false, size: Some(pages / 2 * 4096), prio: None },
+        with_faults(dir.path(), fault),
     ];
     // SAFETY: the region is private, zero memory that outlives the space and is used for nothing else.
     let space = unsafe { SwapSpace::build(&specs, region.base().as_ptr(), region.len(), 64 << 20) }.unwrap();
@@ -24,6 +24,12 @@ fn filled(region: &Region, fault: Option<u64>, pages: u64) -> (SwapSpace, HashMa
     }
     assert!(space.usage().file_bytes > 0 && space.usage().pool_bytes > 0);
     (space, entries, dir)
+}
+
+/// A file whose faults can be got over.
+fn with_faults(path: &std::path::Path, seed: Option<u64>) -> SwapSpec {
+    let fault = seed.map(Fault::Curable);
+    SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt: seed.is_some(), fault }
 }
 
 struct Flight {

@@ -1,7 +1,7 @@
 //! All devices together: order, what falls through to the next, and random work against a model.
 
 use super::*;
-use crate::conf::Alg;
+use crate::conf::{Alg, Fault};
 use crate::device::testing::{Frame, Region, Rng, check_of, page_of};
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,11 +12,11 @@ fn space(region: &Region, limit: u64, specs: &[SwapSpec]) -> Result<SwapSpace, D
 }
 
 fn zram(size: Option<u64>) -> SwapSpec {
-    SwapSpec::Zram { alg: Alg::Lz4, size, prio: None }
+    SwapSpec::Zram { alg: Alg::Lz4, recompress: false, size, prio: None }
 }
 
 fn file(path: &Path, size: Option<u64>, prio: Option<i32>) -> SwapSpec {
-    SwapSpec::File { path: path.to_path_buf(), size, prio, fault: None }
+    SwapSpec::File { path: path.to_path_buf(), size, prio, keep_free: None, encrypt: false, fault: None }
 }
 
 fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
@@ -85,7 +85,7 @@ fn device_space_random_work_matches_a_model() {
     for (alg, limit) in [(Alg::Lz4, 2 << 20), (Alg::Zstd, 1 << 20)] {
         let dir = tempfile::tempdir().unwrap();
         let region = Region::new(64 << 20);
-        let specs = [SwapSpec::Zram { alg, size: None, prio: None }, file(dir.path(), None, None)];
+        let specs = [SwapSpec::zram(alg), file(dir.path(), None, None)];
         let s = space(&region, limit, &specs).unwrap();
         let mut rng = Rng(limit);
         let mut live: HashMap<u64, Entry> = HashMap::new();
@@ -127,14 +127,17 @@ fn device_space_random_work_matches_a_model() {
     }
 }
 
+fn faulty(path: &Path, fault: Fault, encrypt: bool) -> SwapSpec {
+    SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt, fault: Some(fault) }
+}
+
 /// A disk on which much goes wrong, though never twice in a row at the same place: nothing may be lost.
 #[test]
 fn device_space_gets_over_every_curable_fault() {
     for seed in 0..3 {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let region = Region::new(16 << 20);
-        let specs =
-            [zram(None), SwapSpec::File { path: dir.path().to_path_buf(), size: None, prio: None, fault: Some(seed) }];
+        let specs = [zram(None), faulty(dir.path(), Fault::Curable(seed), seed == 2)];
         let s = space(&region, 1 << 20, &specs).unwrap();
         let key = ContentKey::random();
         s.check_contents(key);
@@ -195,4 +198,83 @@ fn device_space_never_returns_bytes_that_are_not_the_pages() {
     assert_eq!(s.load(entries[2], &mut back[2].0), Ok(()));
     assert!(back[0].0 == frames[0].0 && back[2].0 == frames[2].0);
     assert!(s.usage().read_errors >= 6);
+}
+
+/// A disk that dies: what is on it goes to the next one, under the same entries, and is freed there.
+#[test]
+fn device_space_takes_the_pages_off_a_device_that_fails() {
+    for (encrypt, tiered) in [(false, false), (true, true)] {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let region = Region::new(16 << 20);
+        let mut specs = vec![faulty(dir.path(), Fault::Dying(1), encrypt), file(dir.path(), None, None)];
+        if tiered {
+            specs.insert(0, zram(None));
+        }
+        let s = space(&region, 1 << 20, &specs).unwrap();
+        let key = ContentKey::random();
+        s.check_contents(key);
+        let mut live = Vec::new();
+        let mut warning = None;
+        for seed in 0..3000 {
+            let page = page_of(seed);
+            match s.store(&page.0, key.hash(&page.0)) {
+                Ok(entry) => live.push((entry, seed)),
+                Err(error) => assert!(matches!(error, StoreError::Io(_)), "{error}"),
+            }
+            s.writeback(32);
+            warning = warning.or_else(|| s.take_warning());
+        }
+        assert!(warning.is_some_and(|text| text.contains("writes keep failing")));
+        let failing = tiered as u8;
+        let there = |s: &SwapSpace| live.iter().filter(|(entry, _)| s.resolve(*entry).device() == failing).count();
+        let before = there(&s);
+        assert!(before > 100, "{before}");
+        // Some are freed before they are moved.
+        let freed: Vec<_> = (0..live.len()).step_by(9).map(|i| live[i]).collect();
+        freed.iter().for_each(|(entry, _)| assert!(s.free(*entry)));
+        live.retain(|pair| !freed.contains(pair));
+        while s.tend(false) {}
+        let there = |s: &SwapSpace| live.iter().filter(|(entry, _)| s.resolve(*entry).device() == failing).count();
+        assert_eq!(there(&s), 0, "drained");
+        let usage = s.usage();
+        assert!(usage.drained_pages > 100 && usage.devices_failed == 1, "{usage:?}");
+        assert_eq!(usage.slots_in_use, live.len() as u64);
+        for window in live.chunks(32) {
+            let entries: Vec<_> = window.iter().map(|w| w.0).collect();
+            let mut frames: Vec<_> = window.iter().map(|_| Frame::boxed()).collect();
+            let loaded = s.load_many(&entries, &mut frames.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>());
+            assert_eq!(loaded, (window.len(), None));
+            assert!(window.iter().zip(&frames).all(|((_, seed), frame)| frame.0 == page_of(*seed).0));
+        }
+        for (entry, seed) in live {
+            let page = page_of(seed);
+            assert_eq!(s.check(entry), Some(key.hash(&page.0)));
+            assert!(s.free(entry));
+        }
+        let usage = s.usage();
+        assert_eq!((usage.slots_in_use, usage.bad_frees), (0, 0), "nothing is left anywhere");
+    }
+}
+
+/// Places that can never be read: an error that names them, and the right bytes everywhere else.
+#[test]
+fn device_space_tells_what_is_lost_and_keeps_the_rest() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let region = Region::new(1 << 20);
+    let s = space(&region, 1 << 20, &[faulty(dir.path(), Fault::Lost(7), false)]).unwrap();
+    let pages: Vec<_> = (0..1500).map(page_of).collect();
+    let live: Vec<_> =
+        pages.iter().zip(0..).map(|(page, seed)| (s.store(&page.0, check_of(seed)).unwrap(), seed)).collect();
+    let mut lost = 0;
+    for (entry, seed) in live {
+        let mut page = Frame::boxed();
+        match s.load(entry, &mut page.0) {
+            Ok(()) => assert!(page.0 == page_of(seed).0),
+            Err(error) => {
+                assert_eq!(error, LoadError::Io { errno: rustix::io::Errno::IO, device: 0, slot: entry.slot() });
+                lost += 1;
+            }
+        }
+    }
+    assert!((1..100).contains(&lost), "{lost}");
 }

@@ -15,6 +15,8 @@ use std::sync::{Mutex, TryLockError};
 /// Codec states of each kind: more threads than this at a time wait.
 const STATES: usize = 8;
 const ZSTD_LEVEL: i32 = 1;
+/// For pages that nobody waits for.
+const DENSE_LEVEL: i32 = 5;
 
 /// Compressed bytes and what produced them.
 pub struct Encoder {
@@ -30,6 +32,8 @@ enum EncoderKind {
 /// The codec of one device.
 pub struct Codec {
     alg: Alg,
+    /// Of zstd.
+    level: i32,
     encoders: [Mutex<Option<Encoder>>; STATES],
     decoders: [Mutex<Option<zstd::bulk::Decompressor<'static>>>; STATES],
     next: AtomicUsize,
@@ -38,8 +42,18 @@ pub struct Codec {
 
 impl Codec {
     pub fn new(alg: Alg) -> Codec {
+        Codec::with_level(alg, ZSTD_LEVEL)
+    }
+
+    /// One that takes more time to compress and gets more out of it.
+    pub fn dense() -> Codec {
+        Codec::with_level(Alg::Zstd, DENSE_LEVEL)
+    }
+
+    fn with_level(alg: Alg, level: i32) -> Codec {
         Codec {
             alg,
+            level,
             encoders: std::array::from_fn(|_| Mutex::new(None)),
             decoders: std::array::from_fn(|_| Mutex::new(None)),
             next: AtomicUsize::new(0),
@@ -56,7 +70,7 @@ impl Codec {
     pub fn compress<R>(&self, page: &Page, then: impl FnOnce(&[u8]) -> R) -> Option<R> {
         with_state(&self.encoders, &self.next, |state| {
             if state.is_none() {
-                *state = Some(Encoder::new(self.alg)?);
+                *state = Some(Encoder::new(self.alg, self.level)?);
                 // An LZ4 table and its output; a zstd context of level 1 for small inputs.
                 self.bytes.fetch_add(if self.alg == Alg::Lz4 { 13 << 10 } else { 100 << 10 }, Relaxed);
             }
@@ -99,11 +113,11 @@ impl Codec {
 }
 
 impl Encoder {
-    fn new(alg: Alg) -> Option<Encoder> {
+    fn new(alg: Alg, level: i32) -> Option<Encoder> {
         let (kind, room) = match alg {
             Alg::Lz4 => (EncoderKind::Lz4(CompressTable::small()), get_maximum_output_size(PAGE_SIZE)),
             Alg::Zstd => {
-                let context = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok()?;
+                let context = zstd::bulk::Compressor::new(level).ok()?;
                 (EncoderKind::Zstd(context), zstd::zstd_safe::compress_bound(PAGE_SIZE))
             }
         };

@@ -262,3 +262,80 @@ fn device_zram_pool_stays_dense_and_shrinks_after_frees() {
     live.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
     assert!(worst <= 0.12 && overhead() <= 0.15, "a pool this small has a part-filled span for each size");
 }
+
+#[test]
+fn device_zram_cold_pages_are_compressed_anew_and_wanted_ones_are_not() {
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new()).with_recompression();
+    let seeds = (0..4000).filter(|seed| (1..5).contains(&(seed % 8)));
+    let live: Vec<_> = seeds.map(|seed| (device.store(&page_of(seed).0, check_of(seed)).unwrap(), seed)).collect();
+    let before = usage(&device);
+    let hot = || live.iter().step_by(4);
+    // The hand passes everything once, slowly; what is loaded in between stays as it is.
+    while device.recompress(1) == 0 {
+        hot().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    }
+    for _ in 0..400 {
+        hot().for_each(|&(entry, seed)| assert!(device.check(entry) == Some(check_of(seed))));
+        hot().for_each(|&(entry, _)| device.load(entry, &mut Frame::boxed().0).unwrap());
+        device.recompress(64);
+    }
+    let after = usage(&device);
+    let dense = |entry: Entry| lock(&device.inner).slots.get(entry.slot()).unwrap().packing == Packing::Dense;
+    assert!(hot().all(|&(entry, _)| !dense(entry)));
+    println!(
+        "{} -> {} bytes, pool {} -> {}",
+        before.pool_compressed_bytes, after.pool_compressed_bytes, before.pool_bytes, after.pool_bytes
+    );
+    assert!(after.recompressed_pages > 500 && after.pool_compressed_bytes < before.pool_compressed_bytes);
+    assert_eq!(after.recompressed_pages, live.iter().filter(|&&(entry, _)| dense(entry)).count() as u64);
+    live.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    live.iter().for_each(|&(entry, _)| assert!(device.free(entry)));
+    let end = usage(&device);
+    assert_eq!((end.slots_in_use, end.pool_compressed_bytes, end.bad_frees), (0, 0, 0));
+    assert_eq!(lock(&device.inner).pool.object_bytes(), 0);
+}
+
+#[test]
+fn device_zram_recompression_beside_everything_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::new(16 << 20);
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let device = zram(&region, Alg::Lz4, 1 << 20, vec![file.clone()]).with_recompression();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let worker = |start: u64| {
+            let mut rng = Rng(start);
+            let mut live: Vec<(Entry, u64)> = Vec::new();
+            for step in 0..6000u64 {
+                let seed = start * 100_000 + step;
+                if let Ok(entry) = device.store(&page_of(seed).0, check_of(seed)) {
+                    live.push((entry, seed));
+                }
+                if live.len() > 200 {
+                    let (entry, seed) = live.swap_remove(rng.below(live.len()));
+                    expect(&device, entry, seed);
+                    assert!(device.free(entry));
+                }
+            }
+            for (entry, seed) in live {
+                expect(&device, entry, seed);
+                assert!(device.free(entry));
+            }
+        };
+        let workers = [3, 5].map(|start| scope.spawn(move || worker(start)));
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                device.recompress(16);
+                device.compact(64);
+                device.writeback(8);
+            }
+        });
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        stop.store(true, Relaxed);
+    });
+    let end = usage(&device);
+    assert_eq!((end.slots_in_use, end.pool_compressed_bytes, end.bad_frees), (0, 0, 0));
+    println!("{} recompressed", end.recompressed_pages);
+    assert!(end.recompressed_pages > 0);
+}

@@ -125,13 +125,14 @@ impl Zram {
         let inner = lock(&self.inner);
         let record = inner.slots.get(slot).filter(|record| record.marked)?;
         let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
+        let codec = self.codec_of(&record);
         if record.kind == Kind::Raw {
             into.copy_from_slice(object);
         } else {
             let bytes = bytes.get_mut(..object.len())?;
             bytes.copy_from_slice(object);
             drop(inner);
-            if !self.codec.decompress(bytes, into) {
+            if !codec.decompress(bytes, into) {
                 return None;
             }
         }
@@ -184,6 +185,7 @@ impl Zram {
                 let Some(record) = inner.slots.get(slot).filter(Record::in_pool) else { continue };
                 let Some(handle) = inner.pool.relocate(record.handle()) else { continue };
                 inner.compacted = true;
+                inner.compacted_pages += 1;
                 if let Some(record) = inner.slots.get_mut(slot) {
                     record.data[0] = handle.raw();
                 }

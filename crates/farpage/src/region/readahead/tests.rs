@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 fn file(path: &Path) -> SwapSpec {
-    SwapSpec::File { path: path.to_owned(), size: None, prio: None, fault: None }
+    SwapSpec::file(path)
 }
 
 fn pager(budget: u64, tuning: &str, swap: Vec<SwapSpec>) -> Pager {

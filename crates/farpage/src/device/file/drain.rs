@@ -1,0 +1,102 @@
+//! What a background thread does with a file: taking the pages off a device that has failed, and giving unused space back.
+//!
+//! A page that was moved keeps its entry: the slot stays in use, and says that the page is elsewhere (`FileSlot::moved`).
+//! When the entry is freed, the other place becomes an *orphan*, which `space` frees.
+//!
+//! Locks: `inner` for look-ups; no lock across I/O.
+
+use super::*;
+
+/// Slots a search passes in one hold of the lock.
+const HAND_STEPS: usize = 64;
+
+impl FileDevice {
+    /// The device has failed, and pages on it have not been looked at yet.
+    pub fn wants_drain(&self) -> bool {
+        self.failed.load(Relaxed) && !self.drained.load(Relaxed)
+    }
+
+    /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one later.
+    /// `None`: all have been looked at.
+    pub fn next_to_drain(&self) -> Option<(Entry, u128)> {
+        let mut hand = lock(&self.drain_hand);
+        loop {
+            let (id, from) = ((*hand >> PAGE_BITS) as usize, *hand & PAGE_MASK);
+            let mut inner = lock(&self.inner);
+            let Some(file) = inner.files.get_mut(id) else {
+                drop(inner);
+                self.drained.store(true, Relaxed);
+                *hand = 0;
+                return None;
+            };
+            let found = file.as_mut().and_then(|file| match file.slots.next_in_use(from.max(1), HAND_STEPS) {
+                Ok(page) => Some((Some(page), page + 1)),
+                Err(next) => (next != 0).then_some((None, next)),
+            });
+            *hand = found.map_or((id as u64 + 1) << PAGE_BITS, |(_, next)| (id as u64) << PAGE_BITS | next);
+            let page = found.and_then(|(page, _)| page);
+            let slot = page.and_then(|page| file.as_mut()?.slots.get_mut(page)).filter(|s| s.is_used() && !s.moved);
+            if let (Some(page), Some(slot)) = (page, slot) {
+                slot.marked = true;
+                let check = check_value(slot.check);
+                return Some((Entry::new(self.index, (id as u64) << PAGE_BITS | page)?, check));
+            }
+        }
+    }
+
+    /// Comes back to a page for which there was no room elsewhere.
+    pub fn drain_again_from(&self, entry: Entry) {
+        *lock(&self.drain_hand) = entry.slot();
+    }
+
+    /// The page that [`FileDevice::next_to_drain`] named is at `to` now. `false`: it has been freed meanwhile.
+    pub fn moved_to(&self, entry: Entry, to: Entry) -> bool {
+        let Some((id, page)) = split(entry) else { return false };
+        let mut inner = lock(&self.inner);
+        let file = inner.files.get_mut(id).and_then(Option::as_mut);
+        let Some(slot) = file.and_then(|f| f.slots.get_mut(page)).filter(|s| s.is_used() && s.marked) else {
+            return false;
+        };
+        (slot.marked, slot.moved) = (false, true);
+        inner.moved.insert(entry.slot(), to);
+        self.any_moved.store(true, Relaxed);
+        true
+    }
+
+    /// A place elsewhere whose page was freed here.
+    pub fn take_orphan(&self) -> Option<Entry> {
+        if !self.any_moved.load(Relaxed) {
+            return None;
+        }
+        lock(&self.inner).orphans.pop()
+    }
+
+    /// Where the page of an entry went.
+    pub(super) fn went_to(&self, entry: Entry) -> Option<Entry> {
+        if !self.any_moved.load(Relaxed) {
+            return None;
+        }
+        lock(&self.inner).moved.get(&entry.slot()).copied()
+    }
+
+    /// Gives the space of one empty cluster of the own file back to what is below; whether there was one.
+    pub fn discard_one(&self) -> bool {
+        let (own, first, backing) = {
+            let mut inner = lock(&self.inner);
+            // Of inherited files only what this process had is free: the parent may have the rest.
+            let Some(own) = inner.own else { return false };
+            let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return false };
+            let Some(backing) = file.backing.clone() else { return false };
+            let Some(first) = file.slots.begin_discard() else { return false };
+            (own, first, backing)
+        };
+        if backing.discard(first, CLUSTER_SLOTS as u64) {
+            self.discarded.fetch_add(CLUSTER_SLOTS as u64, Relaxed);
+        }
+        let mut inner = lock(&self.inner);
+        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
+            file.slots.end_discard(first);
+        }
+        true
+    }
+}

@@ -1,0 +1,152 @@
+//! Block devices: loop devices, where the tests may have them.
+
+use super::*;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A loop device over a sparse file, taken down on drop.
+struct Loop {
+    path: PathBuf,
+    file: File,
+    _dir: tempfile::TempDir,
+}
+
+impl Loop {
+    /// `None`: there are none here, or not for us.
+    fn new(bytes: u64) -> Option<Loop> {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = dir.path().join("disk");
+        File::create(&file).unwrap().set_len(bytes).unwrap();
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().ok()?;
+        let path = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+        if !out.status.success() || path.is_empty() {
+            println!("skipped: no loop device: {}", String::from_utf8_lossy(&out.stderr));
+            return None;
+        }
+        let path = PathBuf::from(path);
+        Some(Loop { file: File::options().read(true).write(true).open(&path).unwrap(), path, _dir: dir })
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at).unwrap();
+        self.file.sync_all().unwrap();
+    }
+
+    fn refusal(&self) -> String {
+        let looked = check(&self.path).unwrap_err();
+        let opened = FileDevice::open(0, &self.path, None).err().unwrap();
+        assert_eq!(looked, opened);
+        opened.to_string()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
+/// Runs a program that the test needs; `false`: it is not here, or failed.
+fn ran(program: &str, args: &[&str]) -> bool {
+    Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
+}
+
+#[test]
+fn device_block_keeps_pages_for_one_user_at_a_time() {
+    let Some(disk) = Loop::new(16 << 20) else { return };
+    for round in 0..2u64 {
+        assert_eq!(check(&disk.path), Ok(()), "blank, then ours");
+        let device = FileDevice::open(1, &disk.path, None).unwrap();
+        let refusal = disk.refusal();
+        assert!(refusal.contains("somebody else has it"), "{refusal}");
+        let room = ((16 << 20) - (1 << 20) - (64 << 10)) / 4096 - 1;
+        let mut live = Vec::new();
+        for seed in 0.. {
+            match device.store(&page_of(seed + round).0, check_of(seed + round)) {
+                Ok(entry) => live.push((entry, seed + round)),
+                Err(error) => {
+                    assert_eq!(error, StoreError::Full);
+                    break;
+                }
+            }
+        }
+        assert_eq!(live.len(), room);
+        live.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+        // The part before and behind the pages is as it was found.
+        let mut front = vec![0; 1 << 20];
+        disk.file.read_exact_at(&mut front, 0).unwrap();
+        assert!(front.starts_with(backing::MAGIC) && front[backing::MAGIC.len()..].iter().all(|byte| *byte == 0));
+        live.iter().for_each(|&(entry, _)| assert!(device.free(entry)));
+        assert!(device.discard_one(), "a cluster is given back");
+        // A forked child has no part of it.
+        let mut fds = Vec::new();
+        device.fds(&mut fds);
+        let map: Vec<_> = fds.iter().map(|&fd| (fd, fd)).collect();
+        let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
+        device.fork_child(&map);
+        assert_eq!(device.store(&page_of(4).0, 0), Err(StoreError::Full));
+        expect(&device, entry, 3);
+        assert_eq!(device.take_warning(), None);
+    }
+}
+
+#[test]
+fn device_block_that_holds_something_is_refused_and_left_alone() {
+    let Some(disk) = Loop::new(8 << 20) else { return };
+    let end = 8 << 20;
+    for at in [0, 511, 4096 + 5, (1 << 20) - 1, end - (64 << 10), end - 1] {
+        disk.write(at, &[1]);
+        let refusal = disk.refusal();
+        assert!(refusal.contains("holds something"), "{at}: {refusal}");
+        let mut byte = [0];
+        disk.file.read_exact_at(&mut byte, at).unwrap();
+        assert_eq!(byte, [1]);
+        disk.write(at, &[0]);
+    }
+    // Ours, until somebody else writes beside the header.
+    drop(FileDevice::open(0, &disk.path, None).unwrap());
+    disk.write(64 << 10, b"_BHRfS_M");
+    assert!(disk.refusal().contains("holds something"));
+}
+
+#[test]
+fn device_block_too_small_or_no_device_at_all() {
+    let Some(disk) = Loop::new(1 << 20) else { return };
+    assert!(disk.refusal().contains("too small"));
+    for path in ["/dev/null", "/dev/zero"] {
+        let error = check(Path::new(path)).unwrap_err().to_string();
+        assert!(error.contains("neither a directory, a regular file nor a block device"), "{error}");
+    }
+}
+
+#[test]
+fn device_block_in_use_is_refused_by_name() {
+    let Some(disk) = Loop::new(16 << 20) else { return };
+    let path = disk.path.to_str().unwrap().to_owned();
+    if !ran("mkfs.ext4", &["-q", &path]) {
+        println!("skipped: no mkfs.ext4");
+        return;
+    }
+    assert!(disk.refusal().contains("holds something"));
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let at = place.path().to_str().unwrap();
+    if ran("mount", &[&path, at]) {
+        let refusal = disk.refusal();
+        assert!(ran("umount", &[at]));
+        assert!(refusal.contains("it is mounted at") && refusal.contains(at), "{refusal}");
+    }
+}
+
+#[test]
+fn device_file_that_the_kernel_swaps_to_is_refused() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("swap");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    if !ran("mkswap", &[path.to_str().unwrap()]) {
+        println!("skipped: no mkswap");
+        return;
+    }
+    let error = FileDevice::open(0, &path, None).err().unwrap().to_string();
+    assert!(error.contains("holds something that is not farpage's"), "{error}");
+}

@@ -1,0 +1,128 @@
+//! Making the devices of a space from what the user wrote.
+
+use super::*;
+use crate::conf::Fault;
+
+impl SwapSpace {
+    /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share
+    /// it, and `pool_limit_bytes`, equally); nothing of it is touched before pages are stored.
+    /// No file is created before the first page is stored in it.
+    ///
+    /// # Errors
+    /// The first device that cannot be used, and what to do about it.
+    ///
+    /// # Safety
+    /// The region is private anonymous memory, page-aligned, readable, writable, that nothing else uses for as long
+    /// as the space exists. It may be null if there is no zram device.
+    pub unsafe fn build(
+        specs: &[SwapSpec],
+        pool_base: *mut u8,
+        pool_len: usize,
+        pool_limit_bytes: u64,
+    ) -> Result<SwapSpace, DeviceError> {
+        let error = |name: String, reason: &str, remedy: &str| DeviceError {
+            name,
+            reason: String::from(reason),
+            remedy: String::from(remedy),
+        };
+        if specs.len() > 200 {
+            return Err(error(specs[200].to_string(), "there are more than 200 devices", "name fewer"));
+        }
+        // A negative default as the kernel's: in the order given, after every device with a priority of its own.
+        let prio = |i: usize| match &specs[i] {
+            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => {
+                prio.unwrap_or(-1)
+            }
+        };
+        let mut order: Vec<usize> = (0..specs.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
+        let rings = Arc::new(Rings::default());
+        let mut files = Vec::new();
+        for (index, &i) in (0u8..).zip(&order) {
+            files.extend(open_file(index, &specs[i], prio(i), &rings)?);
+        }
+        let memories = (specs.len() - files.len()).max(1);
+        let (share, limit) = (pool_len / memories / SPAN_BYTES * SPAN_BYTES, pool_limit_bytes / memories as u64);
+        let mut parts = 0..memories;
+        let mut space = SwapSpace {
+            devices: Vec::new(),
+            zrams: Vec::new(),
+            rams: Vec::new(),
+            files: Vec::new(),
+            next_lease: AtomicU32::new(0),
+            first_queued: 0,
+            rings,
+            queued_failures: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+        };
+        let mut next_file = files.iter();
+        let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {
+            let no_memory = || error(specs[i].to_string(), "it was given no memory", "report this as a bug");
+            let base = NonNull::new(pool_base).ok_or_else(no_memory)?;
+            let at = parts.next().ok_or_else(no_memory)? * share;
+            // SAFETY: the part lies in the caller's region of `pool_len` bytes.
+            Ok(unsafe { base.add(at) })
+        };
+        for (index, &i) in (0u8..).zip(&order) {
+            match &specs[i] {
+                SwapSpec::File { .. } => {
+                    space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
+                }
+                SwapSpec::Zram { alg, recompress, size, .. } => {
+                    let base = part(i)?;
+                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else uses
+                    // it (contract of this function).
+                    let pool = unsafe { Pool::new(base, share, limit) };
+                    let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
+                    let mut zram = Zram::new(index, *alg, pages_max, pool, files.clone());
+                    if *recompress {
+                        zram = zram.with_recompression();
+                    }
+                    let zram = Arc::new(zram);
+                    space.zrams.push(zram.clone());
+                    space.devices.push(zram);
+                }
+                SwapSpec::Ram { size, .. } => {
+                    let len = size.unwrap_or(limit).min(share as u64) as usize;
+                    let base = part(i)?;
+                    // SAFETY: as above.
+                    let ram = Arc::new(unsafe { Ram::new(index, prio(i), base, len) });
+                    space.rams.push(ram.clone());
+                    space.devices.push(ram);
+                }
+            }
+        }
+        space.files = files;
+        space.first_queued = space.devices.iter().take_while(|device| device.caps().synchronous).count();
+        Ok(space)
+    }
+}
+
+/// The device of a `file:` specification.
+fn open_file(
+    index: u8,
+    spec: &SwapSpec,
+    prio: i32,
+    rings: &Arc<Rings>,
+) -> Result<Option<Arc<FileDevice>>, DeviceError> {
+    let SwapSpec::File { path, size, keep_free, encrypt, fault, .. } = spec else { return Ok(None) };
+    let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio);
+    file = file.with_keep_free(*keep_free);
+    if *encrypt {
+        file = file.with_encryption()?;
+    }
+    let faults = fault.map(|fault| match fault {
+        Fault::Curable(seed) => Faults::curable(seed),
+        Fault::Lost(seed) => Faults { lost: LOST, ..Faults::none(seed) },
+        Fault::Dying(seed) => Faults { dead_after: Some(DYING), ..Faults::none(seed) },
+    });
+    if let Some(faults) = faults {
+        file = file.with_faults(Arc::new(Injector::new(faults)));
+    }
+    Ok(Some(Arc::new(file)))
+}
+
+/// `fault=lost:SEED`: so many of 65536 places cannot be read.
+const LOST: u16 = 600;
+/// `fault=dying:SEED`: so many transfers work.
+const DYING: u64 = 400;
