@@ -1,0 +1,71 @@
+//! C programs against the shared and the static library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What a static library of Rust code needs besides (`rustc --print native-static-libs`); as in farpage.pc.
+const PRIVATE: [&str; 6] = ["-pthread", "-lgcc_s", "-lutil", "-lrt", "-lm", "-ldl"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where cargo has put the libraries: beside or above this test.
+fn libraries() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let directory =
+        exe.ancestors().skip(1).find(|d| d.join("libfarpage.so").exists() && d.join("libfarpage.a").exists());
+    directory.expect("libfarpage.so and libfarpage.a are not beside the test").into()
+}
+
+/// Compiles a C program against both libraries, runs it, and returns what it printed, once.
+fn run(source: &str) -> String {
+    let libraries = libraries();
+    let dir = tempfile::tempdir().unwrap();
+    // As it is installed: under the name that programs are linked against.
+    std::os::unix::fs::symlink(libraries.join("libfarpage.so"), dir.path().join("libfarpage.so.0")).unwrap();
+    let mut printed = Vec::new();
+    for shared in [true, false] {
+        let program = dir.path().join(if shared { "shared" } else { "static" });
+        let mut cc = Command::new("cc");
+        cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
+        cc.arg(root().join("include")).arg(root().join(source)).arg("-o").arg(&program);
+        if shared {
+            cc.arg(libraries.join("libfarpage.so")).arg(format!("-Wl,-rpath,{}", dir.path().display()));
+        } else {
+            cc.arg(libraries.join("libfarpage.a")).args(PRIVATE);
+        }
+        assert!(cc.status().unwrap().success(), "{source} does not compile, shared: {shared}");
+        let output = Command::new(&program).output().unwrap();
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{source}, shared: {shared}: {}\n{stdout}{stderr}", output.status);
+        eprint!("{stderr}");
+        printed.push(stdout.into_owned());
+    }
+    assert_eq!(printed[0], printed[1]);
+    printed.swap_remove(0)
+}
+
+#[test]
+fn the_example_works() {
+    let rows = 8u64 << 20;
+    assert_eq!(run("examples/table.c"), format!("{}\n", rows * (rows - 1) / 2 + 20_000));
+}
+
+#[test]
+fn every_function_does_and_refuses_what_the_header_says() {
+    assert_eq!(run("tests/interface.c"), "");
+}
+
+#[test]
+fn the_header_is_one_for_c_plus_plus_too() {
+    let mut cc = Command::new("cc");
+    cc.args(["-x", "c", "-std=c99", "-pedantic-errors", "-Wall", "-Werror", "-fsyntax-only"]);
+    assert!(cc.arg(root().join("include/farpage.h")).status().unwrap().success());
+    if Command::new("c++").arg("--version").output().is_err() {
+        return eprintln!("skipped for C++: no c++");
+    }
+    let mut cxx = Command::new("c++");
+    cxx.args(["-x", "c++", "-std=c++11", "-Wall", "-Werror", "-fsyntax-only"]);
+    assert!(cxx.arg(root().join("include/farpage.h")).status().unwrap().success());
+}
