@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// What a static library of Rust code needs besides (`rustc --print native-static-libs`); as in farpage.pc.
 const PRIVATE: [&str; 6] = ["-pthread", "-lgcc_s", "-lutil", "-lrt", "-lm", "-ldl"];
@@ -10,12 +11,21 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where cargo has put the libraries: beside or above this test.
-fn libraries() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    let directory =
-        exe.ancestors().skip(1).find(|d| d.join("libfarpage.so").exists() && d.join("libfarpage.a").exists());
-    directory.expect("libfarpage.so and libfarpage.a are not beside the test").into()
+/// Where cargo puts the libraries. `cargo test` does not build them, so this does, as `make build` would; else an old one
+/// could be tested.
+fn libraries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let exe = std::env::current_exe().unwrap();
+        let directory = exe.ancestors().nth(2).unwrap();
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo.args(["build", "--quiet", "--target-dir"]).arg(directory.parent().unwrap());
+        if directory.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.current_dir(root().join("../..")).status().unwrap().success(), "the libraries cannot be built");
+        directory.into()
+    })
 }
 
 /// Compiles a C program against both libraries, runs it, and returns what it printed, once.
