@@ -17,7 +17,8 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all run setup build test-programs test lint unit models loom stress programs programs-all soak bench clean
+.PHONY: all run setup build install test-install test-programs test lint unit models loom stress programs programs-all soak \
+	bench clean
 .NOTPARALLEL:
 
 all: build
@@ -27,7 +28,7 @@ run: setup build
 	@scripts/demo.py
 
 ## make test: everything that CI runs
-test: setup lint unit models build test-programs stress programs
+test: setup lint unit models build test-install test-programs stress programs
 
 setup:
 	@scripts/setup.sh
@@ -35,6 +36,35 @@ setup:
 # The command and the library it preloads lie side by side in target/release.
 build:
 	cargo build --release --quiet
+
+# Where make install puts things; DESTDIR for packagers.
+PREFIX ?= /usr/local
+DESTDIR ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+INSTALL ?= install
+
+## make install [PREFIX=/usr/local] [DESTDIR=]: the command, and the C library with header and pkg-config file
+install: build
+	$(INSTALL) -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	$(INSTALL) -m 755 target/release/farpage target/release/libfarpage_preload.so $(DESTDIR)$(PREFIX)/bin
+	$(INSTALL) -m 644 crates/farpage-c/include/farpage.h $(DESTDIR)$(PREFIX)/include
+	$(INSTALL) -m 644 target/release/libfarpage.a $(DESTDIR)$(PREFIX)/lib
+	$(INSTALL) -m 755 target/release/libfarpage.so $(DESTDIR)$(PREFIX)/lib/libfarpage.so.$(VERSION)
+	ln -sf libfarpage.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libfarpage.so.0
+	ln -sf libfarpage.so.0 $(DESTDIR)$(PREFIX)/lib/libfarpage.so
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' crates/farpage-c/farpage.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/farpage.pc
+
+# What a C programmer does after make install, in a directory of its own.
+test-install:
+	@rm -rf target/install
+	@$(MAKE) --no-print-directory install PREFIX=$(CURDIR)/target/install DESTDIR= >/dev/null
+	@export PKG_CONFIG_PATH=$(CURDIR)/target/install/lib/pkgconfig && \
+	$(CC) $(WARNINGS) crates/farpage-c/examples/table.c -o target/install/shared \
+		$$(pkg-config --cflags --libs farpage) -Wl,-rpath,$(CURDIR)/target/install/lib && \
+	$(CC) $(WARNINGS) crates/farpage-c/examples/table.c -o target/install/static \
+		$$(pkg-config --static --cflags --libs farpage | sed 's/-lfarpage/-l:libfarpage.a/') && \
+	target/install/shared && target/install/static && target/install/bin/farpage --version
 
 lint:
 	cargo fmt --all --check

@@ -9,6 +9,7 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 
 need gcc gcc
 need make make
+need pkg-config pkg-config
 need python3 python3
 need sqlite3 sqlite3
 need stress-ng stress-ng

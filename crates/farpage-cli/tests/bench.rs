@@ -54,6 +54,63 @@ fn rows_have_both_sides() {
     }
 }
 
+/// Runs the bench, and gives its only row.
+fn row(arguments: &[&str]) -> Value {
+    let output = bench("24M", arguments).args(["--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["rows"].as_array().unwrap().len(), 1);
+    value["rows"][0].clone()
+}
+
+#[test]
+fn a_swap_file_and_a_mapped_file_can_be_compared_with() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
+    let before = swaps();
+    for against in ["file", "mmap"] {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let place = dir.path().to_str().unwrap();
+        let row = row(&["--workload", "seq-rw", "--against", against, "--dir", place]);
+        assert_eq!(row["against"], against);
+        // The device is a file: nothing is compressed.
+        assert_eq!((&row["farpage"]["pool_bytes"], &row["farpage_ram_bytes"]), (&0.into(), &(16u64 << 20).into()));
+        assert!(row["farpage"]["major_faults"].as_u64().unwrap() > 0, "{row}");
+        if obstacle().is_none() {
+            assert!(row["ratio_median"].as_f64().unwrap() > 0.0, "{row}");
+            assert_eq!(row["kernel"]["pool_bytes"], 0, "{row}");
+            // Mapped files are not anonymous.
+            let rss = row["kernel"]["peak_rss_anon"].as_u64().unwrap();
+            assert_eq!(rss > 8 << 20, against == "file", "{row}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a file stayed behind");
+    }
+    assert_eq!(swaps(), before, "a swap file stayed on");
+}
+
+#[test]
+fn data_compress_as_they_are_asked_to() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus");
+    // Compresses to nearly nothing.
+    fs::write(&corpus, b"the same again and again. ".repeat(4000)).unwrap();
+    let ratio = |more: &[&str]| {
+        let row = row(&[&["--workload", "rand-rmw", "--no-kernel", "--swap", "zram"], more].concat());
+        assert_eq!(row["kernel"], Value::Null);
+        row["farpage"]["pool_ratio"].as_f64().unwrap()
+    };
+    let (default, plain) = (ratio(&[]), ratio(&["--entropy", "0"]));
+    let (random, text) = (ratio(&["--entropy", "0.4"]), ratio(&["--corpus", corpus.to_str().unwrap()]));
+    assert!((2.0..4.0).contains(&default), "{default}");
+    assert!(random < default && default < plain && plain < text && text > 8.0, "{random} {default} {plain} {text}");
+    let refused =
+        |arguments: &[&str]| !bench("24M", arguments).stderr(Stdio::null()).output().unwrap().status.success();
+    assert!(refused(&["--corpus", "/nowhere", "--no-kernel", "--workload", "fill"]));
+    assert!(refused(&["--corpus", "/dev/null", "--entropy", "0.5"]));
+    assert!(refused(&["--entropy", "1.5", "--no-kernel", "--workload", "fill"]));
+}
+
 /// What a bench has made: its cgroup, and swap devices.
 fn left(bench: u32) -> Vec<PathBuf> {
     let name = format!("farpage-bench-{bench}");

@@ -47,12 +47,14 @@ impl Ahead {
 /// The thread.
 pub fn main(e: &Inner) {
     while !e.wakeups.stop.load(SeqCst) {
+        let working = e.enter_work();
         let seen = e.ahead.word.load(SeqCst);
         if let Some(window) = e.ahead.take() {
             e.read_ahead(&window);
             continue;
         }
         e.ahead.asleep.store(true, SeqCst);
+        drop(working);
         futex::wait(&e.ahead.word, seen, None);
         e.ahead.asleep.store(false, SeqCst);
     }

@@ -2,7 +2,8 @@
 
 use super::Pager;
 use super::ahead::{self, Ahead};
-use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups};
+use super::fork::{self, Gate};
+use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups, lock};
 use super::lists::Lists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Slot, Space};
@@ -16,7 +17,7 @@ use crate::reclaim::CleanBalance;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 
@@ -72,6 +73,9 @@ pub enum Error {
     /// The pager belongs to another process: regions are not inherited by a forked child.
     #[error("the pager was built by another process; a forked child cannot use it")]
     Forked,
+    /// In [`FaultMode::Thread`] a forked child cannot have the regions.
+    #[error("a pager in fault mode thread cannot be inherited by forked children")]
+    InheritThread,
     /// There are 64 pagers already.
     #[error("a process can have 64 pagers")]
     TooManyPagers,
@@ -100,6 +104,7 @@ pub struct Builder {
     readahead: Tuning,
     seek_us: u32,
     threads: usize,
+    inherit: bool,
 }
 
 impl Default for Builder {
@@ -112,6 +117,7 @@ impl Default for Builder {
             readahead: Tuning::default(),
             seek_us: 0,
             threads,
+            inherit: false,
         }
     }
 }
@@ -161,6 +167,17 @@ impl Builder {
         self
     }
 
+    /// Whether a forked child has the pager and its regions too; default: no, and touching a region there is a SIGSEGV.
+    /// If so, the child gets a copy, as of all other memory: what it writes the parent does not see, and it has a budget
+    /// of its own of the same size. Only for children of `fork` in libc, and not in [`FaultMode::Thread`].
+    ///
+    /// During the fork other threads that touch a region wait. So the forking process stops for ever if a fork handler
+    /// (`pthread_atfork`) that was there before the first pager waits for a lock whose holder touches a region.
+    pub fn inherit(mut self, inherit: bool) -> Builder {
+        self.inherit = inherit;
+        self
+    }
+
     /// Builds the pager and starts its threads.
     ///
     /// # Errors
@@ -169,23 +186,27 @@ impl Builder {
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&self.budget) {
             return Err(Error::Budget(self.budget));
         }
+        if self.inherit && self.mode == FaultMode::Thread {
+            return Err(Error::InheritThread);
+        }
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
         let uffd = match self.mode {
             FaultMode::Signal => Uffd::open_signal(),
             FaultMode::Thread => Uffd::open(None, FEATURES_QUIET),
         }
         .map_err(Error::Userfaultfd)?;
-        let space = Space::reserve().map_err(os("cannot reserve address space"))?;
+        let space = Space::reserve(self.inherit).map_err(os("cannot reserve address space"))?;
         let pages = (self.budget / PAGE_SIZE as u64) as usize;
         let frames_len = (pages / 8).max(FRAMES_MIN) * PAGE_SIZE;
         let frame_memory = Mapping::new(frames_len, true).map_err(os("cannot reserve frames"))?;
-        frame_memory.not_in_children().map_err(os("cannot reserve frames"))?;
+        let keep = |memory: &Mapping| if self.inherit { Ok(()) } else { memory.not_in_children() };
+        keep(&frame_memory).map_err(os("cannot reserve frames"))?;
         uffd.register(frame_memory.0.base, frames_len)
             .map_err(|_| Error::Os { what: "cannot register frames", errno: Errno::NOMEM })?;
         // The budget may grow; what is not used of this costs nothing.
         let pool_len = (self.budget as usize * 4).max(256 << 20);
         let pool_memory = Mapping::new(pool_len, true).map_err(os("cannot reserve the compressed pool"))?;
-        pool_memory.not_in_children().map_err(os("cannot reserve the compressed pool"))?;
+        keep(&pool_memory).map_err(os("cannot reserve the compressed pool"))?;
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
@@ -227,7 +248,12 @@ impl Builder {
             counters: Counters::default(),
             wakeups: Wakeups::default(),
             places: Mutex::new(Vec::new()),
-            pid: std::process::id(),
+            pid: AtomicU32::new(std::process::id()),
+            inherit: self.inherit,
+            faults: Gate::default(),
+            workers: Gate::default(),
+            leases: Mutex::default(),
+            ancestors: Mutex::default(),
             limit: AtomicI64::new(pages as i64),
             held: AtomicI64::new(0),
             overhead: AtomicI64::new(0),
@@ -241,17 +267,14 @@ impl Builder {
             FaultMode::Signal => Some(Slot::take(Arc::as_ptr(&inner)).ok_or(Error::TooManyPagers)?),
             FaultMode::Thread => None,
         };
-        let mut owner = Owner { inner, slot, threads: Vec::new() };
-        for i in 0..self.threads {
-            owner.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
+        fork::follow_forks();
+        let setting = Threads { reclaim: self.threads, mode: self.mode };
+        let owner = Arc::new(Owner { inner, slot, setting, threads: Mutex::default() });
+        owner.start_threads()?;
+        if self.inherit {
+            fork::adopt(&owner);
         }
-        owner.start("farpage-ahead", ahead::main)?;
-        if self.mode == FaultMode::Thread {
-            for _ in 0..self.threads {
-                owner.start("farpage-fault", thread_mode::main)?;
-            }
-        }
-        Ok(Pager { owner: Arc::new(owner) })
+        Ok(Pager { owner })
     }
 }
 
@@ -265,29 +288,62 @@ pub fn pool_limit(budget: u64) -> u64 {
 pub struct Owner {
     pub(super) inner: Arc<Inner>,
     slot: Option<&'static Slot>,
-    threads: Vec<JoinHandle<()>>,
+    setting: Threads,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Which threads a pager has.
+#[derive(Debug, Clone, Copy)]
+struct Threads {
+    reclaim: usize,
+    mode: FaultMode,
 }
 
 impl Owner {
-    fn start(&mut self, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<(), Error> {
+    /// Starts the pager's threads.
+    ///
+    /// # Errors
+    /// [`Error::Os`]; those that run are ended when the owner is dropped.
+    pub(super) fn start_threads(&self) -> Result<(), Error> {
+        for i in 0..self.setting.reclaim {
+            self.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
+        }
+        self.start("farpage-ahead", ahead::main)?;
+        if self.setting.mode == FaultMode::Thread {
+            for _ in 0..self.setting.reclaim {
+                self.start("farpage-fault", thread_mode::main)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// In a forked child: the threads are the parent's. Their handles must not be used, not even to be dropped.
+    pub(super) fn forget_threads(&self) {
+        std::mem::take(&mut *lock(&self.threads)).into_iter().for_each(std::mem::forget);
+    }
+
+    fn start(&self, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<(), Error> {
         let inner = self.inner.clone();
         // The thread inherits the mask: signals of the program are for the program's threads.
         let blocked = signal::Blocked::new();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || f(&inner));
         drop(blocked);
         let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
-        self.threads.push(thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?);
+        lock(&self.threads).push(thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?);
         Ok(())
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if self.inner.pid != std::process::id() {
-            // A forked child: the threads are the parent's, and the addresses may be somebody else's by now.
+        if !self.inner.is_here() {
+            // A forked child: the addresses may be somebody else's by now.
             std::mem::forget(self.inner.clone());
-            std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
+            self.forget_threads();
             return;
+        }
+        if self.inner.inherit {
+            fork::forget_dropped();
         }
         let w = &self.inner.wakeups;
         w.stop.store(true, Ordering::SeqCst);
@@ -295,7 +351,7 @@ impl Drop for Owner {
             word.fetch_add(1, Ordering::SeqCst);
             crate::sys::futex::wake_all(word);
         }
-        for thread in self.threads.drain(..) {
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
             let _ = thread.join();
         }
         if let Some(slot) = self.slot {

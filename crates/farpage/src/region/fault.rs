@@ -38,6 +38,7 @@ impl Inner {
     /// `protected`: there is a page, and it must not be written; `None`: not known.
     pub fn on_fault(&self, addr: usize, write: bool, protected: Option<bool>) -> bool {
         if let Some(page) = self.space.page_at(addr) {
+            let _inside = self.enter_fault();
             return self.serve(page, write, protected);
         }
         if self.frame_memory.0.contains(addr) {
@@ -107,7 +108,7 @@ impl Inner {
     }
 
     /// Whether the calling thread is one of this pager's reclaim threads.
-    fn is_reclaimer(&self) -> bool {
+    pub(super) fn is_reclaimer(&self) -> bool {
         let tid = crate::sys::raw::gettid();
         self.reclaimers.iter().any(|r| r.load(Relaxed) == tid)
     }
@@ -367,7 +368,7 @@ impl Inner {
                 return Some(run);
             }
             let room = self.room().max(0) as usize;
-            let give_way = must && self.wakeups.stuck.load(Relaxed);
+            let give_way = must && (self.wakeups.stuck.load(Relaxed) || self.workers.is_closed());
             if (room > 0 || give_way)
                 && let Some(run) = self.new_frames(want.min(room.max(1)))
             {
@@ -403,7 +404,7 @@ impl Inner {
         w.waiting.fetch_add(1, SeqCst);
         let seen = w.freed.load(SeqCst);
         self.wake_reclaim(true);
-        if self.frames.free_count() == 0 && !w.stuck.load(SeqCst) {
+        if self.frames.free_count() == 0 && !w.stuck.load(SeqCst) && !self.workers.is_closed() {
             futex::wait(&w.freed, seen, Some(STALL_NS));
         }
         w.waiting.fetch_sub(1, SeqCst);

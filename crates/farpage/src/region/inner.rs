@@ -14,6 +14,7 @@
 
 use super::ahead::Ahead;
 use super::builder::Error;
+use super::fork::Gate;
 use super::lists::Lists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
@@ -152,8 +153,19 @@ pub struct Inner {
     pub wakeups: Wakeups,
     /// Pages in use by regions: (first, pages), sorted.
     pub places: Mutex<Vec<(u32, u32)>>,
-    /// The process that built the pager. In a forked child there are no threads and no regions.
-    pub pid: u32,
+    /// The process that the pager works in. In a forked child that does not inherit it there are no threads and no
+    /// regions.
+    pub pid: AtomicU32,
+    /// Forked children have the pager too.
+    pub inherit: bool,
+    /// Passed by faults and by the interface's functions.
+    pub faults: Gate,
+    /// Passed by the pager's own threads.
+    pub workers: Gate,
+    /// Children that may need what is stored in files: the pipe that ends with them, and the number of the fork.
+    pub leases: Mutex<Vec<(OwnedFd, u32)>>,
+    /// In a child: the pipes that its ancestors watch.
+    pub ancestors: Mutex<Vec<OwnedFd>>,
     /// Budget, pages.
     pub limit: AtomicI64,
     /// Pages present in regions and frames.
@@ -170,6 +182,28 @@ unsafe impl Sync for Inner {}
 unsafe impl Send for Inner {}
 
 impl Inner {
+    /// This process has the pager's threads and regions.
+    pub fn is_here(&self) -> bool {
+        self.pid.load(Relaxed) == std::process::id()
+    }
+
+    /// In a child: the threads that slept or waited are not here.
+    pub fn forget_threads(&self) {
+        let w = &self.wakeups;
+        w.asleep.store(false, Relaxed);
+        w.waiting.store(0, Relaxed);
+        self.reclaimers.iter().for_each(|r| r.store(0, Relaxed));
+    }
+
+    /// A page of a region that is there although nobody put it there: it counts from now on.
+    pub fn found(&self, page: u32) {
+        let Some(seen) = self.space.word(page).try_lock() else { return };
+        let seen = seen.with_writable(true);
+        lock(&self.lists).link_mapped(&self.space, page, seen);
+        self.held.fetch_add(1, Relaxed);
+        self.space.word(page).unlock(seen, State::Mapped(None));
+    }
+
     /// Pages that may be taken from the kernel now.
     #[inline]
     pub fn room(&self) -> i64 {

@@ -22,7 +22,7 @@
 //!   there before (with all signals blocked). A program that installs one later must call [`signal::handle`] first.
 //! * Threads that touch regions must not block SIGBUS, and a region cannot be a thread's stack.
 //! * Handlers of the program may touch regions.
-//! * A forked child does not have the regions: touching one there is a SIGSEGV.
+//! * A forked child does not have the regions: touching one there is a SIGSEGV; see [`Builder::inherit`].
 //!
 //! | module | what it owns |
 //! | --- | --- |
@@ -32,11 +32,13 @@
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
+//! | `fork` | forks: children without regions, or with a copy |
 //! | `reclaim` | taking pages out and storing them |
 
 mod ahead;
 mod builder;
 mod fault;
+mod fork;
 mod inner;
 mod lists;
 mod readahead;
@@ -57,9 +59,10 @@ pub use readahead::ReadaheadStats;
 pub use view::Plain;
 
 use crate::PAGE_SIZE;
+use crate::sys::uffd::Refused;
 use builder::{Owner, pool_limit};
 use inner::{Inner, lock};
-use signal::Blocked;
+use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -158,7 +161,7 @@ impl Pager {
         if pages == 0 {
             return Err(Error::ZeroSize);
         }
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         let Some(first) = place_for(e, pages) else { return Err(Error::TooLarge(bytes)) };
         let pages = pages as u32;
         if let Err(error) = e.open(first, pages) {
@@ -177,7 +180,7 @@ impl Pager {
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&bytes) {
             return Err(Error::Budget(bytes));
         }
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         e.limit.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
         e.swap.set_pool_limit(pool_limit(bytes));
         e.wake_reclaim(true);
@@ -187,7 +190,7 @@ impl Pager {
     /// Numbers, now.
     pub fn stats(&self) -> Stats {
         let e = &self.owner.inner;
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         e.look_at_overhead();
         let page = PAGE_SIZE as u64;
         let pages = |n: i64| n.max(0) as u64 * page;
@@ -224,8 +227,13 @@ impl Pager {
     }
 
     fn inner(&self) -> Result<&Inner, Error> {
-        if self.owner.inner.pid == std::process::id() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
+        if self.owner.inner.is_here() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
     }
+}
+
+/// The kernel's answer behind a refusal.
+fn errno_of(refused: Refused) -> Errno {
+    if let Refused::Other(errno) = refused { errno } else { Errno::FAULT }
 }
 
 /// Reserves a place for `pages` pages, with a page between regions that nobody may touch.
@@ -258,8 +266,8 @@ struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let e = &self.owner.inner;
-        if e.pid == std::process::id() {
-            let _blocked = Blocked::new();
+        if e.is_here() {
+            let _inside = e.enter();
             e.close(self.first, self.pages);
         }
     }
@@ -288,7 +296,7 @@ impl Region {
             Advice::Random => Hint::Random,
             Advice::WillNeed => return self.prefetch(range),
             Advice::DontNeed => {
-                let _blocked = Blocked::new();
+                let _inside = e.enter();
                 let first = self.core.first + range.start.div_ceil(PAGE_SIZE) as u32;
                 let whole =
                     if range.end == self.core.bytes { range.end.next_multiple_of(PAGE_SIZE) } else { range.end };
@@ -299,7 +307,7 @@ impl Region {
                 return Ok(());
             }
         };
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         for page in first..end {
             let word = e.space.word(page);
             let seen = word.lock();
@@ -318,7 +326,7 @@ impl Region {
         // More than half of the budget would push its own beginning out.
         let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
         let end = end.min((u64::from(first) + most) as u32);
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         for page in first..end {
             if !matches!(e.space.word(page).look().state(), State::Mapped(_)) {
                 e.serve(page, false, Some(false));
@@ -335,8 +343,9 @@ impl Region {
         let e = self.inner()?;
         let (first, end) = self.pages(&range)?;
         let most = e.limit.load(Relaxed) / 4 * 3;
-        let _blocked = Blocked::new();
+        // Dropped after the gate is left: its drop passes it too.
         let mut guard = Pin { core: self.core.clone(), first, end: first };
+        let _inside = e.enter();
         while guard.end < end {
             let word = e.space.word(guard.end);
             let seen = word.lock();
@@ -346,24 +355,31 @@ impl Region {
                 continue;
             }
             let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
-            word.unlock(seen.with_pins(seen.pins() + u32::from(!full)), seen.state());
+            let pinned = seen.with_pins(seen.pins() + u32::from(!full));
+            word.unlock(if full { seen } else { pinned.with_writable(true) }, seen.state());
             if full {
                 return Err(Error::PinLimit(range.end - range.start)); // what was pinned goes with the guard
             }
             e.pinned.fetch_add(i64::from(seen.pins() == 0), Relaxed);
             guard.end += 1;
         }
+        if first < end {
+            let refused = |why| Error::Os { what: "cannot make a pinned range writable", errno: errno_of(why) };
+            e.unprotect_pinned(first, end).map_err(refused)?;
+        }
         Ok(guard)
     }
 
     /// The bytes as numbers: as many whole ones as there are.
     pub fn view<T: Plain>(&self) -> &[T] {
+        const { assert!(size_of::<T>() > 0, "a type without bytes") };
         // SAFETY: T is plain: any bytes are a value; page-aligned; the lifetime is that of self.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.core.bytes / size_of::<T>()) }
     }
 
     /// The bytes as numbers that can be changed.
     pub fn view_mut<T: Plain>(&mut self) -> &mut [T] {
+        const { assert!(size_of::<T>() > 0, "a type without bytes") };
         let n = self.core.bytes / size_of::<T>();
         // SAFETY: as for `view`; exclusive, because self is.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
@@ -371,7 +387,7 @@ impl Region {
 
     fn inner(&self) -> Result<&Inner, Error> {
         let e = &self.core.owner.inner;
-        if e.pid == std::process::id() { Ok(e) } else { Err(Error::Forked) }
+        if e.is_here() { Ok(e) } else { Err(Error::Forked) }
     }
 
     /// The pages that a range of bytes touches.
@@ -416,10 +432,10 @@ pub struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let e = &self.core.owner.inner;
-        if e.pid != std::process::id() {
+        if !e.is_here() {
             return;
         }
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         for page in self.first..self.end {
             let word = e.space.word(page);
             let seen = word.lock();

@@ -50,6 +50,7 @@ pub fn main(e: &Inner, index: usize) {
     e.reclaimers[index].store(crate::sys::raw::gettid(), SeqCst);
     let w = &e.wakeups;
     while !w.stop.load(SeqCst) {
+        let working = e.enter_work();
         let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
         let wanted = if first { e.wanted() } else { w.waiting.load(SeqCst) > 0 };
         if wanted {
@@ -71,10 +72,14 @@ pub fn main(e: &Inner, index: usize) {
             }
             // With nothing to gain, not too soon again: pages may have been unpinned, or device space freed.
             e.free_now();
+            e.collect_leases();
+            drop(working);
             futex::wait(&w.work, work, Some(if wanted { 5_000_000 } else { 200_000_000 }));
             w.asleep.store(false, SeqCst);
+            let _working = e.enter_work();
             e.look_at_overhead();
         } else {
+            drop(working);
             futex::wait(&w.help, help, None);
         }
     }
@@ -204,16 +209,41 @@ impl Inner {
         count(&self.counters.sweeps, 1);
         let places = lock(&self.places).clone();
         for (first, pages) in places {
-            (first..first + pages).for_each(|page| self.space.word(page).clear_writable());
-            // The words of the pages that were not busy say so already; now it becomes true. A page that is brought in
-            // meanwhile is writable by its word, whatever this does to it.
-            let (at, len) = (self.space.addr(first), pages as usize * PAGE_SIZE);
-            while let Err(refused) = self.uffd.write_protect(at, len, true) {
-                match refused {
-                    Refused::Changing => {}
-                    Refused::Absent if !lock(&self.places).contains(&(first, pages)) => break,
-                    other => fatal(&format!("cannot write-protect a region: {other:?}")),
+            let mut from = first;
+            for page in first..first + pages {
+                let word = self.space.word(page);
+                if word.look().pins() == 0 {
+                    word.clear_writable();
+                    continue;
                 }
+                // A system call that writes to a write-protected page fails: pinned pages are left out.
+                self.protect((first, pages), from, page);
+                from = page + 1;
+            }
+            self.protect((first, pages), from, first + pages);
+        }
+    }
+
+    /// Write-protects pages of a region (`place`). The words of those that were not busy say so already; a page that is
+    /// brought in meanwhile is writable by its word, whatever this does to it.
+    fn protect(&self, place: (u32, u32), from: u32, to: u32) {
+        let (at, len) = (self.space.addr(from), (to - from) as usize * PAGE_SIZE);
+        while let Err(refused) = if from < to { self.uffd.write_protect(at, len, true) } else { Ok(()) } {
+            match refused {
+                Refused::Changing => {}
+                Refused::Absent if !lock(&self.places).contains(&place) => break,
+                other => fatal(&format!("cannot write-protect a region: {other:?}")),
+            }
+        }
+    }
+
+    /// Ends the write protection of pages that have been pinned, whatever was under way when they were.
+    pub(super) fn unprotect_pinned(&self, first: u32, end: u32) -> Result<(), Refused> {
+        let _reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.uffd.write_protect(self.space.addr(first), (end - first) as usize * PAGE_SIZE, false) {
+                Err(Refused::Changing) => {}
+                other => return other,
             }
         }
     }
@@ -317,9 +347,17 @@ impl Inner {
             return (0, run.len());
         };
         let src = self.space.addr(run[0].0);
-        // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code, does
-        // not change by being moved out and back. dst are empty frames of ours.
-        let (bytes, result) = unsafe { self.uffd.move_pages(self.frames.addr(first), src, got * PAGE_SIZE, true) };
+        let take = |n| {
+            // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code, does
+            // not change by being moved out and back. dst are empty frames of ours.
+            unsafe { self.uffd.move_pages(self.frames.addr(first), src, n * PAGE_SIZE, true) }
+        };
+        let (mut bytes, mut result) = take(got);
+        // After a fork the page is shared with the child, and moves when it is this process's own again.
+        let shared = self.inherit && bytes == 0 && result == Err(Refused::Busy);
+        if shared && run[0].1.is_some_and(Seen::is_writable) && futex::unshare_page(src).is_ok() {
+            (bytes, result) = take(1);
+        }
         let done = bytes / PAGE_SIZE;
         self.frames.put_empty(first + done as FrameNo, got - done);
         let mut lists = lock(&self.lists);
@@ -348,6 +386,11 @@ impl Inner {
                 self.held.fetch_sub(1, Relaxed);
                 self.space.word(page).unlock(seen, State::None);
                 (0, 1)
+            }
+            // Shared with a child, and write-protected, so it cannot be made our own; but it can be stored where it is.
+            Err(Refused::Busy) if self.inherit && run[0].1.is_some_and(|seen| !seen.is_writable()) => {
+                let stored = run[0].1.map_or(0, |seen| self.store_in_place(&[(run[0].0, seen)]));
+                (stored, 1)
             }
             _ => {
                 self.put_back(&run[0], true); // the kernel has it pinned or locked

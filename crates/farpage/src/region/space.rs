@@ -67,23 +67,25 @@ pub struct Space {
 }
 
 impl Space {
-    /// Reserves the largest space that can be had.
+    /// Reserves the largest space that can be had; `inherit`: a forked child has it too.
     ///
     /// # Errors
     /// There is no address space for even a small one.
-    pub fn reserve() -> Result<Space, Errno> {
+    pub fn reserve(inherit: bool) -> Result<Space, Errno> {
         let mut pages = PAGES_MAX;
         loop {
-            match Space::of(pages) {
+            match Space::of(pages, inherit) {
                 Err(_) if pages > PAGES_MIN => pages /= 4,
                 result => return result,
             }
         }
     }
 
-    fn of(pages: usize) -> Result<Space, Errno> {
+    fn of(pages: usize, inherit: bool) -> Result<Space, Errno> {
         let memory = Mapping::new(pages * PAGE_SIZE, false)?;
-        memory.not_in_children()?;
+        if !inherit {
+            memory.not_in_children()?;
+        }
         Ok(Space { memory, words: Mapping::new(pages * 8, true)?, links: Mapping::new(pages * 8, true)?, pages })
     }
 
@@ -138,7 +140,16 @@ impl Space {
                 let _ = unsafe { madvise(from as *mut c_void, to - from, Advice::LinuxDontNeed) };
             }
         }
-        // SAFETY: as above.
+        self.forbid(first, pages)
+    }
+
+    /// Makes every access to pages a SIGSEGV.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn forbid(&self, first: u32, pages: usize) -> Result<(), Errno> {
+        let (at, len) = (self.addr(first) as *mut c_void, pages * PAGE_SIZE);
+        // SAFETY: inside our reservation; takes rights away, changes no content.
         unsafe { mprotect(at, len, MprotectFlags::empty()) }
     }
 }
@@ -188,6 +199,15 @@ impl Slot {
         while self.users.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
         }
+    }
+
+    /// In a forked child: nobody is looking, and the pager is hidden unless it `stays`.
+    pub fn after_fork(&self, stays: impl Fn(*const Inner) -> bool) {
+        let pager = self.pager.load(Ordering::SeqCst);
+        if !pager.is_null() && !stays(pager) {
+            self.pager.store(std::ptr::null_mut(), Ordering::SeqCst);
+        }
+        self.users.store(0, Ordering::SeqCst);
     }
 
     /// Runs `f` with the pager, if there is one.

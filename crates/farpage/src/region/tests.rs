@@ -1,5 +1,7 @@
 //! Regions against a model that knows every word, and the things that programs do wrong.
 
+mod inherit;
+
 use super::*;
 use crate::conf::{Alg, SwapSpec};
 use proptest::prelude::*;
@@ -33,10 +35,17 @@ fn word(page: usize, at: usize, version: u64) -> u64 {
 /// Threads that own every n-th page each, so that neighbours belong to others, and know what is in them.
 pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize, seed: u64) {
     let region = pager.region(bytes).unwrap();
+    stress_region(pager, &region, threads, rounds, seed);
+    drop(region);
+    let stats = pager.stats();
+    assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
+}
+
+fn stress_region(pager: &Pager, region: &Region, threads: usize, rounds: usize, seed: u64) {
+    let bytes = region.len();
     let pages = bytes / PAGE_SIZE;
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let region = &region;
             scope.spawn(move || {
                 let base = region.as_ptr() as *mut u64;
                 let mut versions = vec![0u64; pages];
@@ -79,6 +88,7 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
                             let start = draw(bytes);
                             region.prefetch(start..(start + 100_000).min(bytes)).unwrap();
                         }
+                        98 => pager.resize_budget(((4 + draw(9)) << 20) as u64).unwrap(),
                         _ => {
                             let advice = [Advice::Normal, Advice::Sequential, Advice::Random][draw(3)];
                             let start = draw(bytes);
@@ -96,9 +106,6 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
             });
         }
     });
-    drop(region);
-    let stats = pager.stats();
-    assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
 }
 
 #[test]
@@ -291,6 +298,7 @@ fn views_and_clones() {
     let mut region = pager.region(10_000).unwrap();
     drop(pager);
     assert_eq!((region.view::<u64>().len(), region.view::<f32>().len()), (1250, 2500));
+    assert_eq!(region.view::<[f64; 3]>().len(), 416);
     region.view_mut::<u32>()[3] = 0x0102_0304;
     assert_eq!(region[12..16], [4, 3, 2, 1]);
     assert!(other.stats().pgfault > 0);
@@ -325,6 +333,47 @@ fn pinned_pages_stay_and_work_for_system_calls() {
     let pin = region.pin(0..4096).unwrap();
     drop((region, pager));
     drop(pin); // keeps the memory until here
+}
+
+/// Reclaim write-protects what is present, now and then; system calls go on to write to what is pinned, before and after.
+#[test]
+fn system_calls_write_to_pinned_pages() {
+    let pager = pager(4 << 20);
+    let mut region = pager.region(16 << 20).unwrap();
+    let pipe = || std::io::pipe().unwrap();
+    let read_into = |region: &mut Region, at: usize, byte: u8| {
+        let (reader, writer) = pipe();
+        rustix::io::write(&writer, &[byte; 3000]).unwrap();
+        assert_eq!(rustix::io::read(&reader, &mut region[at..at + 3000]), Ok(3000), "page {}", at / PAGE_SIZE);
+    };
+    let mut model = vec![0u8; 4096];
+    for round in 0..8u64 {
+        let page = mix(round) as usize % 4000;
+        let (start, len) = (page * PAGE_SIZE, 16 * PAGE_SIZE);
+        // Present, and perhaps write-protected, or not present.
+        let pin = region.pin(start..start + len).unwrap();
+        let sweeps = || pager.owner.inner.counters.sweeps.load(Ordering::Relaxed);
+        let before = sweeps();
+        // In no order, so that single pages go out.
+        let order = (0..4096).map(|i| i * 1009 % 4096);
+        for other in order.filter(|other| !(page..page + 16).contains(other)) {
+            let at = other * PAGE_SIZE;
+            assert_eq!(region[at], model[other], "round {round}, page {other}");
+            model[other] = model[other].wrapping_add(1 + other as u8 % 7);
+            region[at] = model[other];
+            if other % 64 == 0 {
+                read_into(&mut region, start + other / 64 % 16 * PAGE_SIZE, other as u8);
+            }
+        }
+        assert!(sweeps() > before, "nothing was protected");
+        for (pinned, byte) in model.iter_mut().enumerate().skip(page).take(16) {
+            *byte = pinned as u8 ^ round as u8;
+            read_into(&mut region, pinned * PAGE_SIZE, *byte);
+        }
+        drop(pin);
+    }
+    // What was written while it was pinned went out as it was then.
+    assert!((0..4096).all(|page| region[page * PAGE_SIZE] == model[page]));
 }
 
 #[test]

@@ -13,4 +13,7 @@ macro_rules! plain {
     )*};
 }
 
+// SAFETY: an array has the bytes of its elements, one after the other, and their alignment.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
 plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);

@@ -258,10 +258,11 @@ impl Word {
     }
 
     /// Says that a Mapped page cannot be written without a fault any more; to be made true right after. Pages that are
-    /// busy stay as they are.
+    /// busy or pinned stay as they are.
     pub fn clear_writable(&self) {
         let seen = self.look();
-        let wanted = seen.is_writable() && !seen.is_busy() && matches!(seen.state(), State::Mapped(_));
+        let wanted =
+            seen.is_writable() && seen.pins() == 0 && !seen.is_busy() && matches!(seen.state(), State::Mapped(_));
         if wanted {
             // Somebody else's change wins: the page then stays writable as far as the word goes.
             let _ = self.0.compare_exchange(seen.0, seen.0 & !WRITABLE, Ordering::AcqRel, Ordering::Relaxed);

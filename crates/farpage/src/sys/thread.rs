@@ -224,6 +224,11 @@ pub fn fetch_fd(tid: u32, fd: RawFd) -> Result<RawFd, Errno> {
 pub struct ForkLock(AtomicU32);
 
 impl ForkLock {
+    /// A free lock.
+    pub const fn new() -> ForkLock {
+        ForkLock(AtomicU32::new(0))
+    }
+
     /// Takes the lock.
     pub fn lock(&self) {
         let me = gettid();

@@ -163,7 +163,12 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     if !(1 << 20..=1 << 40).contains(&data) {
         return Err(Failure::new("--data: from 1M to 1T"));
     }
+    if !(0.0..=1.0).contains(&args.entropy) {
+        return Err(Failure::new("--entropy: from 0 (compresses best) to 1 (does not compress)"));
+    }
     if let Some(corpus) = &args.corpus {
+        let bad = |e: &std::io::Error| Failure::new(format!("--corpus: cannot use {}: {}", corpus.display(), why(e)));
+        content::Content::corpus(0, corpus).map_err(|e| bad(&e))?;
         kernel::warm(corpus);
     }
     side::catch_signals();

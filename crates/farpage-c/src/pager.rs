@@ -1,0 +1,263 @@
+//! Pagers: configuration, making, numbers.
+
+use crate::status::{done, fail, fp_status, fp_status::*, of};
+use engine::conf::SwapSpec;
+use engine::region::{BUDGET_MIN, FaultMode, Pager};
+use std::ffi::{CStr, c_char};
+
+/// Smallest budget of a pager, bytes.
+pub const FP_BUDGET_MIN: u64 = 4 << 20;
+const _: () = assert!(FP_BUDGET_MIN == BUDGET_MIN);
+
+/// A RAM budget, swap devices, and the threads that keep regions within it.
+pub struct fp_pager {
+    pub(crate) pager: Pager,
+}
+
+/// Who serves a fault.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub enum fp_fault_mode {
+    /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given memory
+    /// that is not present fails with EFAULT: see fp_region_pin.
+    FP_FAULT_SIGNAL = 0,
+    /// A thread of the pager: system calls simply work. Needs a full userfaultfd (root, or /dev/userfaultfd).
+    FP_FAULT_THREAD = 1,
+}
+
+/// How a pager shall be. Set by fp_config_init, then changed as wanted.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct fp_config {
+    /// sizeof(fp_config) of the program; set by fp_config_init.
+    pub size: usize,
+    /// RAM for everything: pages of regions, swap cache, compressed pool, tables. Bytes; default 1 GiB.
+    pub budget_bytes: u64,
+    /// Swap devices in order, separated by ';', as for farpage run --swap: "zram,alg=zstd;file:/var/tmp,size=4G".
+    /// NULL: compressed RAM, then a file in /var/tmp.
+    pub swap: *const c_char,
+    /// A fp_fault_mode; default FP_FAULT_SIGNAL.
+    pub fault_mode: u32,
+    /// Pages read ahead at most when accesses are in order; 1: none; 0: the default, 128.
+    pub readahead_pages: u32,
+    /// Threads that take pages out; 0: the default, one per CPU, at most 4.
+    pub reclaim_threads: u32,
+    /// 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of its
+    /// own. 0, the default: touching a region in a child is a SIGSEGV.
+    pub inherit: u32,
+}
+
+/// Numbers of a pager. Bytes where the name says so, else pages or counts since it was made.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct fp_stats {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// What counts against it.
+    pub used_bytes: u64,
+    /// Pages present in regions.
+    pub resident_bytes: u64,
+    /// Pages taken out, still in RAM.
+    pub cached_bytes: u64,
+    /// Compressed pool.
+    pub pool_bytes: u64,
+    /// Uncompressed bytes that the pool stands for.
+    pub pool_orig_bytes: u64,
+    /// Pages in swap files.
+    pub file_bytes: u64,
+    /// Pinned.
+    pub pinned_bytes: u64,
+    /// Faults served.
+    pub pgfault: u64,
+    /// Faults that read a device.
+    pub pgmajfault: u64,
+    /// Pages read from devices, readahead included.
+    pub pswpin: u64,
+    /// Pages written to devices.
+    pub pswpout: u64,
+    /// Pages dropped without a write, because their copy was still the same.
+    pub swpout_clean: u64,
+    /// Pages found all zero when they went out.
+    pub swpout_zero: u64,
+    /// Zero pages served.
+    pub swpin_zero: u64,
+    /// Pages read ahead.
+    pub swap_ra: u64,
+    /// Faults served from the swap cache.
+    pub workingset_refault_cached: u64,
+    /// Faults by writing to a page that was write-protected to see that.
+    pub wp_fault: u64,
+    /// Faults that waited for memory.
+    pub allocstall: u64,
+    /// Pages taken above the budget because nothing could be swapped out.
+    pub over_budget: u64,
+}
+
+/// Sets all members to their defaults.
+///
+/// FP_ERR_NULL: config is NULL.
+///
+/// Requires: `config` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
+    if config.is_null() {
+        return fail(FP_ERR_NULL, "fp_config_init: config is NULL");
+    }
+    let defaults = fp_config {
+        size: size_of::<fp_config>(),
+        budget_bytes: 1 << 30,
+        swap: std::ptr::null(),
+        fault_mode: fp_fault_mode::FP_FAULT_SIGNAL as u32,
+        readahead_pages: 0,
+        reclaim_threads: 0,
+        inherit: 0,
+    };
+    // SAFETY: not NULL, and writable by the caller's promise.
+    unsafe { config.write(defaults) };
+    FP_OK
+}
+
+/// Makes a pager and starts its threads. config: how; NULL: the defaults. *pager: the new pager, to be given to
+/// fp_pager_free; NULL on failure. A text in config is not used after the call.
+///
+/// The first pager with FP_FAULT_SIGNAL installs a SIGBUS handler for the process; SIGBUS of others goes on to the
+/// handler that was there before. Threads that touch regions must not block SIGBUS and need some KiB of stack.
+///
+/// FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS, FP_ERR_OS
+/// (no address space, no threads).
+///
+/// Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_pager_new(config: *const fp_config, pager: *mut *mut fp_pager) -> fp_status {
+    if pager.is_null() {
+        return fail(FP_ERR_NULL, "fp_pager_new: pager is NULL");
+    }
+    // SAFETY: not NULL, and writable by the caller's promise.
+    unsafe { pager.write(std::ptr::null_mut()) };
+    // SAFETY: caller's promise about config.
+    match unsafe { build(config) } {
+        Ok(new) => {
+            // SAFETY: as above.
+            unsafe { pager.write(Box::into_raw(Box::new(fp_pager { pager: new }))) };
+            FP_OK
+        }
+        Err(status) => status,
+    }
+}
+
+/// # Safety
+/// As for [`fp_pager_new`].
+unsafe fn build(config: *const fp_config) -> Result<Pager, fp_status> {
+    let mut builder = Pager::builder();
+    if config.is_null() {
+        return builder.build().map_err(|e| of(&e));
+    }
+    let refused = |message: &str| Err(fail(FP_ERR_CONFIG, message));
+    // SAFETY: the first member is there in every version of the structure.
+    let size = unsafe { (&raw const (*config).size).read() };
+    if size != size_of::<fp_config>() {
+        return refused(&format!("fp_config: a size of {size} is not known: use fp_config_init"));
+    }
+    // SAFETY: of this version, by its size.
+    let config = unsafe { config.read() };
+    builder = builder.budget(config.budget_bytes);
+    if !config.swap.is_null() {
+        // SAFETY: ends in NUL (caller's promise).
+        let Ok(text) = unsafe { CStr::from_ptr(config.swap) }.to_str() else {
+            return refused("fp_config: swap is not UTF-8");
+        };
+        let devices: Result<Vec<_>, _> = text.split(';').filter(|spec| !spec.is_empty()).map(SwapSpec::parse).collect();
+        match devices {
+            Ok(devices) if !devices.is_empty() => builder = builder.swap(devices),
+            Ok(_) => return Err(fail(FP_ERR_DEVICE, "fp_config: swap names no device")),
+            Err(error) => return Err(fail(FP_ERR_DEVICE, &error.to_string())),
+        }
+    }
+    builder = match config.fault_mode {
+        mode if mode == fp_fault_mode::FP_FAULT_SIGNAL as u32 => builder.fault_mode(FaultMode::Signal),
+        mode if mode == fp_fault_mode::FP_FAULT_THREAD as u32 => builder.fault_mode(FaultMode::Thread),
+        other => return refused(&format!("fp_config: there is no fault mode {other}")),
+    };
+    builder = match config.inherit {
+        0 => builder,
+        1 => builder.inherit(true),
+        other => return refused(&format!("fp_config: inherit is 0 or 1, not {other}")),
+    };
+    if config.readahead_pages > 0 {
+        builder = builder.readahead(config.readahead_pages);
+    }
+    if config.reclaim_threads > 0 {
+        builder = builder.reclaim_threads(config.reclaim_threads as usize);
+    }
+    builder.build().map_err(|e| of(&e))
+}
+
+/// Gives a pager back. Regions of it stay usable until they are freed; what the pager holds goes with the last of them.
+/// NULL: nothing happens.
+///
+/// Requires: `pager` is NULL or from `fp_pager_new`, not freed before, and not in use by another call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_pager_free(pager: *mut fp_pager) {
+    if !pager.is_null() {
+        // SAFETY: made by fp_pager_new (caller's promise).
+        drop(unsafe { Box::from_raw(pager) });
+    }
+}
+
+/// Changes the budget, bytes. A smaller one is reached by and by. Any thread.
+///
+/// FP_ERR_NULL, FP_ERR_BUDGET, FP_ERR_FORKED.
+///
+/// Requires: `pager` is NULL or a living pager.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_pager_resize_budget(pager: *const fp_pager, bytes: u64) -> fp_status {
+    // SAFETY: caller's promise.
+    match unsafe { pager.as_ref() } {
+        Some(pager) => done(pager.pager.resize_budget(bytes)),
+        None => fail(FP_ERR_NULL, "fp_pager_resize_budget: pager is NULL"),
+    }
+}
+
+/// Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library does
+/// not know become 0. Any thread.
+///
+/// FP_ERR_NULL.
+///
+/// Requires: `pager` is NULL or a living pager; `stats` is NULL or has `size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_pager_stats(pager: *const fp_pager, stats: *mut fp_stats, size: usize) -> fp_status {
+    // SAFETY: caller's promise.
+    let (Some(pager), false) = (unsafe { pager.as_ref() }, stats.is_null()) else {
+        return fail(FP_ERR_NULL, "fp_pager_stats: pager or stats is NULL");
+    };
+    let s = pager.pager.stats();
+    let ours = fp_stats {
+        budget_bytes: s.budget_bytes,
+        used_bytes: s.used_bytes,
+        resident_bytes: s.resident_bytes,
+        cached_bytes: s.cached_bytes,
+        pool_bytes: s.pool_bytes,
+        pool_orig_bytes: s.pool_orig_bytes,
+        file_bytes: s.file_bytes,
+        pinned_bytes: s.pinned_bytes,
+        pgfault: s.pgfault,
+        pgmajfault: s.pgmajfault,
+        pswpin: s.pswpin,
+        pswpout: s.pswpout,
+        swpout_clean: s.swpout_clean,
+        swpout_zero: s.swpout_zero,
+        swpin_zero: s.swpin_zero,
+        swap_ra: s.swap_ra,
+        workingset_refault_cached: s.workingset_refault_cached,
+        wp_fault: s.wp_fault,
+        allocstall: s.allocstall,
+        over_budget: s.over_budget,
+    };
+    let known = size.min(size_of::<fp_stats>());
+    // SAFETY: stats has `size` bytes (caller's promise); ours has `known`.
+    unsafe {
+        stats.cast::<u8>().write_bytes(0, size);
+        stats.cast::<u8>().copy_from_nonoverlapping((&raw const ours).cast::<u8>(), known);
+    }
+    FP_OK
+}

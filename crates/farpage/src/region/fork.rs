@@ -1,0 +1,322 @@
+//! Forks of a process that has pagers.
+//!
+//! A child does not have the regions (`MADV_DONTFORK`), unless the builder asked for it ([`super::Builder::inherit`]).
+//! Then everything a pager knows is ordinary private memory, which the fork copies; what has to be done is to make the
+//! copy a good one, and to give the child a userfaultfd and threads of its own before it goes on.
+//!
+//! ```text
+//!  prepare   faults and calls of other threads wait at `faults`; when none is inside, reclaim waits at `workers`:
+//!            no word is busy and no lock is held
+//!  parent    the files' slots that the child may need are frozen (a lease, see device/file); gates open
+//!  child     new userfaultfd under the old number, frames and regions registered, words as the copy's page tables are,
+//!            threads, gates open
+//! ```
+//! The forking thread itself may go on to fault between `prepare` and the copy (other libraries' handlers): it is let
+//! through, and takes memory above the budget if need be, because reclaim stands still.
+//!
+//! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. Whoever is inside of a gate
+//! takes neither.
+
+use super::builder::Owner;
+use super::inner::{Inner, lock};
+use super::signal::Blocked;
+use super::space::{PAGERS, Slot};
+use super::word::State;
+use crate::PAGE_SIZE;
+use crate::sys::futex;
+use crate::sys::pagemap;
+use crate::sys::raw::{gettid, message};
+use crate::sys::thread::ForkLock;
+use crate::sys::uffd::Uffd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Once, Weak};
+
+/// A door that a fork can close. Costs nothing in pagers that are not inherited.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// Thread that has closed it; 0: open.
+    closed: AtomicU32,
+    /// Threads inside.
+    inside: AtomicU32,
+}
+
+/// Somebody is inside.
+pub struct Inside<'a>(Option<&'a Gate>);
+
+impl Gate {
+    /// Goes in, waiting while it is closed by another thread, unless `exempt`.
+    pub fn enter(&self, exempt: impl Fn() -> bool) -> Inside<'_> {
+        loop {
+            self.inside.fetch_add(1, SeqCst);
+            let closed = self.closed.load(SeqCst);
+            let inside = Inside(Some(self));
+            if closed == 0 || closed == gettid() || exempt() {
+                return inside;
+            }
+            drop(inside);
+            futex::wait(&self.closed, closed, None);
+        }
+    }
+
+    /// Closes it for all other threads, and waits until none is inside.
+    fn close(&self) {
+        self.closed.store(gettid(), SeqCst);
+        loop {
+            match self.inside.load(SeqCst) {
+                0 => return,
+                n => futex::wait(&self.inside, n, None),
+            }
+        }
+    }
+
+    /// In a child, which has the forking thread only: nobody is inside, even if somebody was about to look.
+    fn after_fork(&self) {
+        self.inside.store(0, SeqCst);
+        self.closed.store(gettid(), SeqCst);
+    }
+
+    /// Opens it.
+    fn open(&self) {
+        self.closed.store(0, SeqCst);
+        futex::wake_all(&self.closed);
+    }
+
+    /// Another thread has closed it, or this one.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(SeqCst) != 0
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let Some(gate) = self.0 else { return };
+        if gate.inside.fetch_sub(1, SeqCst) == 1 && gate.is_closed() {
+            futex::wake_all(&gate.inside);
+        }
+    }
+}
+
+/// One of the interface's functions is running: no fork in between, and no signal handler of the program.
+pub struct Entered<'a> {
+    _gate: Inside<'a>,
+    _blocked: Blocked,
+}
+
+impl Inner {
+    /// To be held by functions of the interface; not twice in a thread.
+    pub fn enter(&self) -> Entered<'_> {
+        let blocked = Blocked::new();
+        Entered { _gate: self.enter_fault(), _blocked: blocked }
+    }
+
+    /// To be held while a fault is served.
+    pub fn enter_fault(&self) -> Inside<'_> {
+        // A reclaim thread may fault on a page that the program has discarded, while a fork waits for that thread.
+        if self.inherit { self.faults.enter(|| self.is_reclaimer()) } else { Inside(None) }
+    }
+
+    /// To be held by the pager's own threads while they work.
+    pub fn enter_work(&self) -> Inside<'_> {
+        if self.inherit { self.workers.enter(|| false) } else { Inside(None) }
+    }
+
+    /// Frees what children held that are gone.
+    pub fn collect_leases(&self) {
+        lock(&self.leases).retain(|(pipe, lease)| {
+            // Nobody ever writes: end of file means that no process holds the other end any more.
+            let gone = rustix::io::read(pipe, &mut [0u8; 1]) == Ok(0);
+            if gone {
+                self.swap.end_lease(*lease);
+            }
+            !gone
+        });
+    }
+}
+
+/// One fork at a time; guards [`FAMILY`] and [`ERRAND`].
+static FORKS: ForkLock = ForkLock::new();
+/// The pagers that children inherit.
+static FAMILY: Mutex<Vec<Weak<Owner>>> = Mutex::new(Vec::new());
+/// What the forking thread keeps from `prepare` on.
+static ERRAND: Mutex<Option<Errand>> = Mutex::new(None);
+
+struct Errand {
+    pagers: Vec<Held>,
+    _blocked: Blocked,
+}
+
+// SAFETY: made and dropped by the forking thread (in the child: by its copy), which the lock FORKS sees to.
+unsafe impl Send for Errand {}
+
+/// A pager that stands still. `lease`: both ends of the pipe whose end says that the child is gone.
+struct Held {
+    owner: Arc<Owner>,
+    lease: Option<(OwnedFd, OwnedFd)>,
+}
+
+/// Has forks followed, once per process.
+pub fn follow_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: functions of the right type that live as long as the process (or library, which is not unloaded).
+        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    });
+}
+
+/// Children inherit this pager from now on.
+pub fn adopt(owner: &Arc<Owner>) {
+    let _blocked = Blocked::new();
+    FORKS.lock();
+    lock(&FAMILY).push(Arc::downgrade(owner));
+    FORKS.unlock();
+}
+
+/// Takes pagers that are being dropped off the list. Waits for a fork that is under way.
+pub fn forget_dropped() {
+    let _blocked = Blocked::new();
+    FORKS.lock();
+    lock(&FAMILY).retain(|owner| owner.strong_count() > 0);
+    FORKS.unlock();
+}
+
+extern "C" fn prepare() {
+    let blocked = Blocked::new();
+    FORKS.lock();
+    let owners: Vec<_> = lock(&FAMILY).iter().filter_map(Weak::upgrade).collect();
+    let hold = |owner: Arc<Owner>| {
+        let e = &owner.inner;
+        e.faults.close();
+        e.workers.close();
+        // Without a pipe nobody knows when the child is gone: its slots are never used again.
+        let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
+        let lease = if e.swap.fds().is_empty() { None } else { pipe() };
+        Held { owner, lease }
+    };
+    let pagers = owners.into_iter().map(hold).collect();
+    *lock(&ERRAND) = Some(Errand { pagers, _blocked: blocked });
+}
+
+extern "C" fn parent() {
+    let errand = lock(&ERRAND).take();
+    let mut owners = Vec::new();
+    let mut blocked = None;
+    if let Some(Errand { pagers, _blocked }) = errand {
+        for Held { owner, lease } in pagers {
+            let number = owner.inner.swap.fork_parent();
+            if let Some((read, _)) = lease {
+                lock(&owner.inner.leases).push((read, number));
+            }
+            owner.inner.workers.open();
+            owner.inner.faults.open();
+            owners.push(owner);
+        }
+        blocked = Some(_blocked);
+    }
+    FORKS.unlock();
+    // The last owner may be one of these: its drop takes FORKS.
+    drop(owners);
+    drop(blocked);
+}
+
+extern "C" fn child() {
+    let errand = lock(&ERRAND).take();
+    let pagers = errand.as_ref().map_or(&[][..], |e| &e.pagers);
+    // Threads that were looking are not here, nor are the pagers that are not inherited.
+    let stays = |pager: *const Inner| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.inner), pager));
+    PAGERS.iter().for_each(|slot| slot.after_fork(stays));
+    let mut owners = Vec::new();
+    let mut blocked = None;
+    if let Some(Errand { pagers, _blocked }) = errand {
+        for Held { owner, lease } in pagers {
+            owner.inner.faults.after_fork();
+            owner.inner.workers.after_fork();
+            if let Err(why) = restart(&owner, lease.map(|(_, write)| write)) {
+                message(&format!("in a forked child, which cannot use its regions: {why}"));
+                close_off(&owner);
+            }
+            owner.inner.workers.open();
+            owner.inner.faults.open();
+            owners.push(owner);
+        }
+        blocked = Some(_blocked);
+    }
+    FORKS.unlock();
+    drop(owners);
+    drop(blocked);
+}
+
+/// Makes a pager of the child out of the copy of its parent's.
+fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
+    let e = &*owner.inner;
+    let same: Vec<_> = e.swap.fds().into_iter().map(|fd| (fd, fd)).collect();
+    e.swap.fork_child(&same);
+    lock(&e.leases).clear();
+    lock(&e.ancestors).extend(lease);
+    e.forget_threads();
+    owner.forget_threads();
+    let new = Uffd::open_signal().map_err(|error| error.to_string())?;
+    // The old numbers name the parent's address space.
+    replace(e.uffd.as_fd().as_raw_fd(), new.as_fd().as_raw_fd())?;
+    let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+    replace(e.pidfd.as_raw_fd(), pidfd.map_err(|error| format!("cannot open the process: {error}"))?.as_raw_fd())?;
+    let refused = |what| move |why| format!("cannot register {what}: {why:?}");
+    e.uffd.register(e.frame_memory.0.base, e.frame_memory.0.len).map_err(refused("frames"))?;
+    let maps = rustix::fs::open("/proc/self/pagemap", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+    let maps = maps.map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
+    for &(first, pages) in lock(&e.places).iter() {
+        let (start, len) = (e.space.addr(first), pages as usize * PAGE_SIZE);
+        e.uffd.register_protectable(start, len).map_err(refused("a region"))?;
+        // A fork does not copy the write protection.
+        for page in first..first + pages {
+            let word = e.space.word(page);
+            let seen = word.look();
+            if let State::Mapped(_) = seen.state() {
+                let seen = word.lock();
+                word.unlock(seen.with_writable(true), seen.state());
+            }
+        }
+        let mut touched = None;
+        let look = |start, end| {
+            for page in (start..end).step_by(PAGE_SIZE).filter_map(|at| e.space.page_at(at)) {
+                match e.space.word(page).look().state() {
+                    State::Mapped(_) => {}
+                    State::None => e.found(page),
+                    _ => touched = Some(page),
+                }
+            }
+            touched.is_none()
+        };
+        pagemap::present_runs(&maps, start, start + len, look).map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
+        if let Some(page) = touched {
+            let at = e.space.addr(page);
+            return Err(format!(
+                "the page at {at:#x} was touched by another library's handler before it could be read"
+            ));
+        }
+    }
+    e.pid.store(std::process::id(), SeqCst);
+    owner.start_threads().map_err(|error| error.to_string())
+}
+
+/// Touching the regions is a SIGSEGV from here on, and the functions of the interface say that it is the parent's.
+fn close_off(owner: &Owner) {
+    owner.inner.pid.store(0, SeqCst);
+    let pager = Arc::as_ptr(&owner.inner);
+    PAGERS.iter().for_each(|slot: &Slot| slot.after_fork(|shown| !std::ptr::eq(shown, pager)));
+    for &(first, pages) in lock(&owner.inner.places).iter() {
+        if let Err(errno) = owner.inner.space.forbid(first, pages as usize) {
+            crate::sys::raw::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
+        }
+    }
+}
+
+/// Puts another file under the number of an open descriptor.
+fn replace(old: i32, new: i32) -> Result<(), String> {
+    // SAFETY: both are open; who owns `old` goes on to own the number.
+    match unsafe { libc::dup3(new, old, libc::O_CLOEXEC) } {
+        -1 => Err(format!("cannot replace a descriptor: {}", std::io::Error::last_os_error())),
+        _ => Ok(()),
+    }
+}
