@@ -113,20 +113,3 @@ fn words_are_cleared_before_the_usage_drops() {
         check(&swap);
     });
 }
-
-/// [17], [18] with three threads: each frees a slot of a full device.
-#[test]
-fn three_threads_free_on_a_full_device() {
-    few_preemptions(|| {
-        let (swap, all) = full();
-        let threads = [all[0], all[5]].map(|entry| {
-            let other = swap.clone();
-            thread::spawn(move || other.put(entry, 1))
-        });
-        assert_eq!(swap.put(all[1], 1), Ok(1));
-        threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(1)));
-        check(&swap);
-        let rest = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).count();
-        assert_eq!(rest, 3, "[11]");
-    });
-}
