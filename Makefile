@@ -17,8 +17,8 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all run setup build install test-install test-programs test lint unit models loom stress programs programs-all soak \
-	bench clean
+.PHONY: all run setup build install test-install test-programs test lint unit models loom tsan miri breakages stress \
+	programs programs-all soak bench clean
 .NOTPARALLEL:
 
 all: build
@@ -82,6 +82,24 @@ models:
 ## make loom: the same, deeper (minutes)
 loom:
 	$(MAKE) models LOOM_PREEMPTIONS=5
+
+# The threaded tests of the slot allocator under ThreadSanitizer and under miri. Both need a nightly toolchain with rust-src
+# and miri: rustup toolchain install nightly --component rust-src,miri
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
+## make tsan: the allocator's threaded tests under ThreadSanitizer (builds the standard library: minutes)
+tsan:
+	CARGO_TARGET_DIR=target/tsan CARGO_PROFILE_RELEASE_PANIC=unwind CARGO_PROFILE_RELEASE_LTO=off \
+		RUSTFLAGS="-Zsanitizer=thread" \
+		cargo +nightly test -Zbuild-std --target $(HOST) -p farpage-swap --release --quiet --lib -- threads swapoff:: worker::
+
+## make miri: the same, shorter, under miri
+miri:
+	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --quiet --lib -- threads swapoff:: worker::
+
+## make breakages: takes the allocator's guards away one by one; a test or a model must notice each (a quarter of an hour)
+breakages:
+	scripts/breakages.py
 
 test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost
 

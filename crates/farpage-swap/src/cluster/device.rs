@@ -5,6 +5,8 @@
 //!
 //! Clusters come into being in order, when the free list is empty: a device costs nothing for what was never used.
 
+use super::live::Live;
+use super::ready::Ready;
 use super::usage::Usage;
 use super::{CLUSTER_SLOTS, Cluster, Flag, NIL, ORDERS, State};
 use crate::chunked::Chunked;
@@ -32,7 +34,7 @@ fn list_of(flag: Flag, order: u8) -> Option<ListId> {
     match flag {
         Flag::None | Flag::Discarding => None,
         Flag::Free => Some(FREE),
-        Flag::Full | Flag::Few => Some(FULL),
+        Flag::Full | Flag::Holes => Some(FULL),
         Flag::Discard => Some(DISCARD),
         Flag::Nonfull => Some(3 + usize::from(order)),
         Flag::Frag => Some(3 + ORDERS + usize::from(order)),
@@ -69,8 +71,12 @@ pub(super) struct Device<M: Meter> {
     /// As an i32; for those who put it back on the list.
     pub(super) priority: AtomicU32,
     pub(super) live: Live,
+    /// Clusters of the full list that have free slots.
+    pub(super) ready: Ready,
     /// Lazily freed slots: the sum over the clusters, so that nobody looks for them where there are none.
     pub(super) lazy: AtomicU64,
+    /// Full clusters that the background worker has still to look into.
+    pub(super) reclaim_left: AtomicU32,
     /// Where a rotational device goes on, per order.
     pub(super) next: Lock<[u64; ORDERS], M>,
     /// Counts that do not fit their words, by slot.
@@ -98,7 +104,9 @@ impl<M: Meter> Device<M> {
             discard: AtomicBool::new(false),
             priority: AtomicU32::new(0),
             live: Live::dead(),
+            ready: Ready::new(),
             lazy: AtomicU64::new(0),
+            reclaim_left: AtomicU32::new(0),
             next: Lock::new([0; ORDERS]),
             many: Lock::new(BTreeMap::new()),
         }
@@ -138,7 +146,7 @@ impl<M: Meter> Device<M> {
         Some(taken)
     }
 
-    /// Takes a cluster of the full list that has a few free slots and serves `order`, and moves it to frag. Looks at
+    /// Takes a cluster of the full list that has free slots and serves `order`, and moves it to frag. Looks at
     /// `visits` clusters at most; those that do not fit go to the tail.
     pub(super) fn isolate_few(&self, order: u8, visits: u32) -> Option<Taken<'_, M>> {
         /// Clusters that one hold of the device lock looks at.
@@ -152,7 +160,7 @@ impl<M: Meter> Device<M> {
                 self.unlink(&mut lists, FULL, index);
                 let state = cluster.state.try_lock(&sites::CLUSTER_ISOLATE);
                 let fits =
-                    |state: &Guard<'_, State, M>| state.flag == Flag::Few && (order == 0 || state.order == order);
+                    |state: &Guard<'_, State, M>| state.flag == Flag::Holes && (order == 0 || state.order == order);
                 match state.filter(fits) {
                     Some(mut state) => {
                         state.flag = Flag::Frag;
@@ -264,18 +272,25 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// Puts a locked cluster at the tail of the list for `to`, unless it is there.
+    /// Puts a locked cluster at the tail of the list for `to`, unless it is on that list.
     pub(super) fn relocate(&self, index: u32, state: &mut State, to: Flag, site: &'static Site) {
-        if state.flag != to {
+        if list_of(state.flag, state.order) == list_of(to, state.order) {
+            state.flag = to;
+        } else {
             let mut lists = self.lists.lock(site);
             self.relocate_locked(&mut lists, index, state, to);
         }
     }
 
-    /// The same for a cluster that became full; in the same hold of the device lock takes the next cluster of
-    /// nonfull\[order\].
+    /// The same for a cluster that became full, and takes the next one: a full cluster with holes; else, in the same hold
+    /// of the device lock, one of nonfull\[order\].
     pub(super) fn relocate_full_and_isolate(&self, index: u32, state: &mut State, order: u8) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to)) = (list_of(Flag::Nonfull, order), list_of(Flag::Frag, order)) else { return None };
+        let ready = self.take_ready(order, &sites::CLUSTER_ISOLATE);
+        if ready.is_some() || self.looks_empty(from) {
+            self.relocate(index, state, Flag::Full, &sites::DEVICE_NEXT);
+            return ready;
+        }
         let mut lists = self.lists.lock(&sites::DEVICE_NEXT);
         self.relocate_locked(&mut lists, index, state, Flag::Full);
         let mut taken = self.first_unlocked(&lists, from)?;
@@ -286,11 +301,10 @@ impl<M: Meter> Device<M> {
     }
 
     fn relocate_locked(&self, lists: &mut Lists, index: u32, state: &mut State, to: Flag) {
-        if let Some(list) = list_of(state.flag, state.order) {
-            self.unlink(lists, list, index);
-        }
-        if let Some(list) = list_of(to, state.order) {
-            self.push(lists, list, index);
+        let (from, list) = (list_of(state.flag, state.order), list_of(to, state.order));
+        if from != list {
+            from.into_iter().for_each(|from| self.unlink(lists, from, index));
+            list.into_iter().for_each(|list| self.push(lists, list, index));
         }
         state.flag = to;
     }
@@ -304,40 +318,6 @@ impl<M: Meter> Device<M> {
         self.relocate(index, state, if discard { Flag::Discard } else { Flag::Free }, &sites::DEVICE_RELOCATE);
         state.order = 0;
         table.into_iter().for_each(|table| pool.give(table));
-    }
-
-    /// Where a cluster belongs after `n` slots of it from place `at` on were freed.
-    pub(super) fn after_free(&self, index: u32, state: &mut State, at: usize, n: usize, pool: &TablePool<M>) {
-        if state.count == 0 {
-            self.emptied(index, state, pool);
-            return;
-        }
-        if matches!(state.flag, Flag::Full | Flag::Few) {
-            if ((CLUSTER_SLOTS - usize::from(state.count)) as u64) < self.worth() {
-                state.flag = Flag::Few;
-                return;
-            }
-        } else if state.flag != Flag::Frag || state.current {
-            return;
-        }
-        // Single slots freed in a cluster of larger blocks: only a whole block is something to search for.
-        let order = usize::from(state.order);
-        let mut blocks = (at >> order << order..at + n).step_by(1 << order);
-        let any = state.table.as_ref().is_some_and(|table| blocks.any(|at| table.is_block_free(at, order)));
-        self.relocate(index, state, if any { Flag::Nonfull } else { Flag::Frag }, &sites::DEVICE_RELOCATE);
-    }
-
-    /// How many free slots make a full cluster worth a search: the device's average, at most a quarter of a cluster. If all
-    /// clusters were full but for that many slots at most, the average would be half of it; so there is always some
-    /// cluster with more, or an empty one. One slot, where larger blocks are short: holes hidden in full clusters cost empty
-    /// ones.
-    fn worth(&self) -> u64 {
-        if self.short_of_blocks.load(Ordering::Relaxed) {
-            return 1;
-        }
-        let (in_use, capacity) = (self.usage.in_use(), self.usage.capacity().max(1));
-        let average = capacity.saturating_sub(in_use) * CLUSTER_SLOTS as u64 / capacity;
-        average.clamp(1, CLUSTER_SLOTS as u64 / 4)
     }
 
     /// Books `n` more lazily freed slots of a locked cluster.
@@ -401,6 +381,7 @@ impl<M: Meter> Device<M> {
         *lists = Lists { limit, bad, ..Lists::new() };
         self.lens.iter().for_each(|len| len.store(0, Ordering::Relaxed));
         self.all_made.store(false, Ordering::Relaxed);
+        self.ready.reset();
     }
 
     /// The clusters of each list in order with the flag and order of the list; for tests.
@@ -430,47 +411,5 @@ impl<M: Meter> Device<M> {
 impl Lists {
     fn new() -> Lists {
         Lists { lists: [List { head: NIL, tail: NIL, len: 0 }; LISTS], fresh: 0, limit: 0, bad: Vec::new() }
-    }
-}
-
-/// References to a device by those who are about to do something with it that must end before it is gone.
-pub(super) struct Live(AtomicU64);
-
-const DEAD: u64 = 1 << 63;
-
-impl Live {
-    fn dead() -> Live {
-        Live(AtomicU64::new(DEAD))
-    }
-
-    /// One more reference, unless the device is going.
-    pub(super) fn get(&self) -> bool {
-        let mut now = self.0.load(Ordering::Relaxed);
-        while now & DEAD == 0 {
-            match self.0.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(other) => now = other,
-            }
-        }
-        false
-    }
-
-    pub(super) fn put(&self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-
-    /// No new references from now on.
-    pub(super) fn kill(&self) {
-        self.0.fetch_or(DEAD, Ordering::AcqRel);
-    }
-
-    /// Killed, and nobody has a reference.
-    pub(super) fn is_drained(&self) -> bool {
-        self.0.load(Ordering::Acquire) == DEAD
-    }
-
-    /// References are given out (again).
-    pub(super) fn resurrect(&self) {
-        self.0.fetch_and(!DEAD, Ordering::Release);
     }
 }

@@ -7,6 +7,7 @@
 mod cache;
 mod devices;
 mod lists;
+mod ready;
 
 use super::*;
 use crate::lock::sites;
@@ -17,12 +18,15 @@ use loom::thread;
 pub(super) struct Frames {
     pub frames: Vec<crate::sync::Mutex<Option<Entry>>>,
     pub discards: crate::sync::AtomicU32,
+    /// Calls of `work_wanted`.
+    pub wanted: crate::sync::AtomicU32,
 }
 
 impl Frames {
     pub fn new() -> Frames {
         let frames = (0..2).map(|_| crate::sync::Mutex::new(None)).collect();
-        Frames { frames, discards: crate::sync::AtomicU32::new(0) }
+        let [discards, wanted] = [(); 2].map(|()| crate::sync::AtomicU32::new(0));
+        Frames { frames, discards, wanted }
     }
 }
 
@@ -31,6 +35,10 @@ impl Env for Frames {
 
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {
         self.discards.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn work_wanted(&self) {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
     }
 
     fn try_lock_frame(&self, frame: u64) -> bool {
@@ -68,7 +76,10 @@ pub(super) fn check(swap: &Swap<Frames>) {
             let state = device.cluster(index).unwrap().state.lock(&sites::CLUSTER_ADMIN);
             let on: Vec<Flag> =
                 listed.iter().filter(|(_, _, all)| all.contains(&index)).map(|(flag, ..)| *flag).collect();
-            assert_eq!(on, [if state.flag == Flag::Few { Flag::Full } else { state.flag }], "[4]");
+            assert_eq!(on, [if state.flag == Flag::Holes { Flag::Full } else { state.flag }], "[4]");
+            let stacks: Vec<u8> =
+                (0..ORDERS as u8).filter(|&order| device.ready_list(order).contains(&index)).collect();
+            assert_eq!(stacks, Vec::from_iter(state.ready), "[4]");
             let words = (0..CLUSTER_SLOTS).map(|at| state.table.as_ref().map_or(Word::FREE, |t| t.word(at)));
             let (mut used, mut bad) = (0, 0);
             for word in words {

@@ -5,17 +5,17 @@
 //! what it can get. Slot 0 is the device's header and, like bad slots, never given out; 0 can so mean "no slot".
 //!
 //! ```text
-//!                 taken                        last slot used            a slot freed
-//!    free  ------------------>  frag[o]  --------------------->  full  ----------------> nonfull[o]
-//!     ^  ^                      |  ^  '---- a slot freed, no CPU is at it ---------------->  |  |
-//!     |  |                      |  '---------------------- taken (isolate) -----------------'  |
-//!     |  '------ last slot freed (every state) ------------------------------------------------'
-//!  discard <---- the same, on a device that wants to know
+//!                 taken                        last slot used              a slot freed
+//!    free  ------------------>  frag[o]  --------------------->  full  <----------------->  holes
+//!     ^                         |  ^  '---- a slot freed, no CPU is at it ---->  nonfull[o]   last slot used
+//!     |                         |  '---------------- taken (isolate) ---------------'
+//!     '------ last slot freed (every state)
+//!  discard <- the same, on a device that wants to know
 //! ```
 //!
-//! * A full cluster of which slots are freed stays on the full list until they are worth a search (a quarter of a cluster
-//!   while the device has room, fewer as it fills up): *few*. Otherwise each free would cost a list move, and so would
-//!   the allocation that fills the hole. What is there is found when nothing else is left.
+//! * A full cluster of which slots are freed (*holes*) stays on the full list. When they are worth a search (an eighth of
+//!   a cluster while the device has room, fewer as it fills up), it goes on a stack from which a search takes it without
+//!   the device lock: module `ready`.
 //! * *nonfull*: something was freed since the last search. *frag*: being used by a CPU, or searched in vain.
 //! * Each CPU remembers, per order, where its next block should come from (a *hint*: device and slot). While that works
 //!   an allocation takes the cluster's lock and nothing else. A rotational device has one place for all CPUs instead.
@@ -31,7 +31,9 @@
 //! | `scan` | a search in one locked cluster; commit |
 //! | `search` | allocation: hint, devices in turn, lists in order |
 //! | `refs`, `cache` | counts and freeing; binding slots to frames, look-up |
-//! | `reclaim` | lazily freed slots, discards |
+//! | `ready` | full clusters with holes |
+//! | `reclaim`, `worker` | lazily freed slots and discards, in a search and in the background |
+//! | `live` | references to a device |
 //! | `usage` | the counter of used slots and its off-list bit |
 //! | `swap` | all devices: priorities, swapon, swapoff |
 //!
@@ -49,12 +51,15 @@
 mod cache;
 mod device;
 mod hint;
+mod live;
+mod ready;
 mod reclaim;
 mod refs;
 mod scan;
 mod search;
 mod swap;
 mod usage;
+mod worker;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -67,7 +72,7 @@ pub use refs::CountError;
 pub use swap::{DeviceOptions, DeviceRef, Stats, Swap, Swapoff, SwaponError};
 
 use crate::lock::Lock;
-use crate::sync::{AtomicU64, Guarded, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Table, Word};
 
 /// Devices at most.
@@ -127,6 +132,9 @@ pub trait Env: Send + Sync + 'static {
     /// These slots of a device opened with `discard` have no content any more. No lock is held.
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
 
+    /// There is something to do for [`Swap::work`], and there was not before. No lock is held; it must not call the swap.
+    fn work_wanted(&self) {}
+
     /// Tries to lock a frame that is bound to a lazily freed slot, so that the slot can be reclaimed. `false`: busy, or
     /// the frame must keep its slot (it is being written). No lock is held, and it must not wait for one.
     fn try_lock_frame(&self, _frame: u64) -> bool {
@@ -151,8 +159,8 @@ enum Flag {
     Frag,
     /// On the full list, with no free slot.
     Full,
-    /// On the full list, with a few free slots: too few to be worth a search (see `Device::worth`).
-    Few,
+    /// On the full list, with free slots (see `ready`).
+    Holes,
     Discard,
     /// None: its discard is running.
     Discarding,
@@ -167,8 +175,10 @@ struct State {
     flag: Flag,
     /// The order it serves; 0 while empty.
     order: u8,
-    /// A CPU took it from a list and goes on allocating here: frees need not move it to nonfull, its search wraps around.
+    /// A CPU took it and goes on allocating here: frees need not offer it to others, its search wraps around.
     current: bool,
+    /// The order of the stack that it is on.
+    ready: Option<u8>,
     table: Option<Box<Table>>,
 }
 
@@ -180,12 +190,19 @@ struct Cluster<M> {
     table: AtomicU64,
     /// List links, which belong to the device lock.
     links: Guarded,
+    /// The next cluster of the stack that it is on.
+    below: AtomicU32,
 }
 
 impl<M: crate::lock::Meter> Cluster<M> {
     fn new() -> Cluster<M> {
-        let state = State { count: 0, lazy: 0, flag: Flag::None, order: 0, current: false, table: None };
-        Cluster { state: Lock::new(state), table: AtomicU64::new(0), links: Guarded::new(NIL, NIL) }
+        let state = State { count: 0, lazy: 0, flag: Flag::None, order: 0, current: false, ready: None, table: None };
+        Cluster {
+            state: Lock::new(state),
+            table: AtomicU64::new(0),
+            links: Guarded::new(NIL, NIL),
+            below: AtomicU32::new(NIL),
+        }
     }
 
     /// Gives the cluster a table. Caller holds its lock.

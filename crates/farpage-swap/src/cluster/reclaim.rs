@@ -2,9 +2,9 @@
 //!
 //! A slot without references whose page is in the swap cache keeps its place: if the page goes out again unchanged,
 //! nothing need be written. When more than half of all slots are used, such slots are reclaimed where a search meets
-//! them, one full cluster a search, and by a worker when a device has become full.
+//! them, one full cluster a search, and by the background `worker` when a device has become full.
 //!
-//! Callers: `scan` and `search`; background threads. Cluster locks are dropped while the owner of the frames is asked.
+//! Callers: `scan`, `search`, `worker`. Cluster locks are dropped while the owner of the frames is asked.
 
 use super::device::Device;
 use super::{CLUSTER_SLOTS, Entry, Env, Flag, Swap};
@@ -58,27 +58,8 @@ impl<E: Env> Swap<E> {
         freed
     }
 
-    /// Reclaims in all full clusters that there are now, if more than half of all slots are used; how many slots are free
-    /// now. For a background thread, when [`Swap::take_reclaim_wanted`] says so.
-    pub fn reclaim_some(&self, device: u8) -> usize {
-        let Some(device) = self.device(device).filter(|_| self.is_half_full()) else { return 0 };
-        if !device.live.get() {
-            return 0;
-        }
-        let clusters = device.usage.in_use() / CLUSTER_SLOTS as u64;
-        let freed = self.reclaim_full(device, u32::try_from(clusters).unwrap_or(u32::MAX));
-        device.live.put();
-        freed
-    }
-
-    /// Whether a device became full since the last call while more than half of all slots were used.
-    pub fn take_reclaim_wanted(&self) -> bool {
-        self.reclaim_wanted.swap(false, Ordering::Relaxed)
-    }
-
-    /// Discards up to `clusters` clusters of a device that wait for it and makes them free; how many. For a background
-    /// thread; an allocation that fails otherwise does it too.
-    pub fn discard_some(&self, device: u8, clusters: usize) -> usize {
+    /// Discards up to `clusters` clusters of a device that wait for it and makes them free; how many.
+    pub(super) fn discard_some(&self, device: u8, clusters: usize) -> usize {
         let Some(device) = self.device(device) else { return 0 };
         if !device.live.get() {
             return 0;

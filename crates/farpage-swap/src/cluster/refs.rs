@@ -5,7 +5,8 @@
 
 use super::device::Device;
 use super::usage::After;
-use super::{CLUSTER_SLOTS, Entry, Env, State, Swap};
+use super::worker::DISCARD;
+use super::{CLUSTER_SLOTS, Entry, Env, Flag, State, Swap};
 use crate::lock::{Guard, Meter, Site, sites};
 use crate::table::{COUNT_MANY, COUNT_MAX, Word};
 
@@ -144,7 +145,11 @@ impl<E: Env> Swap<E> {
         state.count -= n as u16;
         device.after_free(first.cluster(), &mut state, first.place(), range, &self.tables);
         let after = device.usage.sub(n as u64);
+        let discard = state.flag == Flag::Discard;
         drop(state);
+        if discard {
+            self.want(DISCARD);
+        }
         if after == After::HasRoom {
             self.has_room(device);
         }

@@ -16,7 +16,8 @@ const RECLAIM_TRIES: usize = 4;
 impl State {
     /// Whether blocks of this order may be taken from the cluster now.
     fn is_usable(&self, order: u8) -> bool {
-        matches!(self.flag, Flag::Nonfull | Flag::Frag) && (order == 0 || self.order == order)
+        let flag = matches!(self.flag, Flag::Nonfull | Flag::Frag) || (self.flag == Flag::Holes && self.current);
+        flag && (order == 0 || self.order == order)
     }
 }
 
@@ -70,7 +71,9 @@ impl<E: Env> Swap<E> {
         }
         // Searched in vain: nothing to find here until something is freed.
         state.current = false;
-        device.relocate(index, &mut state, Flag::Frag, &sites::DEVICE_RELOCATE);
+        if state.flag != Flag::Holes {
+            device.relocate(index, &mut state, Flag::Frag, &sites::DEVICE_RELOCATE);
+        }
         Err(())
     }
 

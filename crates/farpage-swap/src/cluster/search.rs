@@ -3,12 +3,12 @@
 //! | step | order `o` > 0 | order 0 | why here |
 //! | --- | --- | --- | --- |
 //! | hint | yes | yes | takes the cluster's lock only |
-//! | nonfull\[o\], all | yes | yes | packs the device |
+//! | full clusters with holes, then nonfull\[o\], all | yes | yes | packs the device; the former without its lock |
 //! | free, then a cluster never used | yes | yes | |
 //! | reclaim one full cluster, if more than half of all is used; then nonfull\[o\] again | yes | yes | |
 //! | frag\[o\], one | yes | yes | the whole list would be a long search for little |
-//! | a nearly full cluster, the next 4 | yes | all, last | not worth a search before |
-//! | frag\[k\], nonfull\[k\], k = 1.. | | yes | order 0 fits everywhere, but breaks blocks |
+//! | the full list for holes, the next 4 | yes | all, last | not worth a search before |
+//! | frag\[k\], nonfull\[k\], full clusters with holes, k = 1.. | | yes | order 0 fits everywhere, but breaks blocks |
 //! | on all devices: pending discards; reclaim in full clusters; then once more | | yes | it must not fail while there is room |
 //!
 //! A device whose clusters are discarded takes free clusters first, to spread the writes. On a rotational device all
@@ -23,6 +23,8 @@ use crate::sync::Ordering;
 const WAITS: usize = if cfg!(loom) { 4 } else { 64 };
 /// Full clusters that a search for a larger block looks at.
 const FEW_VISITS: u32 = 4;
+/// Clusters of a stack that one search looks at: only one that changed since it was pushed has no block.
+const READY_VISITS: usize = 4;
 const TOP: u8 = ORDERS as u8 - 1;
 
 impl<E: Env> Swap<E> {
@@ -130,7 +132,9 @@ impl<E: Env> Swap<E> {
         if discard && let Some(found) = self.try_free(device, order, fill) {
             return Some(found);
         }
-        if let Some(found) = self.try_nonfull(device, order, fill) {
+        if let Some(found) =
+            self.try_ready(device, order, order, fill).or_else(|| self.try_nonfull(device, order, fill))
+        {
             return Some(found);
         }
         if !discard && let Some(found) = self.try_free(device, order, fill) {
@@ -138,8 +142,9 @@ impl<E: Env> Swap<E> {
         }
         if self.is_half_full()
             && self.reclaim_full(device, 1) > 0
-            && let Some(found) =
-                self.try_list(device, Flag::Nonfull, order, order, fill).or_else(|| self.try_free(device, order, fill))
+            && let Some(found) = (self.try_ready(device, order, order, fill))
+                .or_else(|| self.try_list(device, Flag::Nonfull, order, order, fill))
+                .or_else(|| self.try_free(device, order, fill))
         {
             return Some(found);
         }
@@ -161,10 +166,24 @@ impl<E: Env> Swap<E> {
                     return Some(found);
                 }
             }
+            if let Some(found) = self.try_ready(device, stolen, 0, fill) {
+                return Some(found);
+            }
         }
         // What is free now is in clusters that are nearly full.
         let any = device.usage.in_use() < device.usage.capacity();
         if any { self.try_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
+    }
+
+    /// Full clusters with holes that serve `of`: one that has no block stays where it is.
+    fn try_ready(&self, device: &Device<E::Meter>, of: u8, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+        for _ in 0..READY_VISITS {
+            let taken = device.take_ready(of, &sites::CLUSTER_ISOLATE)?;
+            if let Some(found) = self.scan_taken(device, taken, order, fill) {
+                return Some(found);
+            }
+        }
+        None
     }
 
     fn try_few(&self, device: &Device<E::Meter>, order: u8, visits: u32, fill: Fill) -> Option<(Entry, Option<Entry>)> {

@@ -13,7 +13,7 @@ use super::hint::Hints;
 use super::refs::lock as lock_cluster;
 use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, Flag, ORDERS, SLOTS_MAX};
 use crate::lock::{Guard, Lock, sites};
-use crate::sync::{AtomicBool, AtomicU32, OnceLock, Ordering};
+use crate::sync::{AtomicU32, OnceLock, Ordering};
 use crate::table::{TABLE_BYTES, TablePool, Word};
 
 /// What a device is like.
@@ -62,7 +62,8 @@ pub struct Swap<E: Env = ()> {
     first: AtomicU32,
     pub(super) hints: Hints,
     pub(super) tables: TablePool<E::Meter>,
-    pub(super) reclaim_wanted: AtomicBool,
+    /// What `worker` has to do.
+    pub(super) wanted: AtomicU32,
 }
 
 /// Numbers of one device or of all.
@@ -95,7 +96,7 @@ impl<E: Env> Swap<E> {
             first: AtomicU32::new(0),
             hints: Hints::new(cpus),
             tables: TablePool::new(),
-            reclaim_wanted: AtomicBool::new(false),
+            wanted: AtomicU32::new(0),
         }
     }
 
@@ -227,7 +228,7 @@ impl<E: Env> Swap<E> {
             self.unlink(&mut avail, device.index);
             drop(avail);
             if self.is_half_full() {
-                self.reclaim_wanted.store(true, Ordering::Relaxed);
+                self.want_reclaim(device);
             }
         }
     }
@@ -415,7 +416,7 @@ impl<E: Env> Swapoff<'_, E> {
                 table.clear();
                 self.swap.tables.give(table);
             }
-            (state.count, state.lazy, state.order, state.current) = (0, 0, 0, false);
+            (state.count, state.lazy, state.order, state.current, state.ready) = (0, 0, 0, false, None);
             state.flag = Flag::None;
         }
         let mut admin = self.swap.admin.lock(&sites::ADMIN);

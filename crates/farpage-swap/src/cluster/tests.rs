@@ -5,7 +5,9 @@
 mod counts;
 mod devices;
 mod random;
+mod swapoff;
 mod threads;
+mod worker;
 
 use super::*;
 use crate::lock::sites;
@@ -22,6 +24,10 @@ pub(super) struct Frames {
     pub unbound: Mutex<Vec<u64>>,
     pub discarded: Mutex<Vec<(u8, u64)>>,
     pub asked: AtomicUsize,
+    /// Calls of `work_wanted`.
+    pub wanted: AtomicUsize,
+    /// Who is to be woken by them.
+    pub worker: Mutex<Option<std::thread::Thread>>,
 }
 
 impl Env for Frames {
@@ -30,6 +36,11 @@ impl Env for Frames {
     fn discard(&self, device: u8, first: u64, slots: u64) {
         assert_eq!((first % CLUSTER_SLOTS as u64, slots), (0, CLUSTER_SLOTS as u64));
         self.discarded.lock().unwrap().push((device, first));
+    }
+
+    fn work_wanted(&self) {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        self.worker.lock().unwrap().iter().for_each(std::thread::Thread::unpark);
     }
 
     fn try_lock_frame(&self, frame: u64) -> bool {
@@ -55,6 +66,7 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             (lists.fresh, lists.limit, lists.bad.clone())
         };
         let listed = device.listed();
+        let ready: Vec<Vec<u32>> = (0..ORDERS as u8).map(|order| device.ready_list(order)).collect();
         let (mut in_use, mut all_lazy) = (0, 0);
         for index in 0..fresh {
             let cluster = device.cluster(index).unwrap();
@@ -62,7 +74,7 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             let on: Vec<_> = listed.iter().filter(|(_, _, all)| all.contains(&index)).collect();
             assert_eq!(on.len(), usize::from(!matches!(state.flag, Flag::None | Flag::Discarding)), "[4] {index}");
             for (flag, order, _) in on {
-                let flag_of_list = if state.flag == Flag::Few { Flag::Full } else { state.flag };
+                let flag_of_list = if state.flag == Flag::Holes { Flag::Full } else { state.flag };
                 assert_eq!(*flag, flag_of_list, "[4] {index}");
                 if matches!(flag, Flag::Nonfull | Flag::Frag) {
                     assert_eq!(*order, state.order, "[6] {index}");
@@ -88,11 +100,12 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             let fits = match state.flag {
                 Flag::Free | Flag::Discard | Flag::Discarding => used == 0 && state.table.is_none() && state.order == 0,
                 Flag::Full => usize::from(used) == CLUSTER_SLOTS,
-                Flag::Few => usize::from(used) > CLUSTER_SLOTS * 3 / 4 && usize::from(used) < CLUSTER_SLOTS,
-                Flag::Nonfull | Flag::Frag => used > 0 && usize::from(used) < CLUSTER_SLOTS,
+                Flag::Holes | Flag::Nonfull | Flag::Frag => used > 0 && usize::from(used) < CLUSTER_SLOTS,
                 Flag::None => false,
             };
             assert!(fits, "[5] {index}: {:?} with {used}", state.flag);
+            let on: Vec<u8> = (0..ORDERS as u8).filter(|&order| ready[usize::from(order)].contains(&index)).collect();
+            assert_eq!(on, Vec::from_iter(state.ready), "[4] {index}: on no stack but its own");
         }
         assert_eq!(device.usage.in_use(), in_use, "[2]");
         assert_eq!(device.lazy.load(Ordering::Relaxed), all_lazy);

@@ -7,11 +7,12 @@
 use super::{Block, Fallback, Slots};
 use crate::bench::meter::{self, Counts};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const LARGE: u8 = 4;
-/// One object in so many is large in the mixed load: the share changes as the thread goes on, which is what breaks blocks.
+/// One object in so many is large in the mixed load. The share changes as the load goes on, for all threads at once: that is
+/// what breaks blocks.
 const LARGE_EVERY: [u64; 2] = [4, 64];
 const EXCHANGE_EVERY: u64 = 4096;
 
@@ -26,11 +27,19 @@ pub struct Load {
     pub mixed: bool,
     /// Threads.
     pub threads: usize,
-    /// How long it is measured, after as long a warm-up.
+    /// How long it is measured, after a warm-up.
     pub time: Duration,
+    /// With mixed orders: measured until all threads together went through so many changes of the share of large objects and
+    /// back, whatever the time, after half as many. 0: by time.
+    pub periods: u64,
 }
 
 impl Load {
+    /// Allocations of a phase of the mixed load: it replaces about half of the pages if large objects are frequent.
+    fn phase(&self) -> u64 {
+        (self.slots * self.fill_pct / 800).max(1)
+    }
+
     /// As in the tables: `0 60%`, `0+4 95%`.
     pub fn name(&self) -> String {
         format!("{} {}%", if self.mixed { "0+4" } else { "0" }, self.fill_pct)
@@ -58,7 +67,7 @@ impl Outcome {
     }
 
     pub fn fallback_pct(&self) -> f64 {
-        if self.large == 0 { 0.0 } else { 100.0 * self.fallback as f64 / self.large as f64 }
+        100.0 * self.fallback as f64 / self.large.max(1) as f64
     }
 }
 
@@ -91,6 +100,8 @@ struct Worker<'a, S: Slots> {
     load: Load,
     objects: Vec<Object>,
     pages: u64,
+    /// Allocations of all threads, which says what phase the load is in; and this thread's that are not in it yet.
+    progress: &'a AtomicU64,
     allocs: u64,
     rng: u64,
     tally: Tally,
@@ -111,10 +122,12 @@ impl<S: Slots> Worker<'_, S> {
 
     fn alloc(&mut self) {
         let large = self.load.mixed && {
-            // A phase replaces about half of the thread's pages.
-            let phase = self.allocs * self.load.threads as u64 * 800 / (self.load.slots * self.load.fill_pct) % 2;
             self.allocs += 1;
-            self.random().is_multiple_of(LARGE_EVERY[phase as usize])
+            if self.allocs == 64 {
+                self.progress.fetch_add(std::mem::take(&mut self.allocs), Relaxed);
+            }
+            let phase = self.progress.load(Relaxed) / self.load.phase();
+            self.random().is_multiple_of(LARGE_EVERY[phase as usize % 2])
         };
         if !large {
             if let Some(block) = self.block(0) {
@@ -202,7 +215,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
     // What is on the market is in use too: an eighth of a thread's share.
     let shares = 8 * load.threads as u64 + u64::from(load.threads > 1);
     let target = load.slots * load.fill_pct / 100 * 8 / shares;
-    let market = Mutex::new(Vec::new());
+    let (market, progress) = (Mutex::new(Vec::new()), AtomicU64::new(0));
     let (ready, go, stop) = (AtomicU32::new(0), AtomicBool::new(false), AtomicBool::new(false));
     let mut outcome = Outcome {
         ops: 0,
@@ -216,7 +229,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads)
             .map(|i| {
-                let (market, ready, go, stop) = (&market, &ready, &go, &stop);
+                let (market, progress, ready, go, stop) = (&market, &progress, &ready, &go, &stop);
                 scope.spawn(move || {
                     let rng = 0x9e37_79b9_7f4a_7c15 ^ (i as u64 + 1) << 40;
                     let tally = Tally::default();
@@ -226,6 +239,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                         load,
                         objects: Vec::new(),
                         pages: 0,
+                        progress,
                         allocs: 0,
                         rng,
                         tally,
@@ -237,7 +251,8 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                     let warm = Instant::now();
                     let churn = 4 * worker.objects.len() as u64;
                     let mut steps = 0;
-                    while steps < churn || warm.elapsed() < load.time / 2 {
+                    let periods = load.periods * load.phase();
+                    while steps < churn || warm.elapsed() < load.time / 2 || progress.load(Relaxed) < periods {
                         worker.step(target);
                         steps += 1;
                         if steps.is_multiple_of(EXCHANGE_EVERY) && load.threads > 1 {
@@ -271,7 +286,14 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
         }
         go.store(true, Relaxed);
         let from = Instant::now();
-        std::thread::sleep(load.time);
+        if load.periods > 0 {
+            let until = progress.load(Relaxed) + 2 * load.periods * load.phase();
+            while progress.load(Relaxed) < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        } else {
+            std::thread::sleep(load.time);
+        }
         stop.store(true, Relaxed);
         let mut locals = Vec::new();
         for thread in threads {
@@ -288,6 +310,17 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
         locals.into_iter().for_each(|local| slots.finish(local));
     });
     outcome
+}
+
+/// Operations a second of as many single threads as the load says, each with an allocator and an equal part of the device
+/// to itself: what the processors give where nothing is shared.
+pub fn apart<S: Slots>(new: impl Fn(u64) -> S + Sync, load: Load) -> f64 {
+    let own = Load { slots: load.slots / load.threads as u64, threads: 1, ..load };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..load.threads).map(|_| scope.spawn(|| run(&new(own.slots), own).ops_per_s())).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+    })
 }
 
 /// Nanoseconds of an order-0 allocation and its free, by one thread, with nobody else there: 60 % full, the slot is freed

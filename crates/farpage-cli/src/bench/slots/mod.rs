@@ -18,6 +18,7 @@ pub use report::spread;
 use single::{Cached, Single};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// For the help.
@@ -54,6 +55,9 @@ pub struct SlotsArgs {
     pub rounds: u32,
 }
 
+/// Periods of the mixed load in the runs that count.
+const PERIODS: u64 = 8;
+
 /// A block that a load has.
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
@@ -85,11 +89,21 @@ pub trait Slots: Sync {
     fn clusters_in_use(&self) -> u64;
 }
 
-/// The CPU that runs the caller, from libc's restartable sequence: a load from memory.
+/// The CPU that runs the caller, from libc's restartable sequence (rseq): a load from memory; where there is none, from
+/// getcpu. Where that fails too, a number of the thread.
 #[inline]
 pub fn cpu() -> usize {
     // SAFETY: no arguments, no preconditions.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or_else(|_| thread_number())
+}
+
+#[cold]
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
 }
 
 fn clusters_of(slots: u64) -> usize {
@@ -110,6 +124,8 @@ pub struct Row {
 /// Numbers that are not part of a load.
 pub struct Extra {
     pub pair_ns: Vec<f64>,
+    /// Share of the device in use; operations a second of two threads that share nothing, each of them alone.
+    pub apart: Vec<(u64, Vec<f64>)>,
     pub meta_bytes_per_slot: Vec<(u64, f64)>,
     pub cluster_bytes: usize,
     pub ns_per_tick: f64,
@@ -149,12 +165,13 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let (ns_per_tick, clock_ns) = meter::calibrate();
     let slots = args.slots;
-    let extra = Extra {
+    let mut extra = Extra {
         pair_ns: vec![
             load::pair_ns(&Single::<()>::new(slots, cpus), slots),
             load::pair_ns(&Cached::<()>::new(slots, cpus), slots),
             load::pair_ns(&Real::<(), false>::new(slots, cpus), slots),
         ],
+        apart: Vec::new(),
         meta_bytes_per_slot: [5, 30, 95].map(|pct| (pct, meta_bytes_per_slot(slots, pct))).to_vec(),
         cluster_bytes: farpage_swap::cluster::CLUSTER_BYTES,
         ns_per_tick,
@@ -166,17 +183,27 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
     for mixed in [false, true] {
         for fill_pct in [30, 60, 95] {
             for &threads in &threads {
-                let load = Load { slots, fill_pct, mixed, threads, time: Duration::from_millis(args.time) };
+                let time = Duration::from_millis(args.time);
+                let load = Load { slots, fill_pct, mixed, threads, time, periods: 0 };
+                // Counts depend on what came before: whole periods, long enough to be in the steady state.
+                let whole = Load { periods: if mixed { PERIODS } else { 0 }, ..load };
                 let variants = if mixed { 0..4 } else { 0..3 };
-                let mut all: Vec<Vec<f64>> = vec![Vec::new(); VARIANTS.len()];
+                let mut all: Vec<Vec<Outcome>> = vec![Vec::new(); VARIANTS.len()];
+                let mut apart = Vec::new();
                 for _ in 0..args.rounds {
                     for variant in variants.clone() {
-                        all[variant].push(plain(variant, load, cpus).ops_per_s());
+                        all[variant].push(plain(variant, load, cpus));
+                    }
+                    if !mixed && threads == 2 {
+                        apart.push(load::apart(|slots| Real::<(), false>::new(slots, cpus), load));
                     }
                 }
+                if !apart.is_empty() {
+                    extra.apart.push((fill_pct, apart));
+                }
                 for variant in variants {
-                    let ops_per_s = std::mem::take(&mut all[variant]);
-                    let row = Row { variant, load, ops_per_s, counted: counted(variant, load, cpus) };
+                    let ops_per_s = all[variant].iter().map(Outcome::ops_per_s).collect();
+                    let row = Row { variant, load, ops_per_s, counted: counted(variant, whole, cpus) };
                     if args.json.as_deref().is_none_or(|path| path.as_os_str() != "-") {
                         report::print_row(&row, &extra, rows.is_empty());
                     }

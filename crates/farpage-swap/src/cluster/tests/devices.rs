@@ -37,8 +37,12 @@ fn swap_a_search_looks_into_each_nonfull_cluster_once() {
     let device = swap.device(0).unwrap();
     // One slot of each block: nothing for order 4, and no cluster says so, though none is full.
     blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 1), Ok(1)));
-    assert_eq!((device.list_len(Flag::Nonfull, 4), device.list_len(Flag::Frag, 4)), (0, 18));
+    assert_eq!((device.list_len(Flag::Nonfull, 4), device.ready_list(4).len()), (0, 0));
     assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
+    // A search for holes in the full list moves some to frag; one by one, all of them.
+    while device.list_len(Flag::Frag, 4) < 18 {
+        device.isolate_few(4, 18).unwrap();
+    }
     // A block in each cluster, of which single slots are taken again: all say they have one, none has.
     for cluster in blocks.chunks(32) {
         assert_eq!(swap.put(cluster[9].offset(1), 15), Ok(15));
@@ -102,13 +106,25 @@ fn swap_nonfull_before_free_and_hints_follow() {
     let swap = one(512 * 40);
     let all: Vec<Entry> = (0..5000).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
     assert!(all.windows(2).all(|w| w[1].slot == w[0].slot + 1));
-    // Slots 512 to 638: too few to be worth a search while there is so much room.
-    assert_eq!(swap.put(all[511], 127), Ok(127));
-    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0);
+    // Slots 512 to 574: too few to be worth a search while there is so much room.
+    let device = swap.device(0).unwrap();
+    assert_eq!(swap.put(all[511], 63), Ok(63));
+    assert_eq!(device.ready_list(0), []);
     assert_eq!(swap.put(all[700], 1), Ok(1));
-    assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 1);
-    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[511]), "another CPU takes nonfull before free");
+    assert_eq!((device.ready_list(0), device.list_len(Flag::Full, 0)), (vec![1], 9));
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[511]), "another CPU takes it before a free one");
     assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[512]));
+    assert_eq!((device.ready_list(0), device.list_len(Flag::Full, 0)), (vec![], 9), "it stays on the full list");
+    // Three more: the last one first, and a cluster that was emptied meanwhile is passed over.
+    for i in [2, 3, 4] {
+        assert_eq!(swap.put_all(&all[512 * i - 1..512 * i + 99]), (100, 0));
+    }
+    assert_eq!(device.ready_list(0), [4, 3, 2]);
+    assert_eq!(swap.put_all(&all[512 * 3 + 99..512 * 4 - 1]), (412, 0));
+    (0..62 + 100).for_each(|_| assert!([1, 4].contains(&swap.alloc(1, 0, Fill::Swapped).unwrap().cluster())));
+    assert_eq!(swap.alloc(1, 0, Fill::Swapped).map(|e| e.cluster()), Some(2));
+    assert_eq!(device.ready_list(0), []);
+    check(&swap);
     assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(5001), "a hint goes on in its cluster");
     assert_eq!(swap.put(Entry { device: 0, slot: 4999 }, 1), Ok(1));
     assert_eq!(swap.device(0).unwrap().list_len(Flag::Nonfull, 0), 0, "a CPU is at this one: it stays where it is");
@@ -140,14 +156,14 @@ fn swap_a_device_short_of_large_blocks_packs_single_slots() {
     let all: Vec<Entry> = (1..512 * 7).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
     let device = swap.device(0).unwrap();
     assert_eq!(swap.put(all[600], 1), Ok(1));
-    assert_eq!(device.list_len(Flag::Nonfull, 0), 0, "one slot is not worth a list move");
+    assert_eq!(device.ready_list(0), [], "one slot is not worth a search");
     let blocks: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 4, Fill::Swapped)).collect();
     assert_eq!(swap.put(all[1200], 1), Ok(1));
-    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "it is, when large blocks are not to be had");
+    assert_eq!(device.ready_list(0), [2], "it is, when large blocks are not to be had");
     assert_eq!(swap.put_all(&all[512..1535]), (1021, 2));
     assert!(swap.alloc(0, 9, Fill::Swapped).is_some() && !blocks.is_empty());
     assert_eq!(swap.put(all[2000], 1), Ok(1));
-    assert_eq!(device.list_len(Flag::Nonfull, 0), 1, "there are empty clusters again");
+    assert!(!device.ready_list(0).contains(&3), "there are empty clusters again");
     check(&swap);
 }
 
@@ -155,13 +171,11 @@ fn swap_a_device_short_of_large_blocks_packs_single_slots() {
 fn swap_lazily_freed_slots_are_reclaimed_when_half_is_used() {
     let swap = one(512 * 4);
     let lazy: Vec<Entry> = (0..600).map(|i| swap.alloc(0, 0, Fill::Cached(i)).unwrap()).collect();
-    assert_eq!(swap.reclaim_some(0), 0, "less than half is used");
     let mut swapped = 0;
     while swap.in_use(0) < swap.capacity(0) {
         swap.alloc(0, 0, Fill::Swapped).unwrap();
         swapped += 1;
     }
-    assert!(swap.take_reclaim_wanted() && !swap.take_reclaim_wanted());
     assert_eq!(swapped, 2047 - 600);
     // The device is full, but 600 of its slots can be had.
     swap.env().busy.lock().unwrap().insert(5);

@@ -296,9 +296,9 @@ impl Model {
                 }
             }
             Op::Reclaim => {
-                for device in self.devices.keys() {
-                    self.swap.reclaim_some(*device);
-                }
+                // As if a device had become full.
+                self.swap.devices().for_each(|device| self.swap.want_reclaim(device));
+                while self.swap.work(2) {}
                 self.note_reclaimed();
             }
             Op::Discard => {

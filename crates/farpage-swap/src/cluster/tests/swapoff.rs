@@ -1,0 +1,132 @@
+//! Devices that are emptied and taken away while threads store and load pages: every page keeps its content.
+
+use super::*;
+use crate::sync::{AtomicBool, AtomicU64};
+use std::sync::MutexGuard;
+use std::thread;
+
+const SLOTS: u64 = 512 * 4;
+/// Fit into one of the two devices.
+const PAGES: usize = if cfg!(miri) { 100 } else { 1800 };
+
+/// Where a page is, and how often it was stored.
+type Page = (Option<Entry>, u64);
+
+struct Store {
+    swap: Swap,
+    /// What the devices have in their slots: page in the high half, version in the low one.
+    content: Vec<AtomicU64>,
+    pages: Vec<Mutex<Page>>,
+}
+
+impl Store {
+    fn slot(&self, entry: Entry) -> &AtomicU64 {
+        &self.content[(u64::from(entry.device) * SLOTS + entry.slot) as usize]
+    }
+
+    fn page(&self, page: usize) -> MutexGuard<'_, Page> {
+        self.pages[page].lock().unwrap()
+    }
+
+    fn store(&self, cpu: usize, page: usize) {
+        let mut at = self.page(page);
+        let Some(entry) = self.swap.alloc(cpu, 0, Fill::Swapped) else { panic!("one device has room for all pages") };
+        self.slot(entry).store((page as u64) << 32 | (at.1 + 1), Ordering::Relaxed);
+        if let Some(old) = at.0 {
+            assert_eq!(self.swap.put(old, 1), Ok(1));
+        }
+        *at = (Some(entry), at.1 + 1);
+    }
+
+    fn load(&self, page: usize) {
+        let mut at = self.page(page);
+        let Some(entry) = at.0.take() else { return };
+        let device = self.swap.get(entry.device);
+        assert!(device.is_some(), "[20] a device with a slot in use");
+        assert_eq!(self.slot(entry).load(Ordering::Relaxed), (page as u64) << 32 | at.1, "{entry:?}");
+        drop(device);
+        assert_eq!(self.swap.put(entry, 1), Ok(1));
+    }
+
+    /// Moves what is in a slot to another device, if it is still there.
+    fn move_away(&self, entry: Entry) {
+        let content = self.slot(entry).load(Ordering::Relaxed);
+        let mut at = self.page((content >> 32) as usize);
+        if at.0 == Some(entry) {
+            let Some(new) = self.swap.alloc(9, 0, Fill::Swapped) else { panic!("the other device has room") };
+            assert_ne!(new.device, entry.device, "[19]");
+            self.slot(new).store((content >> 32) << 32 | at.1, Ordering::Relaxed);
+            assert_eq!(self.swap.put(entry, 1), Ok(1));
+            at.0 = Some(new);
+        }
+    }
+
+    /// Empties a device and takes it away; or gives up after `give_up` slots. Whether it is away.
+    fn swapoff(&self, device: u8, give_up: usize) -> bool {
+        let mut off = self.swap.swapoff(device).unwrap();
+        let mut in_use = self.swap.in_use(device);
+        let mut moved = 0;
+        loop {
+            let mut from = 0;
+            while let Some((entry, _)) = off.next(from) {
+                if moved == give_up {
+                    return false;
+                }
+                self.move_away(entry);
+                (moved, from) = (moved + 1, entry.slot + 1);
+                let now = self.swap.in_use(device);
+                assert!(now <= in_use, "[19] a slot appeared");
+                in_use = now;
+            }
+            match off.finish() {
+                Ok(()) => return true,
+                Err(again) => off = again,
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn swap_devices_go_and_come_under_load_and_no_page_is_lost() {
+    let rounds = if cfg!(miri) { 3 } else { 150 };
+    let options = || DeviceOptions { slots: SLOTS, ..DeviceOptions::default() };
+    let store = Store {
+        swap: Swap::new(2, ()),
+        content: (0..2 * SLOTS).map(|_| AtomicU64::new(0)).collect(),
+        pages: (0..PAGES).map(|_| Mutex::new((None, 0))).collect(),
+    };
+    (0..2).for_each(|_| assert!(store.swap.swapon(options()).is_ok()));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for cpu in 0..2usize {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || {
+                let mut random = 0x1234_5678_9abc_def1 ^ (cpu as u64) << 40;
+                while !stop.load(Ordering::Relaxed) {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let page = random as usize % PAGES;
+                    if random >> 62 == 0 { store.load(page) } else { store.store(cpu, page) }
+                }
+            });
+        }
+        let mut away = 0;
+        for round in 0..rounds {
+            let device = (round % 2) as u8;
+            let give_up = if round % 3 == 0 { round * 5 } else { usize::MAX };
+            if store.swapoff(device, give_up) {
+                away += 1;
+                assert!(store.swap.get(device).is_none(), "[20]");
+                assert_eq!(store.swap.swapon(options()), Ok(device));
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(away >= rounds / 2);
+    });
+    check(&store.swap);
+    (0..PAGES).for_each(|page| store.load(page));
+    assert_eq!(store.swap.in_use(0) + store.swap.in_use(1), 0);
+    check(&store.swap);
+}

@@ -1,0 +1,83 @@
+//! The background work: step by step, and by a thread that sleeps in between.
+
+use super::*;
+use crate::sync::AtomicBool;
+use std::thread;
+
+fn wanted(swap: &Swap<Frames>) -> usize {
+    swap.env().wanted.load(Ordering::Relaxed)
+}
+
+#[test]
+fn swap_work_discards_in_steps_and_says_when_there_is_more() {
+    let swap = Swap::new(1, Frames::default());
+    swap.swapon(DeviceOptions { slots: 512 * 6, discard: true, ..DeviceOptions::default() }).unwrap();
+    let all: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    assert!(!swap.work(9));
+    assert_eq!(swap.put_all(&all[..511 + 512 * 4]), (511 + 512 * 4, 0));
+    // Cluster 0 has the header; it is never empty.
+    assert_eq!((wanted(&swap), swap.device(0).unwrap().list_len(Flag::Discard, 0)), (2, 4), "full once, empty once");
+    assert!(swap.work(3), "one is left");
+    assert_eq!(swap.env().discarded.lock().unwrap().len(), 3);
+    assert!(!swap.work(3) && !swap.work(3));
+    let mut discarded = swap.env().discarded.lock().unwrap().clone();
+    discarded.sort_unstable();
+    assert_eq!(discarded, [(0, 512), (0, 1024), (0, 1536), (0, 2048)]);
+    assert_eq!(swap.device(0).unwrap().list_len(Flag::Free, 0), 4);
+    assert_eq!(swap.put_all(&all[511 + 512 * 4..]), (512, 0));
+    assert_eq!(wanted(&swap), 3, "called again, for the next one");
+    check(&swap);
+}
+
+#[test]
+fn swap_work_reclaims_each_full_cluster_of_a_full_device_once() {
+    let swap = one(512 * 8);
+    let all: Vec<Entry> = (0..512 * 8 - 1).map(|i| swap.alloc(0, 0, Fill::Cached(i)).unwrap()).collect();
+    assert_eq!(wanted(&swap), 1, "the device is full");
+    swap.env().busy.lock().unwrap().extend([3, 600]);
+    // Half of it stays in use: they get a reference.
+    all.chunks(2).for_each(|pair| swap.dup(pair[0], 1).unwrap());
+    assert!(swap.work(3));
+    let (first, capacity) = (swap.in_use(0), swap.capacity(0));
+    assert!((capacity - 3 * 256..capacity - 3 * 255).contains(&first), "three clusters: {first}");
+    while swap.work(3) {}
+    // Once less than half is used, the rest stays where it is.
+    assert!(swap.in_use(0) <= capacity / 2 + 2, "{}", swap.in_use(0));
+    assert!(all.chunks(2).all(|pair| swap.count(pair[0]) == 1), "[25] nothing that is in use");
+    let busy = [all[3], all[600]].map(|entry| swap.lookup(entry).frame());
+    assert_eq!(busy, [Some(3), Some(600)], "frames in use keep their slots");
+    check(&swap);
+}
+
+/// A worker that sleeps until it is woken leaves nothing behind: all emptied clusters are discarded in the end.
+#[test]
+fn swap_a_sleeping_worker_is_woken() {
+    let rounds = if cfg!(miri) { 3 } else { 200 };
+    let swap = Swap::new(2, Frames::default());
+    swap.swapon(DeviceOptions { slots: 512 * 8, discard: true, ..DeviceOptions::default() }).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                while swap.work(1) {}
+                thread::park();
+            }
+        });
+        *swap.env().worker.lock().unwrap() = Some(worker.thread().clone());
+        let (mut emptied, device) = (0, swap.device(0).unwrap());
+        for _ in 0..rounds {
+            let blocks: Vec<Entry> = (0..3).filter_map(|_| swap.alloc(0, 9, Fill::Swapped)).collect();
+            emptied += blocks.len();
+            blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 512), Ok(512)));
+            // Nobody but the worker does it: the allocations above always find free clusters.
+            while device.list_len(Flag::Discard, 0) > 0 {
+                thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Release);
+        worker.thread().unpark();
+        worker.join().unwrap();
+        assert_eq!(swap.env().discarded.lock().unwrap().len(), emptied);
+    });
+    check(&swap);
+}
