@@ -73,6 +73,8 @@ pub struct Conf {
     pub verify: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
+    /// Record the faults in this file ([`crate::trace`]).
+    pub trace: Option<PathBuf>,
 }
 
 /// Why a configuration was refused. `Display` is one line that names the part and the remedy.
@@ -180,7 +182,7 @@ impl fmt::Display for SwapSpec {
 impl Conf {
     /// A configuration with the default devices.
     pub fn new(ram: u64) -> Conf {
-        Conf { ram, swap: SwapSpec::defaults(), verify: false, verbose: false }
+        Conf { ram, swap: SwapSpec::defaults(), verify: false, verbose: false, trace: None }
     }
 
     /// Reads the text form. Empty `swap` means the default devices.
@@ -188,13 +190,14 @@ impl Conf {
     /// # Errors
     /// No `ram`, a budget below [`RAM_MIN`], an unknown pair, or a bad device.
     pub fn parse(text: &str) -> Result<Conf, ConfError> {
-        let mut conf = Conf { ram: 0, swap: Vec::new(), verify: false, verbose: false };
+        let mut conf = Conf { ram: 0, swap: Vec::new(), verify: false, verbose: false, trace: None };
         for pair in text.split(';').filter(|p| !p.is_empty()) {
             match pair.split_once(':').unwrap_or((pair, "")) {
                 ("ram", v) => conf.ram = size::parse(v).map_err(|e| ConfError(e.to_string()))?,
                 ("swap", v) => conf.swap.push(SwapSpec::parse(v)?),
                 ("verify", "") => conf.verify = true,
                 ("verbose", "") => conf.verbose = true,
+                ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
                 _ => return Err(ConfError(format!("invalid conf pair {pair:?}"))),
             }
         }
@@ -221,6 +224,9 @@ impl fmt::Display for Conf {
         if self.verbose {
             f.write_str(";verbose")?;
         }
+        if let Some(path) = &self.trace {
+            write!(f, ";trace:{}", path.display())?;
+        }
         Ok(())
     }
 }
@@ -231,7 +237,7 @@ mod tests {
 
     #[test]
     fn text_form_round_trips() {
-        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;verify";
+        let text = "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;verify;trace:/tmp/a:b";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.to_string(), text);
         assert_eq!(Conf::parse("ram:512M").unwrap().swap, SwapSpec::defaults());

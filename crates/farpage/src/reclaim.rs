@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Pages moved out per step.
 pub const BATCH: usize = 64;
+/// The swap cache is filled up to this under pressure, whether frames are short or not: what direct reclaim finds.
+const CACHED_MIN: usize = 32;
 
 /// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
 #[derive(Debug, Default)]
@@ -55,7 +57,9 @@ impl Pager {
         if short && cached > 0 {
             e.wake_writer();
         }
-        cached < e.cached_target() && self.shrink(BATCH) > 0
+        // Only when memory is wanted: a page that is unmapped while none leaves is a fault for nothing. (What is wanted back
+        // shortens the cache; filling it up at once took hot pages out, round and round.)
+        (short || cached < CACHED_MIN) && cached < e.cached_target() && self.shrink(BATCH) > 0
     }
 
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
@@ -91,7 +95,8 @@ impl Pager {
     pub(crate) fn shrink(&mut self, want: usize) -> usize {
         let e = self.e;
         let mut oldest = [0; BATCH];
-        let n = lock(&e.lru).oldest_active(&e.table, &mut oldest[..want.min(BATCH)]);
+        let target = e.cached_target();
+        let n = lock(&e.lru).oldest_active(&e.table, target, &mut oldest[..want.min(BATCH)]);
         let mut nodes = oldest.map(Node);
         let batch = &mut nodes[..n];
         batch.sort_unstable_by_key(|n| e.table.vpn(*n));

@@ -3,6 +3,7 @@
 mod cache;
 pub mod compare;
 pub mod io;
+mod lru;
 mod meter;
 mod slots;
 
@@ -29,6 +30,9 @@ pub enum BenchCommand {
     Slots(slots::SlotsArgs),
     /// The swap table against a tree index with and without writeback tags
     Cache(cache::CacheArgs),
+    /// Adding pages to the lists: one by one, batched, spliced
+    #[command(after_help = lru::EXAMPLES)]
+    Lru(lru::LruArgs),
     /// Measure farpage against the kernel's own swap, with equal memory
     #[command(after_help = compare::EXAMPLES)]
     Compare(compare::CompareArgs),
@@ -43,6 +47,7 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
         BenchCommand::Io(args) => io::main(args),
         BenchCommand::Slots(args) => slots::main(args),
         BenchCommand::Cache(args) => cache::main(args),
+        BenchCommand::Lru(args) => lru::main(args),
         BenchCommand::Compare(args) => compare::main(args),
     }
 }
