@@ -341,17 +341,17 @@ impl WorkingSet {
         let len = out.len();
         // Both are short: in proportion, and at least one, so that neither waits for ever.
         let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };
-        let mut n = tail(&self.probation.mapped, links, &mut out[..of_cold.min(len)], 0);
+        let mut n = tail(&self.probation.mapped, links, &mut out[..of_cold.min(len)]);
         let from_main = hot.min(len - n);
-        n += tail(&self.main.mapped, links, &mut out[n..][..from_main], 0);
+        n += tail(&self.main.mapped, links, &mut out[n..][..from_main]);
         if n > 0 {
             return n;
         }
         // Neither stage is short: whoever has pages and is to leave next.
         let first_cold = self.probation.len() > self.probation_share();
         let (first, then) = if first_cold { (&self.probation, &self.main) } else { (&self.main, &self.probation) };
-        let n = tail(&first.mapped, links, out, 0);
-        n + tail(&then.mapped, links, &mut out[n..], 0)
+        let n = tail(&first.mapped, links, out);
+        n + tail(&then.mapped, links, &mut out[n..])
     }
 
     /// How many pages are best cached now, at most `most`.
@@ -395,10 +395,9 @@ impl WorkingSet {
     }
 }
 
-/// The oldest nodes of a list, but `skip`.
-fn tail(list: &List, links: &impl Links, out: &mut [u32], skip: usize) -> usize {
-    let nodes = list.iter(links).rev().skip(skip);
-    out.iter_mut().zip(nodes).map(|(out, n)| *out = n).count()
+/// The oldest nodes of a list.
+fn tail(list: &List, links: &impl Links, out: &mut [u32]) -> usize {
+    out.iter_mut().zip(list.iter(links).rev()).map(|(out, n)| *out = n).count()
 }
 
 #[cfg(all(test, loom))]

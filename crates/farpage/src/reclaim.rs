@@ -57,9 +57,10 @@ impl Pager {
         if short && cached > 0 {
             e.wake_writer();
         }
-        // Only when memory is wanted: a page that is unmapped while none leaves is a fault for nothing. (What is wanted back
-        // shortens the cache; filling it up at once took hot pages out, round and round.)
-        (short || cached < CACHED_MIN) && cached < e.cached_target() && self.shrink(BATCH) > 0
+        // Only while the writer has frames to free: a page that is unmapped while none leaves is a fault for nothing. (What
+        // is wanted back shortens the cache; filling it up at once took hot pages out, round and round.)
+        let wanted = short || e.frames.free_count() < e.free_target();
+        (wanted || cached < CACHED_MIN) && cached < e.cached_target() && self.shrink(BATCH) > 0
     }
 
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
