@@ -69,6 +69,9 @@ pub enum Command {
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Which page goes: run page traces through the policy and through others
+    #[command(after_help = crate::sim::EXAMPLES)]
+    Sim(crate::sim::SimArgs),
     /// Measure farpage
     Bench(crate::bench::BenchArgs),
     /// A workload process of `bench`
@@ -113,6 +116,9 @@ pub struct RunArgs {
     /// Keep a checksum of every swapped-out page and abort on a mismatch
     #[arg(long)]
     pub verify: bool,
+    /// Record the faults in FILE, for farpage sim; processes after the first write to FILE.PID
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Say on stderr what is done
     #[arg(short, long)]
     pub verbose: bool,

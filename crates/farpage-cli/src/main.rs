@@ -11,6 +11,7 @@ mod json;
 mod page;
 mod preload;
 mod run;
+mod sim;
 mod stat_cmd;
 
 use args::{Cli, Command};
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Sim(args) => sim::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => bench::compare::child::main(&spec),
         Command::BenchReadaheadLoad { spec } => bench::readahead::load::main(&spec),

@@ -6,7 +6,9 @@
 //! | [`slots`] | the slots of one device with a value each |
 //! | [`table`] | the swap table: one word a slot |
 //! | [`lock`], [`sync`] | locks with statistics; every lock and atomic, std's or loom's |
-//! | [`lru`] | intrusive page lists |
+//! | [`lru`], [`splice`] | intrusive page lists; the same for many threads: batches, spliced |
+//! | [`workingset`] | which page leaves memory next |
+//! | [`sim`] | policies under page traces |
 //! | [`readahead`] | how many pages to bring in around a fault |
 //! | [`range`] | sets of page ranges (what is managed, what is not) |
 #![forbid(unsafe_code)]
@@ -17,7 +19,9 @@ pub mod lock;
 pub mod lru;
 pub mod range;
 pub mod readahead;
+pub mod sim;
 pub mod slots;
+pub mod splice;
 pub mod sync;
 pub mod table;
 pub mod workingset;

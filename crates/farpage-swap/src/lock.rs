@@ -57,6 +57,10 @@ sites! {
     MANY = 16, "large counts", "count";
     DEVICE_FEW = 18, "device", "look into full clusters";
     ADMIN = 17, "swap", "swapon, swapoff";
+    LRU_ADD = 19, "lru", "add";
+    LRU_ISOLATE = 20, "lru", "isolate";
+    LRU_RELEASE = 21, "lru", "unlink";
+    LRU_COUNT = 22, "lru", "count";
 }
 
 /// What happens at each acquisition. The default does nothing and costs nothing.

@@ -1,146 +1,406 @@
 //! Which page leaves memory next, decided without accessed bits.
 //!
 //! User space does not see which pages a program touches. It sees *refaults*: a page that was unmapped and is wanted
-//! back. So pages pass three lists, and two kinds of refault tell the hot from the cold:
+//! back. So a page is first unmapped, stays in memory for a while (*cached*), and leaves only if nobody wanted it. Two
+//! queues of this kind tell the hot from the cold:
 //!
 //! ```text
-//!     first touch, read ahead, refault after long            refault after short
-//!            |                                                      |
-//!            v                                                      v
-//!       probation ----oldest----> cached <-------oldest--------- main
-//!                                  |  |                           ^
-//!                    to a device <-'  '---- touched: refault -----'
+//!   first touch, read ahead,                                       refault after short,
+//!   refault after long                                             now and then one after long
+//!         |                                                              |
+//!         v                                                              v
+//!     probation --oldest--> cached --> to a device          main --oldest--> cached --> to a device
+//!                             |                              ^  ^              | '--------^
+//!                             '------ touched: refault ------'  '-- touched ---'  rank > 1: once more
 //! ```
 //!
 //! * *Probation* is small. What is touched once, as in a pass over much data, goes through it and disturbs nothing else.
-//! * *Cached* pages are unmapped but still in memory: a touch costs a minor fault and proves the page hot.
-//! * *Main* holds what proved hot. It loses pages only while probation is at its share.
-//! * A page that leaves memory gets the count of all departures so far as its *shadow*. When it comes back, the
+//! * *Main* holds what proved hot. It gives pages up only while probation is at its share.
+//! * *Cached* pages are unmapped but still in memory: a touch costs a fault without I/O and proves the page hot. Main has
+//!   a cached list of its own: few pages go through it, so they stay there for long, and that is what tells a page that
+//!   is touched every now and then from one that is not touched any more.
+//! * Each refault from there raises the page's [`Rank`]; each time its turn to leave comes, a page of high rank loses one
+//!   and goes round once more instead. That costs nothing, it is unmapped already.
+//! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
-//!   distance*). If that is not more than main can hold, it may go there directly.
+//!   distance*). See [`WorkingSet::rank_of`] for what follows from that.
+//! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
 //!
-//! Lists and thresholds in the manner of S3-FIFO (Yang et al., SOSP 2023); refault distance as in Linux' workingset
-//! code. The caller keeps one bit a page (*hot*: on main) while it is in memory, and the shadow while it is not.
-//! Pure; the caller locks.
+//! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in VMS
+//! (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA 2007).
+//! The numbers below were chosen with `farpage sim` (docs/lru.md has the tables). Pure; the caller locks.
 
 use crate::lru::{Links, List};
 
 /// Probation's share of the pages in memory: one in this many.
-const PROBATION_SHARE: u32 = 8;
-/// Probation is at least this long, so that a page has time to be touched again.
+const PROBATION_SHARE: u32 = 12;
+/// Probation is at least this long, so that a page has time to be touched again...
 const PROBATION_MIN: u32 = 64;
+/// ... but not in a memory so small that this would be more than one page in so many.
+const PROBATION_MOST: u32 = 8;
+/// One in so many pages that come back after long goes to main all the same.
+const FAR_LOTS: u32 = 32;
+/// The stage is counted in so many parts of the pages in memory: at the beginning, at least, at most.
+const STAGE_PARTS: u32 = 64;
+const STAGE_START: u32 = 8;
+const STAGE_MIN: u32 = 2;
+const STAGE_MAX: u32 = 24;
+/// What it costs to read a page, in faults without I/O.
+const READ_COST: u32 = 4;
+/// The stage earns something if one in so many of the pages that enter it is wanted back.
+const EARNS: u32 = 16;
 
-/// Count of departures when a page left.
-pub type Shadow = u32;
+/// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page is
+/// in memory (3 bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Rank(u8);
+
+impl Rank {
+    /// On probation.
+    pub const NEW: Rank = Rank(0);
+    /// On main, just come there.
+    pub const HOT: Rank = Rank(1);
+    /// The highest.
+    pub const MAX: Rank = Rank(4);
+
+    /// Of the number that [`Rank::bits`] gave; what is too high is the highest.
+    pub fn from_bits(bits: u8) -> Rank {
+        Rank(bits).min(Rank::MAX)
+    }
+
+    /// As a number below 8.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether a page of this rank is on main.
+    pub fn is_hot(self) -> bool {
+        self >= Rank::HOT
+    }
+
+    /// The rank of a page that was wanted back while it was cached.
+    #[must_use]
+    pub fn raised(self) -> Rank {
+        Rank(self.0 + 1).min(Rank::MAX)
+    }
+}
+
+/// Where the ranks of the pages live, beside their links. Setters take `&self`, as in [`Links`].
+pub trait Pages: Links {
+    /// The rank of `n`, which is cached.
+    fn rank(&self, n: u32) -> Rank;
+    /// Sets the rank of `n`, which is cached and stays so.
+    fn set_rank(&self, n: u32, rank: Rank);
+}
+
+/// The words of the pages, for what pager and writer do to cached pages at the same time.
+pub trait Words: Pages {
+    /// What a word says.
+    type Word: Copy;
+    /// Changes the word of `n` if it still is `from`.
+    fn change(&self, n: u32, from: Self::Word, to: Self::Word) -> bool;
+}
+
+/// What is noted of a page that leaves: count of departures by then, and the queue it was on.
+///
+/// ```text
+///   | departures:31 | main:1 |
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shadow(u32);
+
+impl Shadow {
+    /// Of the number that [`Shadow::bits`] gave.
+    pub fn from_bits(bits: u32) -> Shadow {
+        Shadow(bits)
+    }
+
+    /// As a number.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether the page was on main.
+    fn was_hot(self) -> bool {
+        self.0 & 1 != 0
+    }
+}
+
+/// Pages on their way through memory.
+#[derive(Debug, Default)]
+struct Queue {
+    mapped: List,
+    cached: List,
+}
+
+impl Queue {
+    const fn new() -> Queue {
+        Queue { mapped: List::new(), cached: List::new() }
+    }
+
+    fn len(&self) -> u32 {
+        self.mapped.len() + self.cached.len()
+    }
+}
+
+/// What has happened since the stage's length was last looked at.
+#[derive(Debug, Default)]
+struct Earned {
+    entered: u32,
+    wanted_back: u32,
+    read_back: u32,
+}
 
 /// The lists.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct WorkingSet {
-    probation: List,
-    main: List,
-    cached: List,
+    probation: Queue,
+    main: Queue,
     departures: u32,
+    /// Length of the stage in parts of the pages in memory.
+    stage: u32,
+    earned: Earned,
+}
+
+impl Default for WorkingSet {
+    fn default() -> WorkingSet {
+        WorkingSet::new()
+    }
 }
 
 impl WorkingSet {
     /// Empty lists.
     pub const fn new() -> WorkingSet {
-        WorkingSet { probation: List::new(), main: List::new(), cached: List::new(), departures: 0 }
+        WorkingSet {
+            probation: Queue::new(),
+            main: Queue::new(),
+            departures: 0,
+            stage: STAGE_START,
+            earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
+        }
     }
 
     /// Pages in memory and mapped.
     pub fn mapped(&self) -> u32 {
-        self.probation.len() + self.main.len()
+        self.probation.mapped.len() + self.main.mapped.len()
     }
 
     /// Mapped pages that proved hot.
     pub fn hot(&self) -> u32 {
-        self.main.len()
+        self.main.mapped.len()
     }
 
     /// Pages unmapped, but still in memory.
     pub fn cached(&self) -> u32 {
-        self.cached.len()
+        self.probation.cached.len() + self.main.cached.len()
     }
 
     /// How many pages left memory since the one that left at `shadow`: its refault distance.
     pub fn distance(&self, shadow: Shadow) -> u32 {
-        self.departures.wrapping_sub(shadow)
+        self.departures.wrapping_sub(shadow.0 >> 1) & (u32::MAX >> 1)
     }
 
-    /// Whether a page that left at `shadow` and comes back now is to be mapped as hot: it would have stayed, had it been
-    /// on main at its full size. Only one in two of these, by lot: what goes in circles through more than main holds
-    /// would push itself out for ever; this way a part of it stays.
-    pub fn is_near(&self, shadow: Shadow) -> bool {
-        let main = self.mapped() - self.mapped() / PROBATION_SHARE;
+    /// The rank of a page that left at `shadow` and comes back now because it was touched: hot if its refault distance
+    /// is at most a quarter of the pages in memory; one in two, by lot, if it is at most half of them, or if main has
+    /// given it up already; otherwise one in 32. The lots are for what goes in circles through more than memory holds:
+    /// it would push itself out for ever; this way a part of it stays.
+    pub fn rank_of(&self, shadow: Shadow) -> Rank {
+        let pages = self.probation.len() + self.main.len();
+        let distance = self.distance(shadow);
         // Fibonacci hashing: a lot that does not follow the order of departures.
-        let lot = shadow.wrapping_mul(0x9E37_79B9) >> 31;
-        self.distance(shadow) <= main && lot == 0
+        let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;
+        let one_in = match distance {
+            d if d <= pages / 4 && !shadow.was_hot() => 1,
+            d if d <= pages / 2 => 2,
+            _ => FAR_LOTS,
+        };
+        if lot.is_multiple_of(one_in) { Rank::HOT } else { Rank::NEW }
+    }
+
+    /// A page was read because it was touched. Say so once for each, for the length of the stage.
+    pub fn note_read(&mut self) {
+        self.earned.read_back += 1;
+        self.look_at_stage();
     }
 
     /// A page is mapped that was on no list.
-    pub fn map(&mut self, links: &impl Links, n: u32, hot: bool) {
-        self.list(hot).push_front(links, n);
+    pub fn map(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        self.queue(rank).mapped.push_front(links, n);
+    }
+
+    /// Pages are mapped that were on no list, all at once: `batch` is in the order from young to old, and empty afterwards.
+    pub fn map_all(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
+        self.queue(rank).mapped.splice_front(links, batch);
     }
 
     /// A mapped page is gone, or goes elsewhere.
-    pub fn unmap(&mut self, links: &impl Links, n: u32, hot: bool) {
-        self.list(hot).remove(links, n);
+    pub fn unmap(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        self.queue(rank).mapped.remove(links, n);
     }
 
     /// A mapped page cannot leave now: it becomes the youngest of its list.
-    pub fn rotate(&mut self, links: &impl Links, n: u32, hot: bool) {
-        self.list(hot).move_to_front(links, n);
+    pub fn rotate(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        self.queue(rank).mapped.move_to_front(links, n);
     }
 
     /// A mapped page was unmapped into the cache.
-    pub fn cache(&mut self, links: &impl Links, n: u32, hot: bool) {
-        self.list(hot).remove(links, n);
-        self.cached.push_front(links, n);
+    pub fn cache(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        let queue = self.queue(rank);
+        queue.mapped.remove(links, n);
+        queue.cached.push_front(links, n);
+        self.earned.entered += 1;
     }
 
-    /// A page that was on no list is cached: as the next to leave, or the last.
-    pub fn recache(&mut self, links: &impl Links, n: u32, oldest: bool) {
+    /// A page that was on no list is cached: as the next to leave of its queue, or the last.
+    pub fn recache(&mut self, links: &impl Links, n: u32, rank: Rank, oldest: bool) {
+        let cached = &mut self.queue(rank).cached;
         if oldest {
-            self.cached.push_back(links, n);
+            cached.push_back(links, n);
         } else {
-            self.cached.push_front(links, n);
+            cached.push_front(links, n);
         }
     }
 
-    /// A cached page is wanted back (then [`WorkingSet::map`] it as hot), or gone.
-    pub fn uncache(&mut self, links: &impl Links, n: u32) {
-        self.cached.remove(links, n);
+    /// A cached page is gone.
+    pub fn uncache(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        self.queue(rank).cached.remove(links, n);
+    }
+
+    /// A cached page is mapped again because it was touched; its rank from now on.
+    pub fn refault(&mut self, links: &impl Links, n: u32, rank: Rank) -> Rank {
+        self.uncache(links, n, rank);
+        self.earned.wanted_back += 1;
+        self.look_at_stage();
+        self.map(links, n, rank.raised());
+        rank.raised()
     }
 
     /// The page that leaves memory now, and its shadow.
-    pub fn depart(&mut self, links: &impl Links) -> Option<(u32, Shadow)> {
-        let n = self.cached.pop_back(links)?;
-        self.departures = self.departures.wrapping_add(1);
-        Some((n, self.departures))
+    pub fn depart(&mut self, pages: &impl Pages) -> Option<(u32, Shadow)> {
+        let cold = !self.probation.cached.is_empty();
+        // Main's turn, or the pager has not come to unmap what is next.
+        let hot = !cold || (self.probation.len() <= self.probation_share() && !self.main.cached.is_empty());
+        let cached = if hot { &mut self.main.cached } else { &mut self.probation.cached };
+        // Each page loses a rank a round, so this ends.
+        loop {
+            let n = cached.pop_back(pages)?;
+            let rank = pages.rank(n);
+            if rank > Rank::HOT {
+                pages.set_rank(n, Rank(rank.0 - 1));
+                cached.push_front(pages, n);
+                continue;
+            }
+            self.departures = self.departures.wrapping_add(1);
+            return Some((n, Shadow(self.departures << 1 | u32::from(hot))));
+        }
     }
 
-    /// Up to `out.len()` mapped pages to be unmapped next, oldest first; they stay on their lists.
-    pub fn oldest(&self, links: &impl Links, out: &mut [u32]) -> usize {
-        let share = (self.mapped() / PROBATION_SHARE).max(PROBATION_MIN);
-        let from_probation = self.probation.len().saturating_sub(share) as usize;
-        let (first, rest) = out.split_at_mut(from_probation.min(out.len()));
-        let mut n = tail(&self.probation, links, first, 0);
-        n += tail(&self.main, links, rest, 0);
-        // Main is short: probation below its share, too.
-        n + tail(&self.probation, links, &mut out[n..], n.min(from_probation))
+    /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.
+    pub fn claim<W: Words>(&mut self, words: &W, n: u32, from: W::Word, to: W::Word) -> bool {
+        let rank = words.rank(n);
+        let won = words.change(n, from, to);
+        if won {
+            self.uncache(words, n, rank);
+        }
+        won
     }
 
-    fn list(&mut self, hot: bool) -> &mut List {
-        if hot { &mut self.main } else { &mut self.probation }
+    /// As [`WorkingSet::claim`], for a page that is wanted back: it is mapped; its rank from now on.
+    pub fn claim_refault<W: Words>(&mut self, words: &W, n: u32, from: W::Word, to: W::Word) -> Option<Rank> {
+        let rank = words.rank(n);
+        words.change(n, from, to).then(|| self.refault(words, n, rank))
+    }
+
+    /// The page that leaves memory now, its shadow and its new word. `next` says from which word to which it is changed
+    /// (`None`: it is not cached any more); one whose word is another by then was claimed meanwhile, and left alone.
+    pub fn take<W: Words>(
+        &mut self,
+        words: &W,
+        next: impl Fn(u32) -> Option<(W::Word, W::Word)>,
+    ) -> Option<(u32, Shadow, W::Word)> {
+        while let Some((n, shadow)) = self.depart(words) {
+            if let Some((from, to)) = next(n)
+                && words.change(n, from, to)
+            {
+                return Some((n, shadow, to));
+            }
+        }
+        None
+    }
+
+    /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
+    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have.
+    pub fn oldest(&self, links: &impl Links, target: u32, out: &mut [u32]) -> usize {
+        let (cold, hot) = self.stages(target);
+        let wanted = |queue: &Queue, stage: u32, keep: u32| {
+            stage.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
+        };
+        // What has just come is not unmapped again.
+        let keep = self.probation_share() / 2;
+        let (cold, hot) = (wanted(&self.probation, cold, keep), wanted(&self.main, hot, 0));
+        let len = out.len();
+        // Both are short: in proportion, and at least one, so that neither waits for ever.
+        let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };
+        let mut n = tail(&self.probation.mapped, links, &mut out[..of_cold.min(len)]);
+        let from_main = hot.min(len - n);
+        n += tail(&self.main.mapped, links, &mut out[n..][..from_main]);
+        if n > 0 {
+            return n;
+        }
+        // Neither stage is short: whoever has pages and is to leave next.
+        let first_cold = self.probation.len() > self.probation_share();
+        let (first, then) = if first_cold { (&self.probation, &self.main) } else { (&self.main, &self.probation) };
+        let n = tail(&first.mapped, links, out);
+        n + tail(&then.mapped, links, &mut out[n..])
+    }
+
+    /// How many pages are best cached now, at most `most`.
+    ///
+    /// The stage earns: each page that is wanted back from it would have been read sooner or later. And it costs: a fault
+    /// for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it becomes
+    /// shorter; while they cost less than half of those, longer.
+    pub fn stage_target(&self, most: u32) -> u32 {
+        let pages = self.probation.len() + self.main.len();
+        (pages / STAGE_PARTS * self.stage).min(most).max(1)
+    }
+
+    fn look_at_stage(&mut self) {
+        let pages = self.probation.len() + self.main.len();
+        let Earned { entered, wanted_back, read_back } = self.earned;
+        if wanted_back.saturating_add(read_back) < (pages / 16).max(32) {
+            return;
+        }
+        let reads = read_back.saturating_mul(READ_COST);
+        if wanted_back.saturating_mul(EARNS) < entered || wanted_back > reads {
+            self.stage = (self.stage - 1).max(STAGE_MIN);
+        } else if wanted_back < reads / 2 {
+            self.stage = (self.stage + 1).min(STAGE_MAX);
+        }
+        self.earned = Earned::default();
+    }
+
+    /// The two parts of the stage: of probation, of main.
+    fn stages(&self, target: u32) -> (u32, u32) {
+        let cold = (target / 4).min(self.probation_share() / 2).max(1);
+        (cold, target.saturating_sub(cold).max(1))
+    }
+
+    fn probation_share(&self) -> u32 {
+        let pages = self.probation.len() + self.main.len();
+        (pages / PROBATION_SHARE).max(PROBATION_MIN.min(pages / PROBATION_MOST))
+    }
+
+    fn queue(&mut self, rank: Rank) -> &mut Queue {
+        if rank.is_hot() { &mut self.main } else { &mut self.probation }
     }
 }
 
-/// The oldest nodes of a list, but `skip`.
-fn tail(list: &List, links: &impl Links, out: &mut [u32], skip: usize) -> usize {
-    let nodes = list.iter(links).rev().skip(skip);
-    out.iter_mut().zip(nodes).map(|(out, n)| *out = n).count()
+/// The oldest nodes of a list.
+fn tail(list: &List, links: &impl Links, out: &mut [u32]) -> usize {
+    out.iter_mut().zip(list.iter(links).rev()).map(|(out, n)| *out = n).count()
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -6,6 +6,7 @@
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
 use crate::engine::{Engine, give_up, lock};
+use crate::lru::Batch;
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
@@ -14,6 +15,7 @@ use crate::sys::proc::{Mapping, free_until, mapping_from};
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use crate::writer;
+use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages of the shared zero page taken out in one step.
@@ -28,12 +30,16 @@ const SCAN_STEP: u64 = 2048;
 impl Engine {
     /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
     fn list_present(&self, first: Vpn, last: Vpn) {
+        let mut batch = Batch::default();
         for vpn in first..last {
             if let Some(node) = self.table.node_or_create(vpn)
                 && self.table.state(node) == State::None
             {
-                lock(&self.lru).map(&self.table, node, State::Mapped(None), false);
+                batch.map(&self.table, node, State::Mapped(None));
             }
+        }
+        if !batch.is_empty() {
+            lock(&self.lru).map_batch(&self.table, &mut batch);
         }
     }
 }
@@ -191,7 +197,7 @@ impl Pager {
             };
             e.frame_entry[f as usize].store(0, Relaxed);
             let mut lru = lock(&e.lru);
-            lru.map(&e.table, node, State::Mapped(None), false);
+            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
             lru.cache(&e.table, node, State::Cached(f));
         }
         writer::release_run(e, frame + n as FrameNo - zeros, zeros as usize, 0);

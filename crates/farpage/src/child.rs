@@ -12,6 +12,7 @@ use crate::pager::Pager;
 use crate::sys::proc::{Proc, mappings};
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
+use farpage_swap::workingset::Rank;
 use std::time::Instant;
 
 /// Stack that the handlers in the child may use.
@@ -83,10 +84,10 @@ impl Engine {
                         let Some(node) = self.table.node_or_create(vpn) else { return false };
                         match self.table.state(node) {
                             State::Mapped(_) => {}
-                            State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), false),
+                            State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW),
                             // Below the stack pointer of the forking thread everything is dead.
                             State::Swapped(entry) if dead.contains(&vpn) => {
-                                lock(&self.lru).map(&self.table, node, State::Mapped(None), false);
+                                lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW);
                                 self.space.free(entry);
                             }
                             State::Cached(f) if dead.contains(&vpn) => {

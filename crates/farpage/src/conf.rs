@@ -116,6 +116,8 @@ pub struct Conf {
     pub verify: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
+    /// Record the faults in this file ([`crate::trace`]).
+    pub trace: Option<PathBuf>,
 }
 
 /// Why a configuration was refused. `Display` is one line that names the part and the remedy.
@@ -240,7 +242,14 @@ impl fmt::Display for SwapSpec {
 impl Conf {
     /// A configuration with the default devices.
     pub fn new(ram: u64) -> Conf {
-        Conf { ram, swap: SwapSpec::defaults(), readahead: Tuning::default(), verify: false, verbose: false }
+        Conf {
+            ram,
+            swap: SwapSpec::defaults(),
+            readahead: Tuning::default(),
+            verify: false,
+            verbose: false,
+            trace: None,
+        }
     }
 
     /// Reads the text form. Empty `swap` means the default devices.
@@ -256,6 +265,7 @@ impl Conf {
                 ("readahead", v) => conf.readahead = parse_readahead(v)?,
                 ("verify", "") => conf.verify = true,
                 ("verbose", "") => conf.verbose = true,
+                ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
                 _ => return Err(ConfError(format!("invalid conf pair {pair:?}"))),
             }
         }
@@ -299,6 +309,9 @@ impl fmt::Display for Conf {
         if self.verbose {
             f.write_str(";verbose")?;
         }
+        if let Some(path) = &self.trace {
+            write!(f, ";trace:{}", path.display())?;
+        }
         Ok(())
     }
 }
@@ -310,7 +323,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;verbose",
         ] {

@@ -275,9 +275,11 @@ impl Engine {
         (self.budget.limit() as usize / 128).clamp(64, 1024)
     }
 
-    /// Pages kept in the swap cache under pressure: the second chance.
+    /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
+    /// for the writer's batches, and not so many that frames become scarce.
     pub fn cached_target(&self) -> usize {
-        (self.budget.limit() as usize / 16).clamp(128, self.frames.len() / 2)
+        let most = self.frames.len() / 8 * 5;
+        lock(&self.lru).cached_target(most).clamp(128.min(most), most)
     }
 
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the

@@ -8,6 +8,7 @@ use crate::engine::lock;
 use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::sys::raw::fatal;
+use farpage_swap::workingset::Rank;
 
 impl Pager {
     /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
@@ -103,10 +104,10 @@ impl Pager {
                 lru = lock(&e.lru);
                 state = e.table.state(old);
             }
-            let mut hot = false;
+            let mut rank = Rank::NEW;
             match state {
                 State::None => return,
-                State::Mapped(_) => hot = lru.unmap(&e.table, old, State::None),
+                State::Mapped(_) => rank = lru.unmap(&e.table, old, State::None),
                 State::Cached(_) => {
                     lru.uncache(&e.table, old, state, State::None);
                 }
@@ -116,7 +117,7 @@ impl Pager {
                 fatal("the page table is full: the program uses more than 4 TiB of memory");
             };
             match state {
-                State::Mapped(_) => lru.map(&e.table, new, state, hot),
+                State::Mapped(_) => lru.map(&e.table, new, state, rank),
                 State::Cached(_) => {
                     e.table.set(new, state);
                     lru.recache(&e.table, new, false);

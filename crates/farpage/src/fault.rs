@@ -7,11 +7,13 @@
 use crate::PAGE_SIZE;
 use crate::device::{Entry, Page};
 use crate::engine::{Engine, lock};
+use crate::lru::Batch;
 use crate::page_table::{FrameNo, Node, State, Vpn};
 use crate::pager::{Fault, Pager};
 use crate::stat::Stat;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
+use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -84,8 +86,16 @@ impl Engine {
 impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
-        let e = self.e;
         let vpn = (fault.addr / PAGE_SIZE) as u64;
+        let outcome = self.serve_page(vpn);
+        if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
+            trace.note(vpn, fault.write);
+        }
+        outcome
+    }
+
+    fn serve_page(&mut self, vpn: Vpn) -> Outcome {
+        let e = self.e;
         let Some(node) = e.table.node_or_create(vpn) else {
             fatal("the page table is full: the program uses more than 4 TiB of memory");
         };
@@ -133,7 +143,7 @@ impl Pager {
                     if stale {
                         lru.unmap(&e.table, node, State::None);
                     }
-                    lru.map(&e.table, node, State::Mapped(None), false);
+                    lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
                     drop(lru);
                     e.free_entry(entry.filter(|_| stale));
                     Stat::add(&e.stat.swpin_zero, 1);
@@ -159,13 +169,13 @@ impl Pager {
         let mut outcome = None;
         while at < end {
             let placed = self.place_zeros(at, ((end - at) as usize).min(64));
-            let mut lru = lock(&e.lru);
-            for v in at..at + placed.done as u64 {
-                if let Some(n) = e.table.node(v) {
-                    lru.map(&e.table, n, State::Mapped(None), false);
-                }
+            let mut batch = Batch::default();
+            for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
+                batch.map(&e.table, node, State::Mapped(None));
             }
-            drop(lru);
+            if !batch.is_empty() {
+                lock(&e.lru).map_batch(&e.table, &mut batch);
+            }
             Stat::add(&e.stat.swpin_zero, placed.done as u64);
             if (at..at + placed.done as u64).contains(&vpn) {
                 outcome = Some(Outcome::Served);
@@ -426,14 +436,19 @@ impl Pager {
         for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
         }
-        let mut lru = lock(&e.lru);
+        let (mut touched, mut batch) = (None, Batch::default());
         for (i, kept) in kept[..placed.done].iter().enumerate() {
             let Some(node) = e.table.node(vpn + i as u64) else { continue };
             if wanted && i == 0 {
-                lru.map_refaulted(&e.table, node, State::Mapped(*kept));
+                touched = Some((node, State::Mapped(*kept)));
             } else {
-                lru.map(&e.table, node, State::Mapped(*kept), false);
+                batch.map(&e.table, node, State::Mapped(*kept));
             }
+        }
+        let mut lru = lock(&e.lru);
+        lru.map_batch(&e.table, &mut batch);
+        if let Some((node, to)) = touched {
+            lru.map_refaulted(&e.table, node, to);
         }
         drop(lru);
         for (entry, _) in entries.iter().zip(&kept[..placed.done]).filter(|(_, kept)| kept.is_none()) {

@@ -34,6 +34,7 @@ pub mod region;
 pub mod size;
 pub mod stat;
 pub mod sys;
+pub mod trace;
 pub mod writer;
 
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};

@@ -1,12 +1,14 @@
 //! The lists of the pages in memory, and their words: which page goes next.
 //!
 //! The policy is [`farpage_swap::workingset`]; here the words follow it. One mutex guards all lists. While it is held,
-//! membership equals state: `Mapped` pages are on probation or (with the hot bit) on main, `Cached` ones are cached, all
-//! others are on no list. Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
+//! membership equals state: `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the
+//! same queue, all others are on no list. (A [`Batch`] is the pager's own until it is spliced.) Lock order: outside of the
+//! frame pool's; words are changed under it, nothing else is called.
 
 use crate::page_table::{FrameNo, Node, PageTable, State};
 use crate::pool_share::Distances;
-use farpage_swap::workingset::WorkingSet;
+use farpage_swap::lru::List;
+use farpage_swap::workingset::{Pages, Rank, WorkingSet};
 
 /// The lists; kept in a mutex by the engine.
 #[derive(Debug)]
@@ -14,6 +16,28 @@ pub struct Lru {
     set: WorkingSet,
     /// Of pages that came back from a device.
     pub distances: Distances,
+}
+
+/// Pages that come into the program together. They are linked outside of the lock and go onto probation in one splice, so
+/// the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of a
+/// `Mapped` page.
+#[derive(Debug, Default)]
+pub struct Batch {
+    list: List,
+}
+
+impl Batch {
+    /// A page that was on no list: its word becomes `Mapped`.
+    pub fn map(&mut self, table: &PageTable, node: Node, to: State) {
+        debug_assert!(matches!(to, State::Mapped(_)));
+        table.set(node, to);
+        self.list.push_front(table, node.0);
+    }
+
+    /// Whether there is nothing to splice.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
 }
 
 impl Lru {
@@ -37,14 +61,21 @@ impl Lru {
         self.set.cached() as usize
     }
 
-    /// A page came into the program that was on no list: its word becomes `Mapped`. `hot`: it proved hot.
-    pub fn map(&mut self, table: &PageTable, node: Node, to: State, hot: bool) {
+    /// How many pages are best in the swap cache under pressure, at most `most`.
+    pub fn cached_target(&self, most: usize) -> usize {
+        self.set.stage_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
+    }
+
+    /// A page came into the program that was on no list: its word becomes `Mapped`.
+    pub fn map(&mut self, table: &PageTable, node: Node, to: State, rank: Rank) {
         debug_assert!(matches!(to, State::Mapped(_)));
-        table.set(node, to);
-        if hot {
-            table.set_hot(node);
-        }
-        self.set.map(table, node.0, hot);
+        table.set_ranked(node, to, rank);
+        self.set.map(table, node.0, rank);
+    }
+
+    /// The pages of a batch go onto probation, the last one added as the youngest.
+    pub fn map_batch(&mut self, table: &PageTable, batch: &mut Batch) {
+        self.set.map_all(table, &mut batch.list, Rank::NEW);
     }
 
     /// A swapped-out page came in because the program touched it. Its word becomes `Mapped`; whether it is hot is seen
@@ -52,67 +83,71 @@ impl Lru {
     pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) {
         let shadow = table.shadow(node);
         let distance = self.set.distance(shadow);
-        let hot = self.set.is_near(shadow);
+        let rank = self.set.rank_of(shadow);
+        self.set.note_read();
         self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
-        self.map(table, node, to, hot);
+        self.map(table, node, to, rank);
     }
 
-    /// Takes a `Mapped` page off its list and gives its word another value. Whether it was hot.
-    pub fn unmap(&mut self, table: &PageTable, node: Node, to: State) -> bool {
-        let hot = table.is_hot(node);
-        self.set.unmap(table, node.0, hot);
+    /// Takes a `Mapped` page off its list and gives its word another value; its rank.
+    pub fn unmap(&mut self, table: &PageTable, node: Node, to: State) -> Rank {
+        let rank = table.rank(node.0);
+        self.set.unmap(table, node.0, rank);
         table.set(node, to);
-        hot
+        rank
     }
 
     /// A `Mapped` page was moved into the frame that `to` names: it becomes the youngest cached one.
     pub fn cache(&mut self, table: &PageTable, node: Node, to: State) {
         debug_assert!(matches!(to, State::Cached(_)));
-        self.set.cache(table, node.0, table.is_hot(node));
-        table.set(node, to);
+        let rank = table.rank(node.0);
+        self.set.cache(table, node.0, rank);
+        table.set_ranked(node, to, rank);
     }
 
     /// Takes a page out of the swap cache if it still is in state `from` (a writer may have taken it). One that becomes
     /// `Mapped` has proved hot.
     pub fn uncache(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
-        if !table.change(node, from, to) {
-            return false;
+        if !matches!(to, State::Mapped(_)) {
+            return self.set.claim(table, node.0, from, to);
         }
-        self.set.uncache(table, node.0);
-        if matches!(to, State::Mapped(_)) {
-            table.set_hot(node);
-            self.set.map(table, node.0, true);
-        }
+        let Some(rank) = self.set.claim_refault(table, node.0, from, to) else { return false };
+        table.set_ranked(node, to, rank);
         true
     }
 
     /// Puts a page into the swap cache that was on no list: as the next to be stored, or the last.
     pub fn recache(&mut self, table: &PageTable, node: Node, oldest: bool) {
-        self.set.recache(table, node.0, oldest);
+        self.set.recache(table, node.0, table.rank(node.0), oldest);
     }
 
-    /// The oldest cached page that could be taken over for writing; its word becomes `Writeback`.
-    pub fn take_for_writing(&mut self, table: &PageTable) -> Option<(Node, FrameNo)> {
-        while let Some((n, shadow)) = self.set.depart(table) {
-            let node = Node(n);
-            if let State::Cached(f) = table.state(node)
-                && table.change(node, State::Cached(f), State::Writeback(f))
-            {
-                // Now, not when the page is stored: by then it may be back on a list.
-                table.set_shadow(node, shadow);
-                return Some((node, f));
+    /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words become
+    /// `Writeback`.
+    pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
+        let mut taken = 0;
+        while taken < out.len() {
+            let writeback = |n| match table.state(Node(n)) {
+                State::Cached(f) => Some((State::Cached(f), State::Writeback(f))),
+                _ => None,
+            };
+            let Some((n, shadow, word)) = self.set.take(table, writeback) else { break };
+            // Now, not when the page is stored: by then it may be back on a list.
+            table.set_shadow(Node(n), shadow);
+            if let State::Writeback(f) = word {
+                out[taken] = (Node(n), f);
+                taken += 1;
             }
         }
-        None
+        taken
     }
 
-    /// Up to `out.len()` pages to be moved out next, the first first; they stay on their lists.
-    pub fn oldest_active(&self, table: &PageTable, out: &mut [u32]) -> usize {
-        self.set.oldest(table, out)
+    /// Up to `out.len()` pages to be moved out next, so that `target` are in the swap cache; they stay on their lists.
+    pub fn oldest_active(&self, table: &PageTable, target: usize, out: &mut [u32]) -> usize {
+        self.set.oldest(table, u32::try_from(target).unwrap_or(u32::MAX), out)
     }
 
     /// A `Mapped` page that cannot be moved for now: it becomes the youngest of its list.
     pub fn rotate(&mut self, table: &PageTable, node: Node) {
-        self.set.rotate(table, node.0, table.is_hot(node));
+        self.set.rotate(table, node.0, table.rank(node.0));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   None       |0 .......................................| 0   never touched, or zero: an absent page reads as zeros
-//!   Mapped     | slot entry:48 (0: no copy)   | 0:12 |hot| 1   in the program; maybe a clean copy on a device
-//!   Cached     | frame:48                     | 0:13     | 2   in the swap cache: content in a frame, not in the program
+//!   Mapped     | slot entry:48 (0: no copy)   |0:10|rank:3| 1  in the program; maybe a clean copy on a device
+//!   Cached     | frame:48                     |0:10|rank:3| 2  in the swap cache: content in a frame, not in the program
 //!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
 //!   Swapped    | slot entry:48                | 0:13     | 4   content on a device only
 //! ```
@@ -22,7 +22,7 @@ use crate::arena::Part;
 use crate::device::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
-use farpage_swap::workingset::Shadow;
+use farpage_swap::workingset::{Pages, Rank, Shadow, Words};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages of a leaf.
@@ -30,8 +30,9 @@ pub const LEAF_PAGES: usize = 512;
 const LEAF_BITS: u32 = 9;
 const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
 const LEAVES_MAX: usize = 1 << 21;
-/// Bit of the word of a `Mapped` page.
-const HOT: u64 = 1 << 3;
+/// Bits of the word of a page in memory: its rank.
+const RANK_SHIFT: u32 = 3;
+const RANK_MASK: u64 = 7 << RANK_SHIFT;
 
 /// Virtual page number: address divided by the page size.
 pub type Vpn = u64;
@@ -198,30 +199,34 @@ impl PageTable {
         self.word(node).store(to.encode(), Ordering::Release);
     }
 
-    /// Says of a `Mapped` page that it proved hot; lost when its word is set. Pager only.
-    pub fn set_hot(&self, node: Node) {
-        self.word(node).fetch_or(HOT, Ordering::Release);
-    }
-
-    /// Whether [`PageTable::set_hot`] was said of the page.
-    pub fn is_hot(&self, node: Node) -> bool {
-        self.word(node).load(Ordering::Acquire) & HOT != 0
+    /// Sets the word of a page that is, or comes, into memory, with its rank. As [`PageTable::set`].
+    #[inline]
+    pub fn set_ranked(&self, node: Node, to: State, rank: Rank) {
+        self.word(node).store(to.encode() | u64::from(rank.bits()) << RANK_SHIFT, Ordering::Release);
     }
 
     /// Leaves the shadow of a page that is on no list; lost when it is put on one.
     pub fn set_shadow(&self, node: Node, shadow: Shadow) {
-        self.links(node.0)[0].store(shadow, Ordering::Relaxed);
+        self.links(node.0)[0].store(shadow.bits(), Ordering::Relaxed);
     }
 
     /// What [`PageTable::set_shadow`] left.
     pub fn shadow(&self, node: Node) -> Shadow {
-        self.links(node.0)[0].load(Ordering::Relaxed)
+        Shadow::from_bits(self.links(node.0)[0].load(Ordering::Relaxed))
     }
 
-    /// Changes the word if it still is `from`.
+    /// Changes the word if it still is `from`, whatever its rank; the rank is the lowest afterwards.
     #[inline]
     pub fn change(&self, node: Node, from: State, to: State) -> bool {
-        self.word(node).compare_exchange(from.encode(), to.encode(), Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let word = self.word(node);
+        let mut seen = word.load(Ordering::Acquire);
+        while State::decode(seen) == from {
+            match word.compare_exchange(seen, to.encode(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
     }
 
     /// Calls `each` for every page in `[start, end)` that has a leaf, in address order; pages without one are `None`
@@ -260,6 +265,33 @@ impl Links for PageTable {
     }
 }
 
+impl Pages for PageTable {
+    fn rank(&self, n: u32) -> Rank {
+        let word = self.word(Node(n)).load(Ordering::Acquire);
+        Rank::from_bits(((word & RANK_MASK) >> RANK_SHIFT) as u8)
+    }
+    fn set_rank(&self, n: u32, rank: Rank) {
+        let word = self.word(Node(n));
+        let mut seen = word.load(Ordering::Acquire);
+        // Only of a page that is on a list: what has become of it meanwhile has no rank.
+        while matches!(State::decode(seen), State::Mapped(_) | State::Cached(_)) {
+            let to = seen & !RANK_MASK | u64::from(rank.bits()) << RANK_SHIFT;
+            match word.compare_exchange(seen, to, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
+impl Words for PageTable {
+    type Word = State;
+
+    fn change(&self, n: u32, from: State, to: State) -> bool {
+        PageTable::change(self, Node(n), from, to)
+    }
+}
+
 impl PageTable {
     #[inline]
     fn links(&self, n: u32) -> &[AtomicU32; 2] {
@@ -294,6 +326,21 @@ mod tests {
         ] {
             assert_eq!(State::decode(s.encode()), s);
         }
+    }
+
+    #[test]
+    fn a_rank_stays_until_the_word_is_set() {
+        let t = table();
+        let node = t.node_or_create(7).unwrap();
+        t.set_ranked(node, State::Cached(9), Rank::MAX);
+        assert_eq!((t.state(node), t.rank(node.0)), (State::Cached(9), Rank::MAX));
+        t.set_rank(node.0, Rank::HOT);
+        assert_eq!((t.state(node), t.rank(node.0)), (State::Cached(9), Rank::HOT));
+        assert!(!t.change(node, State::Cached(8), State::None));
+        assert!(t.change(node, State::Cached(9), State::Writeback(9)));
+        assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
+        t.set_rank(node.0, Rank::MAX);
+        assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::sys::proc::{Proc, cpu_of};
 use crate::sys::raw::{fatal, message};
 use crate::sys::thread::{run_on, settle};
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
+use crate::trace::Recorder;
 use farpage_swap::readahead::Streams;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -69,6 +70,8 @@ pub struct Pager {
     pub(crate) streams: Streams,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
+    /// Records the faults, if that was asked for.
+    pub(crate) trace: Option<Recorder>,
 }
 
 /// How often the pager looks on which CPU the faults come from.
@@ -119,6 +122,7 @@ impl Engine {
             events: lock(&self.events).take().inspect(MappingEvents::enable),
             streams: Streams::new(),
             zero_streams: Streams::new(),
+            trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
         }))
     }
 
@@ -159,6 +163,9 @@ impl Pager {
         }
         if self.waiting.is_empty() {
             if !worked {
+                if let Some(trace) = &mut self.trace {
+                    trace.flush();
+                }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
                 self.sleep(Some(20_000_000));
             }

@@ -3,6 +3,7 @@
 mod cache;
 pub mod compare;
 pub mod io;
+mod lru;
 mod meter;
 pub mod readahead;
 mod slots;
@@ -33,6 +34,9 @@ pub enum BenchCommand {
     /// Readahead: farpage's rule, the kernel's rules, none, and the kernel itself
     #[command(after_help = readahead::EXAMPLES)]
     Readahead(readahead::ReadaheadArgs),
+    /// Adding pages to the lists: one by one, batched, spliced
+    #[command(after_help = lru::EXAMPLES)]
+    Lru(lru::LruArgs),
     /// Measure farpage against the kernel's own swap, with equal memory
     #[command(after_help = compare::EXAMPLES)]
     Compare(compare::CompareArgs),
@@ -48,6 +52,7 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
         BenchCommand::Slots(args) => slots::main(args),
         BenchCommand::Cache(args) => cache::main(args),
         BenchCommand::Readahead(args) => readahead::main(args),
+        BenchCommand::Lru(args) => lru::main(args),
         BenchCommand::Compare(args) => compare::main(args),
     }
 }

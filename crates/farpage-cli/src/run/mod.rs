@@ -110,10 +110,20 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
         conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
     }
     conf.verbose = args.verbose;
+    conf.trace = args.trace.as_deref().map(new_file).transpose()?;
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;
     }
     Ok(conf)
+}
+
+/// The absolute path of a file that does not exist yet: the engine makes it, perhaps after the program changed its directory.
+fn new_file(path: &Path) -> Result<PathBuf> {
+    if path.exists() {
+        let sentence = format!("--trace: {} exists already", shown(path));
+        return Err(Failure::new(sentence).help("choose another name, or remove it"));
+    }
+    std::path::absolute(path).map_err(|e| Failure::new(format!("--trace: {}: {}", shown(path), why(&e))))
 }
 
 fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
@@ -144,7 +154,7 @@ fn conf_text(conf: &Conf) -> Result<String> {
     let text = conf.to_string();
     match Conf::parse(&text) {
         Ok(read) if read == *conf => Ok(text),
-        _ => Err(Failure::new("--swap: a path cannot contain a comma, a semicolon or unprintable bytes")),
+        _ => Err(Failure::new("--swap and --trace: a path cannot contain a comma, a semicolon or unprintable bytes")),
     }
 }
 

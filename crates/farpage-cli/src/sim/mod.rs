@@ -1,0 +1,148 @@
+//! `farpage sim`: which page goes, for the engine's policy and for others, over page traces.
+
+mod report;
+mod trace;
+
+use crate::failure::{Failure, Result};
+use clap::Args;
+use farpage::size;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::sim::{Clock, Counts, Fifo, Lru, Opt, Ours, Policy, S3Fifo, Stage, Synthetic, replay};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use trace::Trace;
+
+pub const EXAMPLES: &str = "\
+Traces: what farpage run --trace FILE recorded (faults only: what was in memory then is not in it), the output of
+valgrind --tool=lackey --trace-mem=yes (every access), and what --save wrote; each also compressed with zstd. -: stdin.
+Workloads: zipf[:THETA], uniform, loop, scan (with a hot set), phases.
+Policies: ours, lru, clock, fifo, s3fifo, opt (knows the future). All but ours and fifo see every access, or an accessed bit.
+
+Columns: reads are misses on pages that had been thrown out; first touches are the same for all and read nothing. minor: faults
+on pages that were unmapped, but still in memory. writes: pages thrown out that had been written since they last were.
+
+Examples:
+  farpage sim --synthetic zipf:0.99
+  farpage sim --trace tests/traces/sort.trace.zst --ram 25%
+  valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM | farpage sim --trace - --save program.trace.zst
+  farpage run --ram 64M --trace faults -- PROGRAM; farpage sim --trace faults --ram 32M --ram 64M";
+
+/// `farpage sim`.
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// A recorded trace (-: stdin); may be repeated
+    #[arg(long, value_name = "FILE")]
+    trace: Vec<PathBuf>,
+    /// A trace by rule; may be repeated
+    #[arg(long, value_name = "WORKLOAD")]
+    synthetic: Vec<String>,
+    /// Memory, or a share of the trace's pages; may be repeated [default: 50%, 25% and 12.5%]
+    #[arg(long, value_name = "SIZE|N%")]
+    ram: Vec<String>,
+    /// Only this policy; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = POLICIES)]
+    policy: Vec<String>,
+    /// Pages of a trace by rule
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(16..=1 << 26))]
+    pages: u32,
+    /// Accesses of a trace by rule
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    accesses: u64,
+    /// Seed of a trace by rule
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Keep one page in N unmapped but in memory, instead of as many as pays
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    stage: Option<u32>,
+    /// Write the trace to FILE, compressed, and do nothing else
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Write the rows to FILE as one JSON object (-: stdout)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const POLICIES: [&str; 6] = ["ours", "lru", "clock", "fifo", "s3fifo", "opt"];
+
+/// One policy on one trace in one memory.
+struct Row {
+    trace: String,
+    pages: u32,
+    ram: u32,
+    policy: &'static str,
+    counts: Counts,
+    /// Reads of exact least-recently-used order, and of Belady's.
+    lru: u64,
+    opt: u64,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// A trace or an argument that cannot be read, a file that cannot be written.
+pub fn main(args: &SimArgs) -> Result<ExitCode> {
+    let synthetic = |text: &String| {
+        let kind = Synthetic::parse(text).map_err(|e| Failure::new(format!("--synthetic: {e}")))?;
+        Ok(Trace::synthetic(text, kind.trace(args.pages, args.accesses, args.seed)))
+    };
+    // Wrong names are found before long traces are read.
+    let made: Vec<Trace> = args.synthetic.iter().map(synthetic).collect::<Result<_>>()?;
+    let read: Vec<Trace> = args.trace.iter().map(|path| trace::read(path)).collect::<Result<_>>()?;
+    let traces: Vec<Trace> = made.into_iter().chain(read).collect();
+    if traces.is_empty() {
+        return Err(Failure::new("nothing to simulate").help("name a trace with --trace FILE or --synthetic WORKLOAD"));
+    }
+    if let Some(path) = &args.save {
+        let [trace] = &traces[..] else { return Err(Failure::new("--save: exactly one trace can be saved")) };
+        trace.save(path)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = Vec::new();
+    for trace in &traces {
+        for ram in sizes(args, trace.pages)? {
+            rows.extend(run(args, trace, ram));
+        }
+    }
+    report::write(&rows, args.json.as_deref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The memories asked for, in pages.
+fn sizes(args: &SimArgs, pages: u32) -> Result<Vec<u32>> {
+    if args.ram.is_empty() {
+        return Ok([2, 4, 8].map(|share| (pages / share).max(1)).to_vec());
+    }
+    let size = |text: &String| {
+        let bytes = size::parse_of(text, Some(u64::from(pages) * PAGE_SIZE as u64));
+        let bytes = bytes.map_err(|e| Failure::new(format!("--ram: {e}")))?;
+        Ok(u32::try_from(bytes / PAGE_SIZE as u64).unwrap_or(u32::MAX).max(1))
+    };
+    args.ram.iter().map(size).collect()
+}
+
+fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
+    let stage = args.stage.map_or(Stage::Adaptive, Stage::Fixed);
+    let counts = |name: &str| {
+        let mut policy: Box<dyn Policy> = match name {
+            "ours" => Box::new(Ours::new(ram, trace.pages, stage)),
+            "lru" => Box::new(Lru::new(ram, trace.pages)),
+            "clock" => Box::new(Clock::new(ram, trace.pages)),
+            "fifo" => Box::new(Fifo::new(ram, trace.pages)),
+            "s3fifo" => Box::new(S3Fifo::new(ram, trace.pages)),
+            _ => Box::new(Opt::new(ram, &trace.accesses, trace.pages)),
+        };
+        replay(&mut *policy, &trace.accesses, trace.pages)
+    };
+    let (lru, opt) = (counts("lru"), counts("opt"));
+    let wanted = |name: &&&str| args.policy.is_empty() || args.policy.iter().any(|p| p == **name);
+    let row = |name: &&'static str| {
+        let counts = match *name {
+            "lru" => lru,
+            "opt" => opt,
+            name => counts(name),
+        };
+        let trace_name = trace.name.clone();
+        Row { trace: trace_name, pages: trace.pages, ram, policy: name, counts, lru: lru.reads, opt: opt.reads }
+    };
+    POLICIES.iter().filter(wanted).map(row).collect()
+}

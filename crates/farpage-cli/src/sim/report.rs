@@ -1,0 +1,85 @@
+//! The rows as a table, and as JSON.
+
+use super::Row;
+use crate::failure::{Failure, Result, why};
+use crate::json::Object;
+use std::path::Path;
+
+fn ratio(a: u64, b: u64) -> String {
+    match (a, b) {
+        (0, 0) => String::from("1.00"),
+        (_, 0) => String::from("-"),
+        (a, b) => format!("{:.2}", a as f64 / b as f64),
+    }
+}
+
+fn table(rows: &[Row]) {
+    let mut last = None;
+    for row in rows {
+        let head = (&row.trace, row.ram);
+        if last != Some(head) {
+            println!(
+                "{}{}: {} accesses to {} pages, {} pages of memory, {} first touches",
+                if last.is_some() { "\n" } else { "" },
+                row.trace,
+                row.counts.accesses,
+                row.pages,
+                row.ram,
+                row.counts.first
+            );
+            println!(
+                "  {:<8} {:>10} {:>8} {:>10} {:>10} {:>7} {:>7}",
+                "policy", "reads", "miss %", "minor", "writes", "x LRU", "x OPT"
+            );
+            last = Some(head);
+        }
+        let c = &row.counts;
+        println!(
+            "  {:<8} {:>10} {:>8.3} {:>10} {:>10} {:>7} {:>7}",
+            row.policy,
+            c.reads,
+            100.0 * c.miss_ratio(),
+            c.minor,
+            c.writes,
+            ratio(c.reads, row.lru),
+            ratio(c.reads, row.opt)
+        );
+    }
+}
+
+fn json(rows: &[Row]) -> Object {
+    let mut object = Object::with_schema();
+    let row = |row: &Row| {
+        let mut out = Object::default();
+        out.put("trace", row.trace.as_str());
+        out.put("pages", row.pages);
+        out.put("ram_pages", row.ram);
+        out.put("policy", row.policy);
+        out.put("accesses", row.counts.accesses);
+        out.put("first_touches", row.counts.first);
+        out.put("reads", row.counts.reads);
+        out.put("minor_faults", row.counts.minor);
+        out.put("writes", row.counts.writes);
+        out.put("miss_ratio", row.counts.miss_ratio());
+        out.put("lru_reads", row.lru);
+        out.put("opt_reads", row.opt);
+        out
+    };
+    object.put_list("rows", rows.iter().map(row).collect());
+    object
+}
+
+/// Prints the table, or writes JSON.
+pub fn write(rows: &[Row], to: Option<&Path>) -> Result<()> {
+    let Some(path) = to else {
+        table(rows);
+        return Ok(());
+    };
+    if path.as_os_str() == "-" {
+        println!("{}", json(rows).line());
+        return Ok(());
+    }
+    table(rows);
+    std::fs::write(path, json(rows).line() + "\n")
+        .map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
+}

@@ -1,0 +1,75 @@
+//! `farpage sim` over the recorded traces of `tests/traces`: how good the engine's policy is, by counts.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn traces() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces");
+    let mut all: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
+    all.retain(|path| path.extension().is_some_and(|e| e == "zst"));
+    all.sort();
+    all
+}
+
+fn sim(arguments: &[&str]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    let output = command.arg("sim").args(arguments).args(["--json", "-"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(row: &Value, key: &str) -> u64 {
+    row[key].as_u64().unwrap()
+}
+
+/// Recency is good in all of them. docs/lru.md has the numbers, also for memories where hardly anything is read back and a
+/// few hundred reads are a large ratio.
+#[test]
+fn real_traces_are_about_as_good_as_least_recently_used() {
+    let traces = traces();
+    assert!(traces.len() >= 3);
+    for path in traces {
+        let value = sim(&["--trace", path.to_str().unwrap(), "--ram", "25%", "--ram", "12.5%", "--policy", "ours"]);
+        for row in value["rows"].as_array().unwrap() {
+            let (ours, lru, opt) = (number(row, "reads"), number(row, "lru_reads"), number(row, "opt_reads"));
+            let accesses = number(row, "accesses");
+            assert!(opt <= ours && opt <= lru, "{row}");
+            assert!(ours <= lru + lru / 8 + accesses / 5000, "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_trace_that_is_saved_is_the_same_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let (lackey, saved) = (dir.path().join("lackey"), dir.path().join("saved"));
+    let lines: String =
+        (0..5000u64).map(|i| format!(" {} {:08x},4\n", ["L", "S"][i as usize % 2], (i * i % 701) << 12)).collect();
+    std::fs::write(&lackey, lines).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    let save = command.args(["sim", "--trace"]).arg(&lackey).arg("--save").arg(&saved).output().unwrap();
+    assert!(save.status.success(), "{}", String::from_utf8_lossy(&save.stderr));
+    let rows = |path: &Path| {
+        let mut value = sim(&["--trace", path.to_str().unwrap(), "--ram", "100"]);
+        value["rows"].as_array_mut().unwrap().iter_mut().for_each(|row| row["trace"] = Value::Null);
+        value
+    };
+    assert_eq!(rows(&lackey), rows(&saved));
+    assert!(std::fs::metadata(&saved).unwrap().len() * 10 < std::fs::metadata(&lackey).unwrap().len());
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    for (arguments, says) in [
+        (&[][..], "nothing to simulate"),
+        (&["--synthetic", "tape"], "unknown workload"),
+        (&["--trace", "/nonexistent"], "No such file"),
+        (&["--trace", "/proc/cpuinfo"], "access"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_farpage")).arg("sim").args(arguments).output().unwrap();
+        assert!(!output.status.success());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(says), "{arguments:?}: {text}");
+    }
+}

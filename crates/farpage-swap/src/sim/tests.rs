@@ -1,0 +1,108 @@
+//! The reference policies against what is known of them.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn trace(pages: &[u32]) -> Vec<Access> {
+    pages.iter().map(|&page| Access::new(page, true)).collect()
+}
+
+fn misses(policy: &mut dyn Policy, accesses: &[Access], pages: u32) -> u64 {
+    let counts = replay(policy, accesses, pages);
+    counts.first + counts.reads
+}
+
+/// The reference string of Belady, Nelson and Shedler (1969): first in, first out is worse with more memory.
+#[test]
+fn beladys_anomaly() {
+    let trace = trace(&[1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]);
+    assert_eq!((misses(&mut Fifo::new(3, 6), &trace, 6), misses(&mut Fifo::new(4, 6), &trace, 6)), (9, 10));
+    assert_eq!((misses(&mut Lru::new(3, 6), &trace, 6), misses(&mut Lru::new(4, 6), &trace, 6)), (10, 8));
+    assert_eq!(
+        (misses(&mut Opt::new(3, &trace, 6), &trace, 6), misses(&mut Opt::new(4, &trace, 6), &trace, 6)),
+        (7, 6)
+    );
+}
+
+#[test]
+fn a_loop_is_the_worst_case_of_recency() {
+    let trace = Synthetic::Loop.trace(100, 1000, 1);
+    assert_eq!(replay(&mut Lru::new(99, 100), &trace, 100).reads, 900);
+    assert_eq!(replay(&mut Lru::new(100, 100), &trace, 100).reads, 0);
+    assert!(replay(&mut Opt::new(99, &trace, 100), &trace, 100).reads <= 10);
+}
+
+#[test]
+fn clock_gives_a_second_chance() {
+    // 0 is accessed again before 2 comes, so 1 goes.
+    let trace = trace(&[0, 1, 0, 2, 0, 1]);
+    assert_eq!(misses(&mut Clock::new(2, 3), &trace, 3), 4);
+    assert_eq!(misses(&mut Fifo::new(2, 3), &trace, 3), 5);
+}
+
+#[test]
+fn s3_fifo_lets_a_pass_go_by() {
+    let hot = |i: u32| i % 40;
+    let pages: Vec<u32> = (0..20_000).map(|i| if i % 4 == 0 { 40 + i / 4 } else { hot(i) }).collect();
+    let all = 40 + 5000;
+    let (ours, fifo) =
+        (replay(&mut S3Fifo::new(50, all), &trace(&pages), all), replay(&mut Fifo::new(50, all), &trace(&pages), all));
+    assert!(ours.reads * 10 < fifo.reads, "{} {}", ours.reads, fifo.reads);
+}
+
+#[test]
+fn writes_are_counted_when_a_written_page_goes() {
+    let pages = [(0, true), (1, false), (2, true), (0, false), (3, false), (2, false), (4, false)];
+    let trace: Vec<Access> = pages.iter().map(|&(page, write)| Access::new(page, write)).collect();
+    // 0 goes written, 1 and 2: 2 written, 0 clean, 3 clean.
+    let counts = replay(&mut Fifo::new(2, 5), &trace, 5);
+    assert_eq!(counts, Counts { accesses: 7, first: 5, reads: 2, minor: 0, writes: 2 });
+}
+
+#[test]
+fn zipf_has_its_law() {
+    let trace = Synthetic::Zipf { theta: 0.99 }.trace(1000, 200_000, 3);
+    let count = |page: u32| trace.iter().filter(|a| a.page() == page).count() as f64;
+    for rank in [2u32, 10, 100] {
+        let (got, want) = (count(0) / count(rank - 1), f64::from(rank).powf(0.99));
+        assert!((got / want - 1.0).abs() < 0.25, "{rank}: {got} for {want}");
+    }
+}
+
+#[test]
+fn names_are_read() {
+    assert_eq!(Synthetic::parse("zipf:1.2"), Ok(Synthetic::Zipf { theta: 1.2 }));
+    for bad in ["zipf:x", "zipf:-1", "loop:3", "tape", "zipf:nan"] {
+        assert!(Synthetic::parse(bad).is_err(), "{bad}");
+    }
+}
+
+proptest! {
+    /// Nobody holds more than there is, throws out what is not there, or beats the one who knows the future.
+    #[test]
+    fn memory_has_its_size(pages in prop::collection::vec(0..60u32, 1..600), size in 1..70u32) {
+        let accesses = trace(&pages);
+        let mut opt = Opt::new(size, &accesses, 60);
+        let best = misses(&mut opt, &accesses, 60);
+        let mut all: Vec<Box<dyn Policy>> = vec![
+            Box::new(Fifo::new(size, 60)), Box::new(Clock::new(size, 60)), Box::new(Lru::new(size, 60)),
+            Box::new(S3Fifo::new(size, 60)), Box::new(Opt::new(size, &accesses, 60)),
+            Box::new(Ours::new(size, 60, Stage::Adaptive)), Box::new(Ours::new(size, 60, Stage::Fixed(3))),
+        ];
+        for (i, policy) in all.iter_mut().enumerate() {
+            let (mut inside, mut out, mut missed) = (BTreeSet::new(), Vec::new(), 0);
+            for &page in &pages {
+                let met = policy.access(page, &mut out);
+                prop_assert_eq!(met == Met::Miss, inside.insert(page));
+                missed += u64::from(met == Met::Miss);
+                for page in out.drain(..) {
+                    prop_assert!(inside.remove(&page));
+                }
+                prop_assert!(inside.len() <= size as usize);
+            }
+            // In a memory of a few pages ours throws out what has just come, which Belady's does not.
+            prop_assert!(missed >= best || (i >= 5 && size < 16));
+        }
+    }
+}
