@@ -114,7 +114,7 @@ impl Pager {
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
         let result = pagemap::runs_by_kind(
-            &self.pagemap,
+            self.uffd.pagemap(),
             first as usize * PAGE_SIZE,
             last as usize * PAGE_SIZE,
             |start, end, zero| {
@@ -209,7 +209,7 @@ impl Pager {
         let first = vpn & !511;
         let mut present = [false; 512];
         let result = pagemap::present_runs(
-            &self.pagemap,
+            self.uffd.pagemap(),
             first as usize * PAGE_SIZE,
             (first as usize + 512) * PAGE_SIZE,
             |s, t| {
@@ -239,6 +239,6 @@ impl Pager {
         end: usize,
         each: impl FnMut(usize, usize) -> bool,
     ) -> Result<(), rustix::io::Errno> {
-        pagemap::present_runs(&self.pagemap, start, end, each)
+        pagemap::present_runs(self.uffd.pagemap(), start, end, each)
     }
 }

@@ -42,7 +42,6 @@ pub struct Pager {
     pub(crate) e: &'static Engine,
     pub(crate) uffd: Uffd,
     kick: OwnedFd,
-    pub(crate) pagemap: OwnedFd,
     pub(crate) maps: OwnedFd,
     proc: Proc,
     /// The CPU the pager runs on, and when that was last looked at.
@@ -90,13 +89,13 @@ impl Engine {
 
     /// Opens what the pager needs and registers the arena's parts.
     pub(crate) fn open_pager(&'static self, proc: &Proc) -> Result<Box<Pager>, String> {
-        let uffd = Uffd::open(self.inherited_uffd(), FEATURES).map_err(|e| e.to_string())?;
-        let trash = Uffd::open(self.inherited_uffd(), FEATURES_QUIET).map_err(|e| e.to_string())?;
+        let pagemap = || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"));
+        let uffd = Uffd::open(self.inherited_uffd(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
+        let trash = Uffd::open(self.inherited_uffd(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
         uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;
-        let pagemap = proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"))?;
         let maps = proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {e}"))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd: {e}"))?;
@@ -106,7 +105,6 @@ impl Engine {
             e: self,
             uffd,
             kick,
-            pagemap,
             maps,
             proc: Proc::open().map_err(|e| format!("cannot open /proc: {e}"))?,
             cpu: None,

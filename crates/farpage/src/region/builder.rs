@@ -14,6 +14,7 @@ use crate::content::ContentKey;
 use crate::device::{DeviceError, Entry, SwapSpace};
 use crate::frame::Frames;
 use crate::reclaim::CleanBalance;
+use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use rustix::io::Errno;
@@ -190,9 +191,10 @@ impl Builder {
             return Err(Error::InheritThread);
         }
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
+        let pagemap = pagemap::own().map_err(os("cannot open /proc/self/pagemap"))?;
         let uffd = match self.mode {
-            FaultMode::Signal => Uffd::open_signal(),
-            FaultMode::Thread => Uffd::open(None, FEATURES_QUIET),
+            FaultMode::Signal => Uffd::open_signal(pagemap),
+            FaultMode::Thread => Uffd::open(None, FEATURES_QUIET, pagemap),
         }
         .map_err(Error::Userfaultfd)?;
         let space = Space::reserve(self.inherit).map_err(os("cannot reserve address space"))?;

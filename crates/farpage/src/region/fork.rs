@@ -256,15 +256,15 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
     lock(&e.ancestors).extend(lease);
     e.forget_threads();
     owner.forget_threads();
-    let new = Uffd::open_signal().map_err(|error| error.to_string())?;
+    let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
+    let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;
     // The old numbers name the parent's address space.
     replace(e.uffd.as_fd().as_raw_fd(), new.as_fd().as_raw_fd())?;
+    replace(e.uffd.pagemap().as_raw_fd(), new.pagemap().as_raw_fd())?;
     let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
     replace(e.pidfd.as_raw_fd(), pidfd.map_err(|error| format!("cannot open the process: {error}"))?.as_raw_fd())?;
     let refused = |what| move |why| format!("cannot register {what}: {why:?}");
     e.uffd.register(e.frame_memory.0.base, e.frame_memory.0.len).map_err(refused("frames"))?;
-    let maps = rustix::fs::open("/proc/self/pagemap", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
-    let maps = maps.map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
     for &(first, pages) in lock(&e.places).iter() {
         let (start, len) = (e.space.addr(first), pages as usize * PAGE_SIZE);
         e.uffd.register_protectable(start, len).map_err(refused("a region"))?;
@@ -288,7 +288,8 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
             }
             touched.is_none()
         };
-        pagemap::present_runs(&maps, start, start + len, look).map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
+        pagemap::present_runs(e.uffd.pagemap(), start, start + len, look)
+            .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
         if let Some(page) = touched {
             let at = e.space.addr(page);
             return Err(format!(

@@ -34,6 +34,15 @@ const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO_PAGE: u64 = 1 << 5;
 const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as usize) << 8) | 16;
 
+/// This process's pagemap.
+///
+/// # Errors
+/// No `/proc` here.
+pub fn own() -> Result<OwnedFd, Errno> {
+    use rustix::fs::{Mode, OFlags, open};
+    open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// Calls `each(start, end)`, in bytes, for every run of pages in `[start, end)` that have memory (or kernel swap)
 /// behind them, until it answers `false`. A snapshot: pages may come and go while it is taken.
 ///

@@ -46,8 +46,6 @@ pub mod nr {
     pub const IOCTL: u32 = 16;
     /// `madvise`
     pub const MADVISE: u32 = 28;
-    /// `mincore`
-    pub const MINCORE: u32 = 27;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `futex`

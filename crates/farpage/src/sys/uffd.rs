@@ -3,6 +3,7 @@
 //! The errno of every operation is turned into its meaning here ([`Refused`]); no raw number leaves this file except
 //! inside an error for a human.
 
+use super::pagemap::present_runs;
 use super::raw::{Errno, nr, syscall};
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as k;
@@ -113,7 +114,11 @@ pub const BATCH: usize = 16;
 
 /// A userfaultfd that is switched on.
 #[derive(Debug)]
-pub struct Uffd(OwnedFd);
+pub struct Uffd {
+    fd: OwnedFd,
+    /// `/proc/self/pagemap`: what is where after a move that was cut short.
+    pagemap: OwnedFd,
+}
 
 /// Every way that was tried to open a userfaultfd, and how it failed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -152,12 +157,12 @@ impl std::fmt::Display for OpenError {
 }
 
 impl Uffd {
-    /// Opens a full-mode userfaultfd for this process, with [`FEATURES`] or [`FEATURES_QUIET`]: through `inherited` (an open `/dev/userfaultfd`), the device,
-    /// the system call, in this order.
+    /// Opens a full-mode userfaultfd for this process, with [`FEATURES`] or [`FEATURES_QUIET`]: through `inherited` (an
+    /// open `/dev/userfaultfd`), the device, the system call, in this order. `pagemap` is this process's.
     ///
     /// # Errors
     /// All attempts with their errno.
-    pub fn open(inherited: Option<BorrowedFd<'_>>, features: u64) -> Result<Uffd, OpenError> {
+    pub fn open(inherited: Option<BorrowedFd<'_>>, features: u64, pagemap: OwnedFd) -> Result<Uffd, OpenError> {
         use rustix::fs::{Mode, OFlags, open};
         let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
         let mut error = OpenError::default();
@@ -181,7 +186,7 @@ impl Uffd {
         }
         let Some(raw) = raw else { return Err(error) };
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
-        let uffd = Uffd(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let uffd = Uffd { fd: unsafe { OwnedFd::from_raw_fd(raw as RawFd) }, pagemap };
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
         match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
@@ -195,14 +200,14 @@ impl Uffd {
     ///
     /// # Errors
     /// The errno of the system call, or the feature that the kernel lacks.
-    pub fn open_signal() -> Result<Uffd, OpenError> {
+    pub fn open_signal(pagemap: OwnedFd) -> Result<Uffd, OpenError> {
         use rustix::fs::OFlags;
         let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize | k::UFFD_USER_MODE_ONLY as usize;
         // SAFETY: creates a descriptor, touches no memory.
         let raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }
             .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
-        let uffd = Uffd(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let uffd = Uffd { fd: unsafe { OwnedFd::from_raw_fd(raw as RawFd) }, pagemap };
         let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
@@ -212,10 +217,15 @@ impl Uffd {
         }
     }
 
+    /// The process's pagemap.
+    pub fn pagemap(&self) -> &OwnedFd {
+        &self.pagemap
+    }
+
     /// # Safety
     /// `T` must be the structure of the request `op`, and the effect of the request must be sound for the caller.
     unsafe fn ioctl<T>(&self, op: usize, arg: &mut T) -> Result<(), Errno> {
-        let args = [self.0.as_raw_fd() as usize, op, std::ptr::from_mut(arg) as usize, 0, 0, 0];
+        let args = [self.fd.as_raw_fd() as usize, op, std::ptr::from_mut(arg) as usize, 0, 0, 0];
         // SAFETY: the descriptor is a userfaultfd and arg the structure of op (caller's promise).
         unsafe { syscall(nr::IOCTL, args) }.map(drop)
     }
@@ -291,7 +301,7 @@ impl Uffd {
         if result.is_ok() {
             return (moved, result);
         }
-        let more = moved_uncounted(dst + moved, src + moved, len - moved);
+        let more = moved_uncounted(&self.pagemap, dst + moved, src + moved, len - moved);
         if more > 0 && !quiet {
             self.wake(dst + moved, more);
         }
@@ -352,7 +362,7 @@ impl Uffd {
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<std::mem::MaybeUninit<u8>>(), want * size)
         };
-        let n = match rustix::io::read(&self.0, bytes) {
+        let n = match rustix::io::read(&self.fd, bytes) {
             Ok((init, _)) => init.len() / size,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
             Err(e) => return Err(e),
@@ -372,35 +382,32 @@ impl Uffd {
     }
 }
 
-/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said.
-fn moved_uncounted(dst: usize, src: usize, len: usize) -> usize {
-    let mut moved = 0;
-    while moved < len {
-        let (mut there, mut here) = ([0u8; 64], [0u8; 64]);
-        let pages = ((len - moved) / PAGE_SIZE).min(there.len());
-        if !resident(dst + moved, &mut there[..pages]) || !resident(src + moved, &mut here[..pages]) {
-            break;
-        }
-        let run =
-            there[..pages].iter().zip(&here).take_while(|(there, here)| **there & 1 == 1 && **here & 1 == 0).count();
-        moved += run * PAGE_SIZE;
-        if run < pages {
-            break;
-        }
+/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said. A page
+/// that the kernel has swapped out is where its entry is (`mincore` would call it absent).
+fn moved_uncounted(pagemap: &OwnedFd, dst: usize, src: usize, len: usize) -> usize {
+    let mut there = 0;
+    let mut all = |start, end| {
+        let next = start == dst + there;
+        there += if next { end - start } else { 0 };
+        next
+    };
+    if present_runs(pagemap, dst, dst + len, &mut all).is_err() {
+        return 0;
     }
-    moved
-}
-
-/// `mincore`: for each page from `start` on, whether memory is behind it. `false`: not all of it is mapped.
-fn resident(start: usize, out: &mut [u8]) -> bool {
-    let args = [start, out.len() * PAGE_SIZE, out.as_mut_ptr() as usize, 0, 0, 0];
-    // SAFETY: the kernel writes one byte a page to `out`, and only looks at the range.
-    unsafe { syscall(nr::MINCORE, args) }.is_ok()
+    let mut here = there;
+    let mut first = |start, _| {
+        here = start - src;
+        false
+    };
+    match present_runs(pagemap, src, src + there, &mut first) {
+        Ok(()) => here,
+        Err(_) => 0,
+    }
 }
 
 impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
@@ -455,19 +462,20 @@ mod tests {
             // SAFETY: a new private mapping, never unmapped.
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, rw, MapFlags::PRIVATE) }.unwrap() as usize
         };
+        let pagemap = super::super::pagemap::own().unwrap();
         let (dst, src) = (map(), map());
         // SAFETY: inside the mappings.
         let touch = |base: usize, page: usize| unsafe { ((base + page * PAGE_SIZE) as *mut u8).write(1) };
         (0..80).for_each(|page| touch(dst, page));
         (70..100).for_each(|page| touch(src, page));
         let pages = |from: usize, n: usize| {
-            moved_uncounted(dst + from * PAGE_SIZE, src + from * PAGE_SIZE, n * PAGE_SIZE) / PAGE_SIZE
+            moved_uncounted(&pagemap, dst + from * PAGE_SIZE, src + from * PAGE_SIZE, n * PAGE_SIZE) / PAGE_SIZE
         };
         assert_eq!(pages(0, 100), 70, "up to a page that is still at its source");
         assert_eq!(pages(3, 5), 5);
         // A destination that was there before, a source that is gone, both gone.
         assert_eq!((pages(70, 5), pages(85, 5)), (0, 0));
         let nothing = (map(), map());
-        assert_eq!(moved_uncounted(nothing.0, nothing.1, 9 * PAGE_SIZE), 0);
+        assert_eq!(moved_uncounted(&pagemap, nothing.0, nothing.1, 9 * PAGE_SIZE), 0);
     }
 }
