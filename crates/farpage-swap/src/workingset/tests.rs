@@ -97,7 +97,7 @@ fn the_stage_follows_what_it_earns() {
         memory.set().stage_target(u32::MAX)
     };
     let mut random = Random(9);
-    let access = |i: u32| Access::new(if i % 2 == 0 { 512 + i / 2 } else { random.below(512) }, false);
+    let access = |i: u32| Access::new(if i.is_multiple_of(2) { 512 + i / 2 } else { random.below(512) }, false);
     let pass: Vec<Access> = (0..100_000).map(access).collect();
     let (passed, skewed) = (stage(&pass, 60_000), stage(&synthetic(Synthetic::Zipf { theta: 0.99 }), PAGES));
     assert!(passed < 1024 / 8 && skewed > 1024 / 8, "{passed} pages for a pass, {skewed} for skewed access");
