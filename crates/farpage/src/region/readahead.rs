@@ -144,7 +144,6 @@ impl Readahead {
     /// No address space.
     pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<Readahead, rustix::io::Errno> {
         let owners = Mapping::new(SLOTS * size_of::<AtomicU32>(), true)?;
-        owners.not_in_children()?;
         Ok(Readahead {
             maps: RwLock::default(),
             tuning,
