@@ -217,21 +217,29 @@ impl Inner {
                     continue;
                 }
                 // A system call that writes to a write-protected page fails: pinned pages are left out.
-                self.protect((first, pages), from, page);
+                self.protect(from, page);
                 from = page + 1;
             }
-            self.protect((first, pages), from, first + pages);
+            self.protect(from, first + pages);
         }
     }
 
-    /// Write-protects pages of a region (`place`). The words of those that were not busy say so already; a page that is
-    /// brought in meanwhile is writable by its word, whatever this does to it.
-    fn protect(&self, place: (u32, u32), from: u32, to: u32) {
+    /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought in
+    /// meanwhile is writable by its word, whatever this does to it.
+    fn protect(&self, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
         let (at, len) = (self.space.addr(from), (to - from) as usize * PAGE_SIZE);
-        while let Err(refused) = if from < to { self.uffd.write_protect(at, len, true) } else { Ok(()) } {
+        let mapped = || (from..to).any(|page| matches!(self.space.word(page).look().state(), State::Mapped(_)));
+        let mut absent = 0;
+        while let Err(refused) = self.uffd.write_protect(at, len, true) {
             match refused {
                 Refused::Changing => {}
-                Refused::Absent if !lock(&self.places).contains(&place) => break,
+                // A region that is being opened or closed is not registered, and has no pages.
+                Refused::Absent if !mapped() => break,
+                // It has been opened since.
+                Refused::Absent if absent == 0 => absent += 1,
                 other => fatal(&format!("cannot write-protect a region: {other:?}")),
             }
         }
