@@ -276,9 +276,10 @@ impl Engine {
     }
 
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
-    /// for the writer's batches, and not so many that frames become scarce.
+    /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the pager
+    /// and back, which is most of what a load from the pool costs.
     pub fn cached_target(&self) -> usize {
-        let most = self.frames.len() / 8 * 5;
+        let most = (self.frames.len() / 8 * 5).min(self.budget.limit() as usize / 16);
         lock(&self.lru).cached_target(most).clamp(128.min(most), most)
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::io::inject::Faults;
+use std::collections::BTreeSet;
 
 fn store_all(device: &FileDevice, seeds: std::ops::Range<u64>) -> Vec<(Entry, u64)> {
     let frames: Vec<_> = seeds.clone().map(page_of).collect();
@@ -70,14 +71,16 @@ fn device_file_gives_the_space_of_empty_clusters_back() {
     let (kept, freed): (Vec<_>, Vec<_>) =
         live.into_iter().partition(|(entry, _)| entry.slot() / 512 == 1 || entry.slot() == 2 * 512 + 7);
     freed.iter().for_each(|(entry, _)| assert!(device.free(*entry)));
-    let empty = (3..6).filter(|cluster| freed.iter().any(|(entry, _)| entry.slot() / 512 == *cluster)).count();
+    // Cluster 0 has a slot that is never given out. Which others were used depends on the CPUs this thread ran on.
+    let clusters = |of: &[(Entry, _)]| of.iter().map(|(entry, _)| entry.slot() / 512).collect::<BTreeSet<_>>();
+    let empty = clusters(&freed).difference(&clusters(&kept)).filter(|cluster| **cluster != 0).count();
     let done = std::iter::from_fn(|| device.discard_one().then_some(())).count();
     assert_eq!(done, empty);
     let after = backing.disk_bytes();
     println!("{before} bytes, then {after}; {done} clusters");
     assert_eq!(usage(&device).discarded_bytes, done as u64 * 512 * 4096);
-    // The last cluster was only begun.
-    assert!(done >= 2 && after + (done as u64 - 1) * 512 * 4096 <= before, "{before} {after}");
+    // The last cluster was only begun, by each CPU.
+    assert!(done >= 2 && after + (done as u64 - 2) * 512 * 4096 <= before, "{before} {after}");
     kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
     // The space is used again.
     let again = store_all(&device, 9000..9000 + 512 * 4);
