@@ -64,7 +64,7 @@ fn what_cannot_be_simulated_is_said() {
     for (arguments, says) in [
         (&[][..], "nothing to simulate"),
         (&["--synthetic", "tape"], "unknown workload"),
-        (&["--trace", "/nonexistent"], "No such file"),
+        (&["--trace", "/nonexistent"], "no such file"),
         (&["--trace", "/proc/cpuinfo"], "access"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_farpage")).arg("sim").args(arguments).output().unwrap();

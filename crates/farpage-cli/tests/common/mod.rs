@@ -35,7 +35,7 @@ __attribute__((constructor)) static void start(void) {
     uint64_t *page = mmap(NULL, STAT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) abort();
     for (int i = 0; i < VALUES; i++) page[2 + i] = i * 1000;
-    page[2 + VALUES + 40] = 7;
+    page[FAULT_NS + 40] = 7;
     page[1] = getpid();
     page[0] = MAGIC;
     pthread_t thread;
@@ -58,8 +58,9 @@ fn libraries() -> &'static Libraries {
         let values = format!("-DVALUES={}", stat.values().len());
         let magic = format!("-DMAGIC={}ULL", farpage::stat::MAGIC);
         let bytes = format!("-DSTAT_BYTES={}", farpage::stat::STAT_BYTES);
+        let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage::stat::Stat, fault_ns) / 8);
         let inert = cc(dir.path(), "inert.so", INERT, &["-shared", "-fPIC"]).unwrap();
-        let flags = ["-shared", "-fPIC", "-pthread", &values, &magic, &bytes];
+        let flags = ["-shared", "-fPIC", "-pthread", &values, &magic, &bytes, &faults];
         let fake = cc(dir.path(), "fake.so", FAKE, &flags).unwrap();
         Libraries { dir, inert, fake }
     })
