@@ -51,6 +51,12 @@ fn found(place: &AtomicUsize, name: &CStr) -> usize {
     }
 }
 
+/// What a caller finds in `errno` when there is nothing to call.
+fn no_such_function() {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+}
+
 /// As libc's; see the module header.
 ///
 /// # Safety
@@ -101,8 +107,7 @@ pub unsafe extern "C" fn mmap(
     let flags = if engine.is_some() { flags & !libc::MAP_POPULATE } else { flags };
     let real = found(&REAL.mmap, c"mmap");
     if real == 0 {
-        // SAFETY: the calling thread's errno.
-        unsafe { *libc::__errno_location() = libc::ENOSYS };
+        no_such_function();
         return libc::MAP_FAILED;
     }
     // SAFETY: libc's function of this name has this type.
@@ -147,8 +152,7 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     }
     let real = found(&REAL.madvise, c"madvise");
     if real == 0 {
-        // SAFETY: the calling thread's errno.
-        unsafe { *libc::__errno_location() = libc::ENOSYS };
+        no_such_function();
         return -1;
     }
     // SAFETY: libc's function of this name has this type.

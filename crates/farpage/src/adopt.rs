@@ -231,14 +231,4 @@ impl Pager {
             }
         });
     }
-
-    /// [`pagemap::present_runs`] of this process.
-    pub(crate) fn present(
-        &self,
-        start: usize,
-        end: usize,
-        each: impl FnMut(usize, usize) -> bool,
-    ) -> Result<(), rustix::io::Errno> {
-        pagemap::present_runs(self.uffd.pagemap(), start, end, each)
-    }
 }

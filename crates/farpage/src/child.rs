@@ -9,6 +9,7 @@ use crate::engine::{Engine, lock};
 use crate::fork::Verdict;
 use crate::page_table::State;
 use crate::pager::Pager;
+use crate::sys::pagemap::present_runs;
 use crate::sys::proc::{Proc, mappings};
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
@@ -78,29 +79,29 @@ impl Engine {
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             let mut touched = None;
-            pager
-                .present(start as usize * PAGE_SIZE, end as usize * PAGE_SIZE, |s, t| {
-                    for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
-                        let Some(node) = self.table.node_or_create(vpn) else { return false };
-                        match self.table.state(node) {
-                            State::Mapped(_) => {}
-                            State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW),
-                            // Below the stack pointer of the forking thread everything is dead.
-                            State::Swapped(entry) if dead.contains(&vpn) => {
-                                lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW);
-                                self.space.free(entry);
-                            }
-                            State::Cached(f) if dead.contains(&vpn) => {
-                                lock(&self.lru).uncache(&self.table, node, State::Cached(f), State::Mapped(None));
-                                self.release_frame_entry(f);
-                                self.frames.put_free(f, 1);
-                            }
-                            state => touched = Some((vpn, state)),
+            let pagemap = pager.uffd.pagemap();
+            present_runs(pagemap, start as usize * PAGE_SIZE, end as usize * PAGE_SIZE, |s, t| {
+                for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
+                    let Some(node) = self.table.node_or_create(vpn) else { return false };
+                    match self.table.state(node) {
+                        State::Mapped(_) => {}
+                        State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW),
+                        // Below the stack pointer of the forking thread everything is dead.
+                        State::Swapped(entry) if dead.contains(&vpn) => {
+                            lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW);
+                            self.space.free(entry);
                         }
+                        State::Cached(f) if dead.contains(&vpn) => {
+                            lock(&self.lru).uncache(&self.table, node, State::Cached(f), State::Mapped(None));
+                            self.release_frame_entry(f);
+                            self.frames.put_free(f, 1);
+                        }
+                        state => touched = Some((vpn, state)),
                     }
-                    true
-                })
-                .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
+                }
+                true
+            })
+            .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
             if let Some((vpn, state)) = touched {
                 let at = vpn as usize * PAGE_SIZE;
                 return Err(format!(

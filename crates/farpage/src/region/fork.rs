@@ -200,14 +200,21 @@ extern "C" fn prepare() {
 
 extern "C" fn parent() {
     let errand = lock(&ERRAND).take();
+    go_on(errand, |owner, lease| {
+        let number = owner.inner.swap.fork_parent();
+        if let Some((read, _)) = lease {
+            lock(&owner.inner.leases).push((read, number));
+        }
+    });
+}
+
+/// After the fork, in parent and child: `each` pager that was held is made ready, and its gates are opened.
+fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<(OwnedFd, OwnedFd)>)) {
     let mut owners = Vec::new();
     let mut blocked = None;
     if let Some(Errand { pagers, _blocked }) = errand {
         for Held { owner, lease } in pagers {
-            let number = owner.inner.swap.fork_parent();
-            if let Some((read, _)) = lease {
-                lock(&owner.inner.leases).push((read, number));
-            }
+            each(&owner, lease);
             owner.inner.workers.open();
             owner.inner.faults.open();
             owners.push(owner);
@@ -226,25 +233,14 @@ extern "C" fn child() {
     // Threads that were looking are not here, nor are the pagers that are not inherited.
     let stays = |pager: *const Inner| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.inner), pager));
     PAGERS.iter().for_each(|slot| slot.after_fork(stays));
-    let mut owners = Vec::new();
-    let mut blocked = None;
-    if let Some(Errand { pagers, _blocked }) = errand {
-        for Held { owner, lease } in pagers {
-            owner.inner.faults.after_fork();
-            owner.inner.workers.after_fork();
-            if let Err(why) = restart(&owner, lease.map(|(_, write)| write)) {
-                message(&format!("in a forked child, which cannot use its regions: {why}"));
-                close_off(&owner);
-            }
-            owner.inner.workers.open();
-            owner.inner.faults.open();
-            owners.push(owner);
+    go_on(errand, |owner, lease| {
+        owner.inner.faults.after_fork();
+        owner.inner.workers.after_fork();
+        if let Err(why) = restart(owner, lease.map(|(_, write)| write)) {
+            message(&format!("in a forked child, which cannot use its regions: {why}"));
+            close_off(owner);
         }
-        blocked = Some(_blocked);
-    }
-    FORKS.unlock();
-    drop(owners);
-    drop(blocked);
+    });
 }
 
 /// Makes a pager of the child out of the copy of its parent's.
