@@ -152,7 +152,7 @@ impl Model {
         } else {
             self.swap.alloc(cpu, order, fill).map(|entry| (entry, order))
         };
-        self.note_reclaimed();
+        self.note_own_work();
         if let Some((entry, order)) = found {
             self.next_frame += 1;
             self.take(entry, order, frame);
@@ -166,8 +166,10 @@ impl Model {
         found.is_some()
     }
 
-    /// What the allocator reclaimed, it must have had the right to: no reference, frame told.
-    fn note_reclaimed(&mut self) {
+    /// What the allocator did by itself since the last call, before the model learns of what it gave out since: it
+    /// may do so in any call. What it reclaimed, it must have had the right to: no reference, frame told. What it
+    /// discarded is in nobody's use.
+    fn note_own_work(&mut self) {
         let frames: Vec<u64> = self.swap.env().unbound.lock().unwrap().drain(..).collect();
         for frame in frames {
             let of: Vec<Entry> = self.slots.iter().filter(|(_, s)| s.frame == Some(frame)).map(|(&e, _)| e).collect();
@@ -176,6 +178,10 @@ impl Model {
             for entry in gone {
                 assert_eq!(self.slots.remove(&entry).map(|s| s.count), Some(0), "[25] reclaimed a slot in use");
             }
+        }
+        for (device, slot) in self.swap.env().discarded.lock().unwrap().drain(..) {
+            let first = Entry { device, slot };
+            assert!(self.slots.range(first..first.offset(512)).next().is_none(), "discarded slots in use");
         }
     }
 
@@ -299,17 +305,14 @@ impl Model {
                 // As if a device had become full.
                 self.swap.devices().for_each(|device| self.swap.want_reclaim(device));
                 while self.swap.work(2) {}
-                self.note_reclaimed();
+                self.note_own_work();
             }
             Op::Discard => {
                 for (&device, about) in &self.devices {
                     let done = self.swap.discard_some(device, 2);
                     assert!(done == 0 || about.discard);
                 }
-                for (device, first) in self.swap.env().discarded.lock().unwrap().drain(..) {
-                    let first = Entry { device, slot: first };
-                    assert!(self.slots.range(first..first.offset(512)).next().is_none(), "discarded slots in use");
-                }
+                self.note_own_work();
             }
             Op::Wrong { device, slot } => {
                 let entry = Entry { device, slot };
@@ -380,7 +383,7 @@ impl Model {
                 }
             }
             drop(off);
-            self.note_reclaimed();
+            self.note_own_work();
             if moved == give_up {
                 return;
             }
