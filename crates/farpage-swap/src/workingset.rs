@@ -45,6 +45,12 @@ const STAGE_PARTS: u32 = 64;
 const STAGE_START: u32 = 8;
 const STAGE_MIN: u32 = 2;
 const STAGE_MAX: u32 = 24;
+/// Main's pages are unmapped at the pace of departures: so many for each page that leaves main, one for so many that
+/// leave probation.
+const MAIN_PACE: u32 = 4;
+const PROBATION_PACE: u32 = 32;
+/// The unit that this is counted in: parts of a page.
+const CREDIT: u32 = 64;
 /// What it costs to read a page, in faults without I/O.
 const READ_COST: u32 = 4;
 /// The stage earns something if one in so many of the pages that enter it is wanted back.
@@ -159,6 +165,8 @@ pub struct WorkingSet {
     departures: u32,
     /// Length of the stage in parts of the pages in memory.
     stage: u32,
+    /// How many pages of main may be unmapped to fill its stage, in parts of a page.
+    credit: u32,
     earned: Earned,
 }
 
@@ -176,6 +184,7 @@ impl WorkingSet {
             main: Queue::new(),
             departures: 0,
             stage: STAGE_START,
+            credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
         }
     }
@@ -249,6 +258,9 @@ impl WorkingSet {
         queue.mapped.remove(links, n);
         queue.cached.push_front(links, n);
         self.earned.entered += 1;
+        if rank.is_hot() {
+            self.credit = self.credit.saturating_sub(CREDIT);
+        }
     }
 
     /// A page that was on no list is cached: as the next to leave of its queue, or the last.
@@ -291,6 +303,8 @@ impl WorkingSet {
                 continue;
             }
             self.departures = self.departures.wrapping_add(1);
+            let earned = if hot { CREDIT * MAIN_PACE } else { CREDIT / PROBATION_PACE };
+            self.credit = self.credit.saturating_add(earned).min(CREDIT.saturating_mul(self.main.len()));
             return Some((n, Shadow(self.departures << 1 | u32::from(hot))));
         }
     }
@@ -330,6 +344,9 @@ impl WorkingSet {
 
     /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
     /// cached. The queue goes first whose cached list is shorter, compared with what it is to have.
+    ///
+    /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
+    /// took the next page of main out, all of main would go round and round beside a pass over much data.
     pub fn oldest(&self, links: &impl Links, target: u32, out: &mut [u32]) -> usize {
         let (cold, hot) = self.stages(target);
         let wanted = |queue: &Queue, stage: u32, keep: u32| {
@@ -337,7 +354,8 @@ impl WorkingSet {
         };
         // What has just come is not unmapped again.
         let keep = self.probation_share() / 2;
-        let (cold, hot) = (wanted(&self.probation, cold, keep), wanted(&self.main, hot, 0));
+        let paced = (self.credit / CREDIT) as usize;
+        let (cold, hot) = (wanted(&self.probation, cold, keep), wanted(&self.main, hot, 0).min(paced));
         let len = out.len();
         // Both are short: in proportion, and at least one, so that neither waits for ever.
         let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };

@@ -38,6 +38,17 @@ fn a_pass_over_four_times_the_memory_leaves_the_hot_set_alone() {
     assert!(lost < u64::from(hot) / 20, "the pass cost {lost} reads of hot pages");
 }
 
+/// What is wanted back from main's cached list does not take the next page of main out: beside a pass, main would go round
+/// and round, at a fault a page.
+#[test]
+fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
+    let mut random = Random(5);
+    let access = |i: u32| if i.is_multiple_of(8) { 1024 + i / 8 } else { random.below(1024) };
+    let trace: Vec<Access> = (0..400_000).map(access).map(|page| Access::new(page, false)).collect();
+    let counts = replay(&mut Ours::new(2048, 52_000, Stage::Adaptive), &trace, 52_000);
+    assert!(counts.minor < 50_000 / 8, "{counts:?}: 50 000 pages passed by");
+}
+
 #[test]
 fn loops_and_scans_are_better_than_least_recently_used() {
     for (kind, size, most_pct) in [
