@@ -17,8 +17,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Pages moved out per step.
 pub const BATCH: usize = 64;
-/// The swap cache is filled up to this under pressure, whether frames are short or not: what direct reclaim finds.
-const CACHED_MIN: usize = 32;
 
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would take
 /// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
@@ -61,10 +59,7 @@ impl Pager {
         if short && cached > 0 {
             e.wake_writer();
         }
-        // Only while the writer has frames to free: a page that is unmapped while none leaves is a fault for nothing. (What
-        // is wanted back shortens the cache; filling it up at once took hot pages out, round and round.)
-        let wanted = short || e.frames.free_count() < e.free_target();
-        (wanted || cached < CACHED_MIN) && cached < e.cached_target() && self.shrink(BATCH) > 0
+        cached < e.cached_target() && self.shrink(BATCH) > 0
     }
 
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
