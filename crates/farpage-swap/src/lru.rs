@@ -81,6 +81,9 @@ impl List {
     pub fn remove(&mut self, links: &impl Links, n: u32) {
         debug_assert!(self.len > 0, "remove of node {n} from an empty list");
         let (prev, next) = (links.prev(n), links.next(n));
+        debug_assert!(prev != NIL || self.head == n, "node {n} is not the first of this list");
+        debug_assert!(next != NIL || self.tail == n, "node {n} is not the last of this list");
+        debug_assert!(prev == NIL || links.next(prev) == n, "node {n} is on no list");
         match prev {
             NIL => self.head = next,
             _ => links.set_next(prev, next),

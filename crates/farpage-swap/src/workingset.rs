@@ -325,18 +325,19 @@ impl WorkingSet {
         words.change(n, from, to).then(|| self.refault(words, n, rank))
     }
 
-    /// The page that leaves memory now, its shadow and its new word. `next` says from which word to which it is changed
+    /// The page that leaves memory now, and its new word. `next` says from which word to which it is changed
     /// (`None`: it is not cached any more); one whose word is another by then was claimed meanwhile, and left alone.
+    /// `next` is also to keep the shadow: once the word is changed, the page may be forgotten, come back and be on a list.
     pub fn take<W: Words>(
         &mut self,
         words: &W,
-        next: impl Fn(u32) -> Option<(W::Word, W::Word)>,
-    ) -> Option<(u32, Shadow, W::Word)> {
+        next: impl Fn(u32, Shadow) -> Option<(W::Word, W::Word)>,
+    ) -> Option<(u32, W::Word)> {
         while let Some((n, shadow)) = self.depart(words) {
-            if let Some((from, to)) = next(n)
+            if let Some((from, to)) = next(n, shadow)
                 && words.change(n, from, to)
             {
-                return Some((n, shadow, to));
+                return Some((n, to));
             }
         }
         None

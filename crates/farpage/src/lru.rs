@@ -126,13 +126,14 @@ impl Lru {
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
         while taken < out.len() {
-            let writeback = |n| match table.state(Node(n)) {
-                State::Cached(f) => Some((State::Cached(f), State::Writeback(f))),
+            let writeback = |n, shadow| match table.state(Node(n)) {
+                State::Cached(f) => {
+                    table.set_shadow(Node(n), shadow);
+                    Some((State::Cached(f), State::Writeback(f)))
+                }
                 _ => None,
             };
-            let Some((n, shadow, word)) = self.set.take(table, writeback) else { break };
-            // Now, not when the page is stored: by then it may be back on a list.
-            table.set_shadow(Node(n), shadow);
+            let Some((n, word)) = self.set.take(table, writeback) else { break };
             if let State::Writeback(f) = word {
                 out[taken] = (Node(n), f);
                 taken += 1;

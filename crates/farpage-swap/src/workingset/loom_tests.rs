@@ -71,7 +71,7 @@ impl Page {
 
     /// The writer; whether it used a slot. `fails`: the device is full.
     fn write_out(&self, fails: bool) -> bool {
-        let taken = self.set.lock().unwrap().take(self, |_| Some((CACHED, WRITEBACK)));
+        let taken = self.set.lock().unwrap().take(self, |_, _| Some((CACHED, WRITEBACK)));
         if taken.is_none() {
             return false;
         }
