@@ -7,13 +7,12 @@
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, lock};
 use crate::fork::Verdict;
-use crate::page_table::State;
+use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::sys::pagemap::present_runs;
 use crate::sys::proc::{Proc, mappings};
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
-use farpage_swap::workingset::Rank;
 use std::time::Instant;
 
 /// Stack that the handlers in the child may use.
@@ -45,17 +44,29 @@ impl Engine {
         if verdict.overflowed() {
             return Err("too many mapping changes in other threads at the moment of the fork".into());
         }
+        // Pages that were placed before the copy, in the address space as it is now.
+        let (mut log, mut helped) = (self.fork.helped.entries(), Vec::new());
         for event in verdict.events() {
+            while let Some(Some(vpn)) = log.next() {
+                helped.push(vpn);
+            }
             match event {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child
                 // cannot count on; and what somebody else mapped there since is not ours. The same for what it discards.
                 Message::Unmap { .. } | Message::Remove { .. } => pager.accept(event, Instant::now()),
-                Message::Remap { to, .. } if mapped.contains((to / PAGE_SIZE) as u64) => {
+                Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
+                    let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
+                    helped
+                        .iter_mut()
+                        .filter(|vpn| (from..from + n).contains(vpn))
+                        .for_each(|vpn| *vpn = *vpn - from + to);
                     pager.accept(event, Instant::now())
                 }
                 _ => {}
             }
         }
+        helped.extend(log.flatten());
+        helped.sort_unstable();
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {
@@ -67,13 +78,14 @@ impl Engine {
                 pager.uffd.register(from, len).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
             }
         }
-        self.check_untouched(&mut pager)?;
+        self.check_untouched(&mut pager, &helped)?;
         self.run_pager(pager)
     }
 
     /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
-    /// swapped out, it saw zeros; better to end the child than to let it go on with them.
-    fn check_untouched(&self, pager: &mut Pager) -> Result<(), String> {
+    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`helped`: pages, sorted, that
+    /// were placed during the pause with the right content.)
+    fn check_untouched(&self, pager: &mut Pager, helped: &[Vpn]) -> Result<(), String> {
         let stack = self.fork.child_stack();
         let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;
         let managed = lock(&self.managed).clone();
@@ -84,19 +96,14 @@ impl Engine {
                 for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
                     let Some(node) = self.table.node_or_create(vpn) else { return false };
                     match self.table.state(node) {
-                        State::Mapped(_) => {}
-                        State::None => lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW),
                         // Below the stack pointer of the forking thread everything is dead.
-                        State::Swapped(entry) if dead.contains(&vpn) => {
-                            lock(&self.lru).map(&self.table, node, State::Mapped(None), Rank::NEW);
-                            self.space.free(entry);
+                        state @ (State::Swapped(_) | State::Cached(_) | State::Writeback(_))
+                            if !dead.contains(&vpn) && helped.binary_search(&vpn).is_err() =>
+                        {
+                            touched = Some((vpn, state))
                         }
-                        State::Cached(f) if dead.contains(&vpn) => {
-                            lock(&self.lru).uncache(&self.table, node, State::Cached(f), State::Mapped(None));
-                            self.release_frame_entry(f);
-                            self.frames.put_free(f, 1);
-                        }
-                        state => touched = Some((vpn, state)),
+                        State::Mapped(_) => {}
+                        _ => self.found_present(vpn),
                     }
                 }
                 true

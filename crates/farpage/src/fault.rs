@@ -35,7 +35,7 @@ const ZERO_MAX: u32 = 512;
 const ZERO_MAX_TIGHT: u32 = 32;
 
 /// Zeros to copy from: never written, so it is the kernel's shared zero page.
-static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
+pub(crate) static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
 
 /// Result of putting a run of frames into place.
 struct Placed {
@@ -70,6 +70,19 @@ impl Engine {
         let p = self.frames.addr(f) as *mut u8;
         // SAFETY: a byte of the caller's frame.
         unsafe { p.write_volatile(p.read_volatile()) };
+    }
+
+    /// `--verify`: the bytes read back must be the bytes that were swapped out.
+    pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
+        let got = self.key.hash(page);
+        match self.space.check(entry) {
+            Some(want) if want == got => Stat::add(&self.stat.verified, 1),
+            want => fatal(&format!(
+                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {want:x?}",
+                vpn as usize * PAGE_SIZE,
+                entry.raw()
+            )),
+        }
     }
 
     /// Frees the slot that belongs to frame `f`, if any.
@@ -216,8 +229,7 @@ impl Pager {
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) =
-            unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, self.paused) };
+        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         Placed { done, stop: result.err() }
@@ -233,7 +245,7 @@ impl Pager {
             let dst = (vpn as usize + done) * PAGE_SIZE;
             let src = e.frames.addr(first) + done * PAGE_SIZE;
             // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
-            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, self.paused) };
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
             done += bytes / PAGE_SIZE;
             match result {
                 Ok(()) => break,
@@ -247,7 +259,7 @@ impl Pager {
                 Err(Refused::Unlike | Refused::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
                     // SAFETY: as above.
-                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, self.paused) };
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, false) };
                     if bytes == 0 {
                         stop = result.err();
                         break;
@@ -282,17 +294,13 @@ impl Pager {
     }
 
     /// What a refusal means for the fault at `vpn`.
-    fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
+    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
         let page = vpn as usize * PAGE_SIZE;
         match stop {
             None | Some(Refused::Changing) => Outcome::Later,
             // There already, or not a registered mapping any more: the thread looks for itself.
             Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
-                if self.paused {
-                    self.unwoken.push(page);
-                } else {
-                    self.uffd.wake(page, PAGE_SIZE);
-                }
+                self.uffd.wake(page, PAGE_SIZE);
                 Outcome::Dropped
             }
             Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
@@ -315,7 +323,7 @@ impl Pager {
         let mut result = Err(Refused::Busy);
         for _ in 0..2 {
             // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
-            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, self.paused) }.1;
+            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
             if result != Err(Refused::Busy) {
                 break;
             }
@@ -326,7 +334,7 @@ impl Pager {
             Ok(()) => e.frames.put_empty(f, 1),
             Err(Refused::Unlike) => {
                 // SAFETY: as above; the frame keeps its page.
-                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE, self.paused) }.1;
+                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
                 if let Err(stop) = copied {
                     return Some(self.recache(vpn, node, f, entry, stop));
                 }
@@ -428,7 +436,10 @@ impl Pager {
             return (0, Some(self.lose(vpn, entries[0], &error)));
         }
         if e.conf.verify {
-            (0..loaded).for_each(|i| self.verify(vpn + i as u64, entries[i], first + i as FrameNo));
+            for (i, entry) in entries[..loaded].iter().enumerate() {
+                // SAFETY: just loaded, owned.
+                e.verify(vpn + i as u64, *entry, unsafe { e.frame(first + i as FrameNo) });
+            }
         }
         e.frames.put_free(first + loaded as FrameNo, got - loaded);
         let placed = self.place_frames(vpn, first, loaded);
@@ -457,21 +468,6 @@ impl Pager {
         Stat::add(&e.stat.pswpin, placed.done as u64);
         let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
         (placed.done, stop)
-    }
-
-    /// `--verify`: the bytes read back must be the bytes that were swapped out.
-    fn verify(&self, vpn: Vpn, entry: Entry, f: FrameNo) {
-        let e = self.e;
-        // SAFETY: just loaded, owned.
-        let got = e.key.hash(unsafe { e.frame(f) });
-        match e.space.check(entry) {
-            Some(want) if want == got => Stat::add(&e.stat.verified, 1),
-            want => fatal(&format!(
-                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {want:x?}",
-                vpn as usize * PAGE_SIZE,
-                entry.raw()
-            )),
-        }
     }
 
     /// Free frames, or new ones while the budget has room, or reclaimed ones.

@@ -7,7 +7,7 @@
 //! without having seen an event was served before it.
 
 use crate::PAGE_SIZE;
-use crate::device::Entry;
+use crate::device::{Entry, Page};
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
 use crate::page_table::Vpn;
@@ -37,6 +37,10 @@ pub struct Fault {
     pub reported: bool,
 }
 
+/// Memory for one page, as devices want it.
+#[repr(align(4096))]
+pub(crate) struct Scratch(pub(crate) Page);
+
 /// The pager's own state.
 pub struct Pager {
     pub(crate) e: &'static Engine,
@@ -47,10 +51,8 @@ pub struct Pager {
     /// The CPU the pager runs on, and when that was last looked at.
     cpu: Option<usize>,
     cpu_checked: Instant,
-    /// A fork is under way: threads are woken only when everything about their page is in order (see `fork`).
-    pub(crate) paused: bool,
-    /// Pages served while paused, whose threads have not been woken.
-    pub(crate) unwoken: Vec<usize>,
+    /// For a page that is read during a fork.
+    pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
@@ -109,8 +111,7 @@ impl Engine {
             proc: Proc::open().map_err(|e| format!("cannot open /proc: {e}"))?,
             cpu: None,
             cpu_checked: Instant::now(),
-            paused: false,
-            unwoken: Vec::with_capacity(1024),
+            scratch: Box::new(Scratch([0; PAGE_SIZE])),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
@@ -261,9 +262,6 @@ impl Pager {
             match self.serve(fault) {
                 Outcome::Served => {
                     self.waiting.swap_remove(i);
-                    if self.paused {
-                        self.unwoken.push(fault.addr);
-                    }
                     self.e.stat.record_fault(fault.since.elapsed().as_nanos() as u64);
                     Stat::add(&self.e.stat.pgfault, 1);
                 }

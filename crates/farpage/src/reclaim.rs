@@ -65,9 +65,6 @@ impl Pager {
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self) -> bool {
         let e = self.e;
-        if self.paused {
-            return false; // nothing is taken out during a fork; the few pages it needs may exceed the budget
-        }
         Stat::add(&e.stat.allocstall, 1);
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.

@@ -35,11 +35,12 @@ pub use open::check;
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
 use super::{
-    Caps, DeviceError, Entry, ErrnoText, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock,
+    Caps, DeviceError, Entry, ErrnoText, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words,
 };
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
 use crate::sys::cpu;
+use crate::sys::mutex::Mutex;
 use backing::{Backing, Fd};
 use crypt::Cipher;
 use farpage_swap::cluster::CLUSTER_SLOTS;
@@ -47,7 +48,7 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use table::{FileSlot, Inner};
 
 /// Bits of the page number in a slot.
@@ -201,7 +202,7 @@ impl FileDevice {
     /// The file and the page in it of an entry in use.
     fn find(&self, entry: Entry) -> Option<(Arc<Backing>, u64)> {
         let (id, page) = split(entry)?;
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let file = inner.files.get(id)?.as_ref()?;
         file.slots.get(page).filter(FileSlot::is_used)?;
         file.backing.clone().map(|backing| (backing, page))
@@ -211,7 +212,7 @@ impl FileDevice {
     fn unseal(&self, entry: Entry, page: &mut Page) -> bool {
         let Some(cipher) = &self.cipher else { return true };
         let Some((id, at)) = split(entry) else { return false };
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let Some(file) = inner.files.get(id).and_then(Option::as_ref) else { return false };
         let (Some(slot), Some(backing)) = (file.slots.get(at), file.backing.clone()) else { return false };
         drop(inner);
@@ -227,7 +228,7 @@ impl FileDevice {
                 self.name,
                 ErrnoText(errno)
             );
-            lock(&self.warning).get_or_insert(text);
+            self.warning.lock().get_or_insert(text);
         }
         StoreError::Failed
     }
@@ -260,7 +261,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn accepts(&self) -> bool {
-        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || lock(&self.inner).retry_second <= now_second())
+        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.inner.lock().retry_second <= now_second())
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -316,13 +317,13 @@ impl SwapDevice for FileDevice {
 
     fn check(&self, entry: Entry) -> Option<u128> {
         let (id, page) = split(entry)?;
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let slot = inner.files.get(id)?.as_ref()?.slots.get(page)?;
         slot.is_used().then(|| check_value(slot.check))
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let freed = split(entry).is_some_and(|(id, page)| inner.free(id, page));
         drop(inner);
         if freed {
@@ -334,7 +335,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn add_usage(&self, usage: &mut Usage) {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let files = inner.files.iter().flatten();
         let kept = inner.deferred.len() as u64 + inner.bad;
         // What was moved to another device is counted there.
@@ -348,7 +349,7 @@ impl SwapDevice for FileDevice {
         usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32)>()) as u64;
         usage.meta_bytes += (inner.moved.capacity() * size_of::<(u64, Entry)>()) as u64;
         drop(inner);
-        usage.meta_bytes += (lock(&self.scratch).len() * BATCH_MAX * PAGE_SIZE) as u64;
+        usage.meta_bytes += (self.scratch.lock().len() * BATCH_MAX * PAGE_SIZE) as u64;
         usage.discarded_bytes += self.discarded.load(Relaxed) * PAGE_SIZE as u64;
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.devices_failed += u32::from(self.failed.load(Relaxed));
@@ -358,21 +359,27 @@ impl SwapDevice for FileDevice {
     }
 
     fn fork_parent(&self) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let epoch = inner.epoch;
         inner.leases.push(epoch);
         inner.epoch += 1;
     }
 
     fn end_lease(&self, lease: u32) {
-        lock(&self.inner).end_lease(lease);
+        self.inner.lock().end_lease(lease);
         self.full.store(false, Relaxed);
     }
 
     fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
+        // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
+        // page: then it looked a slot up, or left a warning behind.
+        unsafe {
+            self.inner.free_in_child();
+            self.warning.free_in_child();
+        }
         self.rings.fork_child();
         self.dir.iter().for_each(|dir| dir.replace(fds, true));
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
             backing.fd.replace(fds, true);
         }
@@ -380,26 +387,26 @@ impl SwapDevice for FileDevice {
         self.full.store(false, Relaxed);
         self.failed.store(false, Relaxed);
         self.drained.store(false, Relaxed);
-        *lock(&self.drain_hand) = 0;
+        *self.drain_hand.lock() = 0;
         self.errors_in_row.store(0, Relaxed);
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {
         out.extend(self.dir.as_ref().and_then(Fd::raw));
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()?.fd.raw()));
     }
 
     fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
         self.dir.iter().for_each(|dir| dir.replace(fds, false));
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
             backing.fd.replace(fds, false);
         }
     }
 
     fn take_warning(&self) -> Option<String> {
-        lock(&self.warning).take()
+        self.warning.lock().take()
     }
 }
 

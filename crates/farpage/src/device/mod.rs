@@ -37,7 +37,6 @@ pub mod zram;
 
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::PAGE_SIZE;
 
@@ -291,12 +290,6 @@ pub trait SwapDevice: Send + Sync {
     fn take_warning(&self) -> Option<String> {
         None
     }
-}
-
-/// Locks whatever a panicking thread left behind: all state behind these locks is consistent between statements
-/// that cannot panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A check value in the alignment of the slot tables.

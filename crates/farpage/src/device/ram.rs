@@ -7,13 +7,14 @@
 //! nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
 //! as persistent memory would be there: giving it back would put page faults into what is measured.
 
-use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::sys::cpu;
+use crate::sys::mutex::Mutex;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use farpage_swap::slots::SlotMap;
+use rustix::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 struct Inner {
@@ -58,7 +59,7 @@ impl Ram {
 
     /// Bytes of memory it has touched (an upper bound).
     pub fn resident_bytes(&self) -> u64 {
-        lock(&self.inner).top * PAGE_SIZE as u64
+        self.inner.lock().top * PAGE_SIZE as u64
     }
 
     fn page(&self, slot: u64) -> *mut Page {
@@ -81,7 +82,7 @@ impl SwapDevice for Ram {
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(slot) = inner.slots.alloc(cpu::current(), check_words(check)) else {
             self.full.store(true, Relaxed);
             return Err(StoreError::Full);
@@ -95,7 +96,7 @@ impl SwapDevice for Ram {
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
-        lock(&self.inner).slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
+        self.inner.lock().slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
         // SAFETY: the slot is in use, so it was written before its entry became known, and it is not freed during the call
         // (the engine serialises load and free of an entry).
         unsafe { std::ptr::from_mut(into).copy_from_nonoverlapping(self.page(slot), 1) };
@@ -103,11 +104,11 @@ impl SwapDevice for Ram {
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
-        lock(&self.inner).slots.get(entry.slot()).map(check_value)
+        self.inner.lock().slots.get(entry.slot()).map(check_value)
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let freed = lock(&self.inner).slots.free(entry.slot()).is_some();
+        let freed = self.inner.lock().slots.free(entry.slot()).is_some();
         if freed {
             self.full.store(false, Relaxed);
         } else {
@@ -116,8 +117,13 @@ impl SwapDevice for Ram {
         freed
     }
 
+    fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
+        // SAFETY: the child has one thread, which is here and has no guard; the parent's pager may have looked a slot up.
+        unsafe { self.inner.free_in_child() };
+    }
+
     fn add_usage(&self, usage: &mut Usage) {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         usage.slots_in_use += inner.slots.in_use();
         usage.pool_bytes += inner.top * PAGE_SIZE as u64;
         usage.meta_bytes += inner.slots.meta_bytes() as u64;

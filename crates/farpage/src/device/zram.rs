@@ -29,16 +29,18 @@ mod writeback;
 
 use super::file::FileDevice;
 use super::pool::{Handle, OBJECT_MAX, Pool};
-use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words, lock};
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::sys::cpu;
+use crate::sys::mutex::Mutex;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
 use promote::Worth;
 use record::{Kind, Packing, Record};
+use rustix::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
 /// A page that compresses to more than this is not worth keeping compressed: ten objects of this size fill a span.
 pub const COMPRESSED_MAX: usize = 3264;
@@ -151,41 +153,41 @@ impl Zram {
 
     /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
     pub fn set_pool_limit(&self, bytes: u64) {
-        lock(&self.inner).pool.set_limit(bytes);
+        self.inner.lock().pool.set_limit(bytes);
         self.full.store(false, Relaxed);
         self.trim();
     }
 
     /// Bytes of memory the pool holds (touched spans).
     pub fn pool_bytes(&self) -> u64 {
-        lock(&self.inner).pool.resident_bytes()
+        self.inner.lock().pool.resident_bytes()
     }
 
     /// Bytes the pool holds beyond 7/8 of its limit.
     pub fn over_share(&self) -> u64 {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         inner.pool.resident_bytes().saturating_sub(inner.pool.limit() / 8 * SHARE_EIGHTHS)
     }
 
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         inner.pool.resident_bytes() > inner.pool.limit() / 8 * TIGHT_EIGHTHS
     }
 
     /// Gives empty spans back to the kernel, the system call without the lock.
     fn trim(&self) {
         loop {
-            let Some(release) = lock(&self.inner).pool.take_excess() else { return };
+            let Some(release) = self.inner.lock().pool.take_excess() else { return };
             release.run();
-            lock(&self.inner).pool.released(release);
+            self.inner.lock().pool.released(release);
         }
     }
 
     /// An object that holds `bytes` and that nobody knows yet.
     fn new_object(&self, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let handle = inner.pool.alloc(bytes.len());
             let place = handle.and_then(|handle| Some((handle, inner.pool.object(handle, bytes.len())?)));
             // A pool with many holes has no room for this size, but may have for the next: no mark then.
@@ -201,7 +203,7 @@ impl Zram {
     /// Puts bytes in the pool and takes a slot for them.
     fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
         let handle = self.new_object(bytes)?;
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
         match inner.slots.alloc(cpu::current(), record) {
             Some(slot) => {
@@ -223,7 +225,7 @@ impl Zram {
     }
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let slot =
             inner.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
         inner.same_pages += 1;
@@ -236,7 +238,7 @@ impl Zram {
 
     /// The file entry that a slot forwards to.
     fn forwarded(&self, entry: Entry) -> Option<Entry> {
-        let record = lock(&self.inner).slots.get(entry.slot())?;
+        let record = self.inner.lock().slots.get(entry.slot())?;
         (record.kind == Kind::Forward).then(|| Entry::from_raw(record.data()))?
     }
 }
@@ -302,7 +304,7 @@ impl SwapDevice for Zram {
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         let mut bytes = [0; COMPRESSED_MAX];
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
         let old = !std::mem::replace(&mut record.young, true);
         if record.packing == Packing::Passed {
@@ -346,11 +348,11 @@ impl SwapDevice for Zram {
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
-        lock(&self.inner).slots.get(entry.slot()).map(|record| check_value(record.check))
+        self.inner.lock().slots.get(entry.slot()).map(|record| check_value(record.check))
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(record) = inner.slots.free(entry.slot()) else {
             drop(inner);
             self.bad_frees.fetch_add(1, Relaxed);
@@ -361,7 +363,7 @@ impl SwapDevice for Zram {
         drop(inner);
         if let Some(release) = release {
             release.run();
-            lock(&self.inner).pool.released(release);
+            self.inner.lock().pool.released(release);
         }
         if record.kind != Kind::Forward {
             self.full.store(false, Relaxed);
@@ -381,8 +383,18 @@ impl SwapDevice for Zram {
         self.drop_copy(entry)
     }
 
+    fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
+        // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
+        // page: it noted that it is young, one byte, and copied it; or it was decompressing it, which begins anew each time.
+        unsafe {
+            self.inner.free_in_child();
+            self.codec.fork_child();
+            self.dense.iter().for_each(|codec| codec.fork_child());
+        }
+    }
+
     fn add_usage(&self, usage: &mut Usage) {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         usage.pool_bytes += inner.pool.resident_bytes();
         usage.pool_limit_bytes += inner.pool.limit();
         usage.pool_compressed_bytes += inner.compressed_bytes;
@@ -397,7 +409,7 @@ impl SwapDevice for Zram {
         drop(inner);
         usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
         usage.recompressed_pages += self.recompressed.load(Relaxed);
-        if let Ok(buffers) = self.writeback.try_lock() {
+        if let Some(buffers) = self.writeback.try_lock() {
             usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
         }
         usage.devices_full += u32::from(self.full.load(Relaxed));

@@ -9,7 +9,7 @@
 //!  forking thread                      engine threads                 child
 //!  prepare: gates closed  ---------->  writer, monitor wait
 //!           asks for a pause  ------>  pager applies all events, holds still
-//!  libc takes its locks     (a fault of *this* thread is served, then the pager holds still again)
+//!  libc takes its locks     (pages that it needs, or who holds a lock, are placed and noted)
 //!  fork ------------------------------------------------------------> copy of a quiet engine
 //!  parent: resume  ---------------->   lease; events that were pending = the verdict
 //!          verdict through a pipe --------------------------------->  child: new userfaultfd, mappings registered
@@ -24,15 +24,18 @@
 //! | file | what |
 //! | --- | --- |
 //! | `handlers` | what libc calls in the forking thread, before and after |
-//! | `pause` | the pager's part: holding still |
+//! | `pause` | the pager's part: holding still, and helping the forking thread to get to the system call |
+//! | `helped` | what it did to that end |
 //! | `verdict` | changes of mappings that were pending at the copy |
 //! | [`crate::child`] | the engine's second start |
 
 mod handlers;
+mod helped;
 mod pause;
 mod verdict;
 
 pub use handlers::{child, parent, prepare};
+pub use helped::Helped;
 pub use verdict::Verdict;
 
 use crate::engine::{Engine, lock};
@@ -87,8 +90,10 @@ pub struct Fork {
     child_ready: AtomicU32,
     /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
     stack: AtomicUsize,
-    /// Non-zero while the pager serves faults during a pause: a copy made then is not good.
+    /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not good.
     settling: AtomicU32,
+    /// Pages placed during the pause against their words.
+    pub helped: Helped,
     pager_box: Mutex<Option<Box<Pager>>>,
 }
 
@@ -111,6 +116,7 @@ impl Default for Fork {
             child_ready: AtomicU32::new(0),
             stack: AtomicUsize::new(0),
             settling: AtomicU32::new(0),
+            helped: Helped::default(),
             pager_box: Mutex::new(None),
         }
     }

@@ -6,7 +6,7 @@ use crate::sys::uffd::Message;
 use rustix::fd::{BorrowedFd, RawFd};
 
 /// Events a verdict can hold: one for each thread that changes mappings during the few hundred microseconds of a fork.
-pub(super) const VERDICT_MAX: usize = 128;
+const VERDICT_MAX: usize = 128;
 
 /// Changes of mappings that were pending when the process was copied.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,11 @@ impl Verdict {
             }
             None => self.overflow = true,
         }
+    }
+
+    /// Half of the room is taken.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.n >= VERDICT_MAX / 2
     }
 
     /// More was pending than could be noted.

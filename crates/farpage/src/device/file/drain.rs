@@ -19,10 +19,10 @@ impl FileDevice {
     /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one later.
     /// `None`: all have been looked at.
     pub fn next_to_drain(&self) -> Option<(Entry, u128)> {
-        let mut hand = lock(&self.drain_hand);
+        let mut hand = self.drain_hand.lock();
         loop {
             let (id, from) = ((*hand >> PAGE_BITS) as usize, *hand & PAGE_MASK);
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let Some(file) = inner.files.get_mut(id) else {
                 drop(inner);
                 self.drained.store(true, Relaxed);
@@ -46,13 +46,13 @@ impl FileDevice {
 
     /// Comes back to a page for which there was no room elsewhere.
     pub fn drain_again_from(&self, entry: Entry) {
-        *lock(&self.drain_hand) = entry.slot();
+        *self.drain_hand.lock() = entry.slot();
     }
 
     /// The page that [`FileDevice::next_to_drain`] named is at `to` now. `false`: it has been freed meanwhile.
     pub fn moved_to(&self, entry: Entry, to: Entry) -> bool {
         let Some((id, page)) = split(entry) else { return false };
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let file = inner.files.get_mut(id).and_then(Option::as_mut);
         let Some(slot) = file.and_then(|f| f.slots.get_mut(page)).filter(|s| s.is_used() && s.marked) else {
             return false;
@@ -68,7 +68,7 @@ impl FileDevice {
         if !self.any_moved.load(Relaxed) {
             return None;
         }
-        lock(&self.inner).orphans.pop()
+        self.inner.lock().orphans.pop()
     }
 
     /// Where the page of an entry went.
@@ -76,13 +76,13 @@ impl FileDevice {
         if !self.any_moved.load(Relaxed) {
             return None;
         }
-        lock(&self.inner).moved.get(&entry.slot()).copied()
+        self.inner.lock().moved.get(&entry.slot()).copied()
     }
 
     /// Gives the space of one empty cluster of the own file back to what is below; whether there was one.
     pub fn discard_one(&self) -> bool {
         let (own, first, backing) = {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             // Of inherited files only what this process had is free: the parent may have the rest.
             let Some(own) = inner.own else { return false };
             let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return false };
@@ -93,7 +93,7 @@ impl FileDevice {
         if backing.discard(first, CLUSTER_SLOTS as u64) {
             self.discarded.fetch_add(CLUSTER_SLOTS as u64, Relaxed);
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
             file.slots.end_discard(first);
         }

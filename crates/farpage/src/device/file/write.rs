@@ -61,7 +61,7 @@ impl FileDevice {
             return Err(StoreError::Failed);
         }
         let existing = || -> Result<(u8, Option<Arc<Backing>>), StoreError> {
-            let inner = lock(&self.inner);
+            let inner = self.inner.lock();
             let own = inner.own.ok_or(StoreError::Full)?;
             let file = inner.files.get(usize::from(own)).and_then(Option::as_ref);
             Ok((own, file.and_then(|f| f.backing.clone())))
@@ -71,14 +71,14 @@ impl FileDevice {
         }
         // A forked child has no part of a block device of its own: its pages go to the next device.
         let dir = self.dir.as_ref().ok_or(StoreError::Full)?;
-        let _create = lock(&self.create);
+        let _create = self.create.lock();
         let (own, backing) = existing()?;
         if let Some(backing) = backing {
             return Ok((own, backing));
         }
         let made = dir.borrow().and_then(|dir| Backing::create_in(dir, self.use_tmpfile));
         let backing = Arc::new(made.map_err(|errno| self.fail("cannot create a file there", errno))?);
-        if let Some(Some(file)) = lock(&self.inner).files.get_mut(usize::from(own)) {
+        if let Some(Some(file)) = self.inner.lock().files.get_mut(usize::from(own)) {
             file.backing = Some(backing.clone());
         }
         Ok((own, backing))
@@ -87,7 +87,7 @@ impl FileDevice {
     /// Takes up to `max` consecutive slots of the own file: (slot, how many).
     fn take(&self, own: u8, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
         for may_grow in [true, false] {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let epoch = inner.epoch;
             let retry_second = inner.retry_second;
             let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Full) };
@@ -103,7 +103,7 @@ impl FileDevice {
             // Outside of the lock: loads need not wait for the filesystem.
             let granted = open::grant(backing, end, GROW_SLOTS, self.keep_free);
             let granted = (granted / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64).min(self.slots_max);
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             if granted <= end {
                 inner.retry_second = now_second() + 1;
                 break;
@@ -118,7 +118,7 @@ impl FileDevice {
 
     /// Gives slots back that were not written.
     fn give_back(&self, own: u8, slots: impl Iterator<Item = u64>) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
             slots.for_each(|slot| _ = file.slots.free(slot));
         }
@@ -128,11 +128,11 @@ impl FileDevice {
     fn write_failed(&self, own: u8, slot: u64, errno: Errno) -> StoreError {
         if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
             self.give_back(own, std::iter::once(slot));
-            lock(&self.inner).retry_second = now_second() + 1;
+            self.inner.lock().retry_second = now_second() + 1;
             self.full.store(true, Relaxed);
             return StoreError::Full;
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
             file.slots.set(slot, FileSlot { bad: true, ..FileSlot::default() });
             inner.bad += 1;
@@ -183,7 +183,7 @@ impl FileDevice {
                 Outcome::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
         for (at, (&(i, slot), _)) in places.iter().zip(written).enumerate().filter(|(_, (_, written))| *written) {
             if let Some(record) = file.slots.get_mut(slot) {
@@ -194,7 +194,7 @@ impl FileDevice {
         }
         drop(inner);
         if let Some(sealed) = sealed {
-            lock(&self.scratch).push(sealed.pages);
+            self.scratch.lock().push(sealed.pages);
         }
         if written.contains(&true) {
             self.errors_in_row.store(0, Relaxed);
@@ -205,9 +205,9 @@ impl FileDevice {
     /// Encrypts the pages of a batch into memory of the device's own; `None`: this device does not encrypt.
     fn seal(&self, backing: &Backing, pages: &[(&Page, u128)], places: &[(usize, u64)]) -> Option<Sealed> {
         let cipher = self.cipher.as_ref()?;
-        let spare = lock(&self.scratch).pop();
+        let spare = self.scratch.lock().pop();
         let mut copies = spare.unwrap_or_else(|| (0..BATCH_MAX).map(|_| Bounce([0; PAGE_SIZE])).collect());
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let first = inner.written;
         inner.written += places.len() as u64;
         drop(inner);

@@ -15,13 +15,12 @@
 //! of a ring are shared ones, which the engine never adopts.
 
 use super::{BATCH_MAX, Batch, Direction, Request};
-use crate::device::lock;
+use crate::sys::mutex::Mutex;
 use crate::sys::raw::{fatal, gettid};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Threads that can have a ring at the same time; others do without.
@@ -232,7 +231,7 @@ impl Rings {
         // The ring is held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done
         // plainly.
         if batch.runs() > 1
-            && let Some(Ok(mut place)) = self.cell().map(Mutex::try_lock)
+            && let Some(mut place) = self.cell().and_then(Mutex::try_lock)
         {
             if place.is_none() {
                 match Ring::new(BATCH_MAX as u32) {
@@ -271,7 +270,7 @@ impl Rings {
         let pause = std::time::Duration::from_micros(self.seek_us.load(Relaxed).into());
         for run in &batch.runs[..batch.run_count] {
             // Held while it moves: there is one head.
-            let mut head = self.head.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut head = self.head.lock();
             if *head != (run.fd, run.at) {
                 std::thread::sleep(pause);
             }
@@ -298,7 +297,7 @@ impl Rings {
     pub fn fork_child(&self) {
         for (owner, ring) in self.owners.iter().zip(&self.rings) {
             owner.store(0, Relaxed);
-            if let Some(ring) = lock(ring).take() {
+            if let Some(ring) = ring.lock().take() {
                 ring.forget();
             }
         }

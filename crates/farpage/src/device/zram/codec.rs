@@ -4,13 +4,12 @@
 //! A caller takes the first that is free; only when all are busy does it wait for one. No other lock is taken.
 //! With zstd's default build the contexts come from the C heap: the crate feature `with-rust-allocator` moves them.
 
-use super::super::lock;
 use super::Page;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
+use crate::sys::mutex::Mutex;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, TryLockError};
 
 /// Codec states of each kind: more threads than this at a time wait.
 const STATES: usize = 8;
@@ -50,6 +49,17 @@ impl Codec {
         Codec::with_level(Alg::Zstd, DENSE_LEVEL)
     }
 
+    /// In a forked child, before it has a second thread: a state that was at work is free again.
+    ///
+    /// # Safety
+    /// As [`Mutex::free_in_child`]. Each use of a state begins anew, so it may have been cut off anywhere.
+    pub unsafe fn fork_child(&self) {
+        for state in &self.decoders {
+            // SAFETY: caller's promise.
+            unsafe { state.free_in_child() };
+        }
+    }
+
     fn with_level(alg: Alg, level: i32) -> Codec {
         Codec {
             alg,
@@ -87,7 +97,7 @@ impl Codec {
     pub fn warm(&self) {
         if self.alg == Alg::Zstd {
             for state in &self.decoders {
-                let mut state = lock(state);
+                let mut state = state.lock();
                 if state.is_none() {
                     *state = zstd::bulk::Decompressor::new().ok();
                     self.bytes.fetch_add(160 << 10, Relaxed);
@@ -128,13 +138,11 @@ impl Encoder {
 /// Runs `f` with the first state that is free, or waits for one.
 fn with_state<T, R>(states: &[Mutex<T>], next: &AtomicUsize, f: impl FnOnce(&mut T) -> R) -> R {
     for state in states {
-        match state.try_lock() {
-            Ok(mut state) => return f(&mut state),
-            Err(TryLockError::Poisoned(state)) => return f(&mut state.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
+        if let Some(mut state) = state.try_lock() {
+            return f(&mut state);
         }
     }
-    f(&mut lock(&states[next.fetch_add(1, Relaxed) % states.len()]))
+    f(&mut states[next.fetch_add(1, Relaxed) % states.len()].lock())
 }
 
 /// The word that fills the page, if one does.

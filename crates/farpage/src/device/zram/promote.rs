@@ -54,7 +54,7 @@ impl Zram {
 
     /// Puts an object in the place of the forwarding; frees it if the slot is another page's by now.
     fn promoted(&self, slot: u64, backup: Entry, handle: Handle, len: usize) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let found = inner.slots.get_mut(slot).filter(|r| r.kind == Kind::Forward && r.data() == backup.raw());
         let Some(record) = found else {
             inner.pool.free(handle);
@@ -70,7 +70,7 @@ impl Zram {
     /// The page of `entry` is in memory again and memory is scarce: gives up its compressed copy if there is one in a
     /// file. Whether the entry takes no pool memory (any more).
     pub(super) fn drop_copy(&self, entry: Entry) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(record) = inner.slots.get(entry.slot()) else { return false };
         if !record.in_pool() {
             return true;

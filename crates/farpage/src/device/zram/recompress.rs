@@ -7,7 +7,6 @@
 //! Locks: `recompressing` (one thread at a time), codec state, `inner` for look-ups and the copy of one object, as for a store.
 
 use super::*;
-use std::sync::{PoisonError, TryLockError};
 
 /// Slots the hand passes in one call.
 const HAND_STEPS: usize = 512;
@@ -22,15 +21,11 @@ impl Zram {
     /// thread is at it.
     pub fn recompress(&self, pages: usize) -> usize {
         let Some(dense) = &self.dense else { return 0 };
-        let _turn = match self.recompressing.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => PoisonError::into_inner(turn),
-            Err(TryLockError::WouldBlock) => return 0,
-        };
+        let Some(_turn) = self.recompressing.try_lock() else { return 0 };
         let (mut tried, mut steps) = (0, HAND_STEPS);
         while tried < pages && steps > 0 {
             steps -= 1;
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let slot = match inner.slots.next_in_use(inner.recompress_hand, 4) {
                 Ok(slot) => slot,
                 Err(next) => {
@@ -69,7 +64,7 @@ impl Zram {
         let Some(bytes) = bytes.get_mut(..len) else { return };
         {
             // The object may have been moved or freed since: then its bytes are another's, or there are none.
-            let inner = lock(&self.inner);
+            let inner = self.inner.lock();
             let Some(object) =
                 self.same(&inner, slot, record).then(|| inner.pool.bytes(record.handle(), len)).flatten()
             else {
@@ -84,7 +79,7 @@ impl Zram {
             let smaller = Pool::size_of(bytes.len()) < Pool::size_of(len);
             smaller.then(|| self.new_object(bytes).ok().map(|handle| (handle, bytes.len())))
         });
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let same = self.same(&inner, slot, record);
         match made.flatten() {
             Some(Some((handle, new_len))) if same => {

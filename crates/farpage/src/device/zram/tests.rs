@@ -281,7 +281,7 @@ fn device_zram_cold_pages_are_compressed_anew_and_wanted_ones_are_not() {
         device.recompress(64);
     }
     let after = usage(&device);
-    let dense = |entry: Entry| lock(&device.inner).slots.get(entry.slot()).unwrap().packing == Packing::Dense;
+    let dense = |entry: Entry| device.inner.lock().slots.get(entry.slot()).unwrap().packing == Packing::Dense;
     assert!(hot().all(|&(entry, _)| !dense(entry)));
     println!(
         "{} -> {} bytes, pool {} -> {}",
@@ -293,7 +293,7 @@ fn device_zram_cold_pages_are_compressed_anew_and_wanted_ones_are_not() {
     live.iter().for_each(|&(entry, _)| assert!(device.free(entry)));
     let end = usage(&device);
     assert_eq!((end.slots_in_use, end.pool_compressed_bytes, end.bad_frees), (0, 0, 0));
-    assert_eq!(lock(&device.inner).pool.object_bytes(), 0);
+    assert_eq!(device.inner.lock().pool.object_bytes(), 0);
 }
 
 #[test]

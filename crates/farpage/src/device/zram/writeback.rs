@@ -6,7 +6,6 @@
 //! whether its slot is still the page that was written.
 
 use super::*;
-use std::sync::{PoisonError, TryLockError};
 
 /// Slots a hand passes in one hold of the lock.
 const HAND_STEPS: usize = 256;
@@ -15,11 +14,7 @@ impl Zram {
     /// Moves up to `pages` of the oldest pages to the first file that takes them; how many were moved.
     /// Returns 0 at once if another thread is at it. Pages whose write fails stay where they are.
     pub fn writeback(&self, pages: usize) -> usize {
-        let mut buffers = match self.writeback.try_lock() {
-            Ok(buffers) => buffers,
-            Err(TryLockError::Poisoned(buffers)) => PoisonError::into_inner(buffers),
-            Err(TryLockError::WouldBlock) => return 0,
-        };
+        let Some(mut buffers) = self.writeback.try_lock() else { return 0 };
         if buffers.is_empty() {
             buffers.resize_with(WRITEBACK_BATCH, || Aligned([0; PAGE_SIZE]));
         }
@@ -45,9 +40,9 @@ impl Zram {
     fn mark_oldest(&self, out: &mut [u64], want: usize) -> (usize, usize) {
         let (mut found, mut dropped) = (0, 0);
         // Two rounds: the first may only make everything old.
-        let mut steps = 2 * lock(&self.inner).slots.in_use() + HAND_STEPS as u64;
+        let mut steps = 2 * self.inner.lock().slots.in_use() + HAND_STEPS as u64;
         while found + dropped < want && steps > 0 {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             for _ in 0..HAND_STEPS {
                 if found + dropped == want || steps == 0 {
                     break;
@@ -122,7 +117,7 @@ impl Zram {
     /// The content and check value of a slot, if it still bears the mark.
     fn copy_marked(&self, slot: u64, into: &mut Page) -> Option<u128> {
         let mut bytes = [0; COMPRESSED_MAX];
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let record = inner.slots.get(slot).filter(|record| record.marked)?;
         let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
         let codec = self.codec_of(&record);
@@ -140,7 +135,7 @@ impl Zram {
     }
 
     fn unmark(&self, slot: u64) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(record) = inner.slots.get_mut(slot) {
             record.marked = false;
         }
@@ -148,7 +143,7 @@ impl Zram {
 
     /// Lets a slot forward to the file, if it is still the page that was written.
     fn forward(&self, slot: u64, entry: Entry) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let Some(record) = inner.slots.get_mut(slot).filter(|record| record.marked) else { return false };
         let old = *record;
         *record = Record { young: false, ..Record::new(Kind::Forward, entry.raw(), 0, check_value(old.check)) };
@@ -161,10 +156,10 @@ impl Zram {
     /// emptied spans back; bytes given back. After a round that found nothing to move it pauses until some objects have
     /// been freed.
     pub fn compact(&self, slots: usize) -> u64 {
-        let before = lock(&self.inner).pool.resident_bytes();
+        let before = self.inner.lock().pool.resident_bytes();
         let mut steps = slots;
         while steps > 0 {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             if !inner.pool.is_loose() || inner.compact_pause > 0 {
                 break;
             }
@@ -192,6 +187,6 @@ impl Zram {
             }
         }
         self.trim();
-        before.saturating_sub(lock(&self.inner).pool.resident_bytes())
+        before.saturating_sub(self.inner.lock().pool.resident_bytes())
     }
 }
