@@ -2,6 +2,7 @@
 //! back, or drops it because the program discarded it. Each frame and each slot is given back once, and none that is in use.
 
 use super::*;
+use crate::lru::NIL;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use loom::thread;
 
@@ -71,7 +72,12 @@ impl Page {
 
     /// The writer; whether it used a slot. `fails`: the device is full.
     fn write_out(&self, fails: bool) -> bool {
-        let taken = self.set.lock().unwrap().take(self, |_, _| Some((CACHED, WRITEBACK)));
+        // The shadow has the place of a link, as in the page table.
+        let keep = |n, shadow: Shadow| {
+            self.set_prev(n, shadow.bits());
+            Some((CACHED, WRITEBACK))
+        };
+        let taken = self.set.lock().unwrap().take(self, keep);
         if taken.is_none() {
             return false;
         }
@@ -137,6 +143,16 @@ impl Page {
         }
     }
 
+    /// The same, and the program touches the page again at once. It is linked into a batch without the lock.
+    fn discard_and_touch(&self) {
+        self.discard();
+        self.word.store(MAPPED, Ordering::Release);
+        let mut batch = List::new();
+        batch.push_front(self, 0);
+        self.set.lock().unwrap().map_all(self, &mut batch, Rank::HOT);
+        assert_eq!((self.prev(0), self.next(0)), (NIL, NIL), "its links are the list's");
+    }
+
     fn check(&self, word: u64, slot_used: bool) {
         assert_eq!(self.word.load(Ordering::Relaxed), word);
         assert_eq!(self.frames.load(Ordering::Relaxed), 1, "the frame is given back once");
@@ -165,6 +181,11 @@ fn refault_against_write_out() {
 #[test]
 fn discard_against_write_out() {
     against_writer(Page::discard, NONE, false);
+}
+
+#[test]
+fn discard_and_touch_against_write_out() {
+    against_writer(Page::discard_and_touch, MAPPED, false);
 }
 
 #[test]
