@@ -97,12 +97,12 @@ impl Engine {
                     let Some(node) = self.table.node_or_create(vpn) else { return false };
                     match self.table.state(node) {
                         // Below the stack pointer of the forking thread everything is dead.
-                        state @ (State::Swapped(_) | State::Cached(_) | State::Writeback(_))
+                        state @ (State::Swapped(_) | State::Cached(_))
                             if !dead.contains(&vpn) && helped.binary_search(&vpn).is_err() =>
                         {
                             touched = Some((vpn, state))
                         }
-                        State::Mapped(_) => {}
+                        state @ State::Writeback(_) => touched = Some((vpn, state)),
                         _ => self.found_present(vpn),
                     }
                 }

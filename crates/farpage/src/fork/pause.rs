@@ -66,7 +66,7 @@ impl Pager {
         let mut forker_faults = false;
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let room = self.waiting.len() < self.waiting.capacity() && pending.len() < pending.capacity();
+            let room = self.waiting.len() < self.waiting.capacity() && pending.len() < PENDING_MAX && !held.is_full();
             let n = if room { self.uffd.read(&mut one).unwrap_or(0) } else { 0 };
             match one[0] {
                 _ if n == 0 => self.sleep(Some(200_000)),
@@ -91,7 +91,7 @@ impl Pager {
             if !self.waiting.is_empty() && (forker_faults || waits_for_lock(forker)) {
                 self.help(&mut pending);
                 forker_faults &= !self.waiting.is_empty();
-                if pending.len() == pending.capacity() || held.is_half_full() {
+                if pending.len() == PENDING_MAX || held.is_half_full() {
                     // Other threads have done much since. A copy that is made just now is not good.
                     f.settling.store(1, SeqCst);
                     self.apply(&mut pending);
@@ -137,7 +137,7 @@ impl Pager {
     /// is there in the child against its word is noted in the child, and has the right content.
     fn help(&mut self, pending: &mut Vec<Pending>) {
         let mut i = 0;
-        while i < self.waiting.len() && pending.len() < pending.capacity() {
+        while i < self.waiting.len() && pending.len() < PENDING_MAX {
             let vpn = (self.waiting[i].addr / PAGE_SIZE) as u64;
             if self.help_one(vpn, pending) {
                 self.waiting.swap_remove(i);

@@ -41,6 +41,11 @@ impl Verdict {
         self.n >= VERDICT_MAX / 2
     }
 
+    /// All of the room is taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.n == VERDICT_MAX
+    }
+
     /// More was pending than could be noted.
     pub fn overflowed(&self) -> bool {
         self.overflow
