@@ -59,6 +59,8 @@ pub struct Wakeups {
     pub pager_waits: AtomicBool,
     /// Counts requests to the writer.
     pub writer: AtomicU32,
+    /// The writer's thread id, 0 before it runs.
+    pub writer_tid: AtomicU32,
     /// Counts requests to the monitor.
     pub monitor: AtomicU32,
     /// Nobody wakes this word: to wait for it is to sleep.

@@ -34,15 +34,6 @@ const READAHEAD_MAX: u32 = 32;
 const ZERO_MAX: u32 = 512;
 const ZERO_MAX_TIGHT: u32 = 32;
 
-/// Zeros to copy from: never written, so it is the kernel's shared zero page.
-pub(crate) static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
-
-/// Result of putting a run of frames into place.
-struct Placed {
-    done: usize,
-    stop: Option<Refused>,
-}
-
 impl Engine {
     /// The page in a frame that the caller owns.
     ///
@@ -209,105 +200,6 @@ impl Pager {
         outcome.unwrap_or(Outcome::Later)
     }
 
-    /// Puts up to `n` zero pages at `vpn`.
-    fn place_zeros(&mut self, vpn: Vpn, n: usize) -> Placed {
-        let e = self.e;
-        if e.budget.room() >= n as i64 {
-            return self.copy_in(vpn, ZEROS.as_ptr() as usize, n);
-        }
-        let Some((first, got)) = self.frames_for(n) else {
-            // Nothing can be reclaimed: the program goes on above its budget.
-            return self.copy_in(vpn, ZEROS.as_ptr() as usize, 1);
-        };
-        for f in first..first + got as FrameNo {
-            // SAFETY: taken from the free frames, so it has a page and is ours.
-            unsafe { e.frame_mut(f) }.fill(0);
-        }
-        self.place_frames(vpn, first, got)
-    }
-
-    /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
-    fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
-        // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
-        let done = bytes / PAGE_SIZE;
-        self.e.budget.add(done as i64);
-        Placed { done, stop: result.err() }
-    }
-
-    /// Moves `n` owned frames to `vpn`. Moved frames become empty, the others free.
-    fn place_frames(&mut self, vpn: Vpn, first: FrameNo, n: usize) -> Placed {
-        let e = self.e;
-        let mut done = 0;
-        let mut stop = None;
-        let mut unshared = usize::MAX;
-        while done < n {
-            let dst = (vpn as usize + done) * PAGE_SIZE;
-            let src = e.frames.addr(first) + done * PAGE_SIZE;
-            // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
-            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
-            done += bytes / PAGE_SIZE;
-            match result {
-                Ok(()) => break,
-                Err(_) if bytes > 0 => {} // what stopped it shows at the next try
-                Err(Refused::Busy) if unshared != done => {
-                    // Shared with a forked child: one write makes the frame ours alone.
-                    unshared = done;
-                    // SAFETY: the frame is owned here and has a page.
-                    unsafe { e.unshare_frame(first + done as FrameNo) };
-                }
-                Err(Refused::Unlike | Refused::Busy) => {
-                    // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
-                    // SAFETY: as above.
-                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, false) };
-                    if bytes == 0 {
-                        stop = result.err();
-                        break;
-                    }
-                    e.frames.put_free(first + done as FrameNo, 1);
-                    e.budget.add(1);
-                    // The frame copied from stays ours; frames before it have been moved.
-                    let moved_end = done;
-                    done += 1;
-                    let rest = self.place_frames_after_copy(vpn, first, done, n);
-                    e.frames.put_empty(first, moved_end);
-                    return rest;
-                }
-                Err(other) => {
-                    stop = Some(other);
-                    break;
-                }
-            }
-        }
-        e.frames.put_empty(first, done);
-        e.frames.put_free(first + done as FrameNo, n - done);
-        Placed { done, stop }
-    }
-
-    /// The rest of a run whose frame before `from` was copied: placed as a run of its own.
-    fn place_frames_after_copy(&mut self, vpn: Vpn, first: FrameNo, from: usize, n: usize) -> Placed {
-        if from == n {
-            return Placed { done: n, stop: None };
-        }
-        let rest = self.place_frames(vpn + from as u64, first + from as FrameNo, n - from);
-        Placed { done: from + rest.done, stop: rest.stop }
-    }
-
-    /// What a refusal means for the fault at `vpn`.
-    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
-        let page = vpn as usize * PAGE_SIZE;
-        match stop {
-            None | Some(Refused::Changing) => Outcome::Later,
-            // There already, or not a registered mapping any more: the thread looks for itself.
-            Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
-                self.uffd.wake(page, PAGE_SIZE);
-                Outcome::Dropped
-            }
-            Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
-            Some(Refused::Other(error)) => fatal(&format!("serving the page at {page:#x} failed: {error}")),
-        }
-    }
-
     /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
     fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
         let e = self.e;
@@ -320,26 +212,25 @@ impl Pager {
         drop(lru);
         e.frame_entry[f as usize].store(0, Relaxed);
         let page = vpn as usize * PAGE_SIZE;
-        let mut result = Err(Refused::Busy);
+        let mut result = if self.should_copy(1) { Err(Refused::Unlike) } else { Err(Refused::Busy) };
         for _ in 0..2 {
-            // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
-            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
             if result != Err(Refused::Busy) {
                 break;
             }
-            // SAFETY: the frame is owned here and has a page.
-            unsafe { e.unshare_frame(f) };
+            // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
+            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
+            if result == Err(Refused::Busy) {
+                // SAFETY: the frame is owned here and has a page.
+                unsafe { e.unshare_frame(f) };
+            }
         }
         match result {
             Ok(()) => e.frames.put_empty(f, 1),
             Err(Refused::Unlike) => {
-                // SAFETY: as above; the frame keeps its page.
-                let copied = unsafe { self.uffd.copy_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
-                if let Err(stop) = copied {
+                if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
                     return Some(self.recache(vpn, node, f, entry, stop));
                 }
                 e.frames.put_free(f, 1);
-                e.budget.add(1);
             }
             Err(stop) => return Some(self.recache(vpn, node, f, entry, stop)),
         }
@@ -406,16 +297,16 @@ impl Pager {
     /// (`Some(None)`: no frames). `wanted`: a thread waits for the first one.
     fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> (usize, Option<Option<Refused>>) {
         let e = self.e;
-        let frames = if wanted { self.frames_or_room(n) } else { e.frames.take_free(n) };
-        let Some((first, got)) = frames else { return (0, Some(None)) };
+        let Some((stage, got)) = self.stage(n, wanted) else { return (0, Some(None)) };
+        let base = self.stage_addr(stage);
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
         for i in 0..got.min(READAHEAD_MAX as usize) {
             let Some(node) = e.table.node(vpn + i as u64) else { break };
             let State::Swapped(entry) = e.table.state(node) else { break };
             entries.push(entry);
-            // SAFETY: frames from the free list are present and ours, each named once.
-            pages.push(unsafe { e.frame_mut(first + i as FrameNo) });
+            // SAFETY: the stage has `got` pages, present and ours, each named once.
+            pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
         }
         let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
         let since = Instant::now();
@@ -428,21 +319,21 @@ impl Pager {
         if let (0, true, Some(error)) = (loaded, wanted, error) {
             // Perhaps it is not the first page that cannot be read.
             // SAFETY: as above.
-            if n > 1 && e.space.load(entries[0], unsafe { e.frame_mut(first) }).is_ok() {
-                e.frames.put_free(first, got);
+            let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
+            self.unstage(stage, 0, got);
+            if alone {
                 return self.swap_in_run(vpn, 1, true);
             }
-            e.frames.put_free(first, got);
             return (0, Some(self.lose(vpn, entries[0], &error)));
         }
         if e.conf.verify {
             for (i, entry) in entries[..loaded].iter().enumerate() {
                 // SAFETY: just loaded, owned.
-                e.verify(vpn + i as u64, *entry, unsafe { e.frame(first + i as FrameNo) });
+                e.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
             }
         }
-        e.frames.put_free(first + loaded as FrameNo, got - loaded);
-        let placed = self.place_frames(vpn, first, loaded);
+        self.unstage(stage, loaded, got);
+        let placed = self.place_stage(vpn, stage, loaded);
         let mut kept = [None; READAHEAD_MAX as usize];
         for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
@@ -468,38 +359,5 @@ impl Pager {
         Stat::add(&e.stat.pswpin, placed.done as u64);
         let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
         (placed.done, stop)
-    }
-
-    /// Free frames, or new ones while the budget has room, or reclaimed ones.
-    fn frames_or_room(&mut self, n: usize) -> Option<(FrameNo, usize)> {
-        let e = self.e;
-        if let Some(run) = e.frames.take_free(n) {
-            return Some(run);
-        }
-        let room = e.budget.room().max(0) as usize;
-        if room > 0 || !self.reclaim_now() {
-            // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
-            let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
-            // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
-            let (bytes, _) = unsafe {
-                self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
-            };
-            let done = bytes / PAGE_SIZE;
-            e.budget.add(done as i64);
-            e.frames.put_empty(first + done as FrameNo, got - done);
-            return (done > 0).then_some((first, done));
-        }
-        e.frames.take_free(n)
-    }
-
-    /// Free frames or reclaimed ones; `None` if nothing can be reclaimed.
-    fn frames_for(&mut self, n: usize) -> Option<(FrameNo, usize)> {
-        if let Some(run) = self.e.frames.take_free(n) {
-            return Some(run);
-        }
-        if !self.reclaim_now() {
-            return None;
-        }
-        self.e.frames.take_free(n)
     }
 }

@@ -26,6 +26,8 @@ pub mod news;
 pub mod notes;
 pub mod page_table;
 pub mod pager;
+mod place;
+mod placement;
 pub mod pool_share;
 pub mod preload;
 pub mod probe;

@@ -7,15 +7,17 @@
 //! without having seen an event was served before it.
 
 use crate::PAGE_SIZE;
-use crate::device::{Entry, Page};
+use crate::device::Entry;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
 use crate::page_table::Vpn;
+use crate::place::{COPY_MAX, Scratch};
+use crate::placement::{Eager, Placement};
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
-use crate::sys::proc::{Proc, cpu_of};
+use crate::sys::proc::Proc;
 use crate::sys::raw::{fatal, message};
-use crate::sys::thread::{run_on, settle};
+use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
 use crate::trace::Recorder;
 use farpage_swap::readahead::Streams;
@@ -37,21 +39,18 @@ pub struct Fault {
     pub reported: bool,
 }
 
-/// Memory for one page, as devices want it.
-#[repr(align(4096))]
-pub(crate) struct Scratch(pub(crate) Page);
-
 /// The pager's own state.
 pub struct Pager {
     pub(crate) e: &'static Engine,
     pub(crate) uffd: Uffd,
     kick: OwnedFd,
     pub(crate) maps: OwnedFd,
-    proc: Proc,
-    /// The CPU the pager runs on, and when that was last looked at.
-    cpu: Option<usize>,
-    cpu_checked: Instant,
-    /// For a page that is read during a fork.
+    pub(crate) placement: Placement,
+    eager: Eager,
+    /// Pages placed so far, and at the last step of reclaim.
+    pub(crate) placed: u64,
+    pub(crate) placed_before: u64,
+    /// For pages that are copied into the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
@@ -74,9 +73,6 @@ pub struct Pager {
     /// Records the faults, if that was asked for.
     pub(crate) trace: Option<Recorder>,
 }
-
-/// How often the pager looks on which CPU the faults come from.
-const FOLLOW_EVERY: Duration = Duration::from_millis(4);
 
 impl Engine {
     /// Memory is managed from now on: opens the userfaultfds, starts pager and writer. Called on the monitor thread,
@@ -108,10 +104,11 @@ impl Engine {
             uffd,
             kick,
             maps,
-            proc: Proc::open().map_err(|e| format!("cannot open /proc: {e}"))?,
-            cpu: None,
-            cpu_checked: Instant::now(),
-            scratch: Box::new(Scratch([0; PAGE_SIZE])),
+            placement: Placement::new().map_err(|e| format!("cannot open /proc: {e}"))?,
+            eager: Eager::default(),
+            placed: 0,
+            placed_before: 0,
+            scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
@@ -131,7 +128,8 @@ impl Engine {
         self.active.store(true, Ordering::SeqCst);
         let failed = |e| format!("cannot start an engine thread: {e}");
         self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
-        self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
+        let writer = self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
+        self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -154,14 +152,29 @@ impl Pager {
         }
         self.adopt_news();
         let got = self.read_messages();
+        let gathered = self.placement.is_gathered();
+        let mut worked = false;
+        if gathered && !self.waiting.is_empty() {
+            worked = self.balance();
+        }
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
-        let worked = self.scan_step() | self.balance();
+        worked |= self.scan_step();
+        if !gathered || self.e.budget.excess() > 0 {
+            worked |= self.balance();
+        }
         if got > 0 {
+            if self.placement.is_apart() {
+                self.eager.served(Instant::now());
+            }
             return;
         }
         if self.waiting.is_empty() {
             if !worked {
+                if self.eager.again(Instant::now()) {
+                    self.store_a_little();
+                    return;
+                }
                 if let Some(trace) = &mut self.trace {
                     trace.flush();
                 }
@@ -200,26 +213,13 @@ impl Pager {
         }
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            self.follow(tid, since);
+            self.placement.look(tid, self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.placed, since);
+            self.eager.fault();
         }
         for m in &batch[..n] {
             self.accept(*m, since);
         }
         n
-    }
-
-    /// Runs where the faulting thread runs: waking a thread on another, idle CPU costs several times what serving the
-    /// fault does. Looked at every few milliseconds only.
-    fn follow(&mut self, tid: u32, now: Instant) {
-        if now - self.cpu_checked < FOLLOW_EVERY {
-            return;
-        }
-        self.cpu_checked = now;
-        let cpu = cpu_of(&self.proc, tid);
-        if let Some(cpu) = cpu.filter(|_| cpu != self.cpu) {
-            self.cpu = Some(cpu);
-            run_on(cpu);
-        }
     }
 
     /// Applies an event, queues a fault.

@@ -8,6 +8,7 @@ use crate::device::Entry;
 use crate::engine::lock;
 use crate::page_table::{FrameNo, Node, State, Vpn};
 use crate::pager::Pager;
+use crate::place::COPY_MAX;
 use crate::stat::Stat;
 use crate::sys::futex::unshare_page;
 use crate::sys::raw::Errno;
@@ -59,7 +60,38 @@ impl Pager {
         if short && cached > 0 {
             e.wake_writer();
         }
-        cached < e.cached_target() && self.shrink(BATCH) > 0
+        let made_room = self.keep_room();
+        // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the others.
+        let placed = self.placed - self.placed_before;
+        let due = !self.placement.is_gathered() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
+        if !due || cached >= e.cached_target() {
+            return made_room;
+        }
+        self.placed_before = self.placed;
+        (self.shrink(BATCH) > 0) | made_room
+    }
+
+    /// Gives free frames back to the kernel, so that there is room for pages that are copied in.
+    fn keep_room(&mut self) -> bool {
+        let e = self.e;
+        let spare = e.free_target() / 2;
+        if e.budget.room() >= COPY_MAX as i64 || e.frames.free_count() <= spare {
+            return false;
+        }
+        let mut want = spare.min(e.frames.free_count() - spare);
+        while want > 0 {
+            let Some((first, n)) = e.frames.take_free(want.min(BATCH)) else { break };
+            writer::release_run(e, first, n, n as i64);
+            want -= n;
+        }
+        true
+    }
+
+    /// What the writer does, a page of it, while the next fault is awaited.
+    pub(crate) fn store_a_little(&self) {
+        if writer::wanted(self.e) {
+            writer::write_some(self.e, 1);
+        }
     }
 
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.

@@ -67,7 +67,8 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     }
 }
 
-fn wanted(e: &Engine) -> bool {
+/// Frames are needed that writing frees.
+pub(crate) fn wanted(e: &Engine) -> bool {
     e.budget.pressure() && (e.frames.free_count() < e.free_target() || e.budget.excess() > 0)
 }
 

@@ -192,6 +192,7 @@ pub extern "C" fn child() {
     std::mem::forget(lock(&e.trash).take());
     std::mem::forget(lock(&e.events).take());
     e.wakeups.kick_fd.store(-1, SeqCst);
+    e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
     StatPage::renew(e.stat, e.conf.ram);
     if errand.active {

@@ -152,19 +152,19 @@ impl Pager {
         let e = self.e;
         let Some((at, source)) = self.source(vpn, pending) else { return false };
         let src = match source {
-            Source::Nowhere => crate::fault::ZEROS.as_ptr() as usize,
+            Source::Nowhere => crate::place::ZEROS.as_ptr() as usize,
             Source::Frame(f) => e.frames.addr(f),
             Source::Slot(entry) => {
                 // The locks that this takes, a child frees.
-                if let Err(error) = e.space.load(entry, &mut self.scratch.0) {
+                if let Err(error) = e.space.load(entry, &mut self.scratch.0[0]) {
                     return at == vpn && self.help_lost(vpn, entry, &error);
                 }
                 if e.conf.verify {
-                    e.verify(at, entry, &self.scratch.0);
+                    e.verify(at, entry, &self.scratch.0[0]);
                 }
                 Stat::add(&e.stat.pgmajfault, 1);
                 Stat::add(&e.stat.pswpin, 1);
-                std::ptr::from_ref(&self.scratch.0) as usize
+                std::ptr::from_ref(&self.scratch.0[0]) as usize
             }
         };
         if !e.fork.helped.page(vpn) {

@@ -46,12 +46,16 @@ pub mod nr {
     pub const IOCTL: u32 = 16;
     /// `madvise`
     pub const MADVISE: u32 = 28;
+    /// `sched_setscheduler`
+    pub const SCHED_SETSCHEDULER: u32 = 144;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `futex`
     pub const FUTEX: u32 = 202;
     /// `sched_setaffinity`
     pub const SCHED_SETAFFINITY: u32 = 203;
+    /// `sched_getaffinity`
+    pub const SCHED_GETAFFINITY: u32 = 204;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
     /// `perf_event_open`

@@ -167,14 +167,43 @@ pub fn settle(name: &[u8]) {
     }
 }
 
-/// Makes the calling engine thread run on `cpu`. Best effort.
-pub fn run_on(cpu: usize) {
+/// Puts the calling engine thread into the class that runs only when no other thread wants its CPU. Best effort.
+pub fn be_idle_class() {
+    const SCHED_IDLE: usize = 5;
+    let priority = 0i32;
+    // SAFETY: a live sched_param; applies to the calling thread.
+    let _ =
+        unsafe { syscall(nr::SCHED_SETSCHEDULER, [0, SCHED_IDLE, std::ptr::from_ref(&priority) as usize, 0, 0, 0]) };
+}
+
+/// A set of CPUs, one bit each, as the kernel takes it.
+pub type CpuMask = [u64; 16];
+
+/// The CPUs that thread `tid` may run on (0: the caller). All, where that cannot be read.
+pub fn allowed_cpus(tid: u32) -> CpuMask {
+    let mut mask = [0u64; 16];
+    let args = [tid as usize, size_of_val(&mask), mask.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: the mask is alive and of the size named.
+    match unsafe { syscall(nr::SCHED_GETAFFINITY, args) } {
+        Ok(_) => mask,
+        Err(_) => [u64::MAX; 16],
+    }
+}
+
+/// Makes thread `tid` (0: the caller) run on `cpu`. Best effort.
+pub fn run_on(tid: u32, cpu: usize) {
     let mut mask = [0u64; 16];
     if let Some(word) = mask.get_mut(cpu / 64) {
         *word = 1 << (cpu % 64);
-        // SAFETY: the mask is alive and of the size named.
-        let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, [0, size_of_val(&mask), mask.as_ptr() as usize, 0, 0, 0]) };
+        run_on_any(tid, &mask);
     }
+}
+
+/// Makes thread `tid` (0: the caller) run on CPUs of `mask` only. Best effort.
+pub fn run_on_any(tid: u32, mask: &CpuMask) {
+    let args = [tid as usize, size_of_val(mask), mask.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: the mask is alive and of the size named.
+    let _ = unsafe { syscall(nr::SCHED_SETAFFINITY, args) };
 }
 
 /// Closes every descriptor of the calling thread's own table except `keep` (sorted, without duplicates).
