@@ -1,8 +1,7 @@
-//! Serving one fault: zero page, swap cache, swapped page, each with the neighbours that are likely wanted next.
+//! Serving one fault: zero page, swap cache, swapped page ([`crate::swap_in`]), each with the neighbours that are likely
+//! wanted next. Where the pages come from: [`crate::place`].
 //!
-//! Where the pages for new content come from, in this order: free frames (moved in: the kernel's page allocator is not
-//! involved), new pages from the kernel while the budget has room (copied in), frames freed on the spot (direct
-//! reclaim). If nothing can be reclaimed (every device full) the budget gives way, with a warning, not the program.
+//! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
 use crate::PAGE_SIZE;
 use crate::device::{Entry, Page};
@@ -15,7 +14,6 @@ use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +26,6 @@ pub enum Outcome {
     Later,
 }
 
-/// Most pages brought in for one swap-in fault.
-const READAHEAD_MAX: u32 = 32;
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
 const ZERO_MAX_TIGHT: u32 = 32;
@@ -122,7 +118,7 @@ impl Pager {
 
     /// The registered range around a page. A page outside lies in a mapping that has grown in place: it is registered
     /// (the kernel sent the fault), and from now on known to be.
-    fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
+    pub(crate) fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
         if let Some(range) = lock(&self.e.managed).covering(vpn) {
             return range;
         }
@@ -244,120 +240,5 @@ impl Pager {
         e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
         lock(&e.lru).cache(&e.table, node, State::Cached(f));
         self.unplaced(vpn, Some(stop))
-    }
-
-    /// Brings a swapped page in, and its neighbours if the program reads in order.
-    fn swap_in(&mut self, vpn: Vpn) -> Outcome {
-        let e = self.e;
-        let window = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
-        let mapping = self.range_of(vpn);
-        let (low, high) = mapping;
-        let (low, high) = (low.max(window.start), high.min(window.end()));
-        let swapped = |v: Vpn| e.table.node(v).is_some_and(|n| matches!(e.table.state(n), State::Swapped(_)));
-        let mut start = vpn;
-        while start > low && swapped(start - 1) {
-            start -= 1;
-        }
-        let mut end = vpn + 1;
-        while end < high && swapped(end) {
-            end += 1;
-        }
-        let mut outcome = Outcome::Later;
-        let mut ahead = 0;
-        // The page that is waited for first, then the rest of the window.
-        for (from, to) in [(vpn, end), (start, vpn)] {
-            let mut at = from;
-            while at < to {
-                let (done, stop) = self.swap_in_run(at, (to - at) as usize, at == vpn);
-                if at == vpn && done > 0 {
-                    outcome = Outcome::Served;
-                    Stat::add(&e.stat.pgmajfault, 1);
-                    ahead += done as u64 - 1;
-                } else {
-                    ahead += done as u64;
-                }
-                at += done as u64;
-                if let Some(stop) = stop {
-                    if at == vpn {
-                        return self.unplaced(vpn, stop);
-                    }
-                    break;
-                }
-            }
-            if outcome != Outcome::Served {
-                return outcome;
-            }
-        }
-        self.streams.on_served(start, (end - start) as u32);
-        e.stat.note_readahead(mapping, ahead, window.confirmed.into(), window.pages);
-        outcome
-    }
-
-    /// Loads and places up to `n` swapped pages from `vpn` on. Returns how many, and why it stopped early
-    /// (`Some(None)`: no frames). `wanted`: a thread waits for the first one.
-    fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> (usize, Option<Option<Refused>>) {
-        let e = self.e;
-        let Some((stage, got)) = self.stage(n, wanted) else { return (0, Some(None)) };
-        let base = self.stage_addr(stage);
-        let mut entries: Vec<Entry> = Vec::with_capacity(got);
-        let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
-        for i in 0..got.min(READAHEAD_MAX as usize) {
-            let Some(node) = e.table.node(vpn + i as u64) else { break };
-            let State::Swapped(entry) = e.table.state(node) else { break };
-            entries.push(entry);
-            // SAFETY: the stage has `got` pages, present and ours, each named once.
-            pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
-        }
-        let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
-        let since = Instant::now();
-        let (loaded, error) = e.space.load_many(&entries, &mut pages);
-        drop(pages);
-        if wanted && entries.len() == 1 {
-            e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
-        }
-        Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
-        if let (0, true, Some(error)) = (loaded, wanted, error) {
-            // Perhaps it is not the first page that cannot be read.
-            // SAFETY: as above.
-            let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
-            self.unstage(stage, 0, got);
-            if alone {
-                return self.swap_in_run(vpn, 1, true);
-            }
-            return (0, Some(self.lose(vpn, entries[0], &error)));
-        }
-        if e.conf.verify {
-            for (i, entry) in entries[..loaded].iter().enumerate() {
-                // SAFETY: just loaded, owned.
-                e.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
-            }
-        }
-        self.unstage(stage, loaded, got);
-        let placed = self.place_stage(vpn, stage, loaded);
-        let mut kept = [None; READAHEAD_MAX as usize];
-        for (kept, entry) in kept.iter_mut().zip(&entries[..placed.done]) {
-            *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
-        }
-        let (mut touched, mut batch) = (None, Batch::default());
-        for (i, kept) in kept[..placed.done].iter().enumerate() {
-            let Some(node) = e.table.node(vpn + i as u64) else { continue };
-            if wanted && i == 0 {
-                touched = Some((node, State::Mapped(*kept)));
-            } else {
-                batch.map(&e.table, node, State::Mapped(*kept));
-            }
-        }
-        let mut lru = lock(&e.lru);
-        lru.map_batch(&e.table, &mut batch);
-        if let Some((node, to)) = touched {
-            lru.map_refaulted(&e.table, node, to);
-        }
-        drop(lru);
-        for (entry, _) in entries.iter().zip(&kept[..placed.done]).filter(|(_, kept)| kept.is_none()) {
-            e.free_entry(Some(*entry));
-        }
-        Stat::add(&e.stat.pswpin, placed.done as u64);
-        let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
-        (placed.done, stop)
     }
 }

@@ -6,6 +6,7 @@
 //! [`child`] carry all of it over a fork. [`engine`] holds the shared state and the lock order.
 
 pub mod adopt;
+mod ahead;
 pub mod arena;
 pub mod budget;
 pub mod child;
@@ -35,6 +36,7 @@ pub mod reclaim;
 pub mod region;
 pub mod size;
 pub mod stat;
+mod swap_in;
 pub mod sys;
 pub mod trace;
 pub mod writer;

@@ -5,7 +5,7 @@
 //!   Mapped     | slot entry:48 (0: no copy)   |0:10|rank:3| 1  in the program; maybe a clean copy on a device
 //!   Cached     | frame:48                     |0:10|rank:3| 2  in the swap cache: content in a frame, not in the program
 //!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
-//!   Swapped    | slot entry:48                | 0:13     | 4   content on a device only
+//!   Swapped    | slot entry:48          |R| 0:12     | 4   content on a device only (R: being read)
 //! ```
 //!
 //! Who may change a word: the *pager* thread (any change), and *writers*, by compare-and-swap only:
@@ -33,6 +33,8 @@ const LEAVES_MAX: usize = 1 << 21;
 /// Bits of the word of a page in memory: its rank.
 const RANK_SHIFT: u32 = 3;
 const RANK_MASK: u64 = 7 << RANK_SHIFT;
+/// Bit of the word of a swapped page: its content is being read, see [`PageTable::mark_reading`].
+const READING: u64 = 1 << 15;
 
 /// Virtual page number: address divided by the page size.
 pub type Vpn = u64;
@@ -229,6 +231,19 @@ impl PageTable {
         false
     }
 
+    /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word takes
+    /// the note away, also one back to the same entry. Pager only.
+    pub fn mark_reading(&self, node: Node, entry: Entry) {
+        if self.state(node) == State::Swapped(entry) {
+            self.word(node).store(State::Swapped(entry).encode() | READING, Ordering::Release);
+        }
+    }
+
+    /// Whether nothing has happened to the page since [`PageTable::mark_reading`].
+    pub fn is_reading(&self, node: Node, entry: Entry) -> bool {
+        self.word(node).load(Ordering::Acquire) == State::Swapped(entry).encode() | READING
+    }
+
     /// Calls `each` for every page in `[start, end)` that has a leaf, in address order; pages without one are `None`
     /// by definition. Pager only.
     pub fn for_each(&self, start: Vpn, end: Vpn, mut each: impl FnMut(Vpn, Node)) {
@@ -341,6 +356,24 @@ mod tests {
         assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
         t.set_rank(node.0, Rank::MAX);
         assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
+    }
+
+    #[test]
+    fn a_page_that_changes_is_not_being_read_any_more() {
+        let t = table();
+        let node = t.node_or_create(7).unwrap();
+        let (one, other) = (Entry::from_raw(5).unwrap(), Entry::from_raw(6).unwrap());
+        t.set(node, State::Swapped(one));
+        assert!(!t.is_reading(node, one));
+        t.mark_reading(node, other);
+        assert!(!t.is_reading(node, one) && !t.is_reading(node, other));
+        t.mark_reading(node, one);
+        assert!(t.is_reading(node, one) && !t.is_reading(node, other));
+        assert_eq!(t.state(node), State::Swapped(one));
+        // Gone and back, to the same place: what was read is old.
+        t.set(node, State::Writeback(3));
+        assert!(t.change(node, State::Writeback(3), State::Swapped(one)));
+        assert!(!t.is_reading(node, one));
     }
 
     #[test]

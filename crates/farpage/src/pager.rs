@@ -7,6 +7,7 @@
 //! without having seen an event was served before it.
 
 use crate::PAGE_SIZE;
+use crate::ahead::Ahead;
 use crate::device::Entry;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
@@ -68,6 +69,8 @@ pub struct Pager {
     pub(crate) events: Option<MappingEvents>,
     /// Sequential readers and writers of swapped-out memory.
     pub(crate) streams: Streams,
+    /// What is read before it is wanted.
+    pub(crate) ahead: Ahead,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
     /// Records the faults, if that was asked for.
@@ -117,6 +120,7 @@ impl Engine {
             news: Vec::new(),
             events: lock(&self.events).take().inspect(MappingEvents::enable),
             streams: Streams::new(),
+            ahead: Ahead::default(),
             zero_streams: Streams::new(),
             trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
         }))
@@ -190,14 +194,20 @@ impl Pager {
     }
 
     /// Waits for a message, a kick or news of a mapping, at most `timeout_ns`.
-    pub(crate) fn sleep(&self, timeout_ns: Option<i64>) {
+    pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
         let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
-        let mut fds =
-            [self.uffd.as_fd(), self.kick.as_fd(), events].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
+        let fds = [self.uffd.as_fd(), self.kick.as_fd(), events, reads];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
-        if poll(&mut fds, timeout.as_ref()).is_ok() && fds[1].revents().contains(PollFlags::IN) {
+        let woken = poll(&mut fds, timeout.as_ref()).is_ok();
+        let [_, kicked, _, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
+        if kicked {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);
+        }
+        if read {
+            self.land();
         }
     }
 

@@ -97,6 +97,9 @@ impl Pager {
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self) -> bool {
         let e = self.e;
+        if self.drop_one() {
+            return true;
+        }
         Stat::add(&e.stat.allocstall, 1);
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.

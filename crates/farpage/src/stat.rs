@@ -147,6 +147,10 @@ fields! {
         swap_ra,
         /// Of these, pages known to have been used: the next fault came right behind their window.
         swap_ra_hit,
+        /// Windows whose read was begun before the program came to them.
+        swap_ra_windows,
+        /// Of these, windows of which a page was wanted.
+        swap_ra_windows_hit,
         /// Faults served from the swap cache, without I/O.
         workingset_refault_cached,
         /// Pages taken out of the program into the swap cache.

@@ -19,6 +19,8 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "swpout_clean",
             "swap_ra",
             "swap_ra_hit",
+            "swap_ra_windows",
+            "swap_ra_windows_hit",
             "pgsteal_anon",
             "pool_writeback",
             "pool_recompressed",

@@ -222,6 +222,11 @@ impl SwapSpace {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
     }
 
+    /// Whether there is a device that reads by a queue.
+    pub fn has_queued(&self) -> bool {
+        self.first_queued < self.devices.len()
+    }
+
     /// Whether there are both compressed pools and files.
     pub fn is_tiered(&self) -> bool {
         !self.zrams.is_empty() && self.devices.iter().any(|device| !device.caps().synchronous)

@@ -56,6 +56,8 @@ impl Pager {
         let f = &self.e.fork;
         let mut held = Verdict::EMPTY;
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
+        // A child can use nothing of what is on its way, and its frames would never be free there.
+        self.land_all();
         // Also for the control blocks of new threads, which the forking thread touches next.
         self.adopt_news();
         self.settle_changes();

@@ -1,0 +1,265 @@
+//! Windows that are read from a file before the program comes to them.
+//!
+//! A program that has gone through a window in order will most likely want the next one. So its pages are read (`device::read_queue`)
+//! while the program is busy with those it has, and wait in frames. The words of the pages stay `Swapped`, with a mark
+//! ([`crate::page_table::PageTable::mark_reading`]) that every change of the word takes away: content is placed only if the mark
+//! is still there, so what was discarded, moved or freed meanwhile is thrown away with what was read for it. The first fault
+//! in the window places all of it, and has the next one read.
+//!
+//! ```text
+//!   fault                 fault: placed at once          fault
+//!     v                     v                              v
+//!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
+//! ```
+//!
+//! What fails to be read is dropped: nobody has asked for it. If it is wanted it is read again, and then an error is one.
+//! Compressed pages are not read in advance: the pager would have to do it itself, now instead of later.
+//!
+//! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the devices.
+
+use crate::device::read_queue::{Arrived, ReadQueue, Submitted};
+use crate::device::{Entry, Page};
+use crate::fault::Outcome;
+use crate::page_table::{FrameNo, State, Vpn};
+use crate::pager::Pager;
+use crate::stat::Stat;
+use crate::swap_in::READAHEAD_MAX;
+use crate::sys::uffd::Refused;
+use farpage_swap::readahead;
+
+/// Windows read in advance at the same time, of all sequential readers together.
+const WINDOWS_MAX: usize = 8;
+/// And of one of them.
+const DEPTH_MAX: usize = 4;
+/// A shorter window is not read in advance.
+const WINDOW_MIN: usize = 8;
+
+/// A window that is read, or was.
+#[derive(Debug)]
+pub(crate) struct Window {
+    tag: u64,
+    start: Vpn,
+    entries: Vec<Entry>,
+    /// The first of as many frames.
+    frame: FrameNo,
+    /// Pages that are in their frames, from the first on; `None`: still on their way.
+    loaded: Option<usize>,
+}
+
+impl Window {
+    fn has(&self, vpn: Vpn) -> bool {
+        (self.start..self.start + self.entries.len() as u64).contains(&vpn)
+    }
+}
+
+/// What there is of a page that may have been read in advance.
+pub(crate) enum Flight {
+    /// Nothing.
+    None,
+    /// It will be there soon.
+    OnItsWay,
+    /// It is in a frame of this window, which is the caller's now.
+    Here(Window),
+}
+
+/// The windows of one pager.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    pub(crate) queue: ReadQueue,
+    windows: Vec<Window>,
+    last_tag: u64,
+    /// Windows that are read in advance for one reader; one more each time that one was late.
+    depth: usize,
+}
+
+impl Pager {
+    /// Whether the page is in a window that was read in advance, and how far that is.
+    pub(crate) fn flight_with(&mut self, vpn: Vpn) -> Flight {
+        let Some(mut at) = self.ahead.windows.iter().position(|w| w.has(vpn)) else { return Flight::None };
+        if self.ahead.windows[at].loaded.is_none() {
+            self.land();
+            match self.ahead.windows.iter().position(|w| w.has(vpn)) {
+                Some(i) if self.ahead.windows[i].loaded.is_none() => {
+                    self.ahead.depth = (self.ahead.depth + 1).min(DEPTH_MAX);
+                    return Flight::OnItsWay;
+                }
+                Some(i) => at = i,
+                None => return Flight::None,
+            }
+        }
+        Flight::Here(self.ahead.windows.swap_remove(at))
+    }
+
+    /// Books what has arrived.
+    pub(crate) fn land(&mut self) {
+        while let Some(arrived) = self.ahead.queue.next(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+    }
+
+    fn note_arrived(&mut self, arrived: Arrived) {
+        if let Some(window) = self.ahead.windows.iter_mut().find(|w| w.tag == arrived.tag) {
+            window.loaded = Some(arrived.loaded);
+        }
+    }
+
+    /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: &Window) -> Option<Outcome> {
+        let e = self.e;
+        let loaded = window.loaded.unwrap_or(0);
+        let usable = |i: usize| {
+            i < loaded
+                && e.table.node(window.start + i as u64).is_some_and(|n| e.table.is_reading(n, window.entries[i]))
+        };
+        let wanted = (vpn - window.start) as usize;
+        if !usable(wanted) {
+            self.throw_away(window);
+            return None;
+        }
+        Stat::add(&e.stat.swap_ra_windows_hit, 1);
+        let stream = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
+        let (mut placed, mut stop) = (0, None);
+        // The page that is waited for first, then those before it.
+        for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
+            let mut at = from;
+            while at < to {
+                let mut end = at;
+                while end < to && usable(end) && stop.is_none() {
+                    end += 1;
+                }
+                if end == at {
+                    e.frames.put_free(window.frame + at as FrameNo, 1);
+                    at += 1;
+                    continue;
+                }
+                let (done, refused) = self.place_read(window, at, end, at == wanted);
+                placed += done;
+                if at + done < end {
+                    stop = Some(refused);
+                }
+                if at == wanted && done == 0 {
+                    for i in (end..to).chain(0..wanted) {
+                        e.frames.put_free(window.frame + i as FrameNo, 1);
+                    }
+                    return Some(self.unplaced(vpn, refused));
+                }
+                at = end;
+            }
+        }
+        let mapping = self.range_of(vpn);
+        let (start, end) = (window.start, window.start + window.entries.len() as u64);
+        self.streams.on_served(start, (end - start) as u32);
+        e.stat.note_readahead(mapping, placed as u64 - 1, stream.confirmed.into(), stream.pages);
+        self.read_next(mapping, (start, end), stream);
+        Some(Outcome::Served)
+    }
+
+    /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
+    fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<Refused>) {
+        let e = self.e;
+        let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
+        if e.conf.verify {
+            for i in from..to {
+                // SAFETY: the frames are this window's, and nothing writes to them any more.
+                let page = unsafe { e.frame(window.frame + i as FrameNo) };
+                e.verify(window.start + i as u64, window.entries[i], page);
+            }
+        }
+        let placed = self.place_frames(vpn, frame, to - from);
+        self.book_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
+        (placed.done, placed.stop)
+    }
+
+    /// Has the window behind `served` read if the stream is sure enough and the pages are on a file. `stream`: the window that
+    /// was just brought in, as it was asked for.
+    pub(crate) fn read_next(&mut self, mapping: (Vpn, Vpn), served: (Vpn, Vpn), stream: readahead::Window) {
+        let e = self.e;
+        let want = (stream.pages as usize).min(READAHEAD_MAX as usize);
+        if want < WINDOW_MIN || stream.stride != 1 || !e.space.has_queued() {
+            return;
+        }
+        let mut edge = served;
+        for _ in 0..self.ahead.depth.max(1) {
+            let (low, high) = match stream.down {
+                true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
+                false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
+            };
+            let there = self.ahead.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
+            edge = match there {
+                Some(w) => (w.start, w.start + w.entries.len() as u64),
+                None => match self.read(low, high, stream.down) {
+                    Some(window) => window,
+                    None => break,
+                },
+            };
+        }
+    }
+
+    /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages.
+    fn read(&mut self, low: Vpn, high: Vpn, down: bool) -> Option<(Vpn, Vpn)> {
+        let e = self.e;
+        let entry_of = |vpn: Vpn| match e.table.node(vpn).map(|n| e.table.state(n)) {
+            Some(State::Swapped(entry)) => Some(entry),
+            _ => None,
+        };
+        let near = |i: u64| if down { high - 1 - i } else { low + i };
+        let n = (0..high.saturating_sub(low)).take_while(|i| entry_of(near(*i)).is_some()).count();
+        let queued = (0..n as u64).filter_map(|i| entry_of(near(i))).any(|entry| !e.space.is_synchronous(entry));
+        if n < WINDOW_MIN || !queued || (self.ahead.windows.len() == WINDOWS_MAX && !self.drop_one()) {
+            return None;
+        }
+        let (frame, n) = match e.frames.take_free(n) {
+            Some((frame, got)) if got >= WINDOW_MIN => (frame, got),
+            Some((frame, got)) => {
+                e.frames.put_free(frame, got);
+                return None;
+            }
+            None => return None,
+        };
+        let start = if down { high - n as u64 } else { low };
+        let entries: Vec<Entry> = (start..start + n as u64).filter_map(entry_of).collect();
+        for (vpn, entry) in (start..).zip(&entries) {
+            if let Some(node) = e.table.node(vpn) {
+                e.table.mark_reading(node, *entry);
+            }
+        }
+        // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has landed.
+        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frame_mut(frame + i as FrameNo) }).collect();
+        self.ahead.last_tag += 1;
+        let tag = self.ahead.last_tag;
+        // SAFETY: as above; the queue is only used on this thread.
+        let submitted = unsafe { self.ahead.queue.submit(&e.space, tag, &entries, &mut pages) };
+        drop(pages);
+        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None });
+        if let Submitted::Done(arrived) = submitted {
+            self.note_arrived(arrived);
+        }
+        Stat::add(&e.stat.swap_ra_windows, 1);
+        Some((start, start + n as u64))
+    }
+
+    /// Drops the oldest window that is not on its way.
+    pub(crate) fn drop_one(&mut self) -> bool {
+        self.land();
+        let landed = self.ahead.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some());
+        let Some((at, _)) = landed.min_by_key(|(_, w)| w.tag) else { return false };
+        let window = self.ahead.windows.swap_remove(at);
+        self.throw_away(&window);
+        true
+    }
+
+    /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
+    pub(crate) fn land_all(&mut self) {
+        while let Some(arrived) = self.ahead.queue.wait(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+        while let Some(window) = self.ahead.windows.pop() {
+            self.throw_away(&window);
+        }
+    }
+
+    /// Frees the frames of a window that has landed.
+    fn throw_away(&self, window: &Window) {
+        self.e.frames.put_free(window.frame, window.entries.len());
+    }
+}
