@@ -101,7 +101,7 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/ahead
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -110,6 +110,10 @@ $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 $(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+$(TESTS)/ahead: tests/stress/ahead.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
 
 $(TESTS)/lost: tests/stress/lost.c
 	@mkdir -p $(TESTS)
@@ -124,6 +128,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
+	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.

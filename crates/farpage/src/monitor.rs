@@ -185,6 +185,8 @@ impl Monitor {
         let mut lru = lock(&e.lru);
         let sample = Sample {
             major: e.stat.pgmajfault.load(Relaxed),
+            loaded: e.stat.pswpin.load(Relaxed),
+            stored: e.stat.pswpout.load(Relaxed),
             pages: (lru.active_len() + lru.cached_len()) as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),

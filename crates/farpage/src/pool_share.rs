@@ -11,6 +11,9 @@
 //! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is assumed to
 //! miss as much per MiB as the next MiB above it does.
 //!
+//! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and moving
+//! compressed pages on to a file is all that costs anything: so the limit rises then.
+//!
 //! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed much
 //! more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
 //!
@@ -101,6 +104,10 @@ impl Distances {
 pub struct Sample {
     /// Faults that loaded a page so far.
     pub major: u64,
+    /// Pages loaded so far, those read ahead with them included.
+    pub loaded: u64,
+    /// Pages stored so far.
+    pub stored: u64,
     /// Pages in memory now, mapped or in the swap cache.
     pub pages: u64,
     /// RAM of the pool now, bytes.
@@ -120,11 +127,12 @@ pub struct PoolShare {
     max: u64,
     step: u64,
     limit: u64,
-    last_major: u64,
+    last: Sample,
 }
 
-/// Faults between two decisions: enough for the histogram to mean something.
+/// Pages loaded between two decisions, and faults among them: enough for the histogram to mean something.
 const WINDOW: u64 = 2048;
+const FAULTS_MIN: u64 = 128;
 /// What a fault costs besides the load, ns: the way to the engine and back, and the page that has to leave for it.
 const FAULT_NS: f64 = 25_000.0;
 /// By this factor another division must be cheaper than the present one.
@@ -132,10 +140,13 @@ const MARGIN: f64 = 0.98;
 /// Uncompressed pages per page of the pool, as long as it holds too little to tell.
 const RATIO: f64 = 2.0;
 
+/// And as few as make a page in the pool worth its room.
+const RATIO_MIN: f64 = 1.5;
+
 impl PoolShare {
     /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4.
     pub fn new(ram: u64, limit: u64) -> PoolShare {
-        PoolShare { min: ram / 16, max: ram / 4 * 3, step: ram / 32, limit, last_major: 0 }
+        PoolShare { min: ram / 16, max: ram / 4 * 3, step: ram / 32, limit, last: Sample::default() }
     }
 
     /// Half of the budget: where a program starts.
@@ -145,10 +156,11 @@ impl PoolShare {
 
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
-        if now.major.saturating_sub(self.last_major) < WINDOW {
-            return None;
+        let (major, loaded) = (now.major - self.last.major, now.loaded - self.last.loaded);
+        if loaded < WINDOW || major < FAULTS_MIN {
+            return self.grow(now, loaded);
         }
-        self.last_major = now.major;
+        self.last = now;
         // A limit that the pool never reached has kept nothing out.
         let here = self.limit.min(now.pool_bytes.max(self.min));
         let mut best = (here, self.cost(now, distances, here) * MARGIN);
@@ -169,6 +181,19 @@ impl PoolShare {
             self.limit = best.0.min(self.limit + self.step);
         }
         (self.limit != before).then_some(self.limit)
+    }
+
+    /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
+    fn grow(&mut self, now: Sample, loaded: u64) -> Option<u64> {
+        let stored = now.stored - self.last.stored;
+        let full = now.pool_bytes > self.limit / 4 * 3;
+        let worth = now.pool_orig_bytes as f64 >= now.pool_bytes as f64 * RATIO_MIN;
+        if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= self.max {
+            return None;
+        }
+        self.last = now;
+        self.limit = (self.limit + self.step).min(self.max);
+        Some(self.limit)
     }
 
     /// What the histogram's faults would have cost with `pool` bytes for the pool, ns.
@@ -219,6 +244,8 @@ mod tests {
             major += WINDOW; // other faults, of which nothing is known
             let sample = Sample {
                 major,
+                loaded: major,
+                stored: 0,
                 pages,
                 pool_bytes: limit,
                 pool_orig_bytes: limit * ratio,
@@ -263,10 +290,30 @@ mod tests {
     }
 
     #[test]
+    fn while_nothing_comes_back_the_pool_grows_if_that_is_worth_it() {
+        let fill = |ratio: u64, loaded_per_stored: f64| {
+            let mut share = PoolShare::new(RAM, RAM / 2);
+            let mut distances = Distances::new(PAGES);
+            let mut limit = RAM / 2;
+            for stored in (0..100_000).step_by(500) {
+                let loaded = (stored as f64 * loaded_per_stored) as u64;
+                let pool_orig_bytes = limit * ratio / 2;
+                let sample = Sample { stored, loaded, pool_bytes: limit, pool_orig_bytes, ..Sample::default() };
+                limit = share.turn(sample, &mut distances).unwrap_or(limit);
+            }
+            limit
+        };
+        assert_eq!(fill(6, 0.0), RAM / 4 * 3);
+        assert_eq!(fill(6, 0.01), RAM / 4 * 3);
+        assert_eq!(fill(2, 0.0), RAM / 2, "does not compress");
+        assert_eq!(fill(6, 0.5), RAM / 2, "comes back, though the faults are too few to tell from where");
+    }
+
+    #[test]
     fn few_faults_change_nothing() {
         let mut share = PoolShare::new(RAM, RAM / 2);
         let mut distances = Distances::new(PAGES);
         distances.note(5);
-        assert_eq!(share.turn(Sample { major: 100, ..Sample::default() }, &mut distances), None);
+        assert_eq!(share.turn(Sample { major: 100, loaded: 100, ..Sample::default() }, &mut distances), None);
     }
 }
