@@ -59,14 +59,11 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     };
     row("swapped in", bytes(back), format!("{back} pages, {ahead} by readahead{used}"));
     let (pool, packed, orig) = (pages("pool_bytes"), pages("pool_compressed_bytes"), pages("pool_orig_bytes"));
-    if orig > 0 || pool > 0 {
-        let ratio = orig as f64 / packed.max(1) as f64;
-        let holes = 100.0 * pool.saturating_sub(packed) as f64 / packed.max(1) as f64;
-        row(
-            "compressed pool",
-            size::format(pool),
-            format!("for {} at {ratio:.1} to 1, {holes:.0}% holes, at the end", size::format(orig)),
-        );
+    if orig > 0 {
+        let share = |part: u64| part as f64 / packed.max(1) as f64;
+        let (ratio, holes) = (share(orig), 100.0 * share(pool.saturating_sub(packed)));
+        let how = if packed > 0 { format!("at {ratio:.1} to 1, {holes:.0}% holes") } else { "all same-filled".into() };
+        row("compressed pool", size::format(pool), format!("for {} {how}, at the end", size::format(orig)));
     }
     if pages("file_bytes") > 0 || pages("pool_writeback") > 0 {
         let moved = pages("pool_writeback");

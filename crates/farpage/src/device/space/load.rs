@@ -142,8 +142,10 @@ impl SwapSpace {
         outcome: Outcome,
         page: &mut Page,
     ) -> Result<(), LoadError> {
-        let right = |real: Entry| self.device(real).is_ok_and(|device| device.complete(real, page));
-        if outcome == Outcome::Done && real.is_some_and(right) {
+        let mut right = |real: Entry| self.device(real).is_ok_and(|device| device.complete(real, page));
+        // A page that was moved to another device meanwhile may have left its place to one whose content is as right.
+        let still_there = |real: Entry| self.resolve(entry) == real;
+        if outcome == Outcome::Done && real.is_some_and(|real| still_there(real) && right(real)) {
             return Ok(());
         }
         self.queued_failures.fetch_add(1, Relaxed);
