@@ -87,9 +87,10 @@ impl Pager {
         true
     }
 
-    /// What the writer does, a page of it, while the next fault is awaited.
+    /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for others to go
+    /// on to a file.
     pub(crate) fn store_a_little(&self) {
-        if writer::wanted(self.e) {
+        if writer::wanted(self.e) && !self.e.space.pool_over_share() {
             writer::write_some(self.e, 1);
         }
     }

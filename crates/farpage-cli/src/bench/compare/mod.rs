@@ -201,6 +201,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     tell(report::HEADER);
     let (mut rows, mut failed) = (Vec::new(), false);
     for workload in workloads {
+        let before = cpu_ticks();
         let mut rounds = Vec::new();
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
@@ -219,6 +220,10 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         let row = Row::new(workload, args.threads, rounds);
         tell(&report::line(&row));
         rows.push(row);
+        if let Some(note) = stolen(workload, before, cpu_ticks()) {
+            tell(&note);
+            setting.notes.push(note);
+        }
         // What there is so far is worth having, should the rest be interrupted.
         write_reports(args, &setting, &rows)?;
     }
@@ -295,6 +300,24 @@ fn kernel_run(args: &CompareArgs, setting: &Setting, spec: &Spec) -> Result<Samp
     Ok(sample)
 }
 
+/// Processor time so far that the host gave to somebody else while a virtual CPU wanted to run, and all of it; in ticks.
+fn cpu_ticks() -> (u64, u64) {
+    const STEAL: usize = 7;
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let all = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
+    // Behind it come the guests' times, which are counted as user time already.
+    let ticks: Vec<u64> = all.take(STEAL + 1).map(|n| n.parse().unwrap_or(0)).collect();
+    (ticks.get(STEAL).copied().unwrap_or(0), ticks.iter().sum())
+}
+
+/// What to say of a measurement if the host was busy: such times are not only the two sides'.
+fn stolen(workload: Workload, before: (u64, u64), after: (u64, u64)) -> Option<String> {
+    let (stolen, all) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+    let percent = 100.0 * stolen as f64 / all.max(1) as f64;
+    (percent >= 1.0)
+        .then(|| format!("{}: the host took {percent:.0} % of the processor time meanwhile", workload.name()))
+}
+
 /// The machine in one line.
 fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -313,4 +336,18 @@ fn machine() -> String {
         size::format(kib << 10),
         loads.split(' ').next().unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_host_takes_is_said_from_one_percent_on() {
+        assert_eq!(stolen(Workload::Fill, (10, 1000), (14, 1500)), None);
+        let said = stolen(Workload::Fill, (10, 1000), (60, 1500)).unwrap();
+        assert_eq!(said, "fill: the host took 10 % of the processor time meanwhile");
+        let (stolen, all) = cpu_ticks();
+        assert!(stolen <= all && all > 0);
+    }
 }
