@@ -20,7 +20,7 @@
 use crate::device::read_queue::{Arrived, ReadQueue, Submitted};
 use crate::device::{Entry, Page};
 use crate::fault::Outcome;
-use crate::page_table::{FrameNo, State, Vpn};
+use crate::page_table::{FrameNo, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
 use crate::swap_in::READAHEAD_MAX;
@@ -158,13 +158,8 @@ impl Pager {
     fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<Refused>) {
         let e = self.e;
         let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
-        if e.conf.verify {
-            for i in from..to {
-                // SAFETY: the frames are this window's, and nothing writes to them any more.
-                let page = unsafe { e.frame(window.frame + i as FrameNo) };
-                e.verify(window.start + i as u64, window.entries[i], page);
-            }
-        }
+        // SAFETY: the frames are this window's, and nothing writes to them any more.
+        unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
         let placed = self.place_frames(vpn, frame, to - from);
         self.book_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)
@@ -198,13 +193,9 @@ impl Pager {
     /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages.
     fn read(&mut self, low: Vpn, high: Vpn, down: bool) -> Option<(Vpn, Vpn)> {
         let e = self.e;
-        let entry_of = |vpn: Vpn| match e.table.node(vpn).map(|n| e.table.state(n)) {
-            Some(State::Swapped(entry)) => Some(entry),
-            _ => None,
-        };
         let near = |i: u64| if down { high - 1 - i } else { low + i };
-        let n = (0..high.saturating_sub(low)).take_while(|i| entry_of(near(*i)).is_some()).count();
-        let queued = (0..n as u64).filter_map(|i| entry_of(near(i))).any(|entry| !e.space.is_synchronous(entry));
+        let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
+        let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
         if n < WINDOW_MIN || !queued || (self.ahead.windows.len() == WINDOWS_MAX && !self.drop_one()) {
             return None;
         }
@@ -217,7 +208,7 @@ impl Pager {
             None => return None,
         };
         let start = if down { high - n as u64 } else { low };
-        let entries: Vec<Entry> = (start..start + n as u64).filter_map(entry_of).collect();
+        let entries: Vec<Entry> = (start..start + n as u64).filter_map(|vpn| e.table.swapped(vpn)).collect();
         for (vpn, entry) in (start..).zip(&entries) {
             if let Some(node) = e.table.node(vpn) {
                 e.table.mark_reading(node, *entry);

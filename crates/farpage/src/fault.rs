@@ -30,6 +30,18 @@ pub enum Outcome {
 const ZERO_MAX: u32 = 512;
 const ZERO_MAX_TIGHT: u32 = 32;
 
+/// The longest run of pages around `vpn`, inside `[low, high)`, of which all others are `inside`.
+pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
+    let (mut start, mut end) = (vpn, vpn + 1);
+    while start > low && inside(start - 1) {
+        start -= 1;
+    }
+    while end < high && inside(end) {
+        end += 1;
+    }
+    (start, end)
+}
+
 impl Engine {
     /// The page in a frame that the caller owns.
     ///
@@ -69,6 +81,19 @@ impl Engine {
                 vpn as usize * PAGE_SIZE,
                 entry.raw()
             )),
+        }
+    }
+
+    /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
+    ///
+    /// # Safety
+    /// There are as many pages as entries, and nobody writes to them.
+    pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
+        if self.conf.verify {
+            for (i, entry) in entries.iter().enumerate() {
+                // SAFETY: caller's promise.
+                self.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
+            }
         }
     }
 
@@ -157,14 +182,7 @@ impl Pager {
         let untouched = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
-        let mut start = vpn;
-        while start > low && untouched(start - 1) {
-            start -= 1;
-        }
-        let mut end = vpn + 1;
-        while end < high && untouched(end) {
-            end += 1;
-        }
+        let (start, end) = run_around(vpn, low, high, untouched);
         let mut at = start;
         let mut outcome = None;
         while at < end {

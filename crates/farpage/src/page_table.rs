@@ -231,6 +231,15 @@ impl PageTable {
         false
     }
 
+    /// The slot of a page whose content is on a device only.
+    #[inline]
+    pub fn swapped(&self, vpn: Vpn) -> Option<Entry> {
+        match self.state(self.node(vpn)?) {
+            State::Swapped(entry) => Some(entry),
+            _ => None,
+        }
+    }
+
     /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word takes
     /// the note away, also one back to the same entry. Pager only.
     pub fn mark_reading(&self, node: Node, entry: Entry) {

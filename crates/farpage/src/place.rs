@@ -9,7 +9,7 @@
 //! its source where it is. In the virtual machine where this was measured an interrupt costs 10 us and more, a page
 //! moved beyond that 0.2 us, and a page copied 1 us. So short runs are copied.
 //!
-//! Caller: `fault`, on the pager's thread. Locks: those of `frame`.
+//! Callers: `fault`, `swap_in`, `ahead`, on the pager's thread. Locks: those of `frame`.
 
 use crate::PAGE_SIZE;
 use crate::device::Page;

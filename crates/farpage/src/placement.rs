@@ -162,7 +162,7 @@ impl Eager {
     /// A look in vain costs more than one that finds something gains.
     const IN_VAIN: i32 = 4;
 
-    /// A fault was read: whether by looking shows whether looking pays.
+    /// A fault was read; whether it was found by looking shows whether looking pays.
     pub fn fault(&mut self) {
         let gain = if self.until.take().is_some() { 1 } else { i32::from(self.score < 0) };
         self.score = (self.score + gain).min(Self::MOST);

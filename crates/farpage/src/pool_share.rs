@@ -156,7 +156,8 @@ impl PoolShare {
 
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
-        let (major, loaded) = (now.major - self.last.major, now.loaded - self.last.loaded);
+        let major = now.major.saturating_sub(self.last.major);
+        let loaded = now.loaded.saturating_sub(self.last.loaded);
         if loaded < WINDOW || major < FAULTS_MIN {
             return self.grow(now, loaded);
         }
@@ -185,7 +186,7 @@ impl PoolShare {
 
     /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
     fn grow(&mut self, now: Sample, loaded: u64) -> Option<u64> {
-        let stored = now.stored - self.last.stored;
+        let stored = now.stored.saturating_sub(self.last.stored);
         let full = now.pool_bytes > self.limit / 4 * 3;
         let worth = now.pool_orig_bytes as f64 >= now.pool_bytes as f64 * RATIO_MIN;
         if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= self.max {

@@ -6,7 +6,7 @@ use crate::PAGE_SIZE;
 use crate::ahead::Flight;
 use crate::device::{Entry, Page};
 use crate::engine::lock;
-use crate::fault::Outcome;
+use crate::fault::{Outcome, run_around};
 use crate::lru::Batch;
 use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
@@ -34,15 +34,7 @@ impl Pager {
         let mapping = self.range_of(vpn);
         let (low, high) = mapping;
         let (low, high) = (low.max(window.start), high.min(window.end()));
-        let swapped = |v: Vpn| e.table.node(v).is_some_and(|n| matches!(e.table.state(n), State::Swapped(_)));
-        let mut start = vpn;
-        while start > low && swapped(start - 1) {
-            start -= 1;
-        }
-        let mut end = vpn + 1;
-        while end < high && swapped(end) {
-            end += 1;
-        }
+        let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
         let mut outcome = Outcome::Later;
         let mut ahead = 0;
         // The page that is waited for first, then the rest of the window.
@@ -84,8 +76,7 @@ impl Pager {
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
         for i in 0..got.min(READAHEAD_MAX as usize) {
-            let Some(node) = e.table.node(vpn + i as u64) else { break };
-            let State::Swapped(entry) = e.table.state(node) else { break };
+            let Some(entry) = e.table.swapped(vpn + i as u64) else { break };
             entries.push(entry);
             // SAFETY: the stage has `got` pages, present and ours, each named once.
             pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
@@ -108,12 +99,8 @@ impl Pager {
             }
             return (0, Some(self.lose(vpn, entries[0], &error)));
         }
-        if e.conf.verify {
-            for (i, entry) in entries[..loaded].iter().enumerate() {
-                // SAFETY: just loaded, owned.
-                e.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
-            }
-        }
+        // SAFETY: just loaded, owned.
+        unsafe { e.verify_run(vpn, &entries[..loaded], base) };
         self.unstage(stage, loaded, got);
         let placed = self.place_stage(vpn, stage, loaded);
         self.book_swapped_in(vpn, &entries[..placed.done], wanted);

@@ -46,8 +46,6 @@ pub mod nr {
     pub const IOCTL: u32 = 16;
     /// `madvise`
     pub const MADVISE: u32 = 28;
-    /// `sched_setscheduler`
-    pub const SCHED_SETSCHEDULER: u32 = 144;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `futex`

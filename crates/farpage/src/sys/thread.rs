@@ -167,15 +167,6 @@ pub fn settle(name: &[u8]) {
     }
 }
 
-/// Puts the calling engine thread into the class that runs only when no other thread wants its CPU. Best effort.
-pub fn be_idle_class() {
-    const SCHED_IDLE: usize = 5;
-    let priority = 0i32;
-    // SAFETY: a live sched_param; applies to the calling thread.
-    let _ =
-        unsafe { syscall(nr::SCHED_SETSCHEDULER, [0, SCHED_IDLE, std::ptr::from_ref(&priority) as usize, 0, 0, 0]) };
-}
-
 /// A set of CPUs, one bit each, as the kernel takes it.
 pub type CpuMask = [u64; 16];
 
