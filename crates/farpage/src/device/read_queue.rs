@@ -24,6 +24,7 @@
 mod tests;
 
 use super::io::{BATCH_MAX, Batch, Direction, Ring};
+use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
 use rustix::event::EventfdFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,7 +42,7 @@ struct Window {
     open: usize,
     count: usize,
     entries: [Option<Entry>; BATCH_MAX],
-    real: [Option<Entry>; BATCH_MAX],
+    real: [Option<Located>; BATCH_MAX],
     pages: [*mut Page; BATCH_MAX],
     /// Page's number in the batch; `None`: it was loaded in place.
     numbers: [Option<usize>; BATCH_MAX],

@@ -15,6 +15,8 @@ mod tend;
 #[cfg(test)]
 mod tests;
 
+pub(super) use load::Located;
+
 use super::file::FileDevice;
 use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Rings};

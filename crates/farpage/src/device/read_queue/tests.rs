@@ -148,6 +148,7 @@ fn read_queue_entries_may_be_freed_and_their_slots_used_again_meanwhile() {
         assert!(arrived.tag == tag && arrived.loaded >= 1);
         assert!(frames[0].0 == page_of(pair[0]).0);
     }
+    assert_eq!(space.usage().read_errors, 0, "pages that nobody wants any more are not the device's fault");
 }
 
 #[test]

@@ -5,10 +5,19 @@ use super::*;
 /// A read is tried this many times.
 const READ_TRIES: usize = 3;
 
+/// Where a page was, and which, when its read was planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::device) struct Located {
+    /// The entry under which it really was.
+    real: Entry,
+    /// Its check value.
+    check: Option<u128>,
+}
+
 /// What is to be read how.
 pub(in crate::device) struct Plan {
-    /// For pages that are read by a queue: under which entry they really are.
-    real: [Option<Entry>; BATCH_MAX],
+    /// The pages that are read by a queue.
+    real: [Option<Located>; BATCH_MAX],
     order: [u8; BATCH_MAX],
     queued: usize,
 }
@@ -18,7 +27,7 @@ impl Plan {
         &self.order[..self.queued]
     }
 
-    pub(in crate::device) fn real(&self, i: u8) -> Option<Entry> {
+    pub(in crate::device) fn real(&self, i: u8) -> Option<Located> {
         self.real.get(usize::from(i)).copied().flatten()
     }
 }
@@ -104,7 +113,7 @@ impl SwapSpace {
         for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
             let real = self.resolve(entry);
             if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
-                plan.real[usize::from(i)] = Some(real);
+                plan.real[usize::from(i)] = Some(Located { real, check: self.check(real) });
                 plan.order[plan.queued] = i;
                 plan.queued += 1;
             }
@@ -122,10 +131,10 @@ impl SwapSpace {
     pub(in crate::device) unsafe fn push(
         &self,
         batch: &mut Batch,
-        real: Option<Entry>,
+        at: Option<Located>,
         page: *mut Page,
     ) -> Option<usize> {
-        let real = real?;
+        let real = at?.real;
         let place = self.device(real).ok()?.place(real)?;
         if place.direct && !page.addr().is_multiple_of(PAGE_SIZE) {
             return None;
@@ -134,21 +143,32 @@ impl SwapSpace {
         unsafe { batch.push(&place, page) }
     }
 
-    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right.
+    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right. `at`: as planned.
+    ///
+    /// The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
+    /// page, half written: [`LoadError::NotInUse`], and no fault of the device.
     pub(in crate::device) fn finish(
         &self,
         entry: Entry,
-        real: Option<Entry>,
+        at: Option<Located>,
         outcome: Outcome,
         page: &mut Page,
     ) -> Result<(), LoadError> {
-        let mut right = |real: Entry| self.device(real).is_ok_and(|device| device.complete(real, page));
-        // A page that was moved to another device meanwhile may have left its place to one whose content is as right.
-        let still_there = |real: Entry| self.resolve(entry) == real;
-        if outcome == Outcome::Done && real.is_some_and(|real| still_there(real) && right(real)) {
-            return Ok(());
+        if let Some(Located { real, check }) = at {
+            // A page that was moved to another device meanwhile may have left its place to one whose content is as
+            // right.
+            let still_there = || self.resolve(entry) == real;
+            let mut right = || self.device(real).is_ok_and(|device| device.complete(real, page));
+            if outcome == Outcome::Done && still_there() && right() {
+                return Ok(());
+            }
+            if still_there() {
+                if check.is_none() || self.check(real) != check {
+                    return Err(LoadError::NotInUse { device: entry.device(), slot: entry.slot() });
+                }
+                self.queued_failures.fetch_add(1, Relaxed);
+            }
         }
-        self.queued_failures.fetch_add(1, Relaxed);
         self.load(entry, page)
     }
 }
