@@ -49,31 +49,56 @@ impl Bits {
         self.words[f as usize / 64] >> (f % 64) & 1 == 1
     }
 
-    /// Takes up to `want` neighbouring numbers: the first run found from the search position on.
+    /// Takes up to `want` neighbouring numbers: the first run from the search position on that is long enough, else the
+    /// longest there is.
     fn take_run(&mut self, want: usize) -> Option<(FrameNo, usize)> {
-        let n = self.words.len();
+        let run = self.find_run(want)?;
+        Some(self.take(run))
+    }
+
+    fn take(&mut self, (first, len): (usize, usize)) -> (FrameNo, usize) {
+        for f in first..first + len {
+            self.words[f / 64] &= !(1 << (f % 64));
+        }
+        self.count -= len;
+        self.cursor = (first + len) / 64 % self.words.len();
+        (first as FrameNo, len)
+    }
+
+    fn find_run(&self, want: usize) -> Option<(usize, usize)> {
+        let bits = self.words.len() * 64;
         if self.count == 0 || want == 0 {
             return None;
         }
-        for step in 0..=n {
-            let w = (self.cursor + step) % n;
-            if self.words[w] == 0 {
+        let (mut best, mut at, mut left) = ((0, 0), self.cursor * 64, bits);
+        while left > 0 {
+            let word = self.words[at / 64] >> (at % 64);
+            if word == 0 {
+                let skip = 64 - at % 64;
+                (at, left) = ((at + skip) % bits, left.saturating_sub(skip));
                 continue;
             }
-            let first = w * 64 + self.words[w].trailing_zeros() as usize;
+            let skip = word.trailing_zeros() as usize;
+            let first = at + skip;
             let mut len = 0;
-            while len < want
-                && (first + len) / 64 < n
-                && self.words[(first + len) / 64] >> ((first + len) % 64) & 1 == 1
-            {
-                self.words[(first + len) / 64] &= !(1 << ((first + len) % 64));
-                len += 1;
+            // A run ends at the last number; it does not go on at the first.
+            while len < want && first + len < bits {
+                let ones = (self.words[(first + len) / 64] >> ((first + len) % 64)).trailing_ones() as usize;
+                len += ones.min(64 - (first + len) % 64);
+                if ones == 0 || !(first + len).is_multiple_of(64) {
+                    break;
+                }
             }
-            self.count -= len;
-            self.cursor = (first + len) / 64 % n;
-            return Some((first as FrameNo, len));
+            let len = len.min(want);
+            if len > best.1 {
+                best = (first, len);
+            }
+            if best.1 == want {
+                break;
+            }
+            (at, left) = ((first + len) % bits, left.saturating_sub(skip + len));
         }
-        None
+        (best.1 > 0).then_some(best)
     }
 }
 
@@ -128,9 +153,22 @@ impl Frames {
         self.len() - self.state().empty.count
     }
 
+    /// Frames that nobody uses, with or without a page.
+    pub fn unused_count(&self) -> usize {
+        let state = self.state();
+        state.free.count + state.empty.count
+    }
+
     /// Up to `want` neighbouring frames without pages.
     pub fn take_empty(&self, want: usize) -> Option<(FrameNo, usize)> {
         self.state().empty.take_run(want)
+    }
+
+    /// Exactly `want` neighbouring frames with a page of no worth, or none.
+    pub fn take_free_run(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let mut state = self.state();
+        let run = state.free.find_run(want).filter(|run| run.1 == want)?;
+        Some(state.free.take(run))
     }
 
     /// Up to `want` neighbouring frames with a page of no worth.
@@ -167,6 +205,40 @@ impl Frames {
 mod tests {
     use super::*;
 
+    /// Against a set that is searched the long way.
+    #[test]
+    fn a_run_is_the_first_that_is_long_enough_or_the_longest() {
+        let mut random = 1u64;
+        let mut draw = move |n: usize| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) as usize % n
+        };
+        for round in 0..2000 {
+            let n = [64, 100, 192][round % 3];
+            let mut bits = Bits::new(n, false);
+            let holes = 1 + draw(9);
+            let mut set: Vec<bool> = (0..n).map(|_| draw(10) < holes).collect();
+            (0..n).filter(|f| set[*f]).for_each(|f| bits.insert(f as FrameNo));
+            for _ in 0..4 {
+                let (cursor, want) = (bits.cursor * 64, draw(70));
+                let run = |first: usize| set[first..].iter().take_while(|x| **x).count().min(want);
+                let longest = (0..n).map(run).max().unwrap_or(0);
+                match bits.take_run(want) {
+                    None => assert_eq!(longest, 0),
+                    Some((first, len)) => {
+                        let first = first as usize;
+                        assert_eq!((len, run(first)), (longest, longest), "{want} from {cursor} in {set:?}");
+                        let is_start = |f: usize| f == 0 || !set[f - 1] || f == cursor;
+                        let before = (cursor..n).chain(0..cursor).take_while(|f| *f != first);
+                        assert!(before.filter(|f| is_start(*f)).all(|f| run(f) < longest));
+                        set[first..first + len].fill(false);
+                    }
+                }
+                assert_eq!(bits.count, set.iter().filter(|x| **x).count());
+            }
+        }
+    }
+
     #[test]
     fn runs_are_neighbours_and_nothing_is_lost() {
         let frames = Frames::new(Part { base: 0, len: 200 * PAGE_SIZE });
@@ -183,7 +255,7 @@ mod tests {
         for f in (0..200).step_by(2) {
             frames.put_free(f, 1);
         }
-        assert_eq!((frames.free_count(), frames.present_count()), (100, 200));
+        assert_eq!((frames.free_count(), frames.present_count(), frames.unused_count()), (100, 200, 100));
         assert_eq!(frames.take_free(8).map(|r| r.1), Some(1));
         frames.put_empty(1, 1);
         assert_eq!(frames.take_empty(4), Some((1, 1)));

@@ -244,6 +244,7 @@ impl Builder {
             copies_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
             protecting: RwLock::new(()),
+            gone_at_sweep: AtomicU64::new(u64::MAX),
             sweeps: self.mode == FaultMode::Signal,
             pidfd,
             reclaimers: Default::default(),

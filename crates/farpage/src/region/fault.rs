@@ -5,26 +5,22 @@
 //! frames without waiting. Which others: `readahead`; here zero pages and the swap cache, in `swap_in` what is on a
 //! device.
 
-use super::inner::{Inner, ZERO_PAGES, count, lock};
+use super::inner::{Inner, count, lock};
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::page_table::FrameNo;
-use crate::sys::futex;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::lru::Links;
 use farpage_swap::readahead::Window;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages brought in by one system call.
 pub(super) const CHUNK: usize = 64;
-/// From so many neighbours on, pages are moved and not copied.
+/// From so many neighbours on, pages are moved and not copied: in thread mode.
 pub const RUN: usize = 8;
 /// Largest window of zero pages.
 const ZERO_WINDOW: u32 = 64;
-/// How long a thread waits for a frame before it looks again by itself, nanoseconds.
-const STALL_NS: u64 = 20_000_000;
-
 /// A run of pages that this thread has made busy.
 pub(super) struct Claimed {
     pub first: u32,
@@ -111,11 +107,6 @@ impl Inner {
     pub(super) fn is_reclaimer(&self) -> bool {
         let tid = crate::sys::raw::gettid();
         self.reclaimers.iter().any(|r| r.load(Relaxed) == tid)
-    }
-
-    fn lost(&self, page: u32, why: Option<Refused>) -> ! {
-        let addr = self.space.addr(page);
-        fatal(&format!("cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"));
     }
 
     /// The window of zero pages for a fault, as the range's hint says.
@@ -246,9 +237,11 @@ impl Inner {
             return 0;
         }
         let addr = self.space.addr(page);
+        let mut stalled = false;
         loop {
-            if self.room() >= n as i64 {
-                let (done, result) = self.copy_zeros(addr, n.min(ZERO_PAGES));
+            let room = self.room().clamp(0, n as i64) as usize;
+            if room > 0 {
+                let (done, result) = self.copy_zeros(addr, room);
                 match result {
                     Err(Refused::Changing) if done == 0 && must => continue,
                     Err(Refused::Other(rustix::io::Errno::NOMEM)) if done == 0 => self.no_memory(),
@@ -256,59 +249,28 @@ impl Inner {
                     _ => return done,
                 }
             }
-            let Some((first, got)) = self.take_frames(n, must) else { return 0 };
-            for f in first..first + got as FrameNo {
-                // SAFETY: taken from the free frames: present, ours.
-                unsafe { self.frame(f) }.fill(0);
-            }
-            return self.place(page, first, got);
-        }
-    }
-
-    pub(super) fn no_memory(&self) -> ! {
-        fatal("the kernel has no memory for a page of a region")
-    }
-
-    /// Moves `n` owned frames to `page` and up; those that were moved become empty, the others free. All of them are
-    /// placed, unless the mapping is broken.
-    pub(super) fn place(&self, page: u32, first: FrameNo, n: usize) -> usize {
-        let mut done = 0;
-        while done < n {
-            let dst = self.space.addr(page) + done * PAGE_SIZE;
-            let src = self.frames.addr(first) + done * PAGE_SIZE;
-            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames; no references there.
-            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) };
-            let moved = bytes / PAGE_SIZE;
-            self.frames.put_empty(first + done as FrameNo, moved);
-            done += moved;
-            match result {
-                Ok(()) | Err(Refused::Changing) => {}
-                Err(Refused::Busy | Refused::Unlike) if moved == 0 => {
-                    // The kernel looks at the frame for a moment (compaction), or the program has changed the mapping's
-                    // access rights: a copy works then.
-                    // SAFETY: as above.
-                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, true) };
-                    if bytes == 0 && result != Err(Refused::Changing) {
-                        self.lost(page + done as u32, result.err());
-                    }
-                    if bytes > 0 {
-                        self.held.fetch_add(1, Relaxed);
-                        self.frames.put_free(first + done as FrameNo, 1);
-                        done += 1;
-                    }
+            if let Some((first, got)) = self.frames_to_move(n, must) {
+                for f in first..first + got as FrameNo {
+                    // SAFETY: taken from the free frames: present, ours.
+                    unsafe { self.frame(f) }.fill(0);
                 }
-                Err(_) if moved > 0 => {}
-                Err(other) => self.lost(page + done as u32, Some(other)),
+                self.move_in(page, first, got);
+                return got;
             }
+            if !must {
+                return 0;
+            }
+            self.stall(&mut stalled);
         }
-        n
     }
 
     /// A page of the swap cache is wanted back.
     fn refault(&self, page: u32, seen: Seen, f: FrameNo) {
         lock(&self.lists).unlink(&self.space, page, seen);
         let entry = self.take_frame_entry(f);
-        self.place(page, f, 1);
+        let copies = self.sweeps && self.room() > 0;
+        self.held.fetch_add(i64::from(copies), Relaxed);
+        self.bring_in(page, f, 1, copies);
         count(&self.counters.cache_hits, 1);
         let (cached, credit) = (seen, seen.credit());
         // A page that was read ahead has not been used twice by that.
@@ -318,108 +280,6 @@ impl Inner {
         count(&self.counters.readahead_hits, credit as usize);
         if let Some(next) = self.readahead.on_hit(page, cached) {
             self.ahead.post(next);
-        }
-    }
-
-    /// Copies `n` owned frames into new pages at `page`; the frames are free again. All of them, unless the mapping is
-    /// broken. The new pages have been counted already.
-    pub(super) fn copy_in(&self, page: u32, first: FrameNo, n: usize) -> usize {
-        let mut done = 0;
-        while done < n {
-            let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
-            let len = (n - done) * PAGE_SIZE;
-            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
-            let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, len, true) };
-            done += bytes / PAGE_SIZE;
-            match result {
-                Ok(()) | Err(Refused::Changing) => {}
-                Err(_) if bytes > 0 => {}
-                Err(Refused::Other(rustix::io::Errno::NOMEM)) => self.no_memory(),
-                Err(other) => self.lost(page + done as u32, Some(other)),
-            }
-        }
-        self.frames.put_free(first, n);
-        n
-    }
-
-    /// Frames to load into, and room in the budget for as many pages besides, which is taken.
-    pub(super) fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
-        let n = want as i64;
-        let room = self.room() - n;
-        if room < self.free_target() as i64 / 2 {
-            self.wake_reclaim(false);
-        }
-        if room < 0 {
-            return None;
-        }
-        let run = self.frames.take_free(want).or_else(|| self.new_frames(want))?;
-        self.held.fetch_add(run.1 as i64, Relaxed);
-        Some(run)
-    }
-
-    /// Up to `want` neighbouring frames with pages; `must`: waits until there is at least one.
-    pub(super) fn take_frames(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
-        let mut stalled = false;
-        loop {
-            if let Some(run) = self.frames.take_free(want) {
-                if self.frames.free_count() < self.free_target() / 2 {
-                    self.wake_reclaim(false);
-                }
-                return Some(run);
-            }
-            let room = self.room().max(0) as usize;
-            let give_way = must && (self.wakeups.stuck.load(Relaxed) || self.workers.is_closed());
-            if (room > 0 || give_way)
-                && let Some(run) = self.new_frames(want.min(room.max(1)))
-            {
-                if room == 0 {
-                    count(&self.counters.over_budget, run.1);
-                }
-                return Some(run);
-            }
-            if !must {
-                self.wake_reclaim(false);
-                return None;
-            }
-            if !std::mem::replace(&mut stalled, true) {
-                count(&self.counters.stalls, 1);
-            }
-            self.wait_for_frames();
-        }
-    }
-
-    /// New kernel pages in frames.
-    fn new_frames(&self, want: usize) -> Option<(FrameNo, usize)> {
-        let (first, got) = self.frames.take_empty(want.min(ZERO_PAGES))?;
-        let (done, result) = self.copy_zeros(self.frames.addr(first), got);
-        self.frames.put_empty(first + done as FrameNo, got - done);
-        if let (0, Err(Refused::Other(rustix::io::Errno::NOMEM))) = (done, result) {
-            self.no_memory();
-        }
-        (done > 0).then_some((first, done))
-    }
-
-    pub(super) fn wait_for_frames(&self) {
-        let w = &self.wakeups;
-        w.waiting.fetch_add(1, SeqCst);
-        let seen = w.freed.load(SeqCst);
-        self.wake_reclaim(true);
-        if self.frames.free_count() == 0 && !w.stuck.load(SeqCst) && !self.workers.is_closed() {
-            futex::wait(&w.freed, seen, Some(STALL_NS));
-        }
-        w.waiting.fetch_sub(1, SeqCst);
-    }
-
-    /// There is work for reclaim; `all`: for every thread of it, because somebody waits.
-    pub fn wake_reclaim(&self, all: bool) {
-        let w = &self.wakeups;
-        if w.asleep.load(Relaxed) && w.asleep.swap(false, SeqCst) {
-            w.work.fetch_add(1, SeqCst);
-            futex::wake_one(&w.work);
-        }
-        if all {
-            w.help.fetch_add(1, SeqCst);
-            futex::wake_all(&w.help);
         }
     }
 }

@@ -141,6 +141,8 @@ pub struct Inner {
     /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
     /// so and it is not true yet.
     pub protecting: RwLock<()>,
+    /// Pages that had gone when all were write-protected last.
+    pub gone_at_sweep: AtomicU64,
     /// Writable pages may be write-protected all at once: signal mode.
     pub sweeps: bool,
     /// This process, for `process_madvise`.
@@ -307,19 +309,6 @@ impl Inner {
     /// Takes the entry kept for a frame.
     pub fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
         Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
-    }
-
-    /// Gives up to `n` frames' pages back to the kernel.
-    pub fn release_frames(&self, first: FrameNo, n: usize) {
-        let at = self.frames.addr(first) as *mut std::ffi::c_void;
-        // SAFETY: the frames are the caller's and their content is worthless.
-        match unsafe { rustix::mm::madvise(at, n * PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) } {
-            Ok(()) => {
-                self.frames.put_empty(first, n);
-                self.held.fetch_sub(n as i64, Relaxed);
-            }
-            Err(_) => self.frames.put_free(first, n),
-        }
     }
 
     /// Makes `[first, first + pages)` a region.

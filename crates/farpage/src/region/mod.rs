@@ -33,7 +33,8 @@
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork` | forks: children without regions, or with a copy |
-//! | `reclaim` | taking pages out and storing them |
+//! | `supply` | frames and room for pages that come in |
+//! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
 
 mod ahead;
 mod builder;
@@ -45,7 +46,9 @@ mod readahead;
 mod reclaim;
 pub mod signal;
 mod space;
+mod supply;
 mod swap_in;
+mod take_out;
 mod thread_mode;
 mod view;
 mod word;

@@ -4,9 +4,10 @@
 //! in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that cannot be read
 //! stays where it is: if it is ever needed, its own fault will say so.
 
-use super::fault::{CHUNK, Claimed, RUN};
+use super::fault::{CHUNK, Claimed};
 use super::inner::{Inner, count};
 use super::readahead::{Plan, SLOT_WINDOW};
+use super::supply::Supply;
 use super::word::{BY_SLOT, Seen, State};
 use crate::device::{Entry, LoadError, Page};
 use crate::page_table::FrameNo;
@@ -142,7 +143,7 @@ impl Inner {
         // Without a gap: a second request would have to wait for the first.
         let _ = (entry.slot() + 1..slots.end).all(&mut claim);
         let _ = (slots.start..entry.slot()).rev().all(&mut claim);
-        let Some((first, got)) = self.take_frames(n, true) else { fatal("a fault found no frame") };
+        let Some(Supply { first, len: got, copies }) = self.supply(n, true) else { fatal("a fault found no frame") };
         let mut entries = [entry; SLOT_WINDOW];
         for (to, (_, _, e)) in entries.iter_mut().zip(taken.iter().flatten()) {
             *to = *e;
@@ -153,7 +154,10 @@ impl Inner {
             self.unreadable(page, error);
         }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
-        self.place(page, first, 1);
+        if copies {
+            self.held.fetch_sub(got as i64 - 1, Relaxed); // the others stay in their frames
+        }
+        self.bring_in(page, first, 1, copies);
         count(&self.counters.swapped_in, loaded);
         count(&self.counters.readahead, loaded - 1);
         for (i, (at, seen, e)) in (0..).zip(taken.into_iter().flatten()) {
@@ -237,14 +241,10 @@ impl Inner {
 
     /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`. How many.
     /// Without `background`, no more than one I/O is waited for.
-    ///
-    /// Single pages are copied in while the budget has room, runs are moved: a move ends with an interrupt of the other
-    /// CPUs, which costs more than a copy.
     fn load(&self, claimed: &mut Claimed, must: bool, marks: Marks, background: bool) -> Result<usize, Nothing> {
         let n = claimed.len;
-        let copied = if n > 0 && n < RUN { self.frames_to_copy(n) } else { None };
-        let frames = copied.or_else(|| if n > 0 { self.take_frames(n, must) } else { None });
-        let Some((first, got)) = frames else {
+        let supply = if n > 0 { self.supply(n, must) } else { None };
+        let Some(Supply { first, len: got, copies }) = supply else {
             self.settle_ahead(claimed, 0, |_| (State::None, 0));
             return Err(Nothing::NoFrame);
         };
@@ -259,7 +259,7 @@ impl Inner {
         }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         let (markers, credit) = marks.pick(claimed.first, loaded, must);
-        if copied.is_some() {
+        if copies {
             // What stays in a frame has no copy.
             self.held.fetch_sub((got - loaded) as i64 + i64::from(markers.count_ones()), Relaxed);
         }
@@ -274,10 +274,7 @@ impl Inner {
             }
             let run = (i..loaded).take_while(|i| !is_marker(*i)).count();
             let (at, from) = (claimed.first + i as u32, first + i as FrameNo);
-            match copied {
-                Some(_) => self.copy_in(at, from, run),
-                None => self.place(at, from, run),
-            };
+            self.bring_in(at, from, run, copies);
             i += run;
         }
         let kept = |i: usize| entries[i].and_then(|entry| self.kept(entry));

@@ -1,6 +1,7 @@
 //! Regions against a model that knows every word, and the things that programs do wrong.
 
 mod inherit;
+mod taking_out;
 
 use super::*;
 use crate::conf::{Alg, SwapSpec};
@@ -39,6 +40,13 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
     drop(region);
     let stats = pager.stats();
     assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
+    // No frame is lost; the thread that reads ahead may have some for a moment.
+    let frames = &pager.owner.inner.frames;
+    let all_back = (0..1000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        frames.unused_count() == frames.len()
+    });
+    assert!(all_back, "{} of {} frames", frames.unused_count(), frames.len());
 }
 
 fn stress_region(pager: &Pager, region: &Region, threads: usize, rounds: usize, seed: u64) {

@@ -21,6 +21,9 @@ impl Zram {
         let mut moved = 0;
         while moved < pages {
             let file = self.files.iter().find(|file| file.accepts());
+            if file.is_none() && self.inner.lock().backed_pages == 0 {
+                break; // a look at every slot would find nothing
+            }
             let mut victims = [0; WRITEBACK_BATCH];
             let want = (pages - moved).min(WRITEBACK_BATCH);
             let (found, dropped) = self.mark_oldest(&mut victims[..if file.is_some() { want } else { 0 }], want);

@@ -1,0 +1,215 @@
+//! Frames and room for pages that come in, and how a page gets from its frame to its place.
+//!
+//! ```text
+//!   the budget has room      a frame is lent, the page copied in, the frame free again
+//!   it has none              a free frame is moved in: its page becomes the region's
+//!   nothing is free          the thread waits for reclaim, or gives way if that is stuck
+//! ```
+//! A move ends with an interrupt of every CPU that the process has run on, which costs as much as copying tens of pages; so
+//! in signal mode pages are copied whenever they can be, in thread mode where they are few.
+//!
+//! Called by whoever has the page busy: faults, readahead. Takes the frames' lock and no other.
+
+use super::fault::RUN;
+use super::inner::{Inner, ZERO_PAGES, count};
+use crate::PAGE_SIZE;
+use crate::page_table::FrameNo;
+use crate::sys::futex;
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// How long a thread waits for a frame before it looks again by itself, nanoseconds.
+const STALL_NS: u64 = 20_000_000;
+
+/// Neighbouring frames, each with a page, that belong to the caller.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Supply {
+    /// The first.
+    pub first: FrameNo,
+    /// How many.
+    pub len: usize,
+    /// Room in the budget has been taken for as many pages besides: copy them in. Else move them.
+    pub copies: bool,
+}
+
+impl Inner {
+    /// Up to `want` frames to load pages into; `must`: waits until there is at least one.
+    pub(super) fn supply(&self, want: usize, must: bool) -> Option<Supply> {
+        let mut stalled = false;
+        loop {
+            if (self.sweeps || want < RUN)
+                && let Some((first, len)) = self.frames_to_copy(want)
+            {
+                return Some(Supply { first, len, copies: true });
+            }
+            if let Some((first, len)) = self.frames_to_move(want, must) {
+                return Some(Supply { first, len, copies: false });
+            }
+            if !must {
+                return None;
+            }
+            self.stall(&mut stalled);
+        }
+    }
+
+    /// Frames, and as much room in the budget, which is taken.
+    fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let room = self.room();
+        if room - (want as i64) < self.free_target() as i64 / 2 {
+            self.wake_reclaim(false);
+        }
+        let n = room.clamp(0, want as i64) as usize;
+        if n == 0 {
+            return None;
+        }
+        let few = self.frames.free_count() < self.free_target();
+        let whole = self.frames.take_free_run(n).or_else(|| if few { self.new_frames(n) } else { None });
+        let run = whole.or_else(|| self.frames.take_free(n))?;
+        self.held.fetch_add(run.1 as i64, Relaxed);
+        Some(run)
+    }
+
+    /// Up to `want` neighbouring frames with pages; `must`: above the budget, if reclaim is stuck.
+    pub(super) fn frames_to_move(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
+        if let Some(run) = self.frames.take_free(want) {
+            if self.frames.free_count() < self.free_target() / 2 {
+                self.wake_reclaim(false);
+            }
+            return Some(run);
+        }
+        let room = self.room().max(0) as usize;
+        let give_way = must && (self.wakeups.stuck.load(Relaxed) || self.workers.is_closed());
+        if (room > 0 || give_way)
+            && let Some(run) = self.new_frames(want.min(room.max(1)))
+        {
+            if room == 0 {
+                count(&self.counters.over_budget, run.1);
+            }
+            return Some(run);
+        }
+        if !must {
+            self.wake_reclaim(false);
+        }
+        None
+    }
+
+    /// New kernel pages in frames.
+    fn new_frames(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let (first, got) = self.frames.take_empty(want.min(ZERO_PAGES))?;
+        let (done, result) = self.copy_zeros(self.frames.addr(first), got);
+        self.frames.put_empty(first + done as FrameNo, got - done);
+        if let (0, Err(Refused::Other(Errno::NOMEM))) = (done, result) {
+            self.no_memory();
+        }
+        (done > 0).then_some((first, done))
+    }
+
+    /// A thread that cannot go on waits for reclaim; counted once.
+    pub(super) fn stall(&self, stalled: &mut bool) {
+        if !std::mem::replace(stalled, true) {
+            count(&self.counters.stalls, 1);
+        }
+        self.wait_for_frames();
+    }
+
+    /// Waits for reclaim to free something.
+    pub(super) fn wait_for_frames(&self) {
+        let w = &self.wakeups;
+        w.waiting.fetch_add(1, SeqCst);
+        let seen = w.freed.load(SeqCst);
+        self.wake_reclaim(true);
+        let unused = self.frames.unused_count();
+        let supplied = unused > 0 && self.room() > 0 || self.frames.free_count() > 0;
+        let give_way = w.stuck.load(SeqCst) || self.workers.is_closed();
+        if !supplied && (unused == 0 || !give_way) {
+            futex::wait(&w.freed, seen, Some(STALL_NS));
+        }
+        w.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// There is work for reclaim; `all`: for every thread of it, because somebody waits.
+    pub fn wake_reclaim(&self, all: bool) {
+        let w = &self.wakeups;
+        if w.asleep.load(Relaxed) && w.asleep.swap(false, SeqCst) {
+            w.work.fetch_add(1, SeqCst);
+            futex::wake_one(&w.work);
+        }
+        if all {
+            w.help.fetch_add(1, SeqCst);
+            futex::wake_all(&w.help);
+        }
+    }
+
+    /// Brings `n` pages from the caller's frames to `page` and up, as the supply says; the frames are the caller's no
+    /// longer. All of them, unless the mapping is broken.
+    pub(super) fn bring_in(&self, page: u32, first: FrameNo, n: usize, copies: bool) {
+        if copies { self.copy_in(page, first, n) } else { self.move_in(page, first, n) }
+    }
+
+    /// Copies `n` owned frames into new pages at `page`; the frames are free again. The new pages have been counted
+    /// already.
+    fn copy_in(&self, page: u32, first: FrameNo, n: usize) {
+        let mut done = 0;
+        while done < n {
+            let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
+            let len = (n - done) * PAGE_SIZE;
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
+            let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, len, true) };
+            done += bytes / PAGE_SIZE;
+            match result {
+                Ok(()) | Err(Refused::Changing) => {}
+                Err(_) if bytes > 0 => {}
+                Err(Refused::Other(Errno::NOMEM)) => self.no_memory(),
+                Err(other) => self.lost(page + done as u32, Some(other)),
+            }
+        }
+        self.frames.put_free(first, n);
+        if self.wakeups.waiting.load(SeqCst) > 0 {
+            self.tell_waiters();
+        }
+    }
+
+    /// Moves `n` owned frames to `page` and up; those that were moved become empty, the others free.
+    pub(super) fn move_in(&self, page: u32, first: FrameNo, n: usize) {
+        let mut done = 0;
+        while done < n {
+            let dst = self.space.addr(page) + done * PAGE_SIZE;
+            let src = self.frames.addr(first) + done * PAGE_SIZE;
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames; no references there.
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) };
+            let moved = bytes / PAGE_SIZE;
+            self.frames.put_empty(first + done as FrameNo, moved);
+            done += moved;
+            match result {
+                Ok(()) | Err(Refused::Changing) => {}
+                Err(Refused::Busy | Refused::Unlike) if moved == 0 => {
+                    // The kernel looks at the frame for a moment (compaction), or the program has changed the mapping's
+                    // access rights: a copy works then.
+                    // SAFETY: as above.
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, true) };
+                    if bytes == 0 && result != Err(Refused::Changing) {
+                        self.lost(page + done as u32, result.err());
+                    }
+                    if bytes > 0 {
+                        self.held.fetch_add(1, Relaxed);
+                        self.frames.put_free(first + done as FrameNo, 1);
+                        done += 1;
+                    }
+                }
+                Err(_) if moved > 0 => {}
+                Err(other) => self.lost(page + done as u32, Some(other)),
+            }
+        }
+    }
+
+    pub(super) fn no_memory(&self) -> ! {
+        fatal("the kernel has no memory for a page of a region")
+    }
+
+    pub(super) fn lost(&self, page: u32, why: Option<Refused>) -> ! {
+        let addr = self.space.addr(page);
+        fatal(&format!("cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"));
+    }
+}

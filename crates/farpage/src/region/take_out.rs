@@ -1,0 +1,339 @@
+//! Taking the oldest pages out of regions, in reclaim threads.
+//!
+//! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
+//! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
+//! Pages that are writable are write-protected all at once, region by region ([`Inner::protect_all`]), which happens
+//! about once in the time in which all pages present are taken out.
+//!
+//! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
+//! writable pages pinned, and only a move finds that out.
+
+use super::inner::{Inner, count, lock};
+use super::reclaim::warn_full;
+use super::word::{Seen, State};
+use crate::PAGE_SIZE;
+use crate::content::is_zero;
+use crate::device::{Entry, Page};
+use crate::page_table::FrameNo;
+use crate::sys::futex;
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use farpage_swap::lru::Links;
+use rustix::fd::AsRawFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// `process_madvise`, x86-64.
+const PROCESS_MADVISE: u32 = 440;
+/// Pages taken out in one go.
+const BATCH: usize = 64;
+
+impl Inner {
+    /// Takes the oldest pages out; how many.
+    pub(super) fn take_out(&self) -> usize {
+        let mut picked = [None; BATCH];
+        if self.sweeps {
+            return self.take_out_in_place(&mut picked);
+        }
+        let n = self.pick(&mut picked);
+        let picked = &mut picked[..n];
+        picked.sort_unstable_by_key(|one| one.map(|(page, _)| page));
+        let (mut moved, mut at) = (0, 0);
+        let mut run: Vec<(u32, Seen)> = Vec::with_capacity(n);
+        while at < n {
+            run.clear();
+            for &(page, seen) in picked[at..].iter().flatten() {
+                if run.last().is_some_and(|last| last.0 + 1 != page) {
+                    break;
+                }
+                run.push((page, seen));
+            }
+            let (done, passed) = self.move_run(&run);
+            moved += done;
+            at += passed;
+        }
+        moved
+    }
+
+    fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> usize {
+        // Nobody may declare pages unwritable between the look at their words and the end of their content.
+        let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
+        let n = self.pick(picked);
+        let mut stable: Vec<(u32, Seen)> = Vec::with_capacity(n);
+        let mut writable: Vec<(u32, Seen)> = Vec::with_capacity(n);
+        for (page, seen) in picked[..n].iter().copied().flatten() {
+            if seen.is_writable() { &mut writable } else { &mut stable }.push((page, seen));
+        }
+        // Most of the oldest pages came in after the last sweep: time for the next. Or few: then they have been written
+        // since, so they are in use.
+        let sweep = writable.len() > stable.len();
+        writable.iter().rev().for_each(|&(page, seen)| self.put_back(page, seen, !sweep));
+        stable.sort_unstable_by_key(|(page, _)| *page);
+        let stored = self.store_in_place(&stable);
+        drop(reading);
+        if !sweep {
+            return stored;
+        }
+        self.protect_all();
+        // The next batch gets them, unless nothing has gone since the last sweep: no device has room then.
+        let c = &self.counters;
+        let gone = c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
+        if self.gone_at_sweep.swap(gone, Relaxed) == gone { stored } else { stored + writable.len() }
+    }
+
+    /// Makes the oldest pages busy and takes them off their lists; how many.
+    fn pick(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> usize {
+        let mut n = 0;
+        let mut lists = lock(&self.lists);
+        for _ in 0..2 * BATCH {
+            let hot = lists.next_hot();
+            let list = if hot { &mut lists.hot } else { &mut lists.mapped };
+            let Some(page) = list.back().filter(|_| n < BATCH) else { break };
+            match self.space.word(page).try_lock() {
+                Some(seen) if seen.pins() == 0 => {
+                    list.remove(&self.space, page);
+                    picked[n] = Some((page, seen));
+                    n += 1;
+                }
+                Some(seen) => {
+                    list.move_to_front(&self.space, page);
+                    self.space.word(page).unlock(seen, seen.state());
+                }
+                // Somebody is about to unlink it.
+                None => list.move_to_front(&self.space, page),
+            }
+        }
+        n
+    }
+
+    /// Write-protects all pages present, so that single ones can be taken out.
+    fn protect_all(&self) {
+        let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
+        count(&self.counters.sweeps, 1);
+        let places = lock(&self.places).clone();
+        for (first, pages) in places {
+            let mut from = first;
+            for page in first..first + pages {
+                let word = self.space.word(page);
+                if word.look().pins() == 0 {
+                    word.clear_writable();
+                    continue;
+                }
+                // A system call that writes to a write-protected page fails: pinned pages are left out.
+                self.protect(from, page);
+                from = page + 1;
+            }
+            self.protect(from, first + pages);
+        }
+    }
+
+    /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought in
+    /// meanwhile is writable by its word, whatever this does to it.
+    fn protect(&self, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
+        let (at, len) = (self.space.addr(from), (to - from) as usize * PAGE_SIZE);
+        let mapped = || (from..to).any(|page| matches!(self.space.word(page).look().state(), State::Mapped(_)));
+        let mut absent = 0;
+        while let Err(refused) = self.uffd.write_protect(at, len, true) {
+            match refused {
+                Refused::Changing => {}
+                // A region that is being opened or closed is not registered, and has no pages.
+                Refused::Absent if !mapped() => break,
+                // It has been opened since.
+                Refused::Absent if absent == 0 => absent += 1,
+                other => fatal(&format!("cannot write-protect a region: {other:?}")),
+            }
+        }
+    }
+
+    /// Ends the write protection of pages that have been pinned, whatever was under way when they were.
+    pub(super) fn unprotect_pinned(&self, first: u32, end: u32) -> Result<(), Refused> {
+        let _reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.uffd.write_protect(self.space.addr(first), (end - first) as usize * PAGE_SIZE, false) {
+                Err(Refused::Changing) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Stores pages that are busy, on no list, and cannot be written, and discards them; how many. In ascending order.
+    /// Those that no device takes go back to their list.
+    fn store_in_place(&self, pages: &[(u32, Seen)]) -> usize {
+        let mut gone: Vec<(u32, Seen, State)> = Vec::with_capacity(pages.len());
+        let mut to_store: Vec<(u32, Seen)> = Vec::with_capacity(pages.len());
+        let mut contents: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
+        for &(page, seen) in pages {
+            // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
+            // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
+            let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
+            let old = if let State::Mapped(entry) = seen.state() { entry } else { None };
+            match self.copy_of(content, old) {
+                Ok(to) => gone.push((page, seen, to)),
+                Err(hash) => {
+                    to_store.push((page, seen));
+                    contents.push((content, hash));
+                }
+            }
+        }
+        let mut entries = vec![None; contents.len()];
+        if let Err(error) = self.swap.store_batch(&contents, &mut entries) {
+            warn_full(error);
+        }
+        for (&(page, seen), entry) in to_store.iter().zip(entries) {
+            let Some(entry) = entry else {
+                self.put_back(page, seen.with_writable(true), true);
+                continue;
+            };
+            if let State::Mapped(old) = seen.state() {
+                self.free_entry(old);
+            }
+            count(&self.counters.swapped_out, 1);
+            self.readahead.stored(page, entry);
+            gone.push((page, seen, State::Swapped(entry)));
+        }
+        gone.sort_unstable_by_key(|(page, _, _)| *page);
+        self.discard_pages(&gone);
+        self.held.fetch_sub(gone.len() as i64, Relaxed);
+        let mut lists = lock(&self.lists);
+        for (page, _, _) in &gone {
+            lists.clock = lists.clock.wrapping_add(1);
+            self.space.set_prev(*page, lists.clock);
+        }
+        drop(lists);
+        gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(seen.with_hot(false), *to));
+        gone.len()
+    }
+
+    /// Empties pages of regions that have been stored.
+    fn discard_pages(&self, gone: &[(u32, Seen, State)]) {
+        let mut ranges: Vec<libc::iovec> = Vec::with_capacity(gone.len());
+        for (page, _, _) in gone {
+            add_page(&mut ranges, self.space.addr(*page));
+        }
+        // SAFETY: pages of regions whose content has been stored, busy, so that nobody else gives them new content
+        // meanwhile.
+        if let Err(errno) = unsafe { self.discard_ranges(&ranges) } {
+            fatal(&format!("cannot discard pages of a region: {errno}"));
+        }
+    }
+
+    /// Empties ranges of pages, in one system call if the kernel can (6.13: its own process; 6.16: one interrupt).
+    ///
+    /// # Safety
+    /// The content of the pages is of no worth, and nobody else gives them new content meanwhile.
+    pub(super) unsafe fn discard_ranges(&self, ranges: &[libc::iovec]) -> rustix::io::Result<()> {
+        let total: usize = ranges.iter().map(|r| r.iov_len).sum();
+        let args = [
+            self.pidfd.as_raw_fd() as usize,
+            ranges.as_ptr() as usize,
+            ranges.len(),
+            libc::MADV_DONTNEED as usize,
+            0,
+            0,
+        ];
+        // SAFETY: caller's promise.
+        if unsafe { crate::sys::raw::syscall(PROCESS_MADVISE, args) }.is_ok_and(|done| done == total) {
+            return Ok(());
+        }
+        for range in ranges {
+            // SAFETY: as above. Doing it twice is no harm: the pages are the caller's.
+            unsafe {
+                rustix::mm::madvise(range.iov_base.cast(), range.iov_len, rustix::mm::Advice::LinuxDontNeed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether a page needs no new copy: what its word will say then. Else its hash.
+    fn copy_of(&self, content: &Page, old: Option<Entry>) -> Result<State, u128> {
+        if is_zero(content) {
+            count(&self.counters.zero_out, 1);
+            self.free_entry(old);
+            return Ok(State::None);
+        }
+        let hash = self.key.hash(content);
+        let Some(old) = old else { return Err(hash) };
+        let same = self.swap.check(old) == Some(hash);
+        self.clean.note(same);
+        if !same {
+            return Err(hash);
+        }
+        count(&self.counters.clean, 1);
+        Ok(State::Swapped(old))
+    }
+
+    /// Moves some of a run of neighbours, which the caller has busy, and settles those that it has dealt with: how many
+    /// were moved, and how many dealt with (at least one).
+    fn move_run(&self, run: &[(u32, Seen)]) -> (usize, usize) {
+        let Some((first, got)) = self.frames.take_empty(run.len()) else {
+            run.iter().for_each(|&(page, seen)| self.put_back(page, seen, true));
+            return (0, run.len());
+        };
+        let src = self.space.addr(run[0].0);
+        let take = |n| {
+            // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code, does
+            // not change by being moved out and back. dst are empty frames of ours.
+            unsafe { self.uffd.move_pages(self.frames.addr(first), src, n * PAGE_SIZE, true) }
+        };
+        let (mut bytes, mut result) = take(got);
+        while bytes == 0 && result == Err(Refused::Changing) {
+            (bytes, result) = take(got);
+        }
+        // After a fork the page is shared with the child, and moves when it is this process's own again.
+        let shared = self.inherit && bytes == 0 && result == Err(Refused::Busy);
+        if shared && futex::unshare_page(src).is_ok() {
+            (bytes, result) = take(1);
+        }
+        let done = bytes / PAGE_SIZE;
+        self.frames.put_empty(first + done as FrameNo, got - done);
+        let mut lists = lock(&self.lists);
+        for (f, (page, seen)) in (first..).zip(&run[..done]) {
+            if let State::Mapped(entry) = seen.state() {
+                self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+            }
+            lists.link_cached(&self.space, *page);
+        }
+        drop(lists);
+        for (f, (page, seen)) in (first..).zip(&run[..done]) {
+            self.space.word(*page).unlock(*seen, State::Cached(f));
+        }
+        if done > 0 {
+            return (done, done);
+        }
+        let (page, seen) = run[0];
+        if result == Err(Refused::Absent) {
+            // Discarded behind our back: it reads as zeros.
+            if let State::Mapped(entry) = seen.state() {
+                self.free_entry(entry);
+            }
+            self.held.fetch_sub(1, Relaxed);
+            self.space.word(page).unlock(seen, State::None);
+        } else {
+            self.put_back(page, seen, true); // the kernel has it pinned or locked
+        }
+        (0, 1)
+    }
+
+    /// Ends the busy state of a page that stays: as the youngest or the oldest of its list.
+    fn put_back(&self, page: u32, seen: Seen, youngest: bool) {
+        let mut lists = lock(&self.lists);
+        match (youngest, seen.is_hot()) {
+            (true, _) => lists.link_mapped(&self.space, page, seen),
+            (false, true) => lists.hot.push_back(&self.space, page),
+            (false, false) => lists.mapped.push_back(&self.space, page),
+        }
+        drop(lists);
+        self.space.word(page).unlock(seen, seen.state());
+    }
+}
+
+/// Adds a page to ranges, to the last one if it lies behind it.
+pub(super) fn add_page(ranges: &mut Vec<libc::iovec>, at: usize) {
+    match ranges.last_mut() {
+        Some(last) if last.iov_base as usize + last.iov_len == at => last.iov_len += PAGE_SIZE,
+        _ => ranges.push(libc::iovec { iov_base: at as *mut _, iov_len: PAGE_SIZE }),
+    }
+}
