@@ -20,6 +20,7 @@
 //! Pure arithmetic; called by the monitor. Ideas: stack distances (Mattson et al., 1970), shadow entries of Linux'
 //! workingset code as the measure of them.
 
+use crate::device::SHARE_EIGHTHS;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moving means of what loading one page takes; written by the pager, read by the monitor.
@@ -163,7 +164,7 @@ impl PoolShare {
         }
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
-        let here = self.limit.min(now.pool_bytes.max(self.min));
+        let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
         let mut best = (here, self.cost(now, distances, here) * MARGIN);
         let mut other = self.min;
         while other <= self.max {
@@ -197,9 +198,11 @@ impl PoolShare {
         Some(self.limit)
     }
 
-    /// What the histogram's faults would have cost with `pool` bytes for the pool, ns.
-    fn cost(&self, now: Sample, distances: &Distances, pool: u64) -> f64 {
+    /// What the histogram's faults would have cost with this limit of the pool, ns.
+    fn cost(&self, now: Sample, distances: &Distances, limit: u64) -> f64 {
         const PAGE: f64 = crate::PAGE_SIZE as f64;
+        // Above that, pages move on to a file.
+        let pool = limit / 8 * SHARE_EIGHTHS;
         let ratio = if now.pool_bytes < self.min / 4 {
             RATIO
         } else {
@@ -234,7 +237,8 @@ mod tests {
         let mut major = 0;
         let mut limit = RAM / 2;
         for _ in 0..200 {
-            let pages = (RAM - limit) / 4096;
+            let pool_bytes = limit / 8 * SHARE_EIGHTHS;
+            let pages = (RAM - pool_bytes) / 4096;
             for _ in 0..8192 {
                 let distance = next();
                 if distance > pages {
@@ -248,8 +252,8 @@ mod tests {
                 loaded: major,
                 stored: 0,
                 pages,
-                pool_bytes: limit,
-                pool_orig_bytes: limit * ratio,
+                pool_bytes,
+                pool_orig_bytes: pool_bytes * ratio,
                 pool_load_ns: 4_000,
                 file_load_ns: 80_000,
             };
@@ -288,6 +292,15 @@ mod tests {
             _ => hot - r() % 64,
         });
         assert!(limit <= 12, "{limit}");
+    }
+
+    /// What goes round through a little more than memory holds is always wanted just after it went: nearly enough is of no
+    /// use.
+    #[test]
+    fn a_loop_that_fits_gets_all_the_room_it_needs() {
+        let around = 9 * PAGES as u64 / 4;
+        let pool = settle(3, || around) * MIB / 8 * SHARE_EIGHTHS;
+        assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub const COMPRESSED_MAX: usize = 3264;
 /// Pages moved to the file in one go.
 const WRITEBACK_BATCH: usize = 32;
 /// Share of the limit, in eighths, above which pages should move on.
-const SHARE_EIGHTHS: u64 = 7;
+pub const SHARE_EIGHTHS: u64 = 7;
 /// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
 const TIGHT_EIGHTHS: u64 = 6;
 
