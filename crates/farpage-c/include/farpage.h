@@ -83,6 +83,10 @@ typedef enum fp_status {
    * Another error; fp_last_error has it in words.
    */
   FP_ERR_OTHER = 14,
+  /**
+   * A page cannot be read back from its swap device.
+   */
+  FP_ERR_UNREADABLE = 15,
 } fp_status;
 
 /**
@@ -370,7 +374,7 @@ size_t fp_region_size(const struct fp_region *region);
 /**
  * Advice (a fp_advice) on `len` bytes from `offset` on. Any thread.
  *
- * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_ADVICE, FP_ERR_FORKED.
+ * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_ADVICE, FP_ERR_FORKED, FP_ERR_UNREADABLE (FP_WILLNEED only).
  *
  * Requires: `region` is NULL or a living region.
  */
@@ -379,7 +383,7 @@ enum fp_status fp_region_advise(const struct fp_region *region, size_t offset, s
 /**
  * Brings `len` bytes from `offset` on in, as far as the budget allows, before it returns. Any thread.
  *
- * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_FORKED.
+ * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_FORKED, FP_ERR_UNREADABLE.
  *
  * Requires: `region` is NULL or a living region.
  */
@@ -390,7 +394,7 @@ enum fp_status fp_region_prefetch(const struct fp_region *region, size_t offset,
  * in FP_FAULT_SIGNAL they fail with EFAULT on memory that is not present, because the kernel cannot run the handler in
  * the middle of a call. *pin: to be given to fp_unpin; NULL on failure, and nothing is pinned then. Any thread.
  *
- * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED.
+ * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE.
  *
  * Requires: `region` is NULL or a living region; `pin` is NULL or can be written.
  */

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn fp_region_size(region: *const fp_region) -> usize {
 
 /// Advice (a fp_advice) on `len` bytes from `offset` on. Any thread.
 ///
-/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_ADVICE, FP_ERR_FORKED.
+/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_ADVICE, FP_ERR_FORKED, FP_ERR_UNREADABLE (FP_WILLNEED only).
 ///
 /// Requires: `region` is NULL or a living region.
 #[unsafe(no_mangle)]
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn fp_region_advise(
 
 /// Brings `len` bytes from `offset` on in, as far as the budget allows, before it returns. Any thread.
 ///
-/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_FORKED.
+/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_FORKED, FP_ERR_UNREADABLE.
 ///
 /// Requires: `region` is NULL or a living region.
 #[unsafe(no_mangle)]
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn fp_region_prefetch(region: *const fp_region, offset: us
 /// in FP_FAULT_SIGNAL they fail with EFAULT on memory that is not present, because the kernel cannot run the handler in
 /// the middle of a call. *pin: to be given to fp_unpin; NULL on failure, and nothing is pinned then. Any thread.
 ///
-/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED.
+/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE.
 ///
 /// Requires: `region` is NULL or a living region; `pin` is NULL or can be written.
 #[unsafe(no_mangle)]

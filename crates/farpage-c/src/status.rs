@@ -40,6 +40,8 @@ pub enum fp_status {
     FP_ERR_OS = 13,
     /// Another error; fp_last_error has it in words.
     FP_ERR_OTHER = 14,
+    /// A page cannot be read back from its swap device.
+    FP_ERR_UNREADABLE = 15,
 }
 
 use fp_status::*;
@@ -71,6 +73,7 @@ pub fn of(error: &Error) -> fp_status {
         Error::Userfaultfd(_) => FP_ERR_USERFAULTFD,
         Error::Device(_) => FP_ERR_DEVICE,
         Error::Os { .. } => FP_ERR_OS,
+        Error::Unreadable { .. } => FP_ERR_UNREADABLE,
         _ => FP_ERR_OTHER,
     };
     let status = fail(status, &error.to_string());
@@ -106,6 +109,7 @@ pub extern "C" fn fp_strerror(code: c_int) -> *const c_char {
         12 => c"a swap device cannot be used",
         13 => c"a system call failed",
         14 => c"another error",
+        15 => c"a page cannot be read back",
         _ => c"unknown error code",
     };
     text.as_ptr()

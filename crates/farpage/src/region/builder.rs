@@ -11,7 +11,7 @@ use super::{reclaim, signal, thread_mode};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::content::ContentKey;
-use crate::device::{DeviceError, Entry, SwapSpace};
+use crate::device::{DeviceError, Entry, LoadError, SwapSpace};
 use crate::frame::Frames;
 use crate::reclaim::CleanBalance;
 use crate::sys::pagemap;
@@ -86,6 +86,15 @@ pub enum Error {
     /// A swap device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A page of the range cannot be read back from its device. It stays there: a later try may succeed, discarding it
+    /// gives it up.
+    #[error("the page at byte {offset} of the region cannot be read back: {why}")]
+    Unreadable {
+        /// Where it begins, bytes from the region's beginning.
+        offset: usize,
+        /// What the device said.
+        why: LoadError,
+    },
     /// A system call failed.
     #[error("{what}: {errno}")]
     Os {
@@ -260,6 +269,7 @@ impl Builder {
             limit: AtomicI64::new(pages as i64),
             held: AtomicI64::new(0),
             overhead: AtomicI64::new(0),
+            poisoned: AtomicU32::new(0),
             pinned: AtomicI64::new(0),
         });
         if self.mode == FaultMode::Signal {

@@ -8,6 +8,7 @@
 use super::inner::{Inner, count, lock};
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
+use crate::device::LoadError;
 use crate::page_table::FrameNo;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
@@ -21,6 +22,17 @@ pub(super) const CHUNK: usize = 64;
 pub const RUN: usize = 8;
 /// Largest window of zero pages.
 const ZERO_WINDOW: u32 = 64;
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The page is there, or a new fault will tell more.
+    Done,
+    /// There is no region.
+    Outside,
+    /// The page cannot be read back; it stays on its device.
+    Lost(LoadError),
+}
+
 /// A run of pages that this thread has made busy.
 pub(super) struct Claimed {
     pub first: u32,
@@ -29,10 +41,10 @@ pub(super) struct Claimed {
 }
 
 impl Inner {
-    /// A fault at `addr`. `false`: not a page of ours.
+    /// A fault at `addr`.
     ///
     /// `protected`: there is a page, and it must not be written; `None`: not known.
-    pub fn on_fault(&self, addr: usize, write: bool, protected: Option<bool>) -> bool {
+    pub fn on_fault(&self, addr: usize, write: bool, protected: Option<bool>) -> Served {
         if let Some(page) = self.space.page_at(addr) {
             let _inside = self.enter_fault();
             return self.serve(page, write, protected);
@@ -42,11 +54,11 @@ impl Inner {
                 "the engine touched frame memory at {addr:#x}, which has no page: this is a bug in farpage"
             ));
         }
-        false
+        Served::Outside
     }
 
-    /// Makes a page present, and writable if the access is a write. `false`: there is no region.
-    pub fn serve(&self, page: u32, write: bool, protected: Option<bool>) -> bool {
+    /// Makes a page present, and writable if the access is a write.
+    pub fn serve(&self, page: u32, write: bool, protected: Option<bool>) -> Served {
         let word = self.space.word(page);
         let mut waited = false;
         loop {
@@ -57,15 +69,15 @@ impl Inner {
                     // (`madvise`): zeros, then.
                     let (done, _) = self.copy_zeros(self.space.addr(page), 1);
                     self.held.fetch_sub(done as i64, Relaxed); // it had been counted all the time
-                    return true;
+                    return Served::Done;
                 }
                 word.wait();
                 waited = true;
                 continue;
             }
             match seen.state() {
-                State::Outside => return false,
-                State::Mapped(_) if waited && (!write || seen.is_writable()) => return true,
+                State::Outside => return Served::Outside,
+                State::Mapped(_) if waited && (!write || seen.is_writable()) => return Served::Done,
                 _ => {}
             }
             let Some(seen) = word.try_lock_if(seen) else { continue };
@@ -73,11 +85,15 @@ impl Inner {
             match seen.state() {
                 State::None => self.zero_fill(page, seen),
                 State::Cached(f) => self.refault(page, seen, f),
-                State::Swapped(_) => self.swap_in(page, seen),
+                State::Swapped(_) => {
+                    if let Err(error) = self.swap_in(page, seen) {
+                        return Served::Lost(error);
+                    }
+                }
                 State::Mapped(_) => self.look_again(page, seen, write, protected),
                 State::Outside => word.unlock(seen, State::Outside),
             }
-            return true;
+            return Served::Done;
         }
     }
 

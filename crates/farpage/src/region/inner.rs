@@ -18,7 +18,7 @@ use super::fork::Gate;
 use super::lists::Lists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
-use super::word::State;
+use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
 use crate::device::{Entry, Page, SwapSpace};
@@ -174,6 +174,8 @@ pub struct Inner {
     pub held: AtomicI64,
     /// Pages of pool and tables, as of the last look.
     pub overhead: AtomicI64,
+    /// Pages poisoned so far: above zero, an absent page may have a marker.
+    pub poisoned: AtomicU32,
     /// Pages pinned now.
     pub pinned: AtomicI64,
 }
@@ -375,6 +377,13 @@ impl Inner {
             }
             drop(lists);
             self.zap(at, mapped);
+            if self.poisoned.load(Relaxed) > 0 {
+                for (page, seen) in (at..).zip(locked) {
+                    if let Some(State::Swapped(_)) = seen.map(Seen::state) {
+                        self.unpoison(page);
+                    }
+                }
+            }
             for (i, seen) in locked.iter().enumerate() {
                 let Some(seen) = seen else { continue };
                 match seen.state() {

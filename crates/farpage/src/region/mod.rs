@@ -64,6 +64,7 @@ pub use view::Plain;
 use crate::PAGE_SIZE;
 use crate::sys::uffd::Refused;
 use builder::{Owner, pool_limit};
+use fault::Served;
 use inner::{Inner, lock};
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
@@ -322,7 +323,7 @@ impl Region {
     /// Brings the bytes `range` in, as far as the budget allows, before it returns.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::Forked`].
+    /// [`Error::Range`], [`Error::Forked`]; [`Error::Unreadable`]: pages before that one have been brought in.
     pub fn prefetch(&self, range: Range<usize>) -> Result<(), Error> {
         let e = self.inner()?;
         let (first, end) = self.pages(&range)?;
@@ -332,7 +333,7 @@ impl Region {
         let _inside = e.enter();
         for page in first..end {
             if !matches!(e.space.word(page).look().state(), State::Mapped(_)) {
-                e.serve(page, false, Some(false));
+                self.bring_in(e, page)?;
             }
         }
         Ok(())
@@ -341,7 +342,8 @@ impl Region {
     /// Makes the bytes `range` resident and keeps them so as long as the guard exists: system calls on them work.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned).
+    /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned),
+    /// [`Error::Unreadable`]. Nothing is pinned then.
     pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
         let e = self.inner()?;
         let (first, end) = self.pages(&range)?;
@@ -354,7 +356,7 @@ impl Region {
             let seen = word.lock();
             if !matches!(seen.state(), State::Mapped(_)) {
                 word.unlock(seen, seen.state());
-                e.serve(guard.end, false, Some(false));
+                self.bring_in(e, guard.end)?;
                 continue;
             }
             let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
@@ -386,6 +388,14 @@ impl Region {
         let n = self.core.bytes / size_of::<T>();
         // SAFETY: as for `view`; exclusive, because self is.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
+    }
+
+    /// Makes a page present, as for a read.
+    fn bring_in(&self, e: &Inner, page: u32) -> Result<(), Error> {
+        match e.serve(page, false, Some(false)) {
+            Served::Lost(why) => Err(Error::Unreadable { offset: e.space.addr(page) - self.as_ptr() as usize, why }),
+            Served::Done | Served::Outside => Ok(()),
+        }
     }
 
     fn inner(&self) -> Result<&Inner, Error> {

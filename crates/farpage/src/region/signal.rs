@@ -1,11 +1,12 @@
 //! SIGBUS: the faulting thread serves its own fault.
 //!
 //! Installed once per process, when the first pager is built. What is not ours goes to the handler that was there
-//! before. While it runs, all other asynchronous signals are blocked in this thread, so no code of the program runs in
+//! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are blocked in this thread, so no code of the program runs in
 //! between, and it takes only locks that are never held where region memory is touched (the engine's own, which its
 //! functions hold with signals blocked, see [`Blocked`]). It allocates nothing and calls async-signal-safe system
 //! calls only (ioctl, futex, pread).
 
+use super::fault::Served;
 use super::space::PAGERS;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -77,7 +78,8 @@ pub unsafe fn handle(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let errno = unsafe { &mut *libc::__errno_location() };
     let saved = *errno;
     let (write, protected) = (error_code & WRITE != 0, Some(error_code & PROTECTION != 0));
-    let served = PAGERS.iter().any(|slot| slot.with(|pager| pager.on_fault(addr, write, protected)) == Some(true));
+    let served =
+        PAGERS.iter().any(|slot| slot.with(|pager| pager.on_fault(addr, write, protected)) == Some(Served::Done));
     *errno = saved;
     served
 }

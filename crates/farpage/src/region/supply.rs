@@ -12,6 +12,7 @@
 
 use super::fault::RUN;
 use super::inner::{Inner, ZERO_PAGES, count};
+use super::word::State;
 use crate::PAGE_SIZE;
 use crate::page_table::FrameNo;
 use crate::sys::futex;
@@ -162,6 +163,7 @@ impl Inner {
                 Ok(()) | Err(Refused::Changing) => {}
                 Err(_) if bytes > 0 => {}
                 Err(Refused::Other(Errno::NOMEM)) => self.no_memory(),
+                Err(Refused::Present) if self.unpoison(page + done as u32) => {}
                 Err(other) => self.lost(page + done as u32, Some(other)),
             }
         }
@@ -199,9 +201,41 @@ impl Inner {
                     }
                 }
                 Err(_) if moved > 0 => {}
+                Err(Refused::Present) if self.unpoison(page + done as u32) => {}
                 Err(other) => self.lost(page + done as u32, Some(other)),
             }
         }
+    }
+
+    /// A page that threads wait for cannot be read back: those that touch it get SIGBUS, until it is discarded or can be
+    /// read again. In thread mode.
+    pub(super) fn poison(&self, addr: usize) {
+        let Some(page) = self.space.page_at(addr) else { return };
+        let Some(seen) = self.space.word(page).try_lock() else { return }; // somebody else brings it in
+        let mut result = Ok(());
+        if let State::Swapped(_) = seen.state() {
+            result = self.uffd.poison(self.space.addr(page), true);
+            while result == Err(Refused::Changing) {
+                result = self.uffd.poison(self.space.addr(page), true);
+            }
+            self.poisoned.fetch_add(u32::from(result.is_ok()), Relaxed);
+        }
+        self.space.word(page).unlock(seen, seen.state());
+        match result {
+            Ok(()) | Err(Refused::Present) => {}
+            Err(why) => fatal(&format!("the page at {addr:#x} can neither be read back nor be poisoned: {why:?}")),
+        }
+    }
+
+    /// Makes a page absent that is poisoned perhaps, and busy; `false`: none is.
+    pub(super) fn unpoison(&self, page: u32) -> bool {
+        if self.poisoned.load(Relaxed) == 0 {
+            return false;
+        }
+        // Only a marker can be there: the page is on a device, and the caller has it busy.
+        let addr = self.space.addr(page) as *mut std::ffi::c_void;
+        // SAFETY: a page of a region without content.
+        unsafe { rustix::mm::madvise(addr, PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) }.is_ok()
     }
 
     pub(super) fn no_memory(&self) -> ! {

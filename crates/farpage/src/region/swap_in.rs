@@ -11,7 +11,7 @@ use super::supply::Supply;
 use super::word::{BY_SLOT, Seen, State};
 use crate::device::{Entry, LoadError, Page};
 use crate::page_table::FrameNo;
-use crate::sys::raw::fatal;
+use crate::sys::raw::{fatal, message_fmt};
 use farpage_swap::readahead::Window;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -30,7 +30,7 @@ enum Nothing {
     /// There is no frame.
     NoFrame,
     /// The first page cannot be read.
-    Unreadable,
+    Unreadable(LoadError),
 }
 
 /// Which of the pages read ahead stay unmapped, and with which credit.
@@ -74,23 +74,35 @@ impl Marks {
 
 impl Inner {
     /// Brings a swapped page in, and what is to be read with it.
-    pub(super) fn swap_in(&self, page: u32, seen: Seen) {
-        let State::Swapped(entry) = seen.state() else { return self.space.word(page).unlock(seen, seen.state()) };
+    ///
+    /// # Errors
+    /// It cannot be read back; it stays on its device, and a message has said so.
+    pub(super) fn swap_in(&self, page: u32, seen: Seen) -> Result<(), LoadError> {
+        let State::Swapped(entry) = seen.state() else {
+            self.space.word(page).unlock(seen, seen.state());
+            return Ok(());
+        };
         let queued = !self.swap.is_synchronous(entry);
         let rotational = queued && self.swap.is_rotational(entry);
-        match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational) {
+        let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational) {
             Plan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
             Plan::Pages(window) if window.stride > 1 => {
-                self.swap_in_window(page, seen, Window::single(page.into()), queued);
+                let result = self.swap_in_window(page, seen, Window::single(page.into()), queued);
                 self.read_strided(&window, false);
+                result
             }
             Plan::Pages(window) => self.swap_in_window(page, seen, window, queued),
-        }
+        };
         count(&self.counters.major_faults, 1);
+        if let Err(error) = &result {
+            let (at, device) = (self.space.addr(page), self.swap.name_of(error.device()));
+            message_fmt(format_args!("the page at {at:#x} of a region cannot be read back: {error} ({device})"));
+        }
+        result
     }
 
     /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for.
-    fn swap_in_window(&self, page: u32, seen: Seen, whole: Window, queued: bool) {
+    fn swap_in_window(&self, page: u32, seen: Seen, whole: Window, queued: bool) -> Result<(), LoadError> {
         let mut window = whole;
         if window.pages > SYNC_MAX {
             let first = u64::from(page);
@@ -99,6 +111,7 @@ impl Inner {
         }
         let marks = if whole.pages > 1 { Marks::of(self.readahead.is_exact(page)) } else { Marks::No };
         let mut waited = false;
+        let mut lost = Ok(());
         let (start, pages) = self.walk(page, seen, window, true, |first, seen, n| {
             let must = seen.is_some();
             if queued && waited {
@@ -106,8 +119,16 @@ impl Inner {
             }
             let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
             waited |= claimed.len > 0;
-            self.load(&mut claimed, must, marks, false).unwrap_or(0)
+            match self.load(&mut claimed, must, marks, false) {
+                Ok(n) => n,
+                Err(Nothing::Unreadable(error)) if must => {
+                    lost = Err(error);
+                    0
+                }
+                Err(_) => 0,
+            }
         });
+        lost?;
         if whole.pages > 1 {
             self.readahead.on_served(page, start, pages);
             let rest = if whole.down {
@@ -119,10 +140,11 @@ impl Inner {
                 self.ahead.post(rest);
             }
         }
+        Ok(())
     }
 
     /// Brings a page in with those that lie beside it on its device: one I/O.
-    fn swap_in_slots(&self, page: u32, seen: Seen, entry: Entry, slots: Range<u64>) {
+    fn swap_in_slots(&self, page: u32, seen: Seen, entry: Entry, slots: Range<u64>) -> Result<(), LoadError> {
         let mut taken: [Option<(u32, Seen, Entry)>; SLOT_WINDOW] = [None; SLOT_WINDOW];
         let mut n = 1;
         taken[0] = Some((page, seen, entry));
@@ -150,12 +172,13 @@ impl Inner {
         }
         let (loaded, error) =
             self.with_pages(first, got.min(n), |pages| self.swap.load_many(&entries[..pages.len()], pages));
-        if loaded == 0 {
-            self.unreadable(page, error);
-        }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         if copies {
-            self.held.fetch_sub(got as i64 - 1, Relaxed); // the others stay in their frames
+            self.held.fetch_sub((got - loaded.min(1)) as i64, Relaxed); // the others stay in their frames
+        }
+        if let (0, Some(error)) = (loaded, error) {
+            taken.iter().flatten().for_each(|(at, seen, _)| self.space.word(*at).unlock(*seen, seen.state()));
+            return Err(error);
         }
         self.bring_in(page, first, 1, copies);
         count(&self.counters.swapped_in, loaded);
@@ -176,6 +199,7 @@ impl Inner {
                 self.settle_ahead(&mut claimed, done, |_| (State::Cached(f), 1 | BY_SLOT));
             }
         }
+        Ok(())
     }
 
     /// Brings the swapped pages of a window in, in a thread of the pager; waits a little for frames.
@@ -204,7 +228,7 @@ impl Inner {
                 }
                 match self.load(&mut claimed, false, marks, true) {
                     Ok(n) => at += n as u32,
-                    Err(Nothing::Unreadable) => at += 1,
+                    Err(Nothing::Unreadable(_)) => at += 1,
                     Err(Nothing::NoFrame) if waits < WAITS => {
                         waits += 1;
                         self.wait_for_frames();
@@ -254,9 +278,6 @@ impl Inner {
             *place = Some(entry);
         }
         let (loaded, error) = self.fetch(&entries, first, background);
-        if loaded == 0 && must {
-            self.unreadable(claimed.first, error);
-        }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         let (markers, credit) = marks.pick(claimed.first, loaded, must);
         if copies {
@@ -292,7 +313,10 @@ impl Inner {
         if ahead > 0 {
             self.readahead.read(claimed.first, ahead);
         }
-        if loaded > 0 { Ok(loaded) } else { Err(Nothing::Unreadable) }
+        match error {
+            Some(error) if loaded == 0 => Err(Nothing::Unreadable(error)),
+            _ => Ok(loaded),
+        }
     }
 
     /// Reads entries into frames from `first` on: how many, and why not all.
@@ -338,10 +362,5 @@ impl Inner {
     /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.
     fn kept(&self, entry: Entry) -> Option<Entry> {
         (self.keep_clean() || !self.free_later(entry)).then_some(entry)
-    }
-
-    fn unreadable(&self, page: u32, error: Option<LoadError>) -> ! {
-        let (addr, why) = (self.space.addr(page), error.map_or_else(String::new, |e| e.to_string()));
-        fatal(&format!("the page at {addr:#x} cannot be read back: {why}"));
     }
 }

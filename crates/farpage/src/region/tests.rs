@@ -1,6 +1,7 @@
 //! Regions against a model that knows every word, and the things that programs do wrong.
 
 mod inherit;
+mod lost;
 mod taking_out;
 
 use super::*;

@@ -1,6 +1,7 @@
 //! Fault mode `thread`: threads of the pager read the userfaultfd and serve what they find, all with the same code as
 //! the signal handler.
 
+use super::fault::Served;
 use super::inner::Inner;
 use crate::PAGE_SIZE;
 use crate::sys::uffd::Message;
@@ -18,7 +19,9 @@ pub fn main(e: &Inner) {
         let _ = poll(&mut fds, Some(&LOOK_EVERY));
         while let Ok(1) = e.uffd.read(&mut messages) {
             if let Message::Fault { addr, write, .. } = messages[0] {
-                e.on_fault(addr, write, None);
+                if let Served::Lost(_) = e.on_fault(addr, write, None) {
+                    e.poison(addr);
+                }
                 // If there is no region any more, the thread finds out for itself.
                 e.uffd.wake(addr, PAGE_SIZE);
             }

@@ -3,6 +3,7 @@
 use core::arch::asm;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub use rustix::io::Errno;
+use std::fmt::Write as _;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("farpage supports x86-64 only: engine threads and system calls are written for it");
@@ -94,20 +95,36 @@ pub fn gettid() -> u32 {
 /// fetched from the main thread's, so that position and mode are shared with what the program writes; where that is not
 /// allowed, it is opened anew. What cannot be written is lost: there is nobody left to tell.
 pub fn message(text: &str) {
+    message_fmt(format_args!("{text}"));
+}
+
+/// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
+pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     use rustix::fs::{Mode, OFlags, open};
-    let mut line = [0u8; 512];
-    let parts: [&[u8]; 3] = [b"farpage: ", text.as_bytes(), b"\n"];
-    let mut n = 0;
-    for part in parts {
-        let take = part.len().min(line.len() - n);
-        line[n..n + take].copy_from_slice(&part[..take]);
-        n += take;
-    }
-    line[n - 1] = b'\n';
+    let mut line = Line { bytes: [0; 512], len: 0 };
+    // What does not fit is left out.
+    let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
+    line.len = line.len.min(line.bytes.len() - 1);
+    let _ = line.write_str("\n");
     let anew =
         || open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
     if let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) {
-        let _ = rustix::io::write(&fd, &line[..n]);
+        let _ = rustix::io::write(&fd, &line.bytes[..line.len]);
+    }
+}
+
+/// A line of text without the heap.
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl std::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let take = text.len().min(self.bytes.len() - self.len);
+        self.bytes[self.len..self.len + take].copy_from_slice(&text.as_bytes()[..take]);
+        self.len += take;
+        Ok(())
     }
 }
 
