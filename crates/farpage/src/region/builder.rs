@@ -254,6 +254,8 @@ impl Builder {
             clean: CleanBalance::default(),
             protecting: RwLock::new(()),
             gone_at_sweep: AtomicU64::new(u64::MAX),
+            passed: AtomicU64::new(0),
+            surprises: AtomicU64::new(0),
             sweeps: self.mode == FaultMode::Signal,
             pidfd,
             reclaimers: Default::default(),

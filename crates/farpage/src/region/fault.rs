@@ -66,9 +66,10 @@ impl Inner {
             if seen.is_busy() {
                 if self.is_reclaimer() {
                     // This thread has the page busy and reads it, but the program has discarded it behind our back
-                    // (`madvise`): zeros, then.
-                    let (done, _) = self.copy_zeros(self.space.addr(page), 1);
-                    self.held.fetch_sub(done as i64, Relaxed); // it had been counted all the time
+                    // (`madvise`): zeros, then, which nobody can write before the page is not busy any more.
+                    count(&self.surprises, 1);
+                    // SAFETY: an absent page of a region, busy; the zeros are long enough.
+                    let _ = unsafe { self.uffd.copy_protected(self.space.addr(page), super::inner::zeros()) };
                     return Served::Done;
                 }
                 word.wait();
@@ -101,15 +102,18 @@ impl Inner {
     /// program discarded it behind our back (`madvise`) and it reads as zeros.
     fn look_again(&self, page: u32, seen: Seen, write: bool, protected: Option<bool>) {
         let addr = self.space.addr(page);
+        let mut seen = seen;
         if protected != Some(true) {
             match self.copy_zeros(addr, 1) {
-                // It had been counted all the time.
-                (1, _) => drop(self.held.fetch_sub(1, Relaxed)),
+                // It had been counted all the time. The new page can be written, whatever the word said of the old one.
+                (1, _) => {
+                    self.held.fetch_sub(1, Relaxed);
+                    seen = seen.with_writable(true);
+                }
                 (_, Err(Refused::Present | Refused::Changing)) => {}
                 (_, other) => self.lost(page, other.err()),
             }
         }
-        let mut seen = seen;
         if write && protected != Some(false) {
             count(&self.counters.protection_faults, 1);
             // EAGAIN would show as the same fault once more.
@@ -255,7 +259,11 @@ impl Inner {
         let addr = self.space.addr(page);
         let mut stalled = false;
         loop {
-            let room = self.room().clamp(0, n as i64) as usize;
+            let room = self.room();
+            if room - (n as i64) < self.free_target() as i64 / 2 {
+                self.wake_reclaim(false);
+            }
+            let room = room.clamp(0, n as i64) as usize;
             if room > 0 {
                 let (done, result) = self.copy_zeros(addr, room);
                 match result {

@@ -6,11 +6,12 @@
 //! | `readahead`, `zero_streams` | what comes in together | a look-up |
 //! | `Ahead` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
+//! | `protecting` | that the words' *writable* is true | a batch of reclaim; a sweep |
 //! | `lists` | all lists | some links; words are only tried under it, never waited for |
 //! | `Frames`, devices | their own | see there |
 //!
-//! Order: words (ascending), `lists`, frames, devices. No lock but words is held during a system call, and none at all
-//! while region memory is touched.
+//! Order: `protecting`, words (ascending), `lists`, frames, devices. Faults never take `protecting`, so reclaim may hold it
+//! (and words, and a codec's state) during system calls and while it reads pages of regions; no other lock is held then.
 
 use super::ahead::Ahead;
 use super::builder::Error;
@@ -18,6 +19,7 @@ use super::fork::Gate;
 use super::lists::Lists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
+use super::take_out;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
@@ -43,6 +45,11 @@ pub const ZERO_PAGES: usize = 64;
 #[repr(align(4096))]
 struct Zeros(#[allow(dead_code, reason = "only its address is used")] [u8; ZERO_PAGES * PAGE_SIZE]);
 static ZEROS: Zeros = Zeros([0; ZERO_PAGES * PAGE_SIZE]);
+
+/// Address of [`ZERO_PAGES`] pages of zeros.
+pub fn zeros() -> usize {
+    std::ptr::from_ref(&ZEROS) as usize
+}
 
 /// Most reclaim threads of a pager.
 pub const RECLAIMERS_MAX: usize = 8;
@@ -95,7 +102,7 @@ pub struct Wakeups {
     pub asleep: AtomicBool,
     /// Counts requests to the other reclaim threads, which sleep here until threads wait for frames.
     pub help: AtomicU32,
-    /// Counts batches of freed frames.
+    /// Counts what has been freed: batches of frames, or of room in the budget.
     pub freed: AtomicU32,
     /// Threads that wait for `freed`.
     pub waiting: AtomicU32,
@@ -143,6 +150,10 @@ pub struct Inner {
     pub protecting: RwLock<()>,
     /// Pages that had gone when all were write-protected last.
     pub gone_at_sweep: AtomicU64,
+    /// Pages looked at in vain since one went.
+    pub passed: AtomicU64,
+    /// Pages of regions that reclaim found discarded by the program while it read them.
+    pub surprises: AtomicU64,
     /// Writable pages may be write-protected all at once: signal mode.
     pub sweeps: bool,
     /// This process, for `process_madvise`.
@@ -228,12 +239,12 @@ impl Inner {
         self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
     }
 
-    /// Free frames that reclaim keeps in store.
+    /// Room, and free frames at most, that reclaim keeps in store, pages.
     pub fn free_target(&self) -> usize {
         (self.limit.load(Relaxed) as usize / 128).clamp(32, 512).min(self.frames.len() / 4)
     }
 
-    /// Pages that wait in the swap cache for a second chance.
+    /// Pages that wait in the swap cache for a second chance: in thread mode.
     pub fn cached_target(&self) -> usize {
         (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
     }
@@ -263,7 +274,7 @@ impl Inner {
     /// Copies `n` (at most [`ZERO_PAGES`]) zero pages to `addr`; how many, and what stopped it.
     pub fn copy_zeros(&self, addr: usize, n: usize) -> (usize, Result<(), Refused>) {
         let len = n.min(ZERO_PAGES) * PAGE_SIZE;
-        let from = std::ptr::from_ref(&ZEROS) as usize;
+        let from = zeros();
         // SAFETY: addr is a page of a region or a frame, absent and busy or owned by the caller, so no reference
         // points there; ZEROS is long enough.
         let (bytes, result) = unsafe { self.uffd.copy_pages(addr, from, len, true) };
@@ -411,8 +422,7 @@ impl Inner {
             let len = (left >> from).trailing_ones();
             let addr = self.space.addr(at + from) as *mut std::ffi::c_void;
             // SAFETY: pages of a region whose content is given up.
-            let result =
-                unsafe { rustix::mm::madvise(addr, len as usize * PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) };
+            let result = unsafe { take_out::discard(addr, len as usize * PAGE_SIZE) };
             if let Err(errno) = result {
                 // The old content would come back where zeros were promised.
                 fatal(&format!("cannot discard pages of a region: {errno}"));

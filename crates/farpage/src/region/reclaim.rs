@@ -24,6 +24,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Frames freed between two looks at what is needed.
 const STORE_BATCH: usize = 16;
+/// Surplus frames given back in one go.
+const SURPLUS: usize = 256;
 /// Copies of present pages dropped in one go.
 const COPIES: usize = 64;
 /// Words looked at for that, at most.
@@ -43,6 +45,9 @@ pub fn main(e: &Inner, index: usize) {
         let working = e.enter_work();
         let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
         let wanted = if first { e.wanted() } else { w.waiting.load(SeqCst) > 0 };
+        if first && !wanted {
+            w.stuck.store(false, SeqCst);
+        }
         if wanted {
             if e.reclaim_step() {
                 w.stuck.store(false, SeqCst);
@@ -105,7 +110,11 @@ impl Inner {
         };
         let mut moved = 0;
         let short = self.is_short();
-        let few = if self.sweeps { self.room() < self.free_target() as i64 } else { cached < self.cached_target() };
+        self.give_back_surplus();
+        let few = match self.sweeps {
+            true => self.room() < self.free_target() as i64,
+            false => !short && cached < self.cached_target(),
+        };
         if few {
             moved = self.take_out();
         }
@@ -116,12 +125,10 @@ impl Inner {
         } else {
             cached + moved > self.cached_target() / 2 || moved == 0 || self.wakeups.waiting.load(Relaxed) > 0
         };
-        while freed < STORE_BATCH && spare {
-            match self.store_some() {
-                0 => break,
-                n => freed += n,
-            }
-        }
+        let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
+        while frames.len() < STORE_BATCH && spare && self.store_some(&mut frames) > 0 {}
+        self.give_back(&frames);
+        freed += frames.len();
         if freed > 0 {
             self.tell_waiters();
         }
@@ -139,8 +146,9 @@ impl Inner {
         moved + freed > 0
     }
 
-    /// Stores the oldest pages of the swap cache; how many frames became free.
-    fn store_some(&self) -> usize {
+    /// Stores the oldest pages of the swap cache; how many frames were added to `free`: theirs, which are the caller's.
+    fn store_some(&self, free: &mut Vec<FrameNo>) -> usize {
+        let before = free.len();
         let mut taken: Vec<Taken> = Vec::with_capacity(self.store_batch);
         {
             let mut lists = lock(&self.lists);
@@ -163,7 +171,6 @@ impl Inner {
             }
         }
         let mut to_store = Vec::with_capacity(taken.len());
-        let mut free: Vec<FrameNo> = Vec::with_capacity(taken.len());
         for one in taken {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
             let page: &Page = unsafe { self.frame(one.2) };
@@ -212,8 +219,20 @@ impl Inner {
         if let Err(error) = result {
             warn_full(error);
         }
-        self.give_back(&free);
-        free.len()
+        free.len() - before
+    }
+
+    /// More frames may be free than are ever needed again (copies leave them so): they go before any page does.
+    fn give_back_surplus(&self) {
+        let target = self.free_target();
+        let surplus = self.frames.free_count().saturating_sub(target);
+        let want = (surplus as i64).min(target as i64 - self.room()).clamp(0, SURPLUS as i64) as usize;
+        let mut frames: Vec<FrameNo> = Vec::with_capacity(want);
+        while frames.len() < want {
+            let Some((first, n)) = self.frames.take_free(want - frames.len()) else { break };
+            frames.extend(first..first + n as FrameNo);
+        }
+        self.release(&frames);
     }
 
     /// Frames whose content is safe elsewhere: free, or back to the kernel, with one system call.
@@ -224,15 +243,23 @@ impl Inner {
         let n = if room < 0 { -room } else { spare.min(target - room) }.clamp(0, frames.len() as i64) as usize;
         let (gone, kept) = frames.split_at(n);
         kept.iter().for_each(|f| self.frames.put_free(*f, 1));
-        let mut ranges: Vec<libc::iovec> = Vec::with_capacity(n);
-        gone.iter().for_each(|f| add_page(&mut ranges, self.frames.addr(*f)));
-        // SAFETY: the frames are the caller's and their content is worthless.
-        if n > 0 && unsafe { self.discard_ranges(&ranges) }.is_err() {
-            gone.iter().for_each(|f| self.frames.put_free(*f, 1));
+        self.release(gone);
+    }
+
+    /// Gives the pages of frames back to the kernel, which are the caller's and have no content of worth.
+    fn release(&self, frames: &[FrameNo]) {
+        if frames.is_empty() {
             return;
         }
-        gone.iter().for_each(|f| self.frames.put_empty(*f, 1));
-        self.held.fetch_sub(n as i64, Relaxed);
+        let mut ranges: Vec<libc::iovec> = Vec::with_capacity(frames.len());
+        frames.iter().for_each(|f| add_page(&mut ranges, self.frames.addr(*f)));
+        // SAFETY: the frames are the caller's and their content is worthless.
+        if unsafe { self.discard_ranges(&ranges) }.is_err() {
+            frames.iter().for_each(|f| self.frames.put_free(*f, 1));
+            return;
+        }
+        frames.iter().for_each(|f| self.frames.put_empty(*f, 1));
+        self.held.fetch_sub(frames.len() as i64, Relaxed);
     }
 
     /// Frees the slots of up to `want` pages that are present: they will have to be stored anew. How many; 0: there are

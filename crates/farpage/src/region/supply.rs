@@ -62,11 +62,14 @@ impl Inner {
             self.wake_reclaim(false);
         }
         let n = room.clamp(0, want as i64) as usize;
-        if n == 0 {
+        // A whole window is worth a move.
+        if n == 0 || n < want && self.frames.free_count() >= want {
             return None;
         }
         let few = self.frames.free_count() < self.free_target();
-        let whole = self.frames.take_free_run(n).or_else(|| if few { self.new_frames(n) } else { None });
+        // A new frame takes room itself.
+        let new = n.min((room as usize / 2).max(1));
+        let whole = self.frames.take_free_run(n).or_else(|| if few { self.new_frames(new) } else { None });
         let run = whole.or_else(|| self.frames.take_free(n))?;
         self.held.fetch_add(run.1 as i64, Relaxed);
         Some(run)
@@ -87,6 +90,7 @@ impl Inner {
         {
             if room == 0 {
                 count(&self.counters.over_budget, run.1);
+                self.wake_reclaim(false);
             }
             return Some(run);
         }
@@ -235,7 +239,7 @@ impl Inner {
         // Only a marker can be there: the page is on a device, and the caller has it busy.
         let addr = self.space.addr(page) as *mut std::ffi::c_void;
         // SAFETY: a page of a region without content.
-        unsafe { rustix::mm::madvise(addr, PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed) }.is_ok()
+        unsafe { super::take_out::discard(addr, PAGE_SIZE) }.is_ok()
     }
 
     pub(super) fn no_memory(&self) -> ! {

@@ -15,16 +15,18 @@ use crate::PAGE_SIZE;
 use crate::content::is_zero;
 use crate::device::{Entry, Page};
 use crate::page_table::FrameNo;
-use crate::sys::futex;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::lru::Links;
 use rustix::fd::AsRawFd;
+use rustix::io::Errno;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// `process_madvise`, x86-64.
 const PROCESS_MADVISE: u32 = 440;
+/// `MADV_DONTNEED` of locked memory too, Linux 5.18.
+const MADV_DONTNEED_LOCKED: i32 = 24;
 /// Pages taken out in one go.
 const BATCH: usize = 64;
 
@@ -35,7 +37,7 @@ impl Inner {
         if self.sweeps {
             return self.take_out_in_place(&mut picked);
         }
-        let n = self.pick(&mut picked);
+        let (n, _) = self.pick(&mut picked);
         let picked = &mut picked[..n];
         picked.sort_unstable_by_key(|one| one.map(|(page, _)| page));
         let (mut moved, mut at) = (0, 0);
@@ -58,37 +60,55 @@ impl Inner {
     fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> usize {
         // Nobody may declare pages unwritable between the look at their words and the end of their content.
         let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
-        let n = self.pick(picked);
+        let sweeps = self.counters.sweeps.load(Relaxed);
+        let (n, looked) = self.pick(picked);
         let mut stable: Vec<(u32, Seen)> = Vec::with_capacity(n);
         let mut writable: Vec<(u32, Seen)> = Vec::with_capacity(n);
         for (page, seen) in picked[..n].iter().copied().flatten() {
             if seen.is_writable() { &mut writable } else { &mut stable }.push((page, seen));
         }
-        // Most of the oldest pages came in after the last sweep: time for the next. Or few: then they have been written
-        // since, so they are in use.
-        let sweep = writable.len() > stable.len();
-        writable.iter().rev().for_each(|&(page, seen)| self.put_back(page, seen, !sweep));
+        // Most of the oldest pages came in after the last sweep: time for the next. Or few, or hardly any page has gone
+        // since: then they have been written since, so they are in use.
+        let c = &self.counters;
+        let gone = || c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
+        let at_sweep = self.gone_at_sweep.load(Relaxed);
+        let fresh = at_sweep == u64::MAX || gone() >= at_sweep + BATCH as u64;
+        let all_passed = self.passed.load(Relaxed) >= u64::from(lock(&self.lists).present());
+        let sweep = writable.len() > stable.len() && (fresh || all_passed);
+        let put_back = |&(page, seen): &(u32, Seen)| self.put_back(page, seen, !sweep);
+        if sweep {
+            writable.iter().rev().for_each(put_back)
+        } else {
+            writable.iter().for_each(put_back)
+        }
         stable.sort_unstable_by_key(|(page, _)| *page);
         let stored = self.store_in_place(&stable);
         drop(reading);
-        if !sweep {
-            return stored;
+        if sweep {
+            self.protect_all(sweeps);
+            self.gone_at_sweep.store(gone(), Relaxed);
         }
-        self.protect_all();
-        // The next batch gets them, unless nothing has gone since the last sweep: no device has room then.
-        let c = &self.counters;
-        let gone = c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
-        if self.gone_at_sweep.swap(gone, Relaxed) == gone { stored } else { stored + writable.len() }
+        if stored > 0 || sweep || all_passed {
+            self.passed.store(0, Relaxed);
+            return stored + if sweep { writable.len() } else { 0 }; // the next batch gets those
+        }
+        if !stable.is_empty() {
+            return 0; // no device takes them
+        }
+        // Pages in use, or pinned, at the end of the list: there may be others before them.
+        self.passed.fetch_add(looked as u64, Relaxed);
+        looked
     }
 
-    /// Makes the oldest pages busy and takes them off their lists; how many.
-    fn pick(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> usize {
-        let mut n = 0;
+    /// Makes the oldest pages busy and takes them off their lists; how many, and how many were looked at.
+    fn pick(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> (usize, usize) {
+        let (mut n, mut looked) = (0, 0);
         let mut lists = lock(&self.lists);
         for _ in 0..2 * BATCH {
             let hot = lists.next_hot();
             let list = if hot { &mut lists.hot } else { &mut lists.mapped };
             let Some(page) = list.back().filter(|_| n < BATCH) else { break };
+            looked += 1;
             match self.space.word(page).try_lock() {
                 Some(seen) if seen.pins() == 0 => {
                     list.remove(&self.space, page);
@@ -103,15 +123,20 @@ impl Inner {
                 None => list.move_to_front(&self.space, page),
             }
         }
-        n
+        (n, looked)
     }
 
-    /// Write-protects all pages present, so that single ones can be taken out.
-    fn protect_all(&self) {
+    /// Write-protects all pages present, so that they can be taken out; not if somebody has done so since `sweeps` of them
+    /// had been.
+    fn protect_all(&self, sweeps: u64) {
         let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
+        if self.counters.sweeps.load(Relaxed) != sweeps {
+            return;
+        }
         count(&self.counters.sweeps, 1);
         let places = lock(&self.places).clone();
-        for (first, pages) in places {
+        for place in places {
+            let (first, pages) = place;
             let mut from = first;
             for page in first..first + pages {
                 let word = self.space.word(page);
@@ -120,16 +145,16 @@ impl Inner {
                     continue;
                 }
                 // A system call that writes to a write-protected page fails: pinned pages are left out.
-                self.protect(from, page);
+                self.protect(place, from, page);
                 from = page + 1;
             }
-            self.protect(from, first + pages);
+            self.protect(place, from, first + pages);
         }
     }
 
     /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought in
     /// meanwhile is writable by its word, whatever this does to it.
-    fn protect(&self, from: u32, to: u32) {
+    fn protect(&self, place: (u32, u32), from: u32, to: u32) {
         if from == to {
             return;
         }
@@ -141,6 +166,8 @@ impl Inner {
                 Refused::Changing => {}
                 // A region that is being opened or closed is not registered, and has no pages.
                 Refused::Absent if !mapped() => break,
+                // Another one is there by now, and smaller: all its pages came in since, writable by their words.
+                Refused::Absent if !lock(&self.places).contains(&place) => break,
                 // It has been opened since.
                 Refused::Absent if absent == 0 => absent += 1,
                 other => fatal(&format!("cannot write-protect a region: {other:?}")),
@@ -165,13 +192,19 @@ impl Inner {
         let mut gone: Vec<(u32, Seen, State)> = Vec::with_capacity(pages.len());
         let mut to_store: Vec<(u32, Seen)> = Vec::with_capacity(pages.len());
         let mut contents: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
+        let surprises = self.surprises.load(Relaxed);
         for &(page, seen) in pages {
             // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
             // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
             let old = if let State::Mapped(entry) = seen.state() { entry } else { None };
             match self.copy_of(content, old) {
-                Ok(to) => gone.push((page, seen, to)),
+                Ok(to) => {
+                    if let State::Swapped(entry) = to {
+                        self.readahead.stored(page, entry);
+                    }
+                    gone.push((page, seen, to));
+                }
                 Err(hash) => {
                     to_store.push((page, seen));
                     contents.push((content, hash));
@@ -182,8 +215,14 @@ impl Inner {
         if let Err(error) = self.swap.store_batch(&contents, &mut entries) {
             warn_full(error);
         }
+        // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and zeros
+        // stored.
+        let torn = self.surprises.load(Relaxed) != surprises;
         for (&(page, seen), entry) in to_store.iter().zip(entries) {
-            let Some(entry) = entry else {
+            if torn {
+                self.free_entry(entry);
+            }
+            let Some(entry) = entry.filter(|_| !torn) else {
                 self.put_back(page, seen.with_writable(true), true);
                 continue;
             };
@@ -240,9 +279,7 @@ impl Inner {
         }
         for range in ranges {
             // SAFETY: as above. Doing it twice is no harm: the pages are the caller's.
-            unsafe {
-                rustix::mm::madvise(range.iov_base.cast(), range.iov_len, rustix::mm::Advice::LinuxDontNeed)?;
-            }
+            unsafe { discard(range.iov_base, range.iov_len)? };
         }
         Ok(())
     }
@@ -281,11 +318,6 @@ impl Inner {
         let (mut bytes, mut result) = take(got);
         while bytes == 0 && result == Err(Refused::Changing) {
             (bytes, result) = take(got);
-        }
-        // After a fork the page is shared with the child, and moves when it is this process's own again.
-        let shared = self.inherit && bytes == 0 && result == Err(Refused::Busy);
-        if shared && futex::unshare_page(src).is_ok() {
-            (bytes, result) = take(1);
         }
         let done = bytes / PAGE_SIZE;
         self.frames.put_empty(first + done as FrameNo, got - done);
@@ -328,6 +360,19 @@ impl Inner {
         drop(lists);
         self.space.word(page).unlock(seen, seen.state());
     }
+}
+
+/// Empties pages, also if the program has locked them (`mlock`).
+///
+/// # Safety
+/// Their content is of no worth.
+pub(super) unsafe fn discard(at: *mut std::ffi::c_void, len: usize) -> rustix::io::Result<()> {
+    // SAFETY: caller's promise.
+    let done = |how| unsafe { libc::madvise(at, len, how) } == 0;
+    if done(libc::MADV_DONTNEED) || done(MADV_DONTNEED_LOCKED) {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
 /// Adds a page to ranges, to the last one if it lies behind it.

@@ -23,6 +23,9 @@ const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
 const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
+/// Modes of `UFFDIO_COPY`: wake nobody; the new page is write-protected.
+const COPY_QUIET: u64 = 1;
+const COPY_PROTECTED: u64 = 2;
 const UFFDIO_POISON: usize = iowr(0x08, size_of::<k::uffdio_poison>());
 const UFFDIO_MOVE: usize = iowr(0x05, size_of::<k::uffdio_move>());
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
@@ -306,6 +309,17 @@ impl Uffd {
             self.wake(dst + moved, more);
         }
         (moved + more, if moved + more == len { Ok(()) } else { result })
+    }
+
+    /// As [`Uffd::copy_pages`] of one page, which is write-protected from the start; wakes nobody.
+    ///
+    /// # Safety
+    /// As there; `dst` is registered for write protection.
+    pub unsafe fn copy_protected(&self, dst: usize, src: usize) -> Result<(), Refused> {
+        let mode = COPY_QUIET | COPY_PROTECTED;
+        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: PAGE_SIZE as u64, mode, copy: 0 };
+        // SAFETY: the kernel fills only an absent page; no reference points into dst (caller's promise).
+        Ok(unsafe { self.ioctl(UFFDIO_COPY, &mut arg) }?)
     }
 
     /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`

@@ -43,3 +43,65 @@ fn frames_that_nobody_touches_come_back() {
     assert!(stats.resident_bytes >= resident, "there was room for them: {stats:?}");
     (0..pages).for_each(|page| assert_eq!(region[page * PAGE_SIZE], 1 + page as u8 % 251));
 }
+
+/// The program discards pages behind our back (`madvise`) and goes on to write them while they are taken out: nothing of what
+/// it writes then is lost, whether the page had been write-protected before or not.
+#[test]
+fn writes_after_a_discard_behind_our_back_are_kept() {
+    let pager = Pager::builder().budget(4 << 20).build().unwrap();
+    let region = pager.region(12 << 20).unwrap();
+    let (pages, written) = (region.len() / PAGE_SIZE, 128);
+    let base = region.as_ptr() as usize;
+    let at = |page: usize| (base + page * PAGE_SIZE) as *mut u64;
+    let done = std::sync::atomic::AtomicBool::new(false);
+    struct Done<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let _done = Done(&done);
+        scope.spawn(|| {
+            // Everything else comes and goes.
+            let mut random = 5;
+            while !done.load(Ordering::Relaxed) {
+                random = mix(random);
+                // SAFETY: a page of the region that only this thread uses.
+                unsafe { at(written + random as usize % (pages - written)).write_volatile(random) };
+            }
+        });
+        let mut model = vec![0u64; written];
+        let mut random = 11;
+        for round in 0..3000u64 {
+            random = mix(random);
+            let page = random as usize % written;
+            // SAFETY: a page of the region that only this thread uses.
+            unsafe {
+                assert_eq!(libc::madvise(at(page).cast(), PAGE_SIZE, libc::MADV_DONTNEED), 0);
+                let mut last = at(page).read_volatile();
+                assert!(last == 0 || last == model[page], "page {page}, round {round}");
+                for _ in 0..200_000 {
+                    assert_eq!(at(page).read_volatile(), last, "page {page}, round {round}");
+                    last += 1;
+                    at(page).write_volatile(last);
+                }
+                model[page] = last;
+            }
+        }
+    });
+}
+
+#[test]
+fn locked_regions_are_taken_out_too() {
+    let pager = Pager::builder().budget(4 << 20).build().unwrap();
+    let mut region = pager.region(12 << 20).unwrap();
+    let (at, len) = (region.as_ptr().cast(), region.len());
+    // SAFETY: the region's own memory; MLOCK_ONFAULT brings nothing in.
+    let locked = unsafe { libc::mlock2(at, len, libc::MLOCK_ONFAULT as _) } == 0;
+    let words: &mut [u64] = region.view_mut();
+    (0..len / 8).step_by(512).for_each(|i| words[i] = i as u64 + 1);
+    assert!((0..len / 8).step_by(512).all(|i| words[i] == i as u64 + 1));
+    let stats = pager.stats();
+    assert!(stats.resident_bytes <= 4 << 20, "locked: {locked}; {stats:?}");
+}
