@@ -1,4 +1,4 @@
-//! Frames: pages at addresses in the arena, the only pages the engine reads and writes.
+//! Frames: pages at addresses in the arena: what the engine reads and writes (besides pages of regions, read in place).
 //!
 //! A frame number is an address that either has a page or has none:
 //! ```text

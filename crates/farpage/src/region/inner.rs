@@ -133,7 +133,7 @@ pub struct Inner {
     pub swap: SwapSpace,
     #[allow(dead_code, reason = "keeps the devices' memory")]
     pub(super) pool_memory: Mapping,
-    /// Pages per store: 1 where the first device is memory.
+    /// Pages of the swap cache per store: 1 where the first device is memory.
     pub store_batch: usize,
     /// For hashes.
     pub key: ContentKey,

@@ -3,7 +3,7 @@
 //! *Mapped* pages are in regions, in the order in which they came in; the oldest go. A page that comes back sooner
 //! after it went than there are pages present (its *refault distance*, by a clock that ticks with every page taken
 //! out) goes to *hot* instead, which gives pages up only while it is longer than *mapped* deserves. Pages that were
-//! moved out in runs wait in the swap cache, *cached*, where a touch brings them back. Pages that were read ahead and wait
+//! moved out in runs (thread mode) wait in the swap cache, *cached*, where a touch brings them back. Pages that were read ahead and wait
 //! there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only when they
 //! have become too many.
 

@@ -110,7 +110,7 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Pages present in regions.
     pub resident_bytes: u64,
-    /// Pages in the swap cache: taken out, still in RAM.
+    /// Pages in the swap cache: read ahead and not touched yet; in thread mode also taken out, still in RAM.
     pub cached_bytes: u64,
     /// Compressed pool.
     pub pool_bytes: u64,
