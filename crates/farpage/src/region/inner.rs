@@ -19,7 +19,6 @@ use super::fork::Gate;
 use super::lists::Lists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
-use super::take_out;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
@@ -27,7 +26,7 @@ use crate::device::{Entry, Page, SwapSpace};
 use crate::frame::Frames;
 use crate::page_table::FrameNo;
 use crate::reclaim::CleanBalance;
-use crate::sys::raw::fatal;
+use crate::sys::raw::{discard, fatal};
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::fd::OwnedFd;
@@ -422,7 +421,7 @@ impl Inner {
             let len = (left >> from).trailing_ones();
             let addr = self.space.addr(at + from) as *mut std::ffi::c_void;
             // SAFETY: pages of a region whose content is given up.
-            let result = unsafe { take_out::discard(addr, len as usize * PAGE_SIZE) };
+            let result = unsafe { discard(addr, len as usize * PAGE_SIZE) };
             if let Err(errno) = result {
                 // The old content would come back where zeros were promised.
                 fatal(&format!("cannot discard pages of a region: {errno}"));

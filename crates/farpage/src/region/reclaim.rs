@@ -118,7 +118,6 @@ impl Inner {
         if few {
             moved = self.take_out();
         }
-        let mut freed = 0;
         // Below the target the pages in the cache get their second chance, unless nothing else can be had.
         let spare = if self.sweeps {
             short || ahead > self.ahead_target() || few && moved == 0
@@ -128,7 +127,7 @@ impl Inner {
         let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
         while frames.len() < STORE_BATCH && spare && self.store_some(&mut frames) > 0 {}
         self.give_back(&frames);
-        freed += frames.len();
+        let mut freed = frames.len();
         if freed > 0 {
             self.tell_waiters();
         }

@@ -1,10 +1,10 @@
 //! SIGBUS: the faulting thread serves its own fault.
 //!
 //! Installed once per process, when the first pager is built. What is not ours goes to the handler that was there
-//! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are blocked in this thread, so no code of the program runs in
-//! between, and it takes only locks that are never held where region memory is touched (the engine's own, which its
-//! functions hold with signals blocked, see [`Blocked`]). It allocates nothing and calls async-signal-safe system
-//! calls only (ioctl, futex, pread).
+//! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are
+//! blocked in this thread, so no code of the program runs in between, and it takes only locks that are never held where
+//! region memory is touched (the engine's own, which its functions hold with signals blocked, see [`Blocked`]). It
+//! allocates nothing and calls async-signal-safe system calls only (ioctl, futex, pread).
 
 use super::fault::Served;
 use super::space::PAGERS;

@@ -10,6 +10,7 @@ use super::inner::Inner;
 use super::word::Word;
 use crate::PAGE_SIZE;
 use crate::arena::Part;
+use crate::sys::raw::discard;
 use farpage_swap::lru::Links;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
@@ -131,7 +132,7 @@ impl Space {
             return unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) };
         }
         // SAFETY: the region is being dropped: nobody has references into it.
-        unsafe { madvise(at, len, Advice::LinuxDontNeed) }?;
+        unsafe { discard(at, len) }?;
         for table in [&self.words, &self.links] {
             let from = (table.0.base + first as usize * 8).next_multiple_of(PAGE_SIZE);
             let to = (table.0.base + (first as usize + pages) * 8) & !(PAGE_SIZE - 1);

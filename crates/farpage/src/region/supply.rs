@@ -16,7 +16,7 @@ use super::word::State;
 use crate::PAGE_SIZE;
 use crate::page_table::FrameNo;
 use crate::sys::futex;
-use crate::sys::raw::fatal;
+use crate::sys::raw::{discard, fatal};
 use crate::sys::uffd::Refused;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -239,7 +239,7 @@ impl Inner {
         // Only a marker can be there: the page is on a device, and the caller has it busy.
         let addr = self.space.addr(page) as *mut std::ffi::c_void;
         // SAFETY: a page of a region without content.
-        unsafe { super::take_out::discard(addr, PAGE_SIZE) }.is_ok()
+        unsafe { discard(addr, PAGE_SIZE) }.is_ok()
     }
 
     pub(super) fn no_memory(&self) -> ! {

@@ -15,18 +15,15 @@ use crate::PAGE_SIZE;
 use crate::content::is_zero;
 use crate::device::{Entry, Page};
 use crate::page_table::FrameNo;
-use crate::sys::raw::fatal;
+use crate::sys::raw::{discard, fatal};
 use crate::sys::uffd::Refused;
 use farpage_swap::lru::Links;
 use rustix::fd::AsRawFd;
-use rustix::io::Errno;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// `process_madvise`, x86-64.
 const PROCESS_MADVISE: u32 = 440;
-/// `MADV_DONTNEED` of locked memory too, Linux 5.18.
-const MADV_DONTNEED_LOCKED: i32 = 24;
 /// Pages taken out in one go.
 const BATCH: usize = 64;
 
@@ -360,19 +357,6 @@ impl Inner {
         drop(lists);
         self.space.word(page).unlock(seen, seen.state());
     }
-}
-
-/// Empties pages, also if the program has locked them (`mlock`).
-///
-/// # Safety
-/// Their content is of no worth.
-pub(super) unsafe fn discard(at: *mut std::ffi::c_void, len: usize) -> rustix::io::Result<()> {
-    // SAFETY: caller's promise.
-    let done = |how| unsafe { libc::madvise(at, len, how) } == 0;
-    if done(libc::MADV_DONTNEED) || done(MADV_DONTNEED_LOCKED) {
-        return Ok(());
-    }
-    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
 /// Adds a page to ranges, to the last one if it lies behind it.

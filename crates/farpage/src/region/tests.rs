@@ -159,9 +159,7 @@ fn thread_mode_serves_system_calls_too() {
 /// Resident anonymous memory is what the budget promises, by the kernel's own count.
 #[test]
 fn the_kernel_agrees_with_the_budget() {
-    let exe = std::env::current_exe().unwrap();
-    let name = "region::tests::rss_in_a_process_of_its_own";
-    let output = std::process::Command::new(exe).args(["--ignored", "--exact", name]).output().unwrap();
+    let output = in_a_process("rss_in_a_process_of_its_own");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
@@ -471,13 +469,12 @@ fn a_signal_handler_may_touch_a_region() {
     assert_eq!(WRONG.load(Ordering::SeqCst), 0);
 }
 
-/// Runs a test of this file in a process of its own; how it ended.
-fn in_a_process(name: &str) -> std::process::ExitStatus {
+/// Runs an ignored test of this module in a process of its own; how it ended, and what it said.
+pub(super) fn in_a_process(name: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
     let name = format!("region::tests::{name}");
     let mut command = std::process::Command::new(exe);
-    command.args(["--ignored", "--exact", "--test-threads", "1", &name]);
-    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).status().unwrap()
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap()
 }
 
 #[test]
@@ -536,7 +533,7 @@ fn a_child_can_drop_what_it_inherited_and_build_its_own() {
 fn a_region_dropped_under_a_thread_ends_the_process() {
     use std::os::unix::process::ExitStatusExt;
     for _ in 0..3 {
-        let status = in_a_process("drop_under_threads");
+        let status = in_a_process("drop_under_threads").status;
         let signal = status.signal();
         assert!(signal == Some(libc::SIGSEGV) || signal == Some(libc::SIGBUS), "{status}");
     }
@@ -569,9 +566,9 @@ fn drop_under_threads() {
 
 #[test]
 fn other_sigbus_goes_to_the_handler_that_was_there() {
-    assert_eq!(in_a_process("sigbus_chain").code(), Some(42));
+    assert_eq!(in_a_process("sigbus_chain").status.code(), Some(42));
     use std::os::unix::process::ExitStatusExt;
-    assert_eq!(in_a_process("sigbus_default").signal(), Some(libc::SIGBUS));
+    assert_eq!(in_a_process("sigbus_default").status.signal(), Some(libc::SIGBUS));
 }
 
 /// A mapping of an empty file: touching it is a SIGBUS that is not ours.

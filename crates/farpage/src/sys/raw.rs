@@ -86,6 +86,24 @@ pub fn random_bytes(bytes: &mut [u8]) -> Result<(), Errno> {
     if n == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
 }
 
+/// Empties pages of anonymous memory, also if the program has locked them (`mlock`).
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Their content is of no worth.
+pub unsafe fn discard(at: *mut std::ffi::c_void, len: usize) -> Result<(), Errno> {
+    /// `MADV_DONTNEED` of locked memory too, Linux 5.18.
+    const DONTNEED_LOCKED: i32 = 24;
+    // SAFETY: caller's promise.
+    let done = |how| unsafe { libc::madvise(at, len, how) } == 0;
+    if done(libc::MADV_DONTNEED) || done(DONTNEED_LOCKED) {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
+}
+
 /// The calling thread's id.
 pub fn gettid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32

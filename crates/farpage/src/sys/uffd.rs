@@ -316,10 +316,8 @@ impl Uffd {
     /// # Safety
     /// As there; `dst` is registered for write protection.
     pub unsafe fn copy_protected(&self, dst: usize, src: usize) -> Result<(), Refused> {
-        let mode = COPY_QUIET | COPY_PROTECTED;
-        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: PAGE_SIZE as u64, mode, copy: 0 };
-        // SAFETY: the kernel fills only an absent page; no reference points into dst (caller's promise).
-        Ok(unsafe { self.ioctl(UFFDIO_COPY, &mut arg) }?)
+        // SAFETY: caller's promise.
+        unsafe { self.copy(dst, src, PAGE_SIZE, COPY_QUIET | COPY_PROTECTED) }.1
     }
 
     /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`
@@ -329,8 +327,14 @@ impl Uffd {
     /// # Safety
     /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
     pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
-        let mut arg =
-            k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), copy: 0 };
+        // SAFETY: caller's promise.
+        unsafe { self.copy(dst, src, len, if quiet { COPY_QUIET } else { 0 }) }
+    }
+
+    /// # Safety
+    /// As [`Uffd::copy_pages`]; [`COPY_PROTECTED`]: `dst` is registered for write protection.
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, mode: u64) -> (usize, Result<(), Refused>) {
+        let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
         // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
         progress(result, arg.copy, len)

@@ -1,7 +1,6 @@
 //! Pages that cannot be read back: whoever needs one hears of it, and nobody else.
 
 use super::*;
-use std::process::Command;
 
 const REGION: usize = 32 << 20;
 
@@ -51,11 +50,9 @@ fn pin_and_prefetch_name_the_page_and_the_others_are_right() {
     }
 }
 
-/// Runs an ignored test in a process of its own; how it ended.
+/// Runs an ignored test in a process of its own; the signal that ended it, and what it said.
 fn ending(test: &str) -> (Option<i32>, String) {
-    let exe = std::env::current_exe().unwrap();
-    let name = format!("region::tests::lost::{test}");
-    let out = Command::new(exe).args([&name, "--exact", "--ignored", "--nocapture"]).output().unwrap();
+    let out = in_a_process(&format!("lost::{test}"));
     let text = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
     (std::os::unix::process::ExitStatusExt::signal(&out.status), text)
 }

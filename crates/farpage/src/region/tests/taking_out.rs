@@ -104,4 +104,7 @@ fn locked_regions_are_taken_out_too() {
     assert!((0..len / 8).step_by(512).all(|i| words[i] == i as u64 + 1));
     let stats = pager.stats();
     assert!(stats.resident_bytes <= 4 << 20, "locked: {locked}; {stats:?}");
+    // Its place can be used again.
+    drop(region);
+    assert_eq!(pager.region(12 << 20).unwrap().as_ptr().cast(), at);
 }
