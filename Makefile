@@ -101,7 +101,7 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/ahead
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/ahead
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -112,6 +112,10 @@ $(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
 $(TESTS)/ahead: tests/stress/ahead.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
+
+$(TESTS)/locked: tests/stress/locked.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
 
@@ -130,6 +134,7 @@ stress: build test-programs
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
+	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
 PROGRAMS ?= python_update python_file python_subprocess cc node java

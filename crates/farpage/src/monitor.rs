@@ -8,7 +8,7 @@
 use crate::PAGE_SIZE;
 use crate::adopt::ADOPT_MIN;
 use crate::engine::{Engine, give_up, lock};
-use crate::pool_share::{PoolShare, Sample};
+use crate::pool_share::{PoolShare, Sample, Stuck};
 use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
@@ -37,6 +37,7 @@ pub struct Monitor {
     failed: bool,
     /// How much of the budget is for compressed pages.
     share: PoolShare,
+    stuck: Stuck,
 }
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
@@ -91,6 +92,7 @@ impl Monitor {
             last_rss: 0,
             quiet: 0,
             failed: false,
+            stuck: Stuck::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
         })
     }
@@ -182,12 +184,14 @@ impl Monitor {
             return;
         }
         let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let (taken, skipped) = (e.stat.pgsteal_anon.load(Relaxed), e.stat.move_skipped.load(Relaxed));
         let mut lru = lock(&e.lru);
         let sample = Sample {
             major: e.stat.pgmajfault.load(Relaxed),
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
             pages: (lru.active_len() + lru.cached_len()) as u64,
+            stuck: self.stuck.estimate(taken, skipped, lru.active_len() as u64),
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
             pool_load_ns,
@@ -197,6 +201,7 @@ impl Monitor {
         drop(lru);
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
+            e.wake_writer();
         }
     }
 

@@ -18,6 +18,7 @@ use crate::page_table::{FrameNo, Vpn};
 use crate::pager::Pager;
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
+use crate::writer;
 
 /// Zeros to copy from: never written, so it is the kernel's shared zero page.
 pub(crate) static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
@@ -143,8 +144,13 @@ impl Pager {
                         stop = result.err();
                         break;
                     }
-                    e.frames.put_free(first + done as FrameNo, 1);
                     e.budget.add(1);
+                    // Kept, the frame would serve the next such page, and one after the other would be added.
+                    if e.budget.excess() > 0 {
+                        writer::release_run(e, first + done as FrameNo, 1, 1);
+                    } else {
+                        e.frames.put_free(first + done as FrameNo, 1);
+                    }
                     // The frame copied from stays ours; frames before it have been moved.
                     let moved_end = done;
                     done += 1;

@@ -11,6 +11,9 @@
 //! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is assumed to
 //! miss as much per MiB as the next MiB above it does.
 //!
+//! Memory that the program has locked is not divided: the pool's largest share shrinks by it, so that the rest of the
+//! program keeps a quarter of the budget to run in. With less, every fault would wait for a page of the few that can go.
+//!
 //! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and moving
 //! compressed pages on to a file is all that costs anything: so the limit rises then.
 //!
@@ -100,6 +103,31 @@ impl Distances {
     }
 }
 
+/// How many of the program's pages cannot be taken out: as many of them as of those that reclaim tried of late. It tries the
+/// oldest, and one that stays is the youngest then, so a page is tried once a round, whether it can go or not.
+#[derive(Debug, Default)]
+pub struct Stuck {
+    taken: u64,
+    skipped: u64,
+    /// Of 1024.
+    share: u64,
+}
+
+/// Pages tried until the share is looked at anew.
+const TRIED: u64 = 256;
+
+impl Stuck {
+    /// The estimate, of `active` pages that are mapped now; `taken` and `skipped` since the start.
+    pub fn estimate(&mut self, taken: u64, skipped: u64, active: u64) -> u64 {
+        let (went, stayed) = (taken.wrapping_sub(self.taken), skipped.wrapping_sub(self.skipped));
+        if went + stayed >= TRIED {
+            (self.taken, self.skipped) = (taken, skipped);
+            self.share = (self.share * 3 + stayed * 1024 / (went + stayed)) / 4;
+        }
+        active * self.share / 1024
+    }
+}
+
 /// Counters and levels at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sample {
@@ -111,6 +139,8 @@ pub struct Sample {
     pub stored: u64,
     /// Pages in memory now, mapped or in the swap cache.
     pub pages: u64,
+    /// Of these, pages that cannot be taken out (locked, other access rights): an estimate.
+    pub stuck: u64,
     /// RAM of the pool now, bytes.
     pub pool_bytes: u64,
     /// What it holds, uncompressed, bytes.
@@ -131,6 +161,7 @@ pub struct PoolShare {
     last: Sample,
 }
 
+const PAGE: f64 = crate::PAGE_SIZE as f64;
 /// Pages loaded between two decisions, and faults among them: enough for the histogram to mean something.
 const WINDOW: u64 = 2048;
 const FAULTS_MIN: u64 = 128;
@@ -157,17 +188,23 @@ impl PoolShare {
 
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
+        let most = self.max.saturating_sub(now.stuck * PAGE as u64).max(self.min);
+        if self.limit > most {
+            // Not step by step: what is missing is missing now.
+            self.limit = most;
+            return Some(most);
+        }
         let major = now.major.saturating_sub(self.last.major);
         let loaded = now.loaded.saturating_sub(self.last.loaded);
         if loaded < WINDOW || major < FAULTS_MIN {
-            return self.grow(now, loaded);
+            return self.grow(now, loaded, most);
         }
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
         let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
         let mut best = (here, self.cost(now, distances, here) * MARGIN);
         let mut other = self.min;
-        while other <= self.max {
+        while other <= most {
             let cost = self.cost(now, distances, other);
             if cost < best.1 {
                 best = (other, cost);
@@ -180,27 +217,26 @@ impl PoolShare {
         if best.0 < here {
             self.limit = best.0.max(here.saturating_sub(self.step));
         } else if best.0 > here {
-            self.limit = best.0.min(self.limit + self.step);
+            self.limit = best.0.min(self.limit + self.step).min(most);
         }
         (self.limit != before).then_some(self.limit)
     }
 
     /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
-    fn grow(&mut self, now: Sample, loaded: u64) -> Option<u64> {
+    fn grow(&mut self, now: Sample, loaded: u64, most: u64) -> Option<u64> {
         let stored = now.stored.saturating_sub(self.last.stored);
         let full = now.pool_bytes > self.limit / 4 * 3;
         let worth = now.pool_orig_bytes as f64 >= now.pool_bytes as f64 * RATIO_MIN;
-        if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= self.max {
+        if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= most {
             return None;
         }
         self.last = now;
-        self.limit = (self.limit + self.step).min(self.max);
+        self.limit = (self.limit + self.step).min(most);
         Some(self.limit)
     }
 
     /// What the histogram's faults would have cost with this limit of the pool, ns.
     fn cost(&self, now: Sample, distances: &Distances, limit: u64) -> f64 {
-        const PAGE: f64 = crate::PAGE_SIZE as f64;
         // Above that, pages move on to a file.
         let pool = limit / 8 * SHARE_EIGHTHS;
         let ratio = if now.pool_bytes < self.min / 4 {
@@ -208,7 +244,7 @@ impl PoolShare {
         } else {
             (now.pool_orig_bytes as f64 / now.pool_bytes as f64).max(1.0)
         };
-        let have = now.pages as f64;
+        let have = now.pages.saturating_sub(now.stuck) as f64;
         let pages = (have + (now.pool_bytes as f64 - pool as f64) / PAGE).max(0.0);
         let kept = pages + pool as f64 / PAGE * ratio;
         let (from_pool, from_file) = (FAULT_NS + now.pool_load_ns as f64, FAULT_NS + now.file_load_ns as f64);
@@ -252,6 +288,7 @@ mod tests {
                 loaded: major,
                 stored: 0,
                 pages,
+                stuck: 0,
                 pool_bytes,
                 pool_orig_bytes: pool_bytes * ratio,
                 pool_load_ns: 4_000,
@@ -321,6 +358,42 @@ mod tests {
         assert_eq!(fill(6, 0.01), RAM / 4 * 3);
         assert_eq!(fill(2, 0.0), RAM / 2, "does not compress");
         assert_eq!(fill(6, 0.5), RAM / 2, "comes back, though the faults are too few to tell from where");
+    }
+
+    #[test]
+    fn locked_memory_is_the_pools_loss_until_it_is_unlocked() {
+        let mut share = PoolShare::new(RAM, RAM / 2);
+        let mut distances = Distances::new(PAGES);
+        let locked = |mib: u64| Sample { stuck: mib * MIB / 4096, ..Sample::default() };
+        assert_eq!(share.turn(locked(8), &mut distances), None, "there is room for both");
+        assert_eq!(share.turn(locked(32), &mut distances), Some(16 * MIB));
+        assert_eq!(share.turn(locked(32), &mut distances), None);
+        assert_eq!(share.turn(locked(60), &mut distances), Some(RAM / 16));
+        let mut full = Sample { pool_bytes: RAM / 16, ..locked(0) };
+        for _ in 0..100 {
+            full.stored += WINDOW;
+            full.pool_bytes = share.turn(full, &mut distances).unwrap_or(full.pool_bytes);
+            full.pool_orig_bytes = full.pool_bytes * 3;
+        }
+        assert_eq!(full.pool_bytes, RAM / 4 * 3);
+    }
+
+    #[test]
+    fn what_cannot_go_is_found_by_trying() {
+        let mut stuck = Stuck::default();
+        let (mut taken, mut skipped) = (0, 0);
+        let mut often = |go, stay, active| {
+            let mut last = 0;
+            for _ in 0..30 {
+                (taken, skipped) = (taken + go, skipped + stay);
+                last = stuck.estimate(taken, skipped, active);
+            }
+            last
+        };
+        assert!((240..=250).contains(&often(300, 100, 1000)), "a quarter, rounded down");
+        assert!((690..=700).contains(&often(0, 1000, 700)));
+        assert_eq!(often(1000, 0, 700), 0);
+        assert_eq!(often(0, 1, 700), 0, "too few to tell");
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Pager {
             self.adopt_news();
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
             if lock(&e.lru).cached_len() < 16 {
-                self.shrink(BATCH);
+                self.shrink_past_stuck();
             }
             let (freed, refused) = writer::write_some(e, 8);
             if e.frames.free_count() > 0 {
@@ -122,6 +122,20 @@ impl Pager {
             }
         }
         false
+    }
+
+    /// [`Pager::shrink`], on past pages that cannot be moved, once around the list at most.
+    fn shrink_past_stuck(&mut self) {
+        let e = self.e;
+        let skipped = || e.stat.move_skipped.load(Relaxed);
+        let start = skipped();
+        let all = lock(&e.lru).active_len() as u64;
+        loop {
+            let before = skipped();
+            if self.shrink(BATCH) > 0 || skipped() == before || skipped() - start >= all {
+                return;
+            }
+        }
     }
 
     /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.

@@ -6,6 +6,7 @@
 
 mod elf;
 mod exec;
+mod lock_limit;
 mod program;
 mod report;
 mod supervise;
@@ -71,6 +72,11 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         note(&format_args!("{} is set: the program runs without an engine", conf::ENV_DISABLE));
     }
 
+    if let Err(failure) = lock_limit::apply(conf.ram)
+        && !args.quiet
+    {
+        say(failure);
+    }
     let mut image = Image::new(&path, &args.program)?;
     image.set(conf::ENV_CONF, conf_text.as_bytes())?;
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
