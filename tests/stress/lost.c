@@ -83,7 +83,7 @@ static int keep_own(void) {
     if (!maps) return -1;
     char line[512], mode[5], name[3];
     unsigned long from, to;
-    int failed = mlock((void *)(pthread_self() & -(uintptr_t)PAGE), 2 * PAGE);
+    int failed = mlock((void *)(pthread_self() & -(uintptr_t)PAGE), 2 * PAGE) | mlock(&own, sizeof own);
     while (fgets(line, sizeof line, maps))
         if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %2s", &from, &to, mode, name) == 4 && mode[1] == 'w')
             failed |= mlock((void *)from, to - from);
