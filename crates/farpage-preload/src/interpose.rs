@@ -31,7 +31,8 @@ type PthreadCreate = unsafe extern "C" fn(
 type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 
-fn next(name: &CStr) -> usize {
+/// libc's function (or another preloaded library's); 0: there is none.
+pub fn next(name: &CStr) -> usize {
     // SAFETY: a lookup by name.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize }
 }
@@ -44,7 +45,7 @@ pub fn find() {
 }
 
 /// The function at `place`; libraries that are initialised before this one call before [`find`].
-fn found(place: &AtomicUsize, name: &CStr) -> usize {
+pub fn found(place: &AtomicUsize, name: &CStr) -> usize {
     match place.load(Relaxed) {
         0 => next(name),
         at => at,
@@ -52,7 +53,7 @@ fn found(place: &AtomicUsize, name: &CStr) -> usize {
 }
 
 /// What a caller finds in `errno` when there is nothing to call.
-fn no_such_function() {
+pub fn no_such_function() {
     // SAFETY: the calling thread's errno.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
 }

@@ -1,5 +1,6 @@
-//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`]).
+//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`forks`]).
 
+pub mod forks;
 pub mod interpose;
 
 use farpage::heap::Heap;
@@ -20,6 +21,7 @@ extern "C" fn init() {
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     unsafe { HEAP.give(part) };
     interpose::find();
+    forks::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.
     unsafe { farpage::preload::start(&HEAP) };
 }

@@ -129,6 +129,13 @@ pub extern "C" fn prepare() {
     *lock(&f.errand) = errand;
 }
 
+/// Between [`prepare`] and the copy: the child will run on another stack, below `top`, and not on this thread's.
+pub fn child_runs_on(top: usize) {
+    if let Some(e) = engine() {
+        e.fork.stack.store(top, SeqCst);
+    }
+}
+
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
     let Some(e) = engine() else { return };

@@ -19,7 +19,8 @@
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
 //!
 //! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE in the program itself, and the copy makes it unnecessary.
-//! The price: a child made by a raw `clone` system call, without libc's fork, has no engine and reads zeros.
+//! The price: a child made without libc knowing has no engine and reads zeros. What goes round `fork()` through another function of
+//! libc is caught in the preload library.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -34,7 +35,7 @@ mod helped;
 mod pause;
 mod verdict;
 
-pub use handlers::{child, parent, prepare};
+pub use handlers::{child, child_runs_on, parent, prepare};
 pub use helped::Helped;
 pub use verdict::Verdict;
 

@@ -1,0 +1,99 @@
+/* Children made without libc's fork(): by _Fork(), clone() with a stack of its own, and system calls through syscall().
+ * Each finds every word of the memory that it inherited, and what it writes stays its own.
+ *
+ * usage: clones MIB ROUNDS
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/sched.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STACK = 256 << 10 };
+
+static uint64_t *memory;
+static size_t words;
+static volatile int over;
+
+pid_t _Fork(void);
+
+/* In a child nothing but this: it may hold copies of locks that nobody will ever release. */
+static int child(void *salt) {
+    uint64_t was = (uintptr_t)salt;
+    for (size_t i = 0; i < words; i++)
+        if (memory[i] != (i ^ was)) return 1;
+    for (size_t i = 0; i < words; i += 512) memory[i] = ~i;
+    for (size_t i = 0; i < words; i++)
+        if (memory[i] != (i % 512 ? i ^ was : ~i)) return 2;
+    return 0;
+}
+
+static pid_t make(int way, void *salt, char *stack) {
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    switch (way) {
+    case 0: return (pid_t)syscall(SYS_fork);
+    case 1: return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    case 2: return (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    case 3: return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_VFORK, 0, 0, 0, 0);
+    case 4: return _Fork();
+    case 5: return clone(child, stack + STACK, SIGCHLD, salt);
+    default: return clone(child, stack + STACK, SIGCHLD | CLONE_VFORK, salt);
+    }
+}
+
+/* Another thread that is in the middle of something at every fork. */
+static void *disturb(void *unused) {
+    (void)unused;
+    size_t bytes = 8 << 20;
+    char *own = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) exit(2);
+    for (size_t at = 0; !over; at = (at + 4096 * 7) % bytes) {
+        own[at]++;
+        if (at % (1 << 20) == 0) madvise(own + at, 1 << 16, MADV_DONTNEED);
+    }
+    return NULL;
+}
+
+static void *work(void *rounds) {
+    /* Swapped out between two uses, as the memory under test is. */
+    char *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack == MAP_FAILED) exit(2);
+    for (uintptr_t round = 1; round <= (uintptr_t)rounds; round++) {
+        for (size_t i = 0; i < STACK; i += 512) stack[i] = (char)round;
+        for (size_t i = 0; i < words; i++) memory[i] = i ^ round;
+        for (int way = 0; way < 7; way++) {
+            pid_t pid = make(way, (void *)round, stack);
+            if (pid == 0) _exit(child((void *)round));
+            if (pid < 0) perror("clones"), exit(2);
+            int status = -1;
+            while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+            if (status) dprintf(2, "clones: a child made in way %d ended with status %#x\n", way, status), exit(1);
+        }
+        for (size_t i = 0; i < words; i++)
+            if (memory[i] != (i ^ round)) dprintf(2, "clones: word %zu of the parent is wrong\n", i), exit(1);
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    words = ((size_t)atol(argv[1]) << 20) / sizeof *memory;
+    void *rounds = (void *)(uintptr_t)atol(argv[2]);
+    memory = mmap(NULL, words * sizeof *memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 2;
+    work(rounds);
+    pthread_t other, forking;
+    if (pthread_create(&other, NULL, disturb, NULL) || pthread_create(&forking, NULL, work, rounds)) return 2;
+    pthread_join(forking, NULL);
+    over = 1;
+    pthread_join(other, NULL);
+    dprintf(1, "every child was right\n");
+}
