@@ -329,7 +329,7 @@ enum fp_status fp_pager_resize_budget(const struct fp_pager *pager, uint64_t byt
  * Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library does
  * not know become 0. Any thread.
  *
- * FP_ERR_NULL.
+ * FP_ERR_NULL, FP_ERR_FORKED.
  *
  * Requires: `pager` is NULL or a living pager; `stats` is NULL or has `size` bytes that can be written.
  */

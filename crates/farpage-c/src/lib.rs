@@ -8,10 +8,12 @@
 //! | --- | --- |
 //! | `status` | error codes, `fp_strerror`, the message of the last error |
 //! | `pager` | `fp_config`, `fp_stats`, pagers |
+//! | `heap` | where the engine's memory comes from here: not from the program's malloc |
 //! | `region` | regions, advice, pins, the SIGBUS handler's part |
 
 #![allow(non_camel_case_types, reason = "C names")]
 
+mod heap;
 mod pager;
 mod region;
 mod status;

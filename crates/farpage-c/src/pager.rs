@@ -221,7 +221,7 @@ pub unsafe extern "C" fn fp_pager_resize_budget(pager: *const fp_pager, bytes: u
 /// Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library does
 /// not know become 0. Any thread.
 ///
-/// FP_ERR_NULL.
+/// FP_ERR_NULL, FP_ERR_FORKED.
 ///
 /// Requires: `pager` is NULL or a living pager; `stats` is NULL or has `size` bytes that can be written.
 #[unsafe(no_mangle)]
@@ -230,7 +230,10 @@ pub unsafe extern "C" fn fp_pager_stats(pager: *const fp_pager, stats: *mut fp_s
     let (Some(pager), false) = (unsafe { pager.as_ref() }, stats.is_null()) else {
         return fail(FP_ERR_NULL, "fp_pager_stats: pager or stats is NULL");
     };
-    let s = pager.pager.stats();
+    let s = match pager.pager.stats() {
+        Ok(s) => s,
+        Err(error) => return done(Err(error)),
+    };
     let ours = fp_stats {
         budget_bytes: s.budget_bytes,
         used_bytes: s.used_bytes,

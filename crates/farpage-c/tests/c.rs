@@ -68,6 +68,11 @@ fn every_function_does_and_refuses_what_the_header_says() {
 }
 
 #[test]
+fn a_handler_that_interrupts_malloc_may_touch_a_region() {
+    assert_eq!(run("tests/handler.c"), "");
+}
+
+#[test]
 fn the_header_is_one_for_c_plus_plus_too() {
     let mut cc = Command::new("cc");
     cc.args(["-x", "c", "-std=c99", "-pedantic-errors", "-Wall", "-Werror", "-fsyntax-only"]);

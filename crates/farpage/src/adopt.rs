@@ -155,7 +155,7 @@ impl Pager {
             },
         );
         if let Err(error) = result {
-            give_up("PAGEMAP_SCAN failed", &error);
+            give_up("PAGEMAP_SCAN failed", error);
         }
         if next < last {
             self.scans.push((next, last));

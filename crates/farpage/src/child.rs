@@ -11,6 +11,7 @@ use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::sys::pagemap::present_runs;
 use crate::sys::proc::{Proc, mappings};
+use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
 use std::time::Instant;
@@ -32,7 +33,7 @@ impl Engine {
         let mut pager = self.open_pager(proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
         let mut mapped = RangeSet::new();
-        let read = |e| format!("cannot read /proc/self/maps: {e}");
+        let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
         let maps = proc.file("self/maps").map_err(read)?;
         mappings(&maps, &mut buffer, |m| {
             if m.adoptable {
@@ -108,7 +109,7 @@ impl Engine {
                 }
                 true
             })
-            .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
+            .map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
             if let Some((vpn, state)) = touched {
                 let at = vpn as usize * PAGE_SIZE;
                 return Err(format!(

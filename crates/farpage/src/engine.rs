@@ -28,7 +28,7 @@ use crate::pool_share::{LoadTimes, PoolShare};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
-use crate::sys::raw::{fatal, message};
+use crate::sys::raw::{ErrnoText, fatal, message};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
@@ -78,7 +78,7 @@ pub struct Engine {
     /// Frames.
     pub frames: Frames,
     /// Per frame in use: the slot that may hold the same bytes (raw entry, 0: none). Belongs to whoever owns the frame.
-    pub frame_entry: Vec<AtomicU64>,
+    pub frame_entry: Box<[AtomicU64]>,
     /// The lists.
     pub lru: Mutex<Lru>,
     /// Swap devices.
@@ -125,6 +125,8 @@ pub struct Engine {
 }
 
 const POOL_BYTES_MAX: usize = 64 << 30;
+/// Frames hold what has just been taken out; more than this is never needed at once.
+const FRAMES_BYTES_MAX: usize = 64 << 30;
 /// Stacks, by index: monitor, pager, writer.
 const STACKS: usize = 3;
 /// Index of the pager's stack.
@@ -143,12 +145,16 @@ impl Engine {
     /// arena yet. No other thread of this program runs engine code.
     pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
         let ram = conf.ram as usize;
-        let frames_len = (ram / 4).max(2048 * PAGE_SIZE);
+        let frames_len = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
         let stack_len = STACK_BYTES + tls_below();
         let stacks_len = STACKS * (stack_len + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
         let pool_len = (ram + ram / 4).min(POOL_BYTES_MAX);
-        let arena = Arena::reserve(4 << 30, TABLE_BYTES, pool_len, stacks_len, frames_len)
-            .map_err(|e| format!("cannot reserve address space for the engine: {e}; is there a limit (ulimit -v)?"))?;
+        let arena = Arena::reserve(4 << 30, TABLE_BYTES, pool_len, stacks_len, frames_len).map_err(|e| {
+            format!(
+                "cannot reserve address space for the engine: {}; is there a limit (ulimit -v)?",
+                ErrnoText::from(e)
+            )
+        })?;
         // SAFETY: fresh memory of the arena, handed over once (caller's promise).
         unsafe { heap.give(arena.heap) };
         // SAFETY: the part was made for the table and for nobody else.
@@ -165,7 +171,8 @@ impl Engine {
         let key = ContentKey::random();
         space.check_contents(key);
         let frames = Frames::new(arena.frames);
-        let frame_entry = (0..frames.len()).map(|_| AtomicU64::new(0)).collect();
+        // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
+        let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
         let stat = StatPage::of_environment();
         stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
         let engine = Box::new(Engine {
@@ -217,7 +224,7 @@ impl Engine {
         let name = crate::stat::THREAD_NAME.as_bytes();
         let tid = self
             .spawn(0, crate::monitor::main, name, false)
-            .map_err(|e| format!("cannot start an engine thread: {e}"))?;
+            .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
         // Known before anybody can fork: a fork fetches descriptors from this thread's table.
         self.fork.set_monitor(tid);
         Ok(())
@@ -406,8 +413,8 @@ impl Engine {
 }
 
 /// A state in which the engine cannot go on: says so and ends the process.
-pub fn give_up(what: &str, error: &dyn std::fmt::Display) -> ! {
-    fatal(&format!("{what}: {error}"))
+pub fn give_up(what: &str, error: impl Into<ErrnoText>) -> ! {
+    fatal(&format!("{what}: {}", error.into()))
 }
 
 fn inherited_uffd() -> i32 {

@@ -1,4 +1,4 @@
-//! The engine's private heap: the global allocator of the preload library.
+//! The engine's private heap: the global allocator of the preload library and of the C library.
 //!
 //! The program's malloc is out of bounds for the engine (its memory may be swapped out, its locks may be held by the
 //! thread whose fault is being served). This heap takes memory from one arena part, in size classes of a quarter of a
@@ -9,9 +9,8 @@
 
 use crate::arena::Part;
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const MIN: usize = 16;
 const CLASSES: usize = 4 * 40;
@@ -44,11 +43,42 @@ impl Heap {
         state.end = part.end();
     }
 
+    /// Locks the heap until the answer is dropped: around a fork, so that the child does not find it locked by a thread that it
+    /// does not have.
+    pub fn hold(&self) -> Held<'_> {
+        Held(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A block (null: there is no room), and whether it is known to be zero.
+    fn take(&self, layout: Layout) -> (*mut u8, bool) {
+        let align = layout.align().max(MIN);
+        let (class, size) = class_of(layout.size().max(align));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let head = state.free[class];
+        if head != 0 && head.is_multiple_of(align) {
+            // SAFETY: a free block holds the address of the next one in its first word.
+            state.free[class] = unsafe { (head as *const usize).read() };
+            return (head as *mut u8, false);
+        }
+        let at = state.next.next_multiple_of(align);
+        match at.checked_add(size) {
+            Some(end) if end <= state.end => {
+                self.used.fetch_add(end - state.next, Relaxed);
+                state.next = end;
+                (at as *mut u8, true)
+            }
+            _ => (std::ptr::null_mut(), false),
+        }
+    }
+
     /// Bytes taken from the part so far: what the heap costs.
     pub fn used_bytes(&self) -> usize {
         self.used.load(Relaxed)
     }
 }
+
+/// A locked heap.
+pub struct Held<'a>(#[allow(dead_code, reason = "held until it is dropped")] MutexGuard<'a, State>);
 
 /// Class index and block size for a request: sizes are 4, 5, 6 or 7 times a power of two.
 fn class_of(size: usize) -> (usize, usize) {
@@ -65,24 +95,17 @@ fn class_of(size: usize) -> (usize, usize) {
 // is above 16 are served with a size rounded to that alignment and checked below), and stay valid until freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let align = layout.align().max(MIN);
-        let (class, size) = class_of(layout.size().max(align));
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let head = state.free[class];
-        if head != 0 && head.is_multiple_of(align) {
-            // SAFETY: a free block holds the address of the next one in its first word.
-            state.free[class] = unsafe { (head as *const usize).read() };
-            return head as *mut u8;
+        self.take(layout).0
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let (at, zero) = self.take(layout);
+        // Memory that was never used is zero and need not be touched: it costs nothing until it is.
+        if !at.is_null() && !zero {
+            // SAFETY: a block of at least this size.
+            unsafe { at.write_bytes(0, layout.size()) };
         }
-        let at = state.next.next_multiple_of(align);
-        match at.checked_add(size) {
-            Some(end) if end <= state.end => {
-                self.used.fetch_add(end - state.next, Relaxed);
-                state.next = end;
-                at as *mut u8
-            }
-            _ => std::ptr::null_mut(),
-        }
+        at
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
@@ -136,6 +159,17 @@ mod tests {
         }
         let used = heap.used_bytes();
         assert!(used < 40_000, "{used}");
+        let layout = layouts[2];
+        // SAFETY: valid layouts, and blocks of this heap.
+        unsafe {
+            let dirty = heap.alloc(layout);
+            dirty.write_bytes(1, layout.size());
+            heap.dealloc(dirty, layout);
+            let zeroed = heap.alloc_zeroed(layout);
+            assert_eq!(zeroed, dirty);
+            assert!(std::slice::from_raw_parts(zeroed, layout.size()).iter().all(|byte| *byte == 0));
+            heap.dealloc(zeroed, layout);
+        }
         // SAFETY: far more than there is.
         assert!(unsafe { heap.alloc(Layout::from_size_align(1 << 30, 16).unwrap()) }.is_null());
     }

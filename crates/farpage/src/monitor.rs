@@ -53,7 +53,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     close_all_but(&keep);
     let mut monitor = match Monitor::new(e) {
         Ok(m) => m,
-        Err(error) => give_up("cannot read /proc", &error),
+        Err(error) => give_up("cannot read /proc", error),
     };
     e.fork.child_start(&monitor.proc, e);
     loop {

@@ -17,7 +17,7 @@ use crate::placement::{Eager, Placement};
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::Proc;
-use crate::sys::raw::{fatal, message};
+use crate::sys::raw::{ErrnoText, fatal, message};
 use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
 use crate::trace::Recorder;
@@ -90,16 +90,18 @@ impl Engine {
 
     /// Opens what the pager needs and registers the arena's parts.
     pub(crate) fn open_pager(&'static self, proc: &Proc) -> Result<Box<Pager>, String> {
-        let pagemap = || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {e}"));
+        let pagemap =
+            || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(self.inherited_uffd(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let trash = Uffd::open(self.inherited_uffd(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
         uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;
-        let maps = proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {e}"))?;
+        let maps =
+            proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| format!("cannot make an eventfd: {e}"))?;
+            .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -107,7 +109,7 @@ impl Engine {
             uffd,
             kick,
             maps,
-            placement: Placement::new().map_err(|e| format!("cannot open /proc: {e}"))?,
+            placement: Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?,
             eager: Eager::default(),
             placed: 0,
             placed_before: 0,
@@ -130,7 +132,7 @@ impl Engine {
     pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), String> {
         self.fork.hand_over(pager);
         self.active.store(true, Ordering::SeqCst);
-        let failed = |e| format!("cannot start an engine thread: {e}");
+        let failed = |e| format!("cannot start an engine thread: {}", ErrnoText::from(e));
         self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
         let writer = self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
         self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
@@ -216,7 +218,7 @@ impl Pager {
         let mut batch = [Message::Unmap { start: 0, end: 0 }; BATCH];
         let n = match self.uffd.read(&mut batch) {
             Ok(n) => n,
-            Err(e) => give_up("reading the userfaultfd failed", &e),
+            Err(e) => give_up("reading the userfaultfd failed", e),
         };
         if n == 0 {
             return 0;

@@ -16,7 +16,7 @@ use crate::device::Page;
 use crate::fault::Outcome;
 use crate::page_table::{FrameNo, Vpn};
 use crate::pager::Pager;
-use crate::sys::raw::fatal;
+use crate::sys::raw::{ErrnoText, fatal};
 use crate::sys::uffd::Refused;
 use crate::writer;
 
@@ -190,7 +190,9 @@ impl Pager {
                 Outcome::Dropped
             }
             Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
-            Some(Refused::Other(error)) => fatal(&format!("serving the page at {page:#x} failed: {error}")),
+            Some(Refused::Other(error)) => {
+                fatal(&format!("serving the page at {page:#x} failed: {}", ErrnoText(error)))
+            }
         }
     }
 

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::page_table::Vpn;
-use crate::sys::raw::message;
+use crate::sys::raw::{ErrnoText, message};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Recorder {
         with_pid.push(format!(".{}", rustix::process::getpid().as_raw_nonzero()));
         let mode = Mode::from_raw_mode(0o644);
         let file = open(path, flags, mode).or_else(|_| open(PathBuf::from(with_pid), flags, mode));
-        let file = file.map_err(|e| format!("cannot record faults in {}: {e}", path.display()))?;
+        let file = file.map_err(|e| format!("cannot record faults in {}: {}", path.display(), ErrnoText::from(e)))?;
         let mut recorder = Recorder { file: Some(file), records: [0; RECORDS * 8], len: 0 };
         recorder.put(MAGIC);
         Ok(recorder)
@@ -66,7 +66,7 @@ impl Recorder {
                 Ok(n) => left = &left[n..],
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    message(&format!("recording faults has ended: {error}"));
+                    message(&format!("recording faults has ended: {}", ErrnoText::from(error)));
                     self.file = None;
                 }
             }

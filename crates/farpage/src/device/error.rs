@@ -1,7 +1,6 @@
 //! Why a page was not stored, or cannot be read, and why a device cannot be used. Texts are one line: what, to what, why.
 
-use rustix::io::Errno;
-use std::fmt;
+use crate::sys::raw::{Errno, ErrnoText};
 
 /// Why a page was not stored. The page stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -81,32 +80,4 @@ pub struct DeviceError {
     pub reason: String,
     /// What to do about it.
     pub remedy: String,
-}
-
-/// An errno in words, without libc's tables (which want thread-local storage).
-#[derive(Debug, Clone, Copy)]
-pub struct ErrnoText(pub Errno);
-
-impl fmt::Display for ErrnoText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self.0 {
-            Errno::PERM => "Operation not permitted",
-            Errno::NOENT => "No such file or directory",
-            Errno::IO => "Input/output error",
-            Errno::BADF => "Bad file descriptor",
-            Errno::ACCESS => "Permission denied",
-            Errno::NOTDIR => "Not a directory",
-            Errno::INVAL => "Invalid argument",
-            Errno::MFILE | Errno::NFILE => "Too many open files",
-            Errno::FBIG => "File too large",
-            Errno::NOSPC => "No space left on device",
-            Errno::ROFS => "Read-only file system",
-            Errno::DQUOT => "Disk quota exceeded",
-            Errno::OPNOTSUPP => "Operation not supported",
-            Errno::NXIO => "No such device or address",
-            Errno::NOMEDIUM => "No medium found",
-            _ => "error",
-        };
-        write!(f, "{text} (os error {})", self.0.raw_os_error())
-    }
 }

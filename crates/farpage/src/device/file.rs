@@ -34,13 +34,12 @@ pub use open::check;
 
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
-use super::{
-    Caps, DeviceError, Entry, ErrnoText, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words,
-};
+use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
 use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
+use crate::sys::raw::ErrnoText;
 use backing::{Backing, Fd};
 use crypt::Cipher;
 use farpage_swap::cluster::CLUSTER_SLOTS;

@@ -40,7 +40,7 @@ use std::os::fd::RawFd;
 
 use crate::PAGE_SIZE;
 
-pub use error::{DeviceError, ErrnoText, LoadError, StoreError};
+pub use error::{DeviceError, LoadError, StoreError};
 pub use space::SwapSpace;
 pub use zram::SHARE_EIGHTHS;
 

@@ -10,7 +10,7 @@ use crate::PAGE_SIZE;
 use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
-use crate::sys::raw::{fatal, gettid, message, nr, syscall};
+use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall};
 use crate::sys::thread::fetch_fd;
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -111,7 +111,9 @@ pub extern "C" fn prepare() {
     for fd in wanted {
         match fetch_fd(f.monitor_tid.load(SeqCst), fd) {
             Ok(here) => errand.fetched.push((fd, here)),
-            Err(error) => message(&format!("fork: descriptor {fd} cannot be passed to the child: {error}")),
+            Err(error) => {
+                message(&format!("fork: descriptor {fd} cannot be passed to the child: {}", ErrnoText::from(error)))
+            }
         }
     }
     if active {
@@ -121,7 +123,8 @@ pub extern "C" fn prepare() {
             match pipe_with(PipeFlags::CLOEXEC) {
                 Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
                 Err(error) => message(&format!(
-                    "fork: cannot make a pipe: {error}; swap file slots of the child are never reused"
+                    "fork: cannot make a pipe: {}; swap file slots of the child are never reused",
+                    ErrnoText::from(error)
                 )),
             }
         }

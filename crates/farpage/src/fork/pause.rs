@@ -9,7 +9,7 @@ use crate::fault::Outcome;
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
-use crate::sys::raw::message;
+use crate::sys::raw::{ErrnoText, message};
 use crate::sys::thread::fetch_fd;
 use crate::sys::uffd::{Message, Refused};
 use rustix::fd::BorrowedFd;
@@ -258,7 +258,8 @@ impl Pager {
                 lock(&f.leases).push((fd, lease));
             }
             Err(error) => {
-                message(&format!("fork: cannot watch the child: {error}; its swap file slots are never reused"))
+                let why = ErrnoText::from(error);
+                message(&format!("fork: cannot watch the child: {why}; its swap file slots are never reused"))
             }
         }
     }

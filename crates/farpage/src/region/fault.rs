@@ -10,7 +10,7 @@ use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::device::LoadError;
 use crate::page_table::FrameNo;
-use crate::sys::raw::fatal;
+use crate::sys::raw::fatal_fmt;
 use crate::sys::uffd::Refused;
 use farpage_swap::lru::Links;
 use farpage_swap::readahead::Window;
@@ -50,7 +50,7 @@ impl Inner {
             return self.serve(page, write, protected);
         }
         if self.frame_memory.0.contains(addr) {
-            fatal(&format!(
+            fatal_fmt(format_args!(
                 "the engine touched frame memory at {addr:#x}, which has no page: this is a bug in farpage"
             ));
         }

@@ -26,7 +26,7 @@ use crate::device::{Entry, Page, SwapSpace};
 use crate::frame::Frames;
 use crate::page_table::FrameNo;
 use crate::reclaim::CleanBalance;
-use crate::sys::raw::{discard, fatal};
+use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::fd::OwnedFd;
@@ -424,7 +424,7 @@ impl Inner {
             let result = unsafe { discard(addr, len as usize * PAGE_SIZE) };
             if let Err(errno) = result {
                 // The old content would come back where zeros were promised.
-                fatal(&format!("cannot discard pages of a region: {errno}"));
+                fatal_fmt(format_args!("cannot discard pages of a region: {}", ErrnoText(errno)));
             }
             self.held.fetch_sub(i64::from(len), Relaxed);
             left &= if from + len >= 64 { 0 } else { u64::MAX << (from + len) };

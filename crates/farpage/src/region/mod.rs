@@ -192,8 +192,11 @@ impl Pager {
     }
 
     /// Numbers, now.
-    pub fn stats(&self) -> Stats {
-        let e = &self.owner.inner;
+    ///
+    /// # Errors
+    /// Forked.
+    pub fn stats(&self) -> Result<Stats, Error> {
+        let e = self.inner()?;
         let _inside = e.enter();
         e.look_at_overhead();
         let page = PAGE_SIZE as u64;
@@ -204,7 +207,7 @@ impl Pager {
         };
         let usage = e.swap.usage();
         let c = &e.counters;
-        Stats {
+        Ok(Stats {
             budget_bytes: pages(e.limit.load(Relaxed)),
             used_bytes: pages(e.total()),
             resident_bytes: mapped * page,
@@ -227,7 +230,7 @@ impl Pager {
             wp_fault: c.protection_faults.load(Relaxed),
             allocstall: c.stalls.load(Relaxed),
             over_budget: c.over_budget.load(Relaxed),
-        }
+        })
     }
 
     fn inner(&self) -> Result<&Inner, Error> {

@@ -16,7 +16,7 @@ use super::word::State;
 use crate::PAGE_SIZE;
 use crate::page_table::FrameNo;
 use crate::sys::futex;
-use crate::sys::raw::{discard, fatal};
+use crate::sys::raw::{discard, fatal, fatal_fmt};
 use crate::sys::uffd::Refused;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -227,7 +227,9 @@ impl Inner {
         self.space.word(page).unlock(seen, seen.state());
         match result {
             Ok(()) | Err(Refused::Present) => {}
-            Err(why) => fatal(&format!("the page at {addr:#x} can neither be read back nor be poisoned: {why:?}")),
+            Err(why) => {
+                fatal_fmt(format_args!("the page at {addr:#x} can neither be read back nor be poisoned: {why:?}"))
+            }
         }
     }
 
@@ -248,6 +250,8 @@ impl Inner {
 
     pub(super) fn lost(&self, page: u32, why: Option<Refused>) -> ! {
         let addr = self.space.addr(page);
-        fatal(&format!("cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"));
+        fatal_fmt(format_args!(
+            "cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"
+        ));
     }
 }

@@ -15,7 +15,7 @@ use crate::PAGE_SIZE;
 use crate::content::is_zero;
 use crate::device::{Entry, Page};
 use crate::page_table::FrameNo;
-use crate::sys::raw::{discard, fatal};
+use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
 use crate::sys::uffd::Refused;
 use farpage_swap::lru::Links;
 use rustix::fd::AsRawFd;
@@ -167,7 +167,7 @@ impl Inner {
                 Refused::Absent if !lock(&self.places).contains(&place) => break,
                 // It has been opened since.
                 Refused::Absent if absent == 0 => absent += 1,
-                other => fatal(&format!("cannot write-protect a region: {other:?}")),
+                other => fatal_fmt(format_args!("cannot write-protect a region: {other:?}")),
             }
         }
     }
@@ -252,7 +252,7 @@ impl Inner {
         // SAFETY: pages of regions whose content has been stored, busy, so that nobody else gives them new content
         // meanwhile.
         if let Err(errno) = unsafe { self.discard_ranges(&ranges) } {
-            fatal(&format!("cannot discard pages of a region: {errno}"));
+            fatal_fmt(format_args!("cannot discard pages of a region: {}", ErrnoText(errno)));
         }
     }
 

@@ -39,7 +39,7 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
     let region = pager.region(bytes).unwrap();
     stress_region(pager, &region, threads, rounds, seed);
     drop(region);
-    let stats = pager.stats();
+    let stats = pager.stats().unwrap();
     assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
     // No frame is lost; the thread that reads ahead may have some for a moment.
     let frames = &pager.owner.inner.frames;
@@ -122,7 +122,7 @@ fn threads_find_what_they_wrote() {
     for (seed, threads) in [(1, 1), (2, 2), (3, 4)] {
         let pager = pager(8 << 20);
         stress(&pager, 32 << 20, threads, 40_000 / threads, seed);
-        let stats = pager.stats();
+        let stats = pager.stats().unwrap();
         assert!(stats.pswpin > 1000 && stats.pswpout > 1000, "it did not swap: {stats:?}");
         assert!(stats.swpout_clean > 0 && stats.workingset_refault_cached > 0, "{stats:?}");
     }
@@ -184,7 +184,7 @@ fn rss_in_a_process_of_its_own() {
             most = most.max(rss() - before);
         }
     }
-    let used = pager.stats().used_bytes as i64;
+    let used = pager.stats().unwrap().used_bytes as i64;
     assert!(most < budget + budget / 20 + (1 << 20), "{most} resident of {budget}, {used} by our own count");
     assert!(most > budget / 4 * 3, "{most} resident of {budget}: the budget was not used");
     drop((region, pager));
@@ -308,7 +308,7 @@ fn views_and_clones() {
     assert_eq!(region.view::<[f64; 3]>().len(), 416);
     region.view_mut::<u32>()[3] = 0x0102_0304;
     assert_eq!(region[12..16], [4, 3, 2, 1]);
-    assert!(other.stats().pgfault > 0);
+    assert!(other.stats().unwrap().pgfault > 0);
 }
 
 #[test]
@@ -326,17 +326,17 @@ fn pinned_pages_stay_and_work_for_system_calls() {
     assert_eq!(into_pipe(&region), Err(rustix::io::Errno::FAULT), "not present: the documented error");
     let pin = region.pin(0..1 << 20).unwrap();
     let second = region.pin(0..1).unwrap();
-    let pinned = pager.stats().pinned_bytes;
+    let pinned = pager.stats().unwrap().pinned_bytes;
     sweep(&mut region);
     assert_eq!(into_pipe(&region), Ok(1024));
     region.advise(0..1 << 20, Advice::DontNeed).unwrap();
     assert!(region[..1 << 20].iter().enumerate().all(|(i, b)| *b == (i / 3) as u8), "pinned pages are not discarded");
-    assert_eq!((pinned, pager.stats().pinned_bytes), (1 << 20, 1 << 20));
+    assert_eq!((pinned, pager.stats().unwrap().pinned_bytes), (1 << 20, 1 << 20));
     drop(pin);
-    assert_eq!(pager.stats().pinned_bytes, PAGE_SIZE as u64);
+    assert_eq!(pager.stats().unwrap().pinned_bytes, PAGE_SIZE as u64);
     drop(second);
     assert!(matches!(region.pin(0..16 << 20), Err(Error::PinLimit(_))));
-    assert_eq!(pager.stats().pinned_bytes, 0);
+    assert_eq!(pager.stats().unwrap().pinned_bytes, 0);
     let pin = region.pin(0..4096).unwrap();
     drop((region, pager));
     drop(pin); // keeps the memory until here
@@ -391,12 +391,12 @@ fn a_full_device_makes_the_budget_give_way() {
     let words: &mut [u64] = region.view_mut();
     words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
     assert!(words.iter().enumerate().all(|(i, w)| *w == mix(i as u64)));
-    let stats = pager.stats();
+    let stats = pager.stats().unwrap();
     assert!(stats.over_budget > 0, "{stats:?}");
     // Room again: back within the budget.
     region.advise(0..12 << 20, Advice::DontNeed).unwrap();
     region[0] = 1;
-    assert!(pager.stats().resident_bytes <= 64 * PAGE_SIZE as u64);
+    assert!(pager.stats().unwrap().resident_bytes <= 64 * PAGE_SIZE as u64);
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn a_signal_handler_may_touch_a_region() {
             if i % 50 == 0 {
                 region.prefetch(page * PAGE_SIZE..(page + 8).min(4096) * PAGE_SIZE).unwrap();
                 drop(region.pin(page * PAGE_SIZE..(page + 1) * PAGE_SIZE).unwrap());
-                pager.stats();
+                pager.stats().unwrap();
             }
         }
         stop.store(true, Ordering::SeqCst);
@@ -490,6 +490,7 @@ fn a_forked_child_gets_a_clear_fault_and_not_zeros() {
         unsafe {
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
             let refused = matches!(pager.region(1), Err(Error::Forked))
+                && matches!(pager.stats(), Err(Error::Forked))
                 && matches!(region.advise(0..1, Advice::DontNeed), Err(Error::Forked));
             if !refused {
                 libc::_exit(3);

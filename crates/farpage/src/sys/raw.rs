@@ -75,6 +75,47 @@ pub mod nr {
     pub const PIDFD_GETFD: u32 = 438;
 }
 
+/// An errno in words, without libc's tables: they want thread-local storage that engine threads do not have (a crash, not
+/// an error), and are not for signal handlers. So `Errno` and `io::Error` themselves are never formatted there.
+#[derive(Debug, Clone, Copy)]
+pub struct ErrnoText(pub Errno);
+
+impl std::fmt::Display for ErrnoText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = match self.0 {
+            Errno::PERM => "Operation not permitted",
+            Errno::NOENT => "No such file or directory",
+            Errno::IO => "Input/output error",
+            Errno::BADF => "Bad file descriptor",
+            Errno::ACCESS => "Permission denied",
+            Errno::NOTDIR => "Not a directory",
+            Errno::INVAL => "Invalid argument",
+            Errno::MFILE | Errno::NFILE => "Too many open files",
+            Errno::FBIG => "File too large",
+            Errno::NOSPC => "No space left on device",
+            Errno::ROFS => "Read-only file system",
+            Errno::DQUOT => "Disk quota exceeded",
+            Errno::OPNOTSUPP => "Operation not supported",
+            Errno::NXIO => "No such device or address",
+            Errno::NOMEDIUM => "No medium found",
+            _ => "error",
+        };
+        write!(f, "{text} (os error {})", self.0.raw_os_error())
+    }
+}
+
+impl From<Errno> for ErrnoText {
+    fn from(errno: Errno) -> ErrnoText {
+        ErrnoText(errno)
+    }
+}
+
+impl From<std::io::Error> for ErrnoText {
+    fn from(error: std::io::Error) -> ErrnoText {
+        ErrnoText(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+}
+
 /// Fills `bytes` (256 at most) with random bytes of the kernel.
 ///
 /// # Errors
@@ -158,7 +199,12 @@ fn fetch_fd(pid: rustix::process::Pid, fd: usize) -> Result<OwnedFd, Errno> {
 /// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte
 /// would be worse.
 pub fn fatal(text: &str) -> ! {
-    message(text);
+    fatal_fmt(format_args!("{text}"))
+}
+
+/// The same, for [`format_args!`]: allocates nothing.
+pub fn fatal_fmt(text: std::fmt::Arguments<'_>) -> ! {
+    message_fmt(text);
     // SAFETY: abort has no preconditions.
     unsafe { libc::abort() }
 }

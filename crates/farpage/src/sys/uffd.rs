@@ -4,7 +4,7 @@
 //! inside an error for a human.
 
 use super::pagemap::present_runs;
-use super::raw::{Errno, nr, syscall};
+use super::raw::{Errno, ErrnoText, nr, syscall};
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as k;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -46,7 +46,7 @@ pub const FEATURES: u64 = (k::UFFD_FEATURE_EVENT_REMOVE
 pub const FEATURES_QUIET: u64 = k::UFFD_FEATURE_MOVE as u64;
 
 /// Why the kernel did not move, copy or register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// A mapping change is under way: read the events, then try again (EAGAIN).
     Changing,
@@ -60,6 +60,19 @@ pub enum Refused {
     Unlike,
     /// Anything else: no memory, the process is exiting.
     Other(Errno),
+}
+
+impl std::fmt::Debug for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Refused::Changing => "Changing",
+            Refused::Present => "Present",
+            Refused::Absent => "Absent",
+            Refused::Busy => "Busy",
+            Refused::Unlike => "Unlike",
+            Refused::Other(errno) => return write!(f, "{}", ErrnoText(*errno)),
+        })
+    }
 }
 
 impl From<Errno> for Refused {
@@ -139,7 +152,11 @@ pub struct OpenError {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(e) = self.features {
-            return write!(f, "the kernel's userfaultfd lacks a feature (UFFDIO_MOVE needs Linux 6.8): {e}");
+            return write!(
+                f,
+                "the kernel's userfaultfd lacks a feature (UFFDIO_MOVE needs Linux 6.8): {}",
+                ErrnoText(e)
+            );
         }
         f.write_str("cannot create a userfaultfd that also serves system calls: tried")?;
         let tried = [
@@ -150,7 +167,7 @@ impl std::fmt::Display for OpenError {
         let mut sep = " ";
         for (what, e) in tried {
             match e {
-                Some(e) => write!(f, "{sep}{what} ({e})")?,
+                Some(e) => write!(f, "{sep}{what} ({})", ErrnoText(e))?,
                 None => write!(f, "{sep}{what} (none)")?,
             }
             sep = ", ";

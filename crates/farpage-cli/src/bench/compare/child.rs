@@ -241,7 +241,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     }
     say(&Step::Ready)?;
     hear()?;
-    let stats = || regions.as_ref().map(|r| r.pager.stats());
+    let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
     let (faults_before, before) = (stats(), usage());
     let measured = bench.run(spec.workload, source).map_err(Failure::new)?;
     let mut done = done(&measured, &before, &usage());

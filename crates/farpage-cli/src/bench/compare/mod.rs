@@ -227,18 +227,19 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         // What there is so far is worth having, should the rest be interrupted.
         write_reports(args, &setting, &rows)?;
     }
+    if json_on_stdout && !rows.is_empty() {
+        let _ = std::io::stdout().write_all(json_text(&setting, &rows).as_bytes());
+    }
     if failed || rows.is_empty() { Ok(ExitCode::FAILURE) } else { Ok(ExitCode::SUCCESS) }
 }
 
+fn json_text(setting: &Setting, rows: &[Row]) -> String {
+    report::json(setting, rows).pretty() + "\n"
+}
+
 fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<()> {
-    let last = args.workload.len().max(1) == rows.len() || rows.len() == Workload::ALL.len();
-    if let Some(path) = &args.json {
-        let text = report::json(setting, rows).pretty() + "\n";
-        if path != Path::new("-") {
-            write(path, &text)?;
-        } else if last {
-            let _ = std::io::stdout().write_all(text.as_bytes());
-        }
+    if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new("-")) {
+        write(path, &json_text(setting, rows))?;
     }
     if let Some(path) = &args.html {
         write(path, &html::page(setting, rows))?;

@@ -178,7 +178,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
             // One and a half times the memory.
             let order = linpack::order_of(spec.ram / 2 * 3);
             let mut words = Words::new(pager.as_ref(), order * order * 8)?;
-            let before = pager.as_ref().map(Pager::stats);
+            let before = pager.as_ref().and_then(|p| p.stats().ok());
             let solved = linpack::run(words.numbers(), order);
             let done = Done {
                 wall_s: solved.seconds,
@@ -195,7 +195,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
 }
 
 fn with_hits(done: Done, before: Option<Stats>, pager: Option<&Pager>) -> Done {
-    let (Some(before), Some(after)) = (before, pager.map(Pager::stats)) else { return done };
+    let (Some(before), Some(after)) = (before, pager.and_then(|p| p.stats().ok())) else { return done };
     if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
         eprintln!("{before:?}\n{after:?}");
     }
@@ -221,7 +221,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     fill(&rest, 2);
     (0..own).for_each(|page| words.write(page * WORDS + page % WORDS, stamp(page, 0)));
     let stop = AtomicBool::new(false);
-    let before = pager.map(Pager::stats);
+    let before = pager.and_then(|p| p.stats().ok());
     let mut histogram = Histogram::default();
     let (mut accesses, mut wrong, mut writes) = (0u64, 0, 0);
     let start = Instant::now();
@@ -281,7 +281,7 @@ fn at_random(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     let words = Words::new(pager, pages * PAGE_SIZE)?;
     let word = |i: usize| mix((i / WORDS * 4 + i % 4) as u64);
     (0..words.len).for_each(|i| words.write(i, word(i)));
-    let before = pager.map(Pager::stats);
+    let before = pager.and_then(|p| p.stats().ok());
     let (mut histogram, mut accesses, mut wrong, mut random) = (Histogram::default(), 0, 0, 1);
     let start = Instant::now();
     let (end, mut last) = (start + Duration::from_secs(spec.seconds), start);

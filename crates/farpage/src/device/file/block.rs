@@ -12,9 +12,10 @@
 //!
 //! Called by `open`. No locks.
 
+use super::DeviceError;
 use super::backing::{Backing, MAGIC};
-use super::{DeviceError, ErrnoText};
 use crate::PAGE_SIZE;
+use crate::sys::raw::ErrnoText;
 use crate::sys::raw::{nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};

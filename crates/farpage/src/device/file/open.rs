@@ -3,8 +3,9 @@
 //! Called by the file device: `open` once when it is made, `grant` now and then as the file grows.
 
 use super::backing::{Backing, Fd, MAGIC};
-use super::{DeviceError, ErrnoText, PAGE_BITS, block};
+use super::{DeviceError, PAGE_BITS, block};
 use crate::PAGE_SIZE;
+use crate::sys::raw::ErrnoText;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

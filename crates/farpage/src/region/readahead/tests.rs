@@ -40,7 +40,7 @@ fn bytes_are_right_under_every_rule() {
         for swap in [SwapSpec::defaults(), vec![file(&dir)]] {
             let pager = pager(8 << 20, rule, swap);
             stress(&pager, 24 << 20, 2, 6000, seed);
-            let stats = pager.stats();
+            let stats = pager.stats().unwrap();
             assert!(stats.pswpin > 100 && stats.swap_ra_hit <= stats.swap_ra, "{rule}: {stats:?}");
             assert_eq!(stats.swap_ra > 0, rule != "none", "{rule}: {stats:?}");
         }
@@ -56,7 +56,7 @@ fn sequential_reads_hit_and_exact_counts_say_the_same_as_markers() {
         for _ in 0..2 {
             (0..pages).for_each(|page| check(&region, page));
         }
-        let (stats, of_region) = (pager.stats(), region.readahead_stats().unwrap());
+        let (stats, of_region) = (pager.stats().unwrap(), region.readahead_stats().unwrap());
         assert_eq!((stats.swap_ra, stats.swap_ra_hit), (of_region.swap_ra, of_region.swap_ra_hit));
         assert!(stats.swap_ra > pages as u64, "{rule}: {stats:?}");
         let pct = of_region.hit_pct().unwrap();
@@ -70,17 +70,17 @@ fn random_reads_and_advised_ones_stay_single() {
     let pager = pager(8 << 20, "stream", SwapSpec::defaults());
     let pages = 6000;
     let region = filled(&pager, pages);
-    let before = pager.stats();
+    let before = pager.stats().unwrap();
     (0..10_000).for_each(|i| check(&region, mix(i) as usize % pages));
-    let after = pager.stats();
+    let after = pager.stats().unwrap();
     let (read, ahead) = (after.pswpin - before.pswpin, after.swap_ra - before.swap_ra);
     assert!(read > 5000 && ahead * 50 < read, "{ahead} of {read} read ahead at random");
     region.advise(0..region.len(), Advice::Random).unwrap();
     (0..pages).for_each(|page| check(&region, page));
-    assert_eq!(pager.stats().swap_ra, after.swap_ra, "it was told not to");
+    assert_eq!(pager.stats().unwrap().swap_ra, after.swap_ra, "it was told not to");
     region.advise(0..region.len(), Advice::Sequential).unwrap();
     (0..pages).for_each(|page| check(&region, page));
-    assert!(pager.stats().swap_ra > after.swap_ra + pages as u64 / 2, "it was told to");
+    assert!(pager.stats().unwrap().swap_ra > after.swap_ra + pages as u64 / 2, "it was told to");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_region_goes_while_its_window_is_on_its_way() {
             let region = filled(&pager, 2000);
             (0..40 + round * 7).for_each(|page| check(&region, page));
             drop(region); // the marker just touched has asked for the next window
-            let stats = pager.stats();
+            let stats = pager.stats().unwrap();
             assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.file_bytes), (0, 0, 0), "{stats:?}");
         }
     }
@@ -125,7 +125,7 @@ fn slot_order_finds_what_was_swapped_out_together() {
         (0..3000).for_each(|page| check(&one, page));
         (0..3000).rev().for_each(|page| check(&other, page));
     }
-    let stats = pager.stats();
+    let stats = pager.stats().unwrap();
     assert!(stats.swap_ra > 1000 && stats.swap_ra_hit * 2 > stats.swap_ra, "{stats:?}");
     // A slot that has been given to somebody else since names the wrong page, and that page says so.
     drop(other);
@@ -160,7 +160,11 @@ fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
         let before = e.swap.usage().read_errors;
         (0..pages).filter(|page| !damaged.contains(page)).for_each(|page| check(&region, page));
         let errors = e.swap.usage().read_errors - before;
-        assert!(pager.stats().swap_ra > 300 && errors > 0, "{rule}: {errors} errors, {:?}", pager.stats());
+        assert!(
+            pager.stats().unwrap().swap_ra > 300 && errors > 0,
+            "{rule}: {errors} errors, {:?}",
+            pager.stats().unwrap()
+        );
         drop((region, pager));
         std::fs::remove_file(&path).unwrap();
     }

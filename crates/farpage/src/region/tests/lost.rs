@@ -41,7 +41,7 @@ fn pin_and_prefetch_name_the_page_and_the_others_are_right() {
         let at = first.saturating_sub(1) * PAGE_SIZE;
         let refused = region.pin(at..(first + 1) * PAGE_SIZE).map(drop);
         assert!(matches!(refused, Err(Error::Unreadable { offset, .. }) if offset == first * PAGE_SIZE), "{refused:?}");
-        assert_eq!(pager.stats().pinned_bytes, 0);
+        assert_eq!(pager.stats().unwrap().pinned_bytes, 0);
         // Given up, it is zeros, and a page like any other.
         region.advise(first * PAGE_SIZE..(first + 1) * PAGE_SIZE, Advice::DontNeed).unwrap();
         assert_eq!(region[first * PAGE_SIZE], 0);

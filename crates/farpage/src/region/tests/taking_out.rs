@@ -36,9 +36,9 @@ fn frames_that_nobody_touches_come_back() {
     (0..pages).for_each(|page| region[page * PAGE_SIZE] = 1 + page as u8 % 251);
     // Room for everything from now on, so that nothing else has to go.
     pager.resize_budget(256 << 20).unwrap();
-    let resident = pager.stats().resident_bytes;
+    let resident = pager.stats().unwrap().resident_bytes;
     (0..pages).step_by(64).for_each(|page| inner.read_ahead(&Window::of(page as u64, 64)));
-    let stats = pager.stats();
+    let stats = pager.stats().unwrap();
     assert!(stats.swap_ra as usize > inner.frames.len() && stats.swap_ra_hit == 0, "{stats:?}");
     assert!(stats.resident_bytes >= resident, "there was room for them: {stats:?}");
     (0..pages).for_each(|page| assert_eq!(region[page * PAGE_SIZE], 1 + page as u8 % 251));
@@ -102,7 +102,7 @@ fn locked_regions_are_taken_out_too() {
     let words: &mut [u64] = region.view_mut();
     (0..len / 8).step_by(512).for_each(|i| words[i] = i as u64 + 1);
     assert!((0..len / 8).step_by(512).all(|i| words[i] == i as u64 + 1));
-    let stats = pager.stats();
+    let stats = pager.stats().unwrap();
     assert!(stats.resident_bytes <= 4 << 20, "locked: {locked}; {stats:?}");
     // Its place can be used again.
     drop(region);
