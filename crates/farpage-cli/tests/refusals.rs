@@ -47,13 +47,20 @@ fn devices() {
         ("zram,color=red", "unknown option \"color=red\""),
         ("zram,size=0", "size \"0\""),
         ("zram,prio=x", "priority \"x\""),
+        ("zram,size=100", "below the minimum"),
+        ("file:/var/tmp,size=4K", "below the minimum"),
+        ("file:/var/tmp/no-such-file", "/var/tmp/no-such-file: cannot look at it: No such file"),
+        ("file:/etc/passwd", "it holds something that is not farpage's"),
         ("file:", "no path"),
         ("file:/var/tmp,alg=lz4", "unknown option \"alg=lz4\""),
-        ("file:/no/such/dir/file", "/no/such/dir/file: no such file"),
+        ("file:/no/such/dir/file", "/no/such/dir/file: cannot look at it: No such file"),
         ("file:/dev/null", "neither a directory, a regular file nor a block device"),
     ] {
         refused(run().args(["--swap", spec, "true"]), 125, part);
     }
+    assert_ne!(std::fs::metadata("/etc/passwd").unwrap().len(), 0, "looked at, not taken");
+    let error = refused(run().args(["--trace", "/no/such/dir/trace", "true"]), 125, "cannot make /no/such/dir/trace");
+    assert!(error.contains("help: "), "{error}");
     let dir = tempfile::Builder::new().prefix("semi;colon").tempdir().unwrap();
     refused(run().arg("--swap").arg(format!("file:{}", dir.path().display())).arg("true"), 125, "semicolon");
 }

@@ -132,6 +132,9 @@ impl fmt::Display for ConfError {
 
 impl std::error::Error for ConfError {}
 
+/// Smallest device, bytes: a page, and slot 0, which is never used.
+const SIZE_MIN: u64 = 8192;
+
 impl SwapSpec {
     /// Compressed RAM without limits of its own.
     pub fn zram(alg: Alg) -> SwapSpec {
@@ -156,7 +159,9 @@ impl SwapSpec {
     pub fn parse(text: &str) -> Result<SwapSpec, ConfError> {
         let err = |what: String| ConfError(format!("swap device {text:?}: {what}"));
         let bytes = |v: &str| size::parse(v).map_err(|e| err(e.to_string()));
-        let number = |v: &str| v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number")));
+        let number = |v: &str| {
+            v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number; write for example 5 or -1")))
+        };
         let mut parts = text.split(',');
         let head = parts.next().unwrap_or("");
         let mut spec = match head.strip_prefix("file:") {
@@ -191,13 +196,23 @@ impl SwapSpec {
                     SwapSpec::Zram { size, .. } | SwapSpec::Ram { size, .. } | SwapSpec::File { size, .. },
                     "size",
                     Some(v),
-                ) => *size = Some(bytes(v)?),
+                ) => match bytes(v)? {
+                    n if n < SIZE_MIN => return Err(err(format!("size {v} is below the minimum of 8.0 KiB"))),
+                    n => *size = Some(n),
+                },
                 (
                     SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. },
                     "prio",
                     Some(v),
                 ) => *prio = Some(number(v)?),
-                _ => return Err(err(format!("unknown option {part:?}"))),
+                _ => {
+                    let known = match spec {
+                        SwapSpec::Zram { .. } => "alg, recompress, size and prio",
+                        SwapSpec::Ram { .. } => "size and prio",
+                        SwapSpec::File { .. } => "size, free, encrypt and prio",
+                    };
+                    return Err(err(format!("unknown option {part:?}; it has {known}")));
+                }
             }
         }
         Ok(spec)
@@ -323,7 +338,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=4096;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;verbose",
         ] {

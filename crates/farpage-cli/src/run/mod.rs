@@ -63,7 +63,16 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
     elf::check(&path).or_else(forgivable)?;
-    if !args.swap.is_empty() {
+    if args.swap.is_empty() {
+        let mut usable = Vec::new();
+        for mut spec in std::mem::take(&mut conf.swap) {
+            match resolve_file(&mut spec) {
+                Ok(()) => usable.push(spec),
+                Err(failure) => say(format_args!("{failure}\n  going on with compressed memory only")),
+            }
+        }
+        conf.swap = usable;
+    } else {
         conf.swap.iter_mut().try_for_each(resolve_file)?;
     }
     let conf_text = conf_text(&conf)?;
@@ -129,7 +138,12 @@ fn new_file(path: &Path) -> Result<PathBuf> {
         let sentence = format!("--trace: {} exists already", shown(path));
         return Err(Failure::new(sentence).help("choose another name, or remove it"));
     }
-    std::path::absolute(path).map_err(|e| Failure::new(format!("--trace: {}: {}", shown(path), why(&e))))
+    let fail = |e: &io::Error| Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(e)));
+    let path = std::path::absolute(path).map_err(|e| fail(&e))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK)
+        .map_err(|e| fail(&e.into()).help("name a file in a directory that exists and that you may write to"))?;
+    Ok(path)
 }
 
 fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
@@ -141,16 +155,9 @@ fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
 fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     let SwapSpec::File { path, .. } = spec else { return Ok(()) };
     let absolute = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-    let fail = |e: &io::Error| Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), why(e)));
-    // A file that does not exist yet is made by the engine; its directory must exist.
-    let directory = absolute.parent().unwrap_or(Path::new("/"));
-    let checked = if absolute.exists() { absolute.as_path() } else { directory };
-    let kind = std::fs::metadata(checked).map_err(|e| fail(&e))?;
-    if !absolute.exists() && !kind.is_dir() {
-        return Err(fail(&io::Error::from_raw_os_error(libc::ENOTDIR)));
-    }
-    farpage::device::file::check(&absolute).map_err(|e| Failure::new(format!("--swap: {e}")))?;
-    rustix::fs::access(checked, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
+    farpage::device::file::check(&absolute).map_err(|e| {
+        Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), e.reason)).help(e.remedy)
+    })?;
     *path = absolute;
     Ok(())
 }

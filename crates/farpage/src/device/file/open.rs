@@ -6,7 +6,7 @@ use super::backing::{Backing, Fd, MAGIC};
 use super::{DeviceError, PAGE_BITS, block};
 use crate::PAGE_SIZE;
 use crate::sys::raw::ErrnoText;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
@@ -37,10 +37,7 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
     if size.is_some_and(|bytes| bytes < 2 * PAGE_SIZE as u64) {
         return Err(error("its size is below 8 KiB".into(), "give it a larger size="));
     }
-    let stat = rustix::fs::stat(path).map_err(|errno| {
-        let remedy = "name a directory that exists, or make an empty file there first";
-        error(format!("cannot look at it: {}", ErrnoText(errno)), remedy)
-    })?;
+    let stat = look(path, &error)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     let dir_path = match kind {
         FileType::Directory => path,
@@ -53,18 +50,11 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
         }
         _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(CWD, dir_path, flags, Mode::empty()).map_err(|errno| {
-        error(format!("cannot open the directory: {}", ErrnoText(errno)), "use a directory that you may write to")
-    })?;
+    let dir = open_directory(dir_path, &error)?;
     let file = match kind {
         FileType::RegularFile => Some(open_file(path, &error)?),
         _ => {
-            let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-            rustix::fs::accessat(&dir, c".", access, AtFlags::empty()).map_err(|errno| {
-                let remedy = "use a directory that you may write to";
-                error(format!("cannot create files there: {}", ErrnoText(errno)), remedy)
-            })?;
+            may_create(&dir, &error)?;
             None
         }
     };
@@ -78,27 +68,52 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
 /// What the launcher can see to before the program starts, without changing anything.
 ///
 /// # Errors
-/// A block device that is in use or holds something, or a path that can be no swap device.
+/// A directory where no file can be made; a file that is not there, in use, another user's or not farpage's; a block device
+/// that is in use or holds something; a path that can be no swap device.
 pub fn check(path: &Path) -> Result<(), DeviceError> {
     let error = |reason: String, remedy: &str| {
         let name = format!("file:{}", path.display());
         DeviceError { name, reason, remedy: remedy.into() }
     };
-    match rustix::fs::stat(path) {
-        // One that does not exist is told by the caller, who knows more.
-        Err(_) => Ok(()),
-        Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory | FileType::RegularFile => Ok(()),
-            FileType::BlockDevice => block::check(path, stat.st_rdev, &error),
-            _ => Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
-        },
+    let stat = look(path, &error)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => may_create(&open_directory(path, &error)?, &error),
+        FileType::RegularFile => claim_file(path, &error).map(drop),
+        FileType::BlockDevice => block::check(path, stat.st_rdev, &error),
+        _ => Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     }
+}
+
+/// Makes an error of this device: what is wrong, what to do.
+type Fail<'a> = &'a dyn Fn(String, &str) -> DeviceError;
+
+fn look(path: &Path, error: Fail<'_>) -> Result<rustix::fs::Stat, DeviceError> {
+    rustix::fs::stat(path).map_err(|errno| {
+        let remedy = "name a directory that exists, or make an empty file there first";
+        error(format!("cannot look at it: {}", ErrnoText(errno)), remedy)
+    })
+}
+
+fn open_directory(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|errno| {
+        error(format!("cannot open the directory: {}", ErrnoText(errno)), "use a directory that you may write to")
+    })
+}
+
+fn may_create(dir: &OwnedFd, error: Fail<'_>) -> Result<(), DeviceError> {
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::accessat(dir, c".", access, AtFlags::empty()).map_err(|errno| {
+        let remedy = "use a directory that you may write to";
+        error(format!("cannot create files there: {}", ErrnoText(errno)), remedy)
+    })
 }
 
 const NEITHER: &str = "it is neither a directory, a regular file nor a block device";
 
 /// A file with a name: only one that is empty or a swap file of ours, and that nobody else swaps to.
-fn open_file(path: &Path, error: &dyn Fn(String, &str) -> DeviceError) -> Result<Backing, DeviceError> {
+/// It is locked, and not changed yet.
+fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
     let failed = |what: &str, errno: Errno| error(format!("{what}: {}", ErrnoText(errno)), "use a file that is yours");
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|e| failed("cannot open it", e))?;
@@ -127,6 +142,13 @@ fn open_file(path: &Path, error: &dyn Fn(String, &str) -> DeviceError) -> Result
             return Err(error("it holds something that is not farpage's".into(), remedy));
         }
     }
+    Ok(fd)
+}
+
+/// Opens a file with a name for the engine.
+fn open_file(path: &Path, error: Fail<'_>) -> Result<Backing, DeviceError> {
+    let failed = |what: &str, errno: Errno| error(format!("{what}: {}", ErrnoText(errno)), "use a file that is yours");
+    let fd = claim_file(path, error)?;
     // Old pages go, and so does what they held.
     let mut header = [0; PAGE_SIZE];
     header[..MAGIC.len()].copy_from_slice(MAGIC);
