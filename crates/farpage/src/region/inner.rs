@@ -348,6 +348,8 @@ impl Inner {
         self.readahead.close(first);
         self.discard(first, first + pages, true);
         self.free_now();
+        // First: a thread that still reads must not find the kernel's zeros where its content was.
+        let _ = self.space.forbid(first, pages as usize);
         let _ = self.uffd.unregister(self.space.addr(first), pages as usize * PAGE_SIZE);
         if self.space.open(first, pages as usize, false).is_err() {
             // The place must not be used again; it stays empty.

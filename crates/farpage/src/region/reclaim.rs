@@ -60,6 +60,9 @@ pub fn main(e: &Inner, index: usize) {
         }
         if first {
             e.swap.tend(!wanted);
+            if let Some(warning) = e.swap.take_warning() {
+                message(&warning);
+            }
             w.asleep.store(true, SeqCst);
             // Somebody may have taken the last frames before that was set.
             if !wanted && e.wanted() && w.asleep.swap(false, SeqCst) {

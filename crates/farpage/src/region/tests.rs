@@ -544,8 +544,11 @@ fn a_region_dropped_under_a_thread_ends_the_process() {
 #[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
 fn drop_under_threads() {
     let pager = pager(4 << 20);
-    let region = pager.region(16 << 20).unwrap();
+    let mut region = pager.region(16 << 20).unwrap();
     let base = region.as_ptr() as usize;
+    for page in 0..4096usize {
+        region[page * PAGE_SIZE..][..8].copy_from_slice(&(page as u64 + 1).to_ne_bytes());
+    }
     let threads: Vec<_> = (0..2u64)
         .map(|t| {
             std::thread::spawn(move || {
@@ -553,7 +556,7 @@ fn drop_under_threads() {
                     let page = mix(i ^ t << 40) as usize % 4096;
                     // SAFETY: not safe, and that is what is tested: the region goes away.
                     let word = unsafe { ((base + page * PAGE_SIZE) as *const u64).read_volatile() };
-                    assert_eq!(word, 0);
+                    assert_eq!(word, page as u64 + 1);
                 }
             })
         })
