@@ -144,7 +144,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
-PROGRAMS ?= python_update python_file python_subprocess cc node java
+PROGRAMS ?= syscalls python_update python_file python_subprocess python_fork cc node java stress_ng
 programs: build test-programs
 	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
 

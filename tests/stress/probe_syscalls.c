@@ -359,21 +359,59 @@ static enum result remote_vm(const struct order *o, bool in)
 	return in ? PASS : is(scratch, 0);
 }
 
+/* ptrace and /proc/PID/mem do not wait for a page: the kernel says EIO for one that is swapped out, and nothing else may
+ * happen. process_vm_readv does wait, so that it can be had after all. It may be taken out again at once. */
+static bool again(const struct order *o, uint64_t addr, int *tries)
+{
+	char byte;
+	struct iovec here = { &byte, 1 }, there = { (void *)(uintptr_t)addr, 1 };
+
+	return errno == EIO && (*tries)++ < 1000 && process_vm_readv(o->pid, &here, 1, &there, 1, 0) == 1;
+}
+
 static enum result remote_mem(const struct order *o)
 {
 	char path[64];
+	int tries = 0;
 
 	snprintf(path, sizeof path, "/proc/%d/mem", (int)o->pid);
 	int fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0 || pread(fd, scratch, SPAN, o->addr) != SPAN)
+	if (fd < 0)
 		return errno_of(path);
+	for (size_t at = 0; at < SPAN; at += PAGE)
+		while (pread(fd, (char *)scratch + at, PAGE, o->addr + at) != PAGE)
+			if (!again(o, o->addr + at, &tries))
+				return errno_of("pread of /proc/PID/mem");
 	if (is(scratch, 0) != PASS)
 		return FAIL;
 	fill(scratch, o->number, 1);
-	if (pwrite(fd, scratch, SPAN, o->addr) != SPAN)
-		return errno_of("pwrite to /proc/PID/mem");
+	for (size_t at = 0; at < SPAN; at += PAGE)
+		while (pwrite(fd, (char *)scratch + at, PAGE, o->addr + at) != PAGE)
+			if (!again(o, o->addr + at, &tries))
+				return errno_of("pwrite to /proc/PID/mem");
 	close(fd);
 	return PASS;
+}
+
+static bool peek(const struct order *o, size_t word)
+{
+	int tries = 0;
+
+	do {
+		errno = 0;
+		scratch[word] = ptrace(PTRACE_PEEKDATA, o->pid, o->addr + word * 8, 0);
+	} while (errno && again(o, o->addr + word * 8, &tries));
+	return errno == 0;
+}
+
+static bool poke(const struct order *o, size_t word, uint64_t to)
+{
+	int tries = 0;
+
+	while (ptrace(PTRACE_POKEDATA, o->pid, o->addr + word * 8, to))
+		if (!again(o, o->addr + word * 8, &tries))
+			return false;
+	return true;
 }
 
 static enum result remote_ptrace(const struct order *o)
@@ -386,16 +424,14 @@ static enum result remote_ptrace(const struct order *o)
 		return errno_of("PTRACE_INTERRUPT");
 	enum result r = PASS;
 	for (size_t i = 0; i < WORDS && r == PASS; i += 61) {
-		errno = 0;
-		scratch[i] = ptrace(PTRACE_PEEKDATA, o->pid, o->addr + i * 8, 0);
-		if (errno)
+		if (!peek(o, i))
 			r = errno_of("PTRACE_PEEKDATA");
 		else if (scratch[i] != value(o->number, i, 0))
 			r = because("PTRACE_PEEKDATA: word %zu is %016llx", i, (unsigned long long)scratch[i]);
 	}
 	/* The last word of each page, so that some pages see a write before any read. */
 	for (size_t i = PAGE / 8 - 1; i < WORDS && r == PASS; i += PAGE / 8)
-		if (ptrace(PTRACE_POKEDATA, o->pid, o->addr + i * 8, value(o->number, i, 1)))
+		if (!poke(o, i, value(o->number, i, 1)))
 			r = errno_of("PTRACE_POKEDATA");
 	ptrace(PTRACE_DETACH, o->pid, 0, 0);
 	return r;
