@@ -54,6 +54,58 @@ fn rows_have_both_sides() {
     }
 }
 
+#[test]
+fn all_workloads_are_one_document_and_one_page() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("report.html");
+    let mut command = bench("20M", &["--no-kernel", "--json", "-", "--html", page.to_str().unwrap()]);
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<_> = value["rows"].as_array().unwrap().iter().map(|r| r["workload"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 9, "{names:?}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(names.iter().all(|name| page.contains(name)) && page.contains("<svg"), "{page}");
+    assert!(page.contains("--no-kernel"), "it does not say why a side is missing");
+    // One file that needs no other.
+    assert!(!["src=", "href=", "@import", "url("].iter().any(|part| page.contains(part)), "{page}");
+}
+
+#[test]
+fn a_plain_process_can_be_measured_under_run() {
+    if !common::works_here() {
+        eprintln!("skipped: no full userfaultfd here");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = bench("40M", &["--mode", "run", "--workload", "rand-rmw", "--no-kernel", "--json", "-"]);
+    command.env("FARPAGE_PRELOAD", common::preload());
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &value["rows"][0];
+    assert_eq!(row["mode"], "run");
+    assert!(row["farpage"]["major_faults"].as_u64().unwrap() > 100, "it did not swap: {row}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for arguments in [
+        &["--ram", "1M"][..],
+        &["--data", "1K"],
+        &["--threads", "0"],
+        &["--rounds", "0"],
+        &["--workload", "sleep"],
+        &["--against", "mmap", "--workload", "fault"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+        let output = command.args(["bench", "compare", "--no-kernel"]).args(arguments).output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
 /// Runs the bench, and gives its only row.
 fn row(arguments: &[&str]) -> Value {
     let output = bench("24M", arguments).args(["--json", "-"]).stderr(Stdio::inherit()).output().unwrap();

@@ -373,6 +373,16 @@ impl WorkingSet {
         n + tail(&then.mapped, links, &mut out[n..])
     }
 
+    /// Up to `out.len()` of the oldest mapped pages of main, although it is not their turn: where all of probation stays.
+    pub fn oldest_of_main(&self, links: &impl Links, out: &mut [u32]) -> usize {
+        tail(&self.main.mapped, links, out)
+    }
+
+    /// Mapped pages of probation, and of main.
+    pub fn mapped_lens(&self) -> (u32, u32) {
+        (self.probation.mapped.len(), self.main.mapped.len())
+    }
+
     /// How many pages are best cached now, at most `most`.
     ///
     /// The stage earns: each page that is wanted back from it would have been read sooner or later. And it costs: a fault

@@ -42,3 +42,4 @@ pub mod trace;
 pub mod writer;
 
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};
+pub use region::Pager;

@@ -147,6 +147,16 @@ impl Lru {
         self.set.oldest(table, u32::try_from(target).unwrap_or(u32::MAX), out)
     }
 
+    /// Up to `out.len()` of the oldest pages that proved hot, although it is not their turn.
+    pub fn oldest_hot(&self, table: &PageTable, out: &mut [u32]) -> usize {
+        self.set.oldest_of_main(table, out)
+    }
+
+    /// Pages that are mapped and have yet to prove hot, and those that have.
+    pub fn active_lens(&self) -> (u32, u32) {
+        self.set.mapped_lens()
+    }
+
     /// A `Mapped` page that cannot be moved for now: it becomes the youngest of its list.
     pub fn rotate(&mut self, table: &PageTable, node: Node) {
         self.set.rotate(table, node.0, table.rank(node.0));

@@ -103,28 +103,29 @@ impl Distances {
     }
 }
 
-/// How many of the program's pages cannot be taken out: as many of them as of those that reclaim tried of late. It tries the
-/// oldest, and one that stays is the youngest then, so a page is tried once a round, whether it can go or not.
+/// How many of the program's pages cannot be taken out. Reclaim tries the oldest of those that have yet to prove hot, and one that
+/// stays is the youngest of them then: so in a round of as many tries as there are such pages, each is tried once. Not
+/// before a round is over does the share say anything, because pages that stay are neighbours.
 #[derive(Debug, Default)]
 pub struct Stuck {
     taken: u64,
     skipped: u64,
-    /// Of 1024.
+    /// Of 1024, the mean of rounds, the last one half of it.
     share: u64,
 }
 
-/// Pages tried until the share is looked at anew.
-const TRIED: u64 = 256;
+/// Least pages of a round.
+const ROUND_MIN: u64 = 256;
 
 impl Stuck {
-    /// The estimate, of `active` pages that are mapped now; `taken` and `skipped` since the start.
-    pub fn estimate(&mut self, taken: u64, skipped: u64, active: u64) -> u64 {
+    /// The estimate, of `cold` pages that are mapped and have yet to prove hot; `taken` and `skipped` since the start.
+    pub fn estimate(&mut self, taken: u64, skipped: u64, cold: u64) -> u64 {
         let (went, stayed) = (taken.wrapping_sub(self.taken), skipped.wrapping_sub(self.skipped));
-        if went + stayed >= TRIED {
+        if went + stayed >= cold.max(ROUND_MIN) {
             (self.taken, self.skipped) = (taken, skipped);
-            self.share = (self.share * 3 + stayed * 1024 / (went + stayed)) / 4;
+            self.share = (self.share + stayed * 1024 / (went + stayed)) / 2;
         }
-        active * self.share / 1024
+        cold * self.share / 1024
     }
 }
 
@@ -394,6 +395,8 @@ mod tests {
         assert!((690..=700).contains(&often(0, 1000, 700)));
         assert_eq!(often(1000, 0, 700), 0);
         assert_eq!(often(0, 1, 700), 0, "too few to tell");
+        let neighbours = [often(0, 30, 10_000), often(300, 0, 10_000)];
+        assert!(neighbours.iter().all(|n| *n < 1200), "a tenth of a round, one after the other: {neighbours:?}");
     }
 
     #[test]

@@ -23,6 +23,15 @@ pub const BATCH: usize = 64;
 /// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
 const RESIDENT_MIN: usize = 64;
 
+/// Which pages go.
+#[derive(Clone, Copy)]
+enum Oldest {
+    /// Those whose turn it is.
+    InTurn,
+    /// Those that proved hot.
+    Hot,
+}
+
 /// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
 #[derive(Debug, Default)]
 pub struct CleanBalance {
@@ -102,12 +111,16 @@ impl Pager {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
+        let mut vain = false;
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
             self.adopt_news();
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
-            if lock(&e.lru).cached_len() < 16 {
-                self.shrink_past_stuck();
+            let few = lock(&e.lru).cached_len() < 16;
+            if few && vain {
+                self.shrink(BATCH);
+            } else if few {
+                vain = !self.shrink_past_stuck();
             }
             let (freed, refused) = writer::write_some(e, 8);
             if e.frames.free_count() > 0 {
@@ -124,29 +137,47 @@ impl Pager {
         false
     }
 
-    /// [`Pager::shrink`], on past pages that cannot be moved, once around the list at most.
-    fn shrink_past_stuck(&mut self) {
+    /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where such pages
+    /// stay, then around the others. Whether any was moved.
+    fn shrink_past_stuck(&mut self) -> bool {
         let e = self.e;
         let skipped = || e.stat.move_skipped.load(Relaxed);
-        let start = skipped();
-        let all = lock(&e.lru).active_len() as u64;
-        loop {
-            let before = skipped();
-            if self.shrink(BATCH) > 0 || skipped() == before || skipped() - start >= all {
-                return;
+        let (cold, hot) = lock(&e.lru).active_lens();
+        for (of, most) in [(Oldest::InTurn, cold), (Oldest::Hot, hot)] {
+            let start = skipped();
+            loop {
+                let before = skipped();
+                if self.shrink_some(of, BATCH) > 0 {
+                    return true;
+                }
+                if e.fork.wanted() {
+                    return false;
+                }
+                if skipped() == before || skipped() - start >= u64::from(most) {
+                    break;
+                }
             }
         }
+        false
     }
 
     /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
     pub(crate) fn shrink(&mut self, want: usize) -> usize {
+        self.shrink_some(Oldest::InTurn, want)
+    }
+
+    fn shrink_some(&mut self, of: Oldest, want: usize) -> usize {
         let e = self.e;
         let mut oldest = [0; BATCH];
         let target = e.cached_target();
         let n = {
             let lru = lock(&e.lru);
             let spare = lru.active_len().saturating_sub(RESIDENT_MIN);
-            lru.oldest_active(&e.table, target, &mut oldest[..want.min(BATCH).min(spare)])
+            let out = &mut oldest[..want.min(BATCH).min(spare)];
+            match of {
+                Oldest::InTurn => lru.oldest_active(&e.table, target, out),
+                Oldest::Hot => lru.oldest_hot(&e.table, out),
+            }
         };
         let mut nodes = oldest.map(Node);
         let batch = &mut nodes[..n];

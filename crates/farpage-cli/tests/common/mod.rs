@@ -76,6 +76,24 @@ pub fn fake() -> &'static Path {
     &libraries().fake
 }
 
+/// The real library, which `cargo test` does not build.
+pub fn preload() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let exe = std::env::current_exe().unwrap();
+        let directory = exe.ancestors().nth(2).unwrap();
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo.args(["build", "--quiet", "--package", "farpage-preload", "--target-dir"]);
+        cargo.arg(directory.parent().unwrap());
+        if directory.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        assert!(cargo.current_dir(root).status().unwrap().success(), "the library cannot be built");
+        directory.join("libfarpage_preload.so")
+    })
+}
+
 /// A directory that every user may enter.
 pub fn public_tempdir() -> TempDir {
     use std::os::unix::fs::PermissionsExt;

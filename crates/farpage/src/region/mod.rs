@@ -346,7 +346,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned),
-    /// [`Error::Unreadable`]. Nothing is pinned then.
+    /// [`Error::Unreadable`], [`Error::Os`]. Nothing is pinned then.
     pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
         let e = self.inner()?;
         let (first, end) = self.pages(&range)?;

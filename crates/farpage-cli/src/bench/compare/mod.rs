@@ -166,6 +166,14 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     if !(0.0..=1.0).contains(&args.entropy) {
         return Err(Failure::new("--entropy: from 0 (compresses best) to 1 (does not compress)"));
     }
+    let mut workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
+    if args.against == Against::Mmap {
+        // It maps and unmaps memory without a file.
+        if args.workload.contains(&Workload::Fault) {
+            return Err(Failure::new("--against mmap: the workload fault is one of anonymous memory"));
+        }
+        workloads.retain(|workload| *workload != Workload::Fault);
+    }
     if let Some(corpus) = &args.corpus {
         let bad = |e: &std::io::Error| Failure::new(format!("--corpus: cannot use {}: {}", corpus.display(), why(e)));
         content::Content::corpus(0, corpus).map_err(|e| bad(&e))?;
@@ -190,7 +198,6 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
             size::format(ram)
         ));
     }
-    let workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let tell = |text: &str| {
         if !json_on_stdout {
