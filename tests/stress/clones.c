@@ -17,17 +17,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STACK = 256 << 10 };
+enum { STACK = 4096, CANARY = 16 << 10 };
 
 static uint64_t *memory;
 static size_t words;
 static volatile int over;
+static char *stack; /* of STACK bytes, above CANARY bytes that nobody may write */
 
 pid_t _Fork(void);
 
 /* In a child nothing but this: it may hold copies of locks that nobody will ever release. */
 static int child(void *salt) {
     uint64_t was = (uintptr_t)salt;
+    for (size_t i = 0; i < CANARY; i++)
+        if (stack[i - CANARY] != (char)was) return 3;
     for (size_t i = 0; i < words; i++)
         if (memory[i] != (i ^ was)) return 1;
     for (size_t i = 0; i < words; i += 512) memory[i] = ~i;
@@ -36,15 +39,33 @@ static int child(void *salt) {
     return 0;
 }
 
-static pid_t make(int way, void *salt, char *stack) {
+/* As child, and then another child of its own, by fork(). */
+static int parent_too(void *salt) {
+    int status = -1;
+    pid_t pid = fork();
+    if (pid == 0) _exit(child(salt));
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || status) return 4;
+    return child(salt);
+}
+
+static pid_t make(int way, void *salt) {
+    static pid_t *tid; /* in memory that is swapped out: the kernel writes there in the child */
+    size_t word = words / 4 + 1;
+    tid = (pid_t *)(memory + word);
     struct clone_args args = {.exit_signal = SIGCHLD};
     switch (way) {
     case 0: return (pid_t)syscall(SYS_fork);
     case 1: return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     case 2: return (pid_t)syscall(SYS_clone3, &args, sizeof args);
-    case 3: return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_VFORK, 0, 0, 0, 0);
-    case 4: return _Fork();
-    case 5: return clone(child, stack + STACK, SIGCHLD, salt);
+    case 3: {
+        pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_CHILD_SETTID, 0, 0, tid, 0);
+        if (pid == 0 && *tid != getpid()) _exit(5);
+        if (pid == 0) memory[word] = word ^ (uintptr_t)salt;
+        return pid;
+    }
+    case 4: return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_VFORK, 0, 0, 0, 0);
+    case 5: return _Fork();
+    case 6: return clone(child, stack + STACK, SIGCHLD, salt);
     default: return clone(child, stack + STACK, SIGCHLD | CLONE_VFORK, salt);
     }
 }
@@ -64,14 +85,15 @@ static void *disturb(void *unused) {
 
 static void *work(void *rounds) {
     /* Swapped out between two uses, as the memory under test is. */
-    char *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (stack == MAP_FAILED) exit(2);
+    char *all = mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) exit(2);
+    stack = all + CANARY;
     for (uintptr_t round = 1; round <= (uintptr_t)rounds; round++) {
-        for (size_t i = 0; i < STACK; i += 512) stack[i] = (char)round;
+        for (size_t i = 0; i < CANARY; i++) all[i] = (char)round;
         for (size_t i = 0; i < words; i++) memory[i] = i ^ round;
-        for (int way = 0; way < 7; way++) {
-            pid_t pid = make(way, (void *)round, stack);
-            if (pid == 0) _exit(child((void *)round));
+        for (int way = 0; way < 8; way++) {
+            pid_t pid = make(way, (void *)round);
+            if (pid == 0) _exit(way == 2 ? parent_too((void *)round) : child((void *)round));
             if (pid < 0) perror("clones"), exit(2);
             int status = -1;
             while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}

@@ -394,7 +394,8 @@ enum fp_status fp_region_prefetch(const struct fp_region *region, size_t offset,
  * in FP_FAULT_SIGNAL they fail with EFAULT on memory that is not present, because the kernel cannot run the handler in
  * the middle of a call. *pin: to be given to fp_unpin; NULL on failure, and nothing is pinned then. Any thread.
  *
- * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE.
+ * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE, FP_ERR_OS (the kernel does not make it
+ * writable).
  *
  * Requires: `region` is NULL or a living region; `pin` is NULL or can be written.
  */

@@ -10,8 +10,8 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::sync::Once;
 
-/// Address space for it; memory is what is used of it. Less where so much is not to be had (`ulimit -v`).
-const RESERVED: [usize; 4] = [64 << 30, 4 << 30, 256 << 20, 16 << 20];
+/// Taken from the kernel at once, bytes; memory is what is used of it.
+const PIECE: usize = 64 << 20;
 
 struct Own {
     heap: Heap,
@@ -27,22 +27,25 @@ unsafe impl Sync for Own {}
 static OWN: Own = Own { heap: Heap::empty(), start: Once::new(), held: UnsafeCell::new(None) };
 
 impl Own {
-    fn start(&'static self) {
+    /// Gives the heap another piece, in which there is room for `size` bytes; false: there is none. What was left of the last
+    /// one is not used any more.
+    fn grow(&'static self, size: usize) -> bool {
+        // Before the regions' handlers, which allocate: so it is locked after theirs and unlocked before.
         self.start.call_once(|| {
-            let map = |len: &usize| {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-                // SAFETY: a new mapping where the kernel likes.
-                let at =
-                    unsafe { libc::mmap(std::ptr::null_mut(), *len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-                (at != libc::MAP_FAILED).then_some(Part { base: at as usize, len: *len })
-            };
-            let Some(part) = RESERVED.iter().find_map(map) else { return };
-            // SAFETY: just mapped, and never unmapped; nobody else knows it.
-            unsafe { self.heap.give(part) };
-            // Before the regions' handlers, which allocate: so it is locked after theirs and unlocked before.
             // SAFETY: three functions of this library; glibc forgets them when it is unloaded.
-            unsafe { libc::pthread_atfork(Some(prepare), Some(done), Some(done)) };
+            let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(done), Some(done)) };
         });
+        // Blocks are up to a quarter larger than what is asked for, and aligned.
+        let Some(len) = size.checked_mul(2).map(|twice| twice.max(PIECE)) else { return false };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where the kernel likes.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return false;
+        }
+        // SAFETY: just mapped, and never unmapped; nobody else knows it.
+        unsafe { self.heap.give(Part { base: at as usize, len }) };
+        true
     }
 }
 
@@ -59,9 +62,17 @@ extern "C" fn done() {
 // SAFETY: hands on to `Heap`.
 unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        OWN.start();
         // SAFETY: caller's promise.
-        unsafe { self.heap.alloc(layout) }
+        let take = || unsafe { self.heap.alloc(layout) };
+        let at = take();
+        if at.is_null() && OWN.grow(layout.size().max(layout.align())) { take() } else { at }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: caller's promise.
+        let take = || unsafe { self.heap.alloc_zeroed(layout) };
+        let at = take();
+        if at.is_null() && OWN.grow(layout.size().max(layout.align())) { take() } else { at }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {

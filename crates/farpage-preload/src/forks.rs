@@ -6,9 +6,10 @@
 //! (`unshare(CLONE_NEWUSER)`, `setns`).
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::engine::{Engine, engine};
+use farpage::engine::engine;
 use farpage::fork;
 use farpage::sys::raw;
+use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -26,8 +27,9 @@ const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
 /// The parent would sleep until the child's exec, and the child waits for the parent. With memory of its own nothing needs the former.
 const VFORK: usize = libc::CLONE_VFORK as usize;
 
+/// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own children.
 fn followed(flags: usize) -> bool {
-    flags & SHARES == 0 && engine().is_some_and(Engine::is_active)
+    flags & SHARES == 0 && engine().is_some_and(|e| e.is_active() && e.fork.is_home())
 }
 
 /// What `syscall(2)` of libc returns; sets `errno`.
@@ -42,9 +44,11 @@ fn answer(result: Result<usize, raw::Errno>) -> c_long {
     }
 }
 
-/// Makes a child that goes on at the same place as this thread, with libc's handlers around it.
-fn around(copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+/// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the kernel or
+/// the child's thread-local storage is, which must be there before the child's engine is.
+fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
     fork::prepare();
+    places.iter().filter(|at| **at != 0).for_each(|at| fork::touch(*at));
     let result = copy();
     if result == Ok(0) {
         fork::child();
@@ -60,49 +64,48 @@ fn around(copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw
 /// As libc's, and as for the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-    let mut args = [a, b, c, d, e, f];
     // SAFETY: caller's promise.
     let call = |args| unsafe { raw::syscall(number as u32, args) };
+    let args = [a, b, c, d, e, f];
     // A child with a stack of its own would return to nowhere: whoever asks for one does not come through a function.
-    let follow = match number {
-        libc::SYS_fork => followed(0),
-        libc::SYS_clone => {
-            let follow = b == 0 && followed(a);
-            args[0] &= if follow { !VFORK } else { !0 };
-            follow
-        }
-        libc::SYS_clone3 => return clone3(args, call),
-        _ => false,
-    };
-    answer(if follow { around(|| call(args)) } else { call(args) })
+    answer(match number {
+        libc::SYS_fork if followed(0) => around(&[], || call(args)),
+        libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([a & !VFORK, b, c, d, e, f])),
+        libc::SYS_clone3 => clone3(args, call),
+        _ => call(args),
+    })
 }
 
-/// The arguments of `clone3` are in memory, in a structure that may grow: the part that matters here.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct CloneArgs {
-    flags: u64,
-    /// `pidfd`, `child_tid`, `parent_tid`, `exit_signal`.
-    others: [u64; 4],
-    stack: u64,
-    /// `stack_size`, `tls`, `set_tid`, `set_tid_size`, `cgroup`.
-    more: [u64; 5],
-}
+/// The arguments of `clone3` are in memory, in a structure that may grow: this many words of it are read.
+const CLONE3_WORDS: usize = 64;
+/// Words of it: `flags`, `child_tid`, `stack`, `tls`.
+const FLAGS: usize = 0;
+const CHILD_TID: usize = 2;
+const STACK: usize = 5;
+const TLS: usize = 7;
 
-fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errno>) -> c_long {
+fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+    let mut own = [0usize; CLONE3_WORDS];
     let size = args[1];
-    // Smaller than the first version, or larger than what is known here: the kernel's business.
-    if args[0] == 0 || !(64..=size_of::<CloneArgs>()).contains(&size) {
-        return answer(call(args));
+    // Smaller than the first version, or larger than any yet, or not there: the kernel's business.
+    if !(64..=size_of_val(&own)).contains(&size) || !read_own(args[0], &raw mut own as usize, size) {
+        return call(args);
     }
-    let mut own = CloneArgs { flags: 0, others: [0; 4], stack: 0, more: [0; 5] };
-    // SAFETY: the caller says that so much is there; `own` is at least as large.
-    unsafe { std::ptr::copy_nonoverlapping(args[0] as *const u8, (&raw mut own).cast::<u8>(), size) };
-    if own.stack != 0 || !followed(own.flags as usize) {
-        return answer(call(args));
+    if own[STACK] != 0 || !followed(own[FLAGS]) {
+        return call(args);
     }
-    own.flags &= !(VFORK as u64);
-    answer(around(|| call([&raw const own as usize, size, 0, 0, 0, 0])))
+    own[FLAGS] &= !VFORK;
+    around(&[own[CHILD_TID], own[TLS]], || call([&raw const own as usize, size, 0, 0, 0, 0]))
+}
+
+/// Copies `len` bytes of this process; false where they are not memory.
+fn read_own(from: usize, to: usize, len: usize) -> bool {
+    const PROCESS_VM_READV: u32 = 310;
+    let (here, there) = ([to, len], [from, len]);
+    let (here, there) = (here.as_ptr() as usize, there.as_ptr() as usize);
+    // SAFETY: writes `len` bytes at `to`, which the caller owns.
+    let read = unsafe { raw::syscall(PROCESS_VM_READV, [std::process::id() as usize, here, 1, there, 1, 0]) };
+    read == Ok(len)
 }
 
 /// As libc's; see the module header.
@@ -122,18 +125,14 @@ pub extern "C" fn _Fork() -> libc::pid_t {
     let pid = real();
     if pid == 0 {
         fork::child();
-    } else {
-        parent_keeping_errno();
+        return pid;
     }
-    pid
-}
-
-fn parent_keeping_errno() {
     // SAFETY: the calling thread's errno.
     let errno = unsafe { *libc::__errno_location() };
     fork::parent();
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+    pid
 }
 
 type Start = extern "C" fn(*mut c_void) -> c_int;
@@ -146,23 +145,6 @@ type Clone = unsafe extern "C" fn(
     *mut c_void,
     *mut libc::pid_t,
 ) -> c_int;
-
-/// What a child of [`clone`] is to run.
-struct Errand {
-    start: Start,
-    arg: *mut c_void,
-}
-
-/// The first function of a child of [`clone`].
-extern "C" fn started(errand: *mut c_void) -> c_int {
-    // SAFETY: `clone` passed its own, of which this process has a copy.
-    let errand = unsafe { &*errand.cast::<Errand>() };
-    fork::child();
-    let status = (errand.start)(errand.arg);
-    // libc would end this thread only, and with it, had it no engine, the process.
-    // SAFETY: ends the process, as the end of its only thread would have.
-    unsafe { libc::_exit(status) }
-}
 
 /// As libc's; see the module header.
 ///
@@ -178,23 +160,52 @@ pub unsafe extern "C" fn clone(
     tls: *mut c_void,
     child_tid: *mut libc::pid_t,
 ) -> c_int {
-    let real = found(&REAL_CLONE, c"clone");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: Clone = unsafe { std::mem::transmute(real) };
     if stack.is_null() || !followed(flags as usize) {
+        let real = found(&REAL_CLONE, c"clone");
+        if real == 0 {
+            no_such_function();
+            return -1;
+        }
+        // SAFETY: libc's function of this name has this type.
+        let real: Clone = unsafe { std::mem::transmute(real) };
         // SAFETY: caller's promise.
         return unsafe { real(start, stack, flags, arg, parent_tid, tls, child_tid) };
     }
-    let mut errand = Errand { start, arg };
-    let errand = (&raw mut errand).cast::<c_void>();
-    fork::prepare();
-    fork::child_runs_on(stack as usize);
-    // SAFETY: caller's promise; the child has memory of its own, and in it the errand.
-    let pid = unsafe { real(started, stack, flags & !libc::CLONE_VFORK, errand, parent_tid, tls, child_tid) };
-    parent_keeping_errno();
-    pid
+    // Pointers that the flags do not ask for may be anything.
+    let asked = |flag: c_int, at: usize| if flags & flag != 0 { at } else { 0 };
+    let places = [asked(libc::CLONE_CHILD_SETTID, child_tid as usize), asked(libc::CLONE_SETTLS, tls as usize)];
+    let args = [flags as usize & !VFORK, 0, parent_tid as usize, child_tid as usize, tls as usize, 0];
+    // The child goes on here, on its copy of this stack, until its engine runs: its own may be small.
+    // SAFETY: caller's promise; without a stack of its own the child returns like this thread.
+    let result = around(&places, || unsafe { raw::syscall(libc::SYS_clone as u32, args) });
+    if result == Ok(0) {
+        // SAFETY: caller's promise; nothing of this stack is used again in the child.
+        unsafe { run_on(stack as usize & !15, start, arg) };
+    }
+    answer(result) as c_int
+}
+
+/// Calls `start` on another stack; its result is the status of the process. (libc ends the calling thread, and with it a process
+/// that has no other; this one has its engine's.)
+///
+/// # Safety
+/// `stack` is the aligned upper end of memory that nobody else uses.
+unsafe fn run_on(stack: usize, start: Start, arg: *mut c_void) -> ! {
+    // SAFETY: caller's promise; nothing returns.
+    unsafe {
+        asm!(
+            "mov rsp, {stack}",
+            "xor ebp, ebp",
+            "call {start}",
+            "mov edi, eax",
+            "mov eax, {exit_group}",
+            "syscall",
+            "ud2",
+            stack = in(reg) stack,
+            start = in(reg) start,
+            exit_group = const libc::SYS_exit_group,
+            in("rdi") arg,
+            options(noreturn)
+        )
+    }
 }

@@ -222,6 +222,7 @@ impl Engine {
     /// One line.
     pub fn spawn_monitor(&'static self) -> Result<(), String> {
         let name = crate::stat::THREAD_NAME.as_bytes();
+        self.fork.settle_here();
         let tid = self
             .spawn(0, crate::monitor::main, name, false)
             .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;

@@ -68,6 +68,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         for mut spec in std::mem::take(&mut conf.swap) {
             match resolve_file(&mut spec) {
                 Ok(()) => usable.push(spec),
+                Err(_) if args.quiet => {}
                 Err(failure) => say(format_args!("{failure}\n  going on with compressed memory only")),
             }
         }
@@ -75,6 +76,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     } else {
         conf.swap.iter_mut().try_for_each(resolve_file)?;
     }
+    conf.trace.as_deref().map(check_trace).transpose()?;
     let conf_text = conf_text(&conf)?;
     note(&format_args!("{}={conf_text}", conf::ENV_CONF));
     if std::env::var_os(conf::ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
@@ -139,11 +141,15 @@ fn new_file(path: &Path) -> Result<PathBuf> {
         return Err(Failure::new(sentence).help("choose another name, or remove it"));
     }
     let fail = |e: &io::Error| Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(e)));
-    let path = std::path::absolute(path).map_err(|e| fail(&e))?;
+    std::path::absolute(path).map_err(|e| fail(&e))
+}
+
+/// Whether the program's user can make the file.
+fn check_trace(path: &Path) -> Result<()> {
+    let fail = |e: &io::Error| Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(e)));
     let directory = path.parent().unwrap_or(Path::new("/"));
-    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK)
-        .map_err(|e| fail(&e.into()).help("name a file in a directory that exists and that you may write to"))?;
-    Ok(path)
+    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+        .map_err(|e| fail(&e.into()).help("name a file in a directory that exists and that you may write to"))
 }
 
 fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {

@@ -11,7 +11,7 @@ use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall};
-use crate::sys::thread::fetch_fd;
+use crate::sys::thread::{block_signals, fetch_fd, restore_signals};
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::atomic::Ordering::SeqCst;
@@ -47,13 +47,9 @@ impl Engine {
     /// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are never
     /// taken out, but one that was noted late may be out already.
     fn touch_pinned(&self) {
-        const POPULATE_READ: usize = 22;
         // A copy: the pager needs the set to serve the faults.
         let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| *vpn as usize * PAGE_SIZE).collect();
-        for page in pinned {
-            // SAFETY: reads at most; a page whose thread's stack is gone answers with an error.
-            let _ = unsafe { syscall(nr::MADVISE, [page, PAGE_SIZE, POPULATE_READ, 0, 0, 0]) };
-        }
+        pinned.into_iter().for_each(touch);
     }
 }
 
@@ -86,7 +82,15 @@ fn touch_stack() -> usize {
 pub extern "C" fn prepare() {
     let Some(e) = engine() else { return };
     let f = &e.fork;
+    f.prepared.store(false, SeqCst);
+    if !f.is_home() {
+        return;
+    }
+    // A signal handler that forks as well would wait for itself. What a fault raises stays open.
+    let mask = block_signals();
     f.lock.lock();
+    f.mask.store(mask, SeqCst);
+    f.prepared.store(true, SeqCst);
     f.closed.store(1, SeqCst);
     f.writer_gate.lock();
     f.monitor_gate.lock();
@@ -132,16 +136,17 @@ pub extern "C" fn prepare() {
     *lock(&f.errand) = errand;
 }
 
-/// Between [`prepare`] and the copy: the child will run on another stack, below `top`, and not on this thread's.
-pub fn child_runs_on(top: usize) {
-    if let Some(e) = engine() {
-        e.fork.stack.store(top, SeqCst);
-    }
+/// Between [`prepare`] and the copy: makes the page at `at` present, if there is one. The kernel writes to some places of a child
+/// before anything can run there.
+pub fn touch(at: usize) {
+    const POPULATE_READ: usize = 22;
+    // SAFETY: reads at most; an address that is none answers with an error.
+    let _ = unsafe { syscall(nr::MADVISE, [at & !(PAGE_SIZE - 1), PAGE_SIZE, POPULATE_READ, 0, 0, 0]) };
 }
 
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
-    let Some(e) = engine() else { return };
+    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst)) else { return };
     let f = &e.fork;
     let errand = std::mem::take(&mut *lock(&f.errand));
     if errand.active {
@@ -164,7 +169,9 @@ pub extern "C" fn parent() {
     }
     errand.fetched.iter().for_each(|(_, here)| close(*here));
     Stat::add(&e.stat.forks, 1);
+    let mask = f.mask.load(SeqCst);
     open_gates(f);
+    restore_signals(mask);
 }
 
 fn open_gates(f: &Fork) {
@@ -177,8 +184,9 @@ fn open_gates(f: &Fork) {
 
 /// libc calls this in the child, whose only thread is the one that forked.
 pub extern "C" fn child() {
-    let Some(e) = engine() else { return };
+    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst)) else { return };
     let f = &e.fork;
+    let mask = f.mask.load(SeqCst);
     if f.settling.load(SeqCst) != 0 {
         fatal(
             "fork: the process was copied while another thread's fault was being served; nothing is lost in the parent",
@@ -227,6 +235,7 @@ pub extern "C" fn child() {
             futex::wait(&f.child_ready, 0, None);
         }
     }
+    restore_signals(mask);
 }
 
 fn close(fd: RawFd) {

@@ -35,7 +35,7 @@ mod helped;
 mod pause;
 mod verdict;
 
-pub use handlers::{child, child_runs_on, parent, prepare};
+pub use handlers::{child, parent, prepare, touch};
 pub use helped::Helped;
 pub use verdict::Verdict;
 
@@ -46,7 +46,7 @@ use crate::sys::raw::fatal;
 use crate::sys::thread::ForkLock;
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const RUNNING: u32 = 0;
 const PAUSE_WANTED: u32 = 1;
@@ -89,6 +89,12 @@ pub struct Fork {
     /// In a child: the engine was active and has to be started again before the program goes on.
     child_starts: AtomicBool,
     child_ready: AtomicU32,
+    /// The process that the engine's threads are in. A child that was made without the handlers is another one.
+    home: AtomicU32,
+    /// The handlers before the copy have run, so those after it have something to do. Changes under `lock`.
+    prepared: AtomicBool,
+    /// Signals that the forking thread had blocked before.
+    mask: AtomicU64,
     /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
     stack: AtomicUsize,
     /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not good.
@@ -115,6 +121,9 @@ impl Default for Fork {
             held: Mutex::new(Vec::new()),
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
+            home: AtomicU32::new(0),
+            prepared: AtomicBool::new(false),
+            mask: AtomicU64::new(0),
             stack: AtomicUsize::new(0),
             settling: AtomicU32::new(0),
             helped: Helped::default(),
@@ -133,6 +142,16 @@ impl Fork {
             }
             futex::wait(&self.closed, closed, None);
         }
+    }
+
+    /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
+    pub fn is_home(&self) -> bool {
+        self.home.load(SeqCst) == std::process::id()
+    }
+
+    /// The engine starts in this process.
+    pub fn settle_here(&self) {
+        self.home.store(std::process::id(), SeqCst);
     }
 
     /// A fork waits for the pager to hold still.

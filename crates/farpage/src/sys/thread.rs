@@ -128,6 +128,22 @@ fn canary() -> usize {
     value
 }
 
+/// Blocks the calling thread's signals but those that its own faults raise; what was blocked before.
+pub fn block_signals() -> u64 {
+    const OWN: [i32; 5] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+    let set = OWN.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
+    let mut before = 0;
+    let args = [0 /* SIG_BLOCK */, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
+    // SAFETY: both point to live 8-byte kernel signal sets.
+    let _ = unsafe { syscall(nr::RT_SIGPROCMASK, args) };
+    before
+}
+
+/// Undoes [`block_signals`].
+pub fn restore_signals(before: u64) {
+    let _ = sigprocmask(&before, &mut 0);
+}
+
 fn sigprocmask(set: &u64, old: &mut u64) -> Result<(), Errno> {
     let args = [2 /* SIG_SETMASK */, std::ptr::from_ref(set) as usize, std::ptr::from_mut(old) as usize, 8, 0, 0];
     // SAFETY: both point to live 8-byte kernel signal sets.

@@ -124,7 +124,17 @@ fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(error("it belongs to another user".into(), "use a file that is yours, or a directory"));
     }
-    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+    let lock = || rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive);
+    let mut locked = lock();
+    // A launcher that looks at it has it for a moment only.
+    for _ in 0..20 {
+        if locked != Err(Errno::WOULDBLOCK) {
+            break;
+        }
+        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 });
+        locked = lock();
+    }
+    match locked {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let remedy = "use a directory, where each program gets a file of its own";
