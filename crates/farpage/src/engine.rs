@@ -106,6 +106,8 @@ pub struct Engine {
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
+    /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there ([`crate::lost`]).
+    pub lost: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
     pub trash: Mutex<Option<Uffd>>,
     /// Threads sleep and wake here.
@@ -193,6 +195,7 @@ impl Engine {
             notes: Notes::default(),
             events: Mutex::new(None),
             pinned: Mutex::new(BTreeSet::new()),
+            lost: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             fork: Fork::default(),

@@ -18,6 +18,7 @@ impl Pager {
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
         let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
+        self.forget_lost(first, last);
         let mut dead = std::mem::take(&mut self.dead);
         e.table.for_each(first, last, |_, node| {
             loop {
@@ -92,6 +93,7 @@ impl Pager {
         }
         // Nothing of the old content of `to` may survive there.
         self.forget(to, to + len, true);
+        self.move_lost(first, last, shift);
         let moved = self.cut_scans(first, last);
         self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
         e.table.for_each(first, last, |vpn, old| {

@@ -179,10 +179,13 @@ impl Pager {
         }
         let tight = e.budget.pressure();
         let window = self.zero_streams.on_fault(vpn, if tight { ZERO_MAX_TIGHT } else { ZERO_MAX });
-        let untouched = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
+        let lost = lock(&e.lost);
+        let untouched =
+            |v: Vpn| v == vpn || e.table.node(v).is_none_or(|n| e.table.state(n) == State::None) && !lost.contains(&v);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
         let (start, end) = run_around(vpn, low, high, untouched);
+        drop(lost);
         let mut at = start;
         let mut outcome = None;
         while at < end {

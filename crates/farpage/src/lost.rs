@@ -2,13 +2,16 @@
 //!
 //! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the program goes on.
 //! Its slot is freed and its word says that there is no page, as after a discard. A real discard or `munmap` drops the kernel's
-//! mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. Nothing can be placed on a
-//! marked page (the kernel says that it is present), and a scan that takes it for present cannot move it.
+//! mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A scan that takes a marked page for
+//! present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces the mark, and zeros where content
+//! was would be wrong. So `Engine::lost` names these pages, and a window of zeros (the only thing that is put where nobody
+//! has faulted) ends before them.
 //!
-//! Caller: `fault`, on the pager's thread. No locks.
+//! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::lost`, innermost.
 
 use crate::PAGE_SIZE;
 use crate::device::{Entry, LoadError};
+use crate::engine::lock;
 use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
@@ -16,6 +19,23 @@ use crate::sys::raw::{fatal, message};
 use crate::sys::uffd::Refused;
 
 impl Pager {
+    /// `[first, last)` was discarded or unmapped: the marks are gone.
+    pub(crate) fn forget_lost(&mut self, first: Vpn, last: Vpn) {
+        let mut lost = lock(&self.e.lost);
+        while let Some(vpn) = lost.range(first..last).next().copied() {
+            lost.remove(&vpn);
+        }
+    }
+
+    /// What was at `[first, last)` is at `to` now, the marks too.
+    pub(crate) fn move_lost(&mut self, first: Vpn, last: Vpn, to: Vpn) {
+        let mut lost = lock(&self.e.lost);
+        while let Some(vpn) = lost.range(first..last).next().copied() {
+            lost.remove(&vpn);
+            lost.insert(to + (vpn - first));
+        }
+    }
+
     /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that could
     /// not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
     pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<Refused> {
@@ -25,6 +45,7 @@ impl Pager {
         match self.uffd.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);
+                lock(&e.lost).insert(vpn);
                 if let Some(node) = e.table.node(vpn) {
                     e.table.set(node, State::None);
                 }
