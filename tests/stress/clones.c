@@ -70,15 +70,28 @@ static pid_t make(int way, void *salt) {
     }
 }
 
-/* Another thread that is in the middle of something at every fork. */
+/* Another thread that is in the middle of something at every fork, or forks itself. */
 static void *disturb(void *unused) {
     (void)unused;
-    size_t bytes = 8 << 20;
-    char *own = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    enum { PAGE = 4096, PAGES = 2048, HOLE = 16, BETWEEN = 64 };
+    static char want[PAGES];
+    char *own = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED) exit(2);
-    for (size_t at = 0; !over; at = (at + 4096 * 7) % bytes) {
-        own[at]++;
-        if (at % (1 << 20) == 0) madvise(own + at, 1 << 16, MADV_DONTNEED);
+    for (size_t page = 0; !over; page = (page + 7) % PAGES) {
+        own[page * PAGE]++, want[page]++;
+        if (page % BETWEEN) continue;
+        madvise(own + page * PAGE, HOLE * PAGE, MADV_DONTNEED);
+        for (size_t i = page; i < page + HOLE; i++) want[i] = 0;
+        pid_t pid = fork();
+        if (pid == 0) {
+            size_t wrong = 0;
+            for (size_t i = 0; i < PAGES; i++) wrong += own[i * PAGE] != want[i];
+            _exit(wrong != 0);
+        }
+        if (pid < 0) perror("clones"), exit(2);
+        int status = -1;
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+        if (status) dprintf(2, "clones: a child of the other thread ended with status %#x\n", status), exit(1);
     }
     return NULL;
 }

@@ -82,7 +82,6 @@ fn touch_stack() -> usize {
 pub extern "C" fn prepare() {
     let Some(e) = engine() else { return };
     let f = &e.fork;
-    f.prepared.store(false, SeqCst);
     if !f.is_home() {
         return;
     }
@@ -146,7 +145,7 @@ pub fn touch(at: usize) {
 
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
-    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst)) else { return };
+    let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.prepared.load(SeqCst)) else { return };
     let f = &e.fork;
     let errand = std::mem::take(&mut *lock(&f.errand));
     if errand.active {
@@ -175,6 +174,7 @@ pub extern "C" fn parent() {
 }
 
 fn open_gates(f: &Fork) {
+    f.prepared.store(false, SeqCst);
     f.closed.store(0, SeqCst);
     f.monitor_gate.unlock();
     f.writer_gate.unlock();

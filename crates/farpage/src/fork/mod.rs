@@ -91,7 +91,8 @@ pub struct Fork {
     child_ready: AtomicU32,
     /// The process that the engine's threads are in. A child that was made without the handlers is another one.
     home: AtomicU32,
-    /// The handlers before the copy have run, so those after it have something to do. Changes under `lock`.
+    /// The handlers before the copy have run, so those after it have something to do. Only true while `lock` is held, by
+    /// whom it speaks of: another thread that forks waits before it can look.
     prepared: AtomicBool,
     /// Signals that the forking thread had blocked before.
     mask: AtomicU64,
