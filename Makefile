@@ -142,6 +142,10 @@ stress: build test-programs
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
+	$(FARPAGE) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
+	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
+	$(FARPAGE) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
+	! $(FARPAGE) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
 PROGRAMS ?= syscalls python_update python_file python_subprocess python_fork cc node java stress_ng

@@ -104,6 +104,9 @@ pub struct RunArgs {
     /// Readahead: none, or the binary logarithm of the most pages at a time: page_cluster=N [default: page_cluster=5]
     #[arg(long, value_name = "SPEC")]
     pub readahead: Option<String>,
+    /// Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never
+    #[arg(long, value_name = "WHEN")]
+    pub idle_poll: Option<String>,
     /// Stay as the parent and print a table on stderr when the program ends
     #[arg(long)]
     pub stats: bool,

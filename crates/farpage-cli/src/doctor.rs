@@ -5,15 +5,20 @@ use crate::budget::Machine;
 use crate::failure::Result;
 use crate::json::Object;
 use crate::preload;
-use farpage::probe::{self, FEATURES, Outcome, Probe};
+use farpage::probe::wake::WakeUp;
+use farpage::probe::{self, FEATURES, Outcome, Probe, errno_text};
 use farpage::size;
+use farpage::sys::idle;
+use rustix::io::Errno;
 use std::fs;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs the subcommand; exit status 1 where `farpage run` does not work.
 pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
     let report = Report {
         probe: Probe::take(probe::inherited_device()),
+        wake_up: WakeUp::measure(),
         machine: Machine::read()?,
         library: preload::find(),
         settings: SETTINGS.map(|(name, path)| (name, setting(path))),
@@ -37,6 +42,7 @@ const SETTINGS: [(&str, &str); 5] = [
 
 struct Report {
     probe: Probe,
+    wake_up: WakeUp,
     machine: Machine,
     library: Result<std::path::PathBuf>,
     settings: [(&'static str, Option<String>); 5],
@@ -70,6 +76,7 @@ impl Report {
         line("UFFDIO_MOVE", shown(&probe.move_page));
         line("PAGEMAP_SCAN", shown(&probe.pagemap_scan));
         line("io_uring (optional)", shown(&probe.io_uring));
+        line("waking an idle CPU", self.wake_up());
         for (name, value) in &self.settings {
             line(name, value.clone().unwrap_or_else(|| "not found".into()));
         }
@@ -101,6 +108,24 @@ impl Report {
         text
     }
 
+    fn wake_up(&self) -> String {
+        let us = |time: Duration| format!("{:.1} us", time.as_nanos() as f64 / 1000.0);
+        let Some(plain) = self.wake_up.plain else { return "not measured: one CPU".into() };
+        match &self.wake_up.awake {
+            Ok(Some(awake)) => format!("{}; kept from sleeping (--idle-poll): {}", us(plain), us(*awake)),
+            Ok(None) => us(plain),
+            Err(Errno::OPNOTSUPP) => format!("{}; they cannot be kept from sleeping here", us(plain)),
+            Err(e) => format!("{}; may not be kept from sleeping: {}: {}", us(plain), idle::DEVICE, errno_text(*e)),
+        }
+    }
+
+    /// A long way to wake up, and permission is all that is missing.
+    fn sleeps_too_deep(&self) -> bool {
+        const LONG: Duration = Duration::from_micros(8);
+        let denied = matches!(self.wake_up.awake, Err(Errno::ACCESS | Errno::PERM | Errno::NOENT));
+        denied && self.wake_up.plain.is_some_and(|time| time > LONG)
+    }
+
     fn verdict_text(&self) -> String {
         let mut out = String::new();
         if self.works() {
@@ -120,6 +145,14 @@ impl Report {
             out.push_str(
                 "  help: io_uring is switched off here; to allow it    sudo sysctl kernel.io_uring_disabled=0\n",
             );
+        }
+        if self.sleeps_too_deep() {
+            out.push_str(&format!(
+                "  help: faults are slow here because idle CPUs sleep deeply; to let farpage keep them awake meanwhile    \
+                 sudo setfacl -m u:{}:w {} (in a container: --device {1})\n",
+                rustix::process::geteuid().as_raw(),
+                idle::DEVICE
+            ));
         }
         out
     }
@@ -152,6 +185,9 @@ impl Report {
         check("pagemap_scan", Some(&probe.pagemap_scan));
         check("io_uring", Some(&probe.io_uring));
         object.put_object("checks", checks);
+        let ns = |time: Option<Duration>| time.map(|t| t.as_nanos() as u64);
+        object.put("wake_up_ns", ns(self.wake_up.plain));
+        object.put("wake_up_kept_awake_ns", ns(self.wake_up.awake.ok().flatten()));
         let mut features = Object::default();
         for (name, bit) in FEATURES {
             features.put(name, probe.features.map(|_| probe.has(bit)));

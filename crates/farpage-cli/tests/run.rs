@@ -36,11 +36,11 @@ fn argv0_is_what_was_typed_and_the_pid_is_ours() {
 #[test]
 fn environment() {
     let mut command = run();
-    command.env("KEEP", "a=b c").env("LD_PRELOAD", "").args(["--verify", "--swap", "zram,alg=zstd,size=1G", "env"]);
+    command.env("KEEP", "a=b c").env("LD_PRELOAD", "").args(["--verify", "--swap", "zram,alg=zstd,size=1G", "--idle-poll", "never", "env"]);
     let out = quiet(&mut command);
     let has = |line: &str| out.lines().any(|l| l == line);
     assert!(has("KEEP=a=b c"), "{out}");
-    assert!(has("FARPAGE_CONF=ram:67108864;swap:zram,alg=zstd,size=1073741824;verify"), "{out}");
+    assert!(has("FARPAGE_CONF=ram:67108864;swap:zram,alg=zstd,size=1073741824;idle-poll:never;verify"), "{out}");
     assert!(has(&format!("LD_PRELOAD={}", common::inert().display())), "{out}");
     assert!(!out.contains("FARPAGE_STAT_FD"), "{out}");
 }

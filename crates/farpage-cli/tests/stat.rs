@@ -120,9 +120,15 @@ fn doctor_agrees_with_run() {
     let verdict = if works { "farpage run works here for this user" } else { "does not work here for this user" };
     assert!(screen.contains(verdict), "{screen}");
     assert!(screen.lines().count() <= 30, "one screen: {screen}");
-    for part in
-        ["UFFDIO_MOVE", "PAGEMAP_SCAN", "io_uring", "vm.max_map_count", "memory cgroup limit", "preload library"]
-    {
+    for part in [
+        "UFFDIO_MOVE",
+        "PAGEMAP_SCAN",
+        "io_uring",
+        "waking an idle CPU",
+        "vm.max_map_count",
+        "memory cgroup limit",
+        "preload library",
+    ] {
         assert!(screen.contains(part), "{part}: {screen}");
     }
     let object = json(&text(&farpage().args(["doctor", "--json"]).output().unwrap().stdout));

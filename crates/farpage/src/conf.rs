@@ -4,6 +4,7 @@
 //! `ram:536870912;swap:zram,alg=lz4;swap:file:/var/tmp,size=4G,prio=5;readahead:page_cluster=4;verify`.
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
+use crate::idle::Idle;
 use crate::size;
 use farpage_swap::readahead::{Rule, Tuning};
 use std::fmt;
@@ -116,6 +117,8 @@ pub struct Conf {
     pub verify: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
+    /// When idle CPUs are kept from sleeping.
+    pub idle_poll: Idle,
     /// Record the faults in this file ([`crate::trace`]).
     pub trace: Option<PathBuf>,
 }
@@ -263,6 +266,7 @@ impl Conf {
             readahead: Tuning::default(),
             verify: false,
             verbose: false,
+            idle_poll: Idle::Auto,
             trace: None,
         }
     }
@@ -278,6 +282,7 @@ impl Conf {
                 ("ram", v) => conf.ram = size::parse(v).map_err(|e| ConfError(e.to_string()))?,
                 ("swap", v) => conf.swap.push(SwapSpec::parse(v)?),
                 ("readahead", v) => conf.readahead = parse_readahead(v)?,
+                ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
                 ("verbose", "") => conf.verbose = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
@@ -309,6 +314,14 @@ pub fn parse_readahead(text: &str) -> Result<Tuning, ConfError> {
     Ok(tuning)
 }
 
+/// Reads when idle CPUs are kept from sleeping.
+///
+/// # Errors
+/// An unknown word.
+pub fn parse_idle_poll(text: &str) -> Result<Idle, ConfError> {
+    Idle::parse(text).ok_or_else(|| ConfError(format!("idle-poll {text:?}: write auto, always or never")))
+}
+
 impl fmt::Display for Conf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ram:{}", self.ram)?;
@@ -317,6 +330,9 @@ impl fmt::Display for Conf {
         }
         if self.readahead != Tuning::default() {
             write!(f, ";readahead:{}", self.readahead)?;
+        }
+        if self.idle_poll != Idle::Auto {
+            write!(f, ";idle-poll:{}", self.idle_poll)?;
         }
         if self.verify {
             f.write_str(";verify")?;
@@ -340,7 +356,7 @@ mod tests {
         for text in [
             "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
-            "ram:536870912;swap:file:/a,fault=dying:9;verbose",
+            "ram:536870912;swap:file:/a,fault=dying:9;idle-poll:never;verbose",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }
@@ -356,6 +372,7 @@ mod tests {
             ("ram:512M;readahead:sideways", "sideways"),
             ("ram:512M;readahead:exact", "only regions"),
             ("ram:512M;readahead:vma_ra_enabled=0", "only regions"),
+            ("ram:512M;idle-poll:often", "often"),
             ("ram:512M;swap:tape", "tape"),
             ("ram:512M;swap:zram,alg=gzip", "gzip"),
             ("ram:512M;swap:file:", "path"),

@@ -20,6 +20,7 @@ pub mod fault;
 pub mod fork;
 pub mod frame;
 pub mod heap;
+pub mod idle;
 pub mod lost;
 mod lru;
 pub mod monitor;

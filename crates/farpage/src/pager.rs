@@ -11,6 +11,7 @@ use crate::ahead::Ahead;
 use crate::device::Entry;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
+use crate::idle::Awake;
 use crate::page_table::Vpn;
 use crate::place::{COPY_MAX, Scratch};
 use crate::placement::{Eager, Placement};
@@ -48,6 +49,7 @@ pub struct Pager {
     pub(crate) maps: OwnedFd,
     pub(crate) placement: Placement,
     eager: Eager,
+    awake: Awake,
     /// Pages placed so far, and at the last step of reclaim.
     pub(crate) placed: u64,
     pub(crate) placed_before: u64,
@@ -111,6 +113,7 @@ impl Engine {
             maps,
             placement: Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?,
             eager: Eager::default(),
+            awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
             placed_before: 0,
             scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
@@ -186,6 +189,7 @@ impl Pager {
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
                 self.sleep(Some(20_000_000));
+                self.stay_awake(0, Instant::now());
             }
         } else {
             // Faults wait for an event to be finished by its thread, or for frames: both need somebody else to run.
@@ -213,6 +217,12 @@ impl Pager {
         }
     }
 
+    /// `messages` have come by `now`: decides whether idle CPUs may sleep.
+    fn stay_awake(&mut self, messages: usize, now: Instant) {
+        let time = self.awake.count(messages as u32, now);
+        Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
+    }
+
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
     pub(crate) fn read_messages(&mut self) -> usize {
         let mut batch = [Message::Unmap { start: 0, end: 0 }; BATCH];
@@ -228,6 +238,7 @@ impl Pager {
             self.placement.look(tid, self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.placed, since);
             self.eager.fault();
         }
+        self.stay_awake(n, since);
         for m in &batch[..n] {
             self.accept(*m, since);
         }

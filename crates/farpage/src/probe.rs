@@ -15,6 +15,7 @@ use rustix::mm::UserfaultfdFlags;
 use std::fmt;
 
 mod tries;
+pub mod wake;
 
 /// The device that hands out full userfaultfds to whoever may open it.
 pub const DEVICE: &str = "/dev/userfaultfd";
@@ -282,7 +283,7 @@ fn name_of(outcome: &Outcome) -> String {
 }
 
 /// `Operation not permitted`, without the number.
-fn errno_text(errno: Errno) -> String {
+pub fn errno_text(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }

@@ -197,6 +197,8 @@ fields! {
         write_errors,
         /// Device read errors.
         read_errors,
+        /// Time for which idle CPUs were kept from sleeping, because faults came one after the other.
+        idle_poll_ns,
         /// Checksums compared by `--verify` and found equal.
         verified,
     }

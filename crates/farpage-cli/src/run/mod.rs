@@ -126,6 +126,9 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     if let Some(text) = &args.readahead {
         conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
     }
+    if let Some(text) = &args.idle_poll {
+        conf.idle_poll = conf::parse_idle_poll(text).map_err(|e| Failure::new(e.to_string()))?;
+    }
     conf.verbose = args.verbose;
     conf.trace = args.trace.as_deref().map(new_file).transpose()?;
     if !args.swap.is_empty() {

@@ -27,6 +27,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "pages_compacted",
             "incompressible_pages",
             "discarded_bytes",
+            "idle_poll_ns",
             "verified",
         ],
     ),

@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod futex;
+pub mod idle;
 pub mod mutex;
 pub mod pagemap;
 pub mod perf;

@@ -1,0 +1,154 @@
+//! Whether idle CPUs are kept from sleeping. Called by the pager only; no lock.
+//!
+//! A thread that waits for its page leaves its CPU idle, and a CPU that sleeps is slow to wake: some microseconds on real
+//! ones, twenty and more in a virtual machine, where sleeping is an exit to the host and waking an interrupt from it. That is longer than
+//! all the rest of a fault. So while faults come one after the other, CPUs are asked not to sleep ([`crate::sys::idle`]).
+//! What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large machines.
+
+use crate::sys::idle::{Wish, cpus_online};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// `--idle-poll`: when CPUs may be kept from sleeping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Idle {
+    /// On machines of up to [`CPUS_MAX`] CPUs.
+    #[default]
+    Auto,
+    /// On any machine.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Idle {
+    /// Reads `auto`, `always` or `never`.
+    pub fn parse(text: &str) -> Option<Idle> {
+        [Idle::Auto, Idle::Always, Idle::Never].into_iter().find(|idle| idle.to_string() == text)
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Idle::Auto => "auto",
+            Idle::Always => "always",
+            Idle::Never => "never",
+        })
+    }
+}
+
+/// Most CPUs of a machine that [`Idle::Auto`] keeps from sleeping.
+pub const CPUS_MAX: usize = 8;
+/// Faults are counted over this time.
+const WINDOW: Duration = Duration::from_millis(8);
+/// Faults in it from which CPUs are kept awake: 4000 a second, so that at least a twentieth of the time is won.
+const MANY: u32 = 32;
+/// Faults in it below which they may sleep again.
+const FEW: u32 = 8;
+
+/// What is asked of the kernel, and why.
+#[derive(Debug)]
+pub struct Awake {
+    wanted: Idle,
+    /// `None`: not asked for yet, or it cannot be had.
+    wish: Option<Wish>,
+    /// CPUs are kept awake.
+    held: bool,
+    begun: Instant,
+    faults: u32,
+}
+
+impl Awake {
+    /// Nothing asked for yet.
+    pub fn new(wanted: Idle, now: Instant) -> Awake {
+        Awake { wanted, wish: None, held: false, begun: now, faults: 0 }
+    }
+
+    /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs have been
+    /// kept awake since the last answer that was not zero.
+    pub fn count(&mut self, faults: u32, now: Instant) -> Duration {
+        self.faults += faults;
+        let time = now - self.begun;
+        if time < WINDOW {
+            return Duration::ZERO;
+        }
+        // In a longer time, more are as few.
+        let windows = time.as_nanos() / WINDOW.as_nanos();
+        let rate = u128::from(self.faults) / windows;
+        (self.begun, self.faults) = (now, 0);
+        let held = self.held;
+        if held && rate < FEW.into() {
+            self.set(false);
+        } else if !held && rate >= MANY.into() {
+            self.open();
+            self.set(true);
+        }
+        if held { time } else { Duration::ZERO }
+    }
+
+    fn open(&mut self) {
+        if self.wish.is_none() {
+            let allowed = match self.wanted {
+                Idle::Never => false,
+                Idle::Always => true,
+                Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= CPUS_MAX),
+            };
+            self.wish = allowed.then(Wish::open).and_then(Result::ok);
+            // Asked once.
+            self.wanted = Idle::Never;
+        }
+    }
+
+    fn set(&mut self, on: bool) {
+        if let Some(wish) = &self.wish {
+            wish.set(on);
+            self.held = on;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts `n` faults in each of `windows` windows; returns for how many of them CPUs were awake.
+    fn feed(awake: &mut Awake, now: &mut Instant, n: u32, windows: u32) -> u32 {
+        let mut time = Duration::ZERO;
+        for _ in 0..windows {
+            *now += WINDOW;
+            time += awake.count(n, *now);
+        }
+        (time.as_nanos() / WINDOW.as_nanos()) as u32
+    }
+
+    #[test]
+    fn held_while_faults_are_many_and_not_for_long_after() {
+        let mut now = Instant::now();
+        let mut awake = Awake::new(Idle::Never, now);
+        // In place of the kernel's device, any file that takes four bytes.
+        awake.wish = Some(Wish::to_nowhere());
+        assert_eq!(feed(&mut awake, &mut now, MANY - 1, 50), 0);
+        assert_eq!(feed(&mut awake, &mut now, MANY, 3), 2, "from the first window on");
+        assert_eq!(feed(&mut awake, &mut now, FEW, 50), 50, "fewer, but not few");
+        assert_eq!(feed(&mut awake, &mut now, FEW - 1, 5), 1, "to the end of the first");
+        // One look after a long sleep ends it.
+        feed(&mut awake, &mut now, MANY, 1);
+        assert!(awake.held);
+        now += WINDOW * 10;
+        assert_eq!(feed(&mut awake, &mut now, MANY, 1), 11);
+        assert!(!awake.held);
+    }
+
+    #[test]
+    fn never_and_machines_that_are_too_large_are_left_alone() {
+        let mut now = Instant::now();
+        let mut awake = Awake::new(Idle::Never, now);
+        assert_eq!(feed(&mut awake, &mut now, 1000, 5), 0);
+        assert!(awake.wish.is_none());
+        for (text, idle) in [("auto", Idle::Auto), ("always", Idle::Always), ("never", Idle::Never)] {
+            assert_eq!(Idle::parse(text), Some(idle));
+        }
+        assert_eq!(Idle::parse("sometimes"), None);
+    }
+}
