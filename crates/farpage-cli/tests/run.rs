@@ -36,7 +36,14 @@ fn argv0_is_what_was_typed_and_the_pid_is_ours() {
 #[test]
 fn environment() {
     let mut command = run();
-    command.env("KEEP", "a=b c").env("LD_PRELOAD", "").args(["--verify", "--swap", "zram,alg=zstd,size=1G", "--idle-poll", "never", "env"]);
+    command.env("KEEP", "a=b c").env("LD_PRELOAD", "").args([
+        "--verify",
+        "--swap",
+        "zram,alg=zstd,size=1G",
+        "--idle-poll",
+        "never",
+        "env",
+    ]);
     let out = quiet(&mut command);
     let has = |line: &str| out.lines().any(|l| l == line);
     assert!(has("KEEP=a=b c"), "{out}");
