@@ -53,8 +53,10 @@ use table::{FileSlot, Inner};
 /// Bits of the page number in a slot.
 const PAGE_BITS: u32 = 32;
 const PAGE_MASK: u64 = (1 << PAGE_BITS) - 1;
-/// After this many failed transfers in a row the device takes no more pages.
-const ERRORS_MAX: u32 = 16;
+/// After this many failed batches of writes in a row the device takes no more pages.
+const WRITE_ERRORS_MAX: u32 = 16;
+/// After this many failed reads in a row too: so many pages, each tried three times.
+const READ_ERRORS_MAX: u32 = 3 * 16;
 
 /// Swap in a file.
 pub struct FileDevice {
@@ -72,9 +74,11 @@ pub struct FileDevice {
     inner: Mutex<Inner>,
     full: AtomicBool,
     failed: AtomicBool,
-    warning: Mutex<Option<String>>,
+    warning: Mutex<Option<Warning>>,
     write_errors: AtomicU64,
-    errors_in_row: AtomicU32,
+    /// Failures since the last success.
+    writes_failed: AtomicU32,
+    reads_failed: AtomicU32,
     read_errors: AtomicU64,
     bad_frees: AtomicU64,
     /// How the I/O is done; shared by the devices of a space.
@@ -116,9 +120,10 @@ impl FileDevice {
             inner: Mutex::new(Inner::new(opened.file)),
             full: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            warning: Mutex::new(opened.warning),
+            warning: Mutex::new(opened.warning.map(Warning::Odd)),
             write_errors: AtomicU64::new(0),
-            errors_in_row: AtomicU32::new(0),
+            writes_failed: AtomicU32::new(0),
+            reads_failed: AtomicU32::new(0),
             read_errors: AtomicU64::new(0),
             bad_frees: AtomicU64::new(0),
             rings: Arc::new(Rings::default()),
@@ -220,14 +225,9 @@ impl FileDevice {
     }
 
     /// Takes no more pages from now on, and says so once.
-    fn fail(&self, what: &str, errno: Errno) -> StoreError {
+    fn fail(&self, what: &'static str, errno: Errno) -> StoreError {
         if !self.failed.swap(true, Relaxed) {
-            let text = format!(
-                "swap device {:?}: {what}: {}; it takes no more pages, and those on it go to other devices",
-                self.name,
-                ErrnoText(errno)
-            );
-            self.warning.lock().get_or_insert(text);
+            *self.warning.lock() = Some(Warning::Failed(what, errno));
         }
         StoreError::Failed
     }
@@ -235,11 +235,20 @@ impl FileDevice {
     /// Counts what keeps failing.
     fn read_failed(&self, error: LoadError) -> LoadError {
         self.read_errors.fetch_add(1, Relaxed);
-        if self.errors_in_row.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
+        if self.reads_failed.fetch_add(1, Relaxed) + 1 >= READ_ERRORS_MAX {
             self.fail("reads keep failing", if let LoadError::Io { errno, .. } = error { errno } else { Errno::IO });
         }
         error
     }
+}
+
+/// Something the user should know. Made into words by whoever says it: a read may fail in a signal handler, which must not
+/// allocate.
+enum Warning {
+    /// It can be used, but is not what one would expect.
+    Odd(String),
+    /// What went wrong, for good.
+    Failed(&'static str, Errno),
 }
 
 /// A page to go through when the caller's is not aligned.
@@ -260,7 +269,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn accepts(&self) -> bool {
-        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.inner.lock().retry_second <= now_second())
+        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.may_have_grown())
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -285,12 +294,7 @@ impl SwapDevice for FileDevice {
             outcome
         };
         match outcome {
-            Outcome::Done if self.complete(entry, into) => {
-                if self.errors_in_row.load(Relaxed) != 0 {
-                    self.errors_in_row.store(0, Relaxed);
-                }
-                Ok(())
-            }
+            Outcome::Done if self.complete(entry, into) => Ok(()),
             Outcome::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
             Outcome::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
             Outcome::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
@@ -303,7 +307,13 @@ impl SwapDevice for FileDevice {
     }
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
-        self.unseal(entry, page) && self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)))
+        let right =
+            self.unseal(entry, page) && self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)));
+        // Mostly it is zero, and its line stays with all who read.
+        if right && self.reads_failed.load(Relaxed) != 0 {
+            self.reads_failed.store(0, Relaxed);
+        }
+        right
     }
 
     fn resolve(&self, entry: Entry) -> Entry {
@@ -387,7 +397,8 @@ impl SwapDevice for FileDevice {
         self.failed.store(false, Relaxed);
         self.drained.store(false, Relaxed);
         *self.drain_hand.lock() = 0;
-        self.errors_in_row.store(0, Relaxed);
+        self.writes_failed.store(0, Relaxed);
+        self.reads_failed.store(0, Relaxed);
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {
@@ -405,7 +416,14 @@ impl SwapDevice for FileDevice {
     }
 
     fn take_warning(&self) -> Option<String> {
-        self.warning.lock().take()
+        Some(match self.warning.lock().take()? {
+            Warning::Odd(text) => text,
+            Warning::Failed(what, errno) => format!(
+                "swap device {:?}: {what}: {}; it takes no more pages, and those on it go to other devices",
+                self.name,
+                ErrnoText(errno)
+            ),
+        })
     }
 }
 

@@ -19,6 +19,8 @@ pub struct FileSlot {
     pub epoch: u32,
     /// Freed, but a child may read it.
     pub deferred: bool,
+    /// Its first write is not over: nobody has an entry for it yet.
+    pub pending: bool,
     /// A write to it failed: never given out again.
     pub bad: bool,
     /// Its page is being copied to another device. A new page has none, so a mark that is still there means: the same.
@@ -44,7 +46,7 @@ impl FileSlot {
 
     /// Whether a page is stored here.
     pub fn is_used(&self) -> bool {
-        !self.deferred && !self.bad
+        !self.deferred && !self.bad && !self.pending
     }
 }
 

@@ -121,7 +121,7 @@ fn device_file_stops_at_its_size_and_goes_on_after_a_free() {
     let mut out = vec![None; 1000];
     assert_eq!(device.store_batch(&pages, &mut out), Err(StoreError::Full));
     assert_eq!(out.iter().flatten().count(), 699);
-    assert!(!device.accepts() || usage(&device).devices_full == 1);
+    assert!(!device.accepts() && usage(&device).devices_full == 1);
     assert_eq!(device.store(&page.0, 1), Err(StoreError::Full));
     assert!(device.free(out[17].unwrap()));
     assert_eq!(device.store(&page.0, 1), Ok(out[17].unwrap()));
@@ -188,18 +188,38 @@ fn device_file_write_errors_are_counted_and_their_slots_never_used_again() {
     device.fds(&mut fds);
     let read_only = std::fs::File::open(format!("/proc/self/fd/{}", fds[1])).unwrap();
     device.replace_fds(&[(fds[1], read_only.as_raw_fd())]);
-    for i in 0..ERRORS_MAX {
-        assert_eq!(device.store(&page_of(4).0, 0), Err(StoreError::Io(Errno::BADF)), "try {i}");
+    // A whole batch that fails is one failure.
+    let page = page_of(4);
+    let batch = [(&page.0, 0u128); 32];
+    assert_eq!(device.store_batch(&batch, &mut [None; 32]), Err(StoreError::Io(Errno::BADF)));
+    for i in 1..WRITE_ERRORS_MAX {
+        assert_eq!(device.store(&page.0, 0), Err(StoreError::Io(Errno::BADF)), "try {i}");
     }
     assert_eq!(device.store(&page_of(4).0, 0), Err(StoreError::Failed));
     assert!(device.take_warning().unwrap().contains("writes keep failing"));
     expect(&device, kept, 3);
     let used = usage(&device);
-    assert_eq!(
-        (used.write_errors, used.bad_slots, used.slots_in_use),
-        (u64::from(ERRORS_MAX), u64::from(ERRORS_MAX), 1)
-    );
+    let failed = 31 + u64::from(WRITE_ERRORS_MAX);
+    assert_eq!((used.write_errors, used.bad_slots, used.slots_in_use), (failed, failed, 1));
     device.replace_fds(&[(read_only.as_raw_fd(), fds[1])]);
+}
+
+/// A slot that is being written has no content yet that could be moved; once it is there, it is looked at again.
+#[test]
+fn device_file_a_write_in_flight_is_not_taken_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = FileDevice::open(0, dir.path(), None).unwrap();
+    let kept = device.store(&page_of(3).0, check_of(3)).unwrap();
+    let (own, backing) = device.own_file().unwrap();
+    let (slot, _) = device.take(own, &backing, 1).unwrap();
+    device.fail("somebody else's read failed", Errno::IO);
+    let drained: Vec<_> = std::iter::from_fn(|| device.next_to_drain()).collect();
+    assert_eq!(drained, [(kept, check_of(3))]);
+    let in_flight = Entry::new(0, slot).unwrap();
+    let mut page = Frame::boxed();
+    assert_eq!(device.load(in_flight, &mut page.0), Err(LoadError::NotInUse { device: 0, slot }));
+    assert!(device.check(in_flight).is_none() && !device.free(in_flight));
+    assert!(!device.wants_drain());
 }
 
 /// The rule itself, against a model: a slot that some child can see is never given out again.

@@ -70,7 +70,10 @@ impl FileDevice {
             return Ok((own, backing));
         }
         // A forked child has no part of a block device of its own: its pages go to the next device.
-        let dir = self.dir.as_ref().ok_or(StoreError::Full)?;
+        let Some(dir) = self.dir.as_ref() else {
+            self.full.store(true, Relaxed);
+            return Err(StoreError::Full);
+        };
         let _create = self.create.lock();
         let (own, backing) = existing()?;
         if let Some(backing) = backing {
@@ -85,13 +88,15 @@ impl FileDevice {
     }
 
     /// Takes up to `max` consecutive slots of the own file: (slot, how many).
-    fn take(&self, own: u8, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
+    pub(super) fn take(&self, own: u8, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
         for may_grow in [true, false] {
             let mut inner = self.inner.lock();
             let epoch = inner.epoch;
             let retry_second = inner.retry_second;
             let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Full) };
-            let taken = file.slots.alloc_run(cpu::current(), max, FileSlot { epoch, ..FileSlot::default() });
+            // Drain may look at it before it is written.
+            let taken =
+                file.slots.alloc_run(cpu::current(), max, FileSlot { epoch, pending: true, ..FileSlot::default() });
             if let Some(taken) = taken {
                 return Ok(taken);
             }
@@ -114,6 +119,19 @@ impl FileDevice {
         }
         self.full.store(true, Relaxed);
         Err(StoreError::Full)
+    }
+
+    /// There was no room; whether there may be by now without anything having been freed.
+    pub(super) fn may_have_grown(&self) -> bool {
+        let inner = self.inner.lock();
+        let own = inner.own.and_then(|own| inner.files.get(usize::from(own))?.as_ref());
+        // Room for more slots, or slots that the disk had no space for.
+        let has_room = own.is_some_and(|file| {
+            let slots = file.slots.slots();
+            (slots < self.slots_max || file.slots.in_use() + 1 < slots)
+                && (file.backing.is_some() || self.dir.is_some())
+        });
+        has_room && inner.retry_second <= now_second()
     }
 
     /// Gives slots back that were not written.
@@ -139,9 +157,6 @@ impl FileDevice {
         }
         drop(inner);
         self.write_errors.fetch_add(1, Relaxed);
-        if self.errors_in_row.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
-            self.fail("writes keep failing", errno);
-        }
         StoreError::Io(errno)
     }
 
@@ -187,6 +202,7 @@ impl FileDevice {
         let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
         for (at, (&(i, slot), _)) in places.iter().zip(written).enumerate().filter(|(_, (_, written))| *written) {
             if let Some(record) = file.slots.get_mut(slot) {
+                record.pending = false;
                 record.check = check_words(pages[i].1);
                 record.set_count(sealed.as_ref().map_or(0, |sealed| sealed.first + at as u64));
             }
@@ -196,8 +212,17 @@ impl FileDevice {
         if let Some(sealed) = sealed {
             self.scratch.lock().push(sealed.pages);
         }
+        // A batch is one failure: it may be over before the next.
         if written.contains(&true) {
-            self.errors_in_row.store(0, Relaxed);
+            self.writes_failed.store(0, Relaxed);
+        } else if let Err(StoreError::Io(errno)) = result
+            && self.writes_failed.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX
+        {
+            self.fail("writes keep failing", errno);
+        }
+        // Who looked at the slots of this batch before passed over them.
+        if self.failed.load(Relaxed) {
+            self.drained.store(false, Relaxed);
         }
         result
     }

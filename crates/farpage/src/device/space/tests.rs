@@ -256,6 +256,55 @@ fn device_space_takes_the_pages_off_a_device_that_fails() {
     }
 }
 
+/// What moves on goes to the next file when the first one is full.
+#[test]
+fn device_space_moves_pages_on_to_the_second_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::new(16 << 20);
+    let specs = [zram(None), file(dir.path(), Some(65 * 4096), None), file(dir.path(), None, None)];
+    let s = space(&region, 4 << 20, &specs).unwrap();
+    let live: Vec<_> = (0..2000)
+        .filter(|seed| seed % 8 != 7)
+        .map(|seed| (s.store(&page_of(seed).0, check_of(seed)).unwrap(), seed))
+        .collect();
+    assert!(live.iter().all(|(entry, _)| entry.device() == 0));
+    s.set_pool_limit(1 << 20);
+    while s.writeback(64) > 0 {}
+    assert!(!s.pool_over_share());
+    let at = |device| live.iter().filter(|(entry, _)| s.resolve(*entry).device() == device).count();
+    assert_eq!(at(1), 64);
+    assert!(at(2) > 500, "{}", at(2));
+    live.iter().for_each(|&(entry, seed)| expect(&s, entry, seed));
+}
+
+/// A disk with some places that cannot be read is still a disk, as long as others can: however they are read.
+#[test]
+fn device_space_goes_on_with_a_device_of_which_most_can_be_read() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let region = Region::new(1 << 20);
+    let s = space(&region, 1 << 20, &[faulty(dir.path(), Fault::Lost(7), false)]).unwrap();
+    let pages: Vec<_> = (0..2000).map(page_of).collect();
+    let live: Vec<_> = pages.iter().zip(0..).map(|(page, seed)| s.store(&page.0, check_of(seed)).unwrap()).collect();
+    let mut page = Frame::boxed();
+    let (good, bad): (Vec<Entry>, Vec<Entry>) = live.iter().partition(|entry| s.load(**entry, &mut page.0).is_ok());
+    assert!(bad.len() > 3 && s.usage().devices_failed == 0, "{}", bad.len());
+    let mut window: Vec<_> = (0..32).map(|_| Frame::boxed()).collect();
+    for i in 0..200 {
+        assert!(s.load(bad[i % bad.len()], &mut page.0).is_err());
+        let entries = &good[i..i + 32];
+        let loaded = s.load_many(entries, &mut window.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>());
+        assert_eq!(loaded, (32, None));
+    }
+    assert_eq!(s.usage().devices_failed, 0);
+    for i in 0..READS_TO_FAIL {
+        assert!(s.load(bad[i % bad.len()], &mut page.0).is_err());
+    }
+    assert_eq!(s.usage().devices_failed, 1, "nothing else was read");
+}
+
+/// Pages that cannot be read, each tried three times, until a device is given up.
+const READS_TO_FAIL: usize = 16;
+
 /// Places that can never be read: an error that names them, and the right bytes everywhere else.
 #[test]
 fn device_space_tells_what_is_lost_and_keeps_the_rest() {

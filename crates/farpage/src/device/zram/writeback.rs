@@ -30,7 +30,9 @@ impl Zram {
             let done = dropped + file.map_or(0, |file| self.move_to(file, &victims[..found], &mut buffers));
             self.trim();
             moved += done;
-            if done == 0 {
+            // A file that has become full meanwhile is not asked again.
+            let next = || file.is_some_and(|file| !file.accepts()) && self.files.iter().any(|file| file.accepts());
+            if done == 0 && !next() {
                 break;
             }
         }
