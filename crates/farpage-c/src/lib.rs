@@ -8,12 +8,15 @@
 //! | --- | --- |
 //! | `status` | error codes, `fp_strerror`, the message of the last error |
 //! | `pager` | `fp_config`, `fp_stats`, pagers |
-//! | `heap` | where the engine's memory comes from here: not from the program's malloc |
 //! | `region` | regions, advice, pins, the SIGBUS handler's part |
 
 #![allow(non_camel_case_types, reason = "C names")]
 
-mod heap;
 mod pager;
 mod region;
 mod status;
+
+/// What the engine allocates does not come from the program's malloc: a thread that is interrupted in there holds its locks,
+/// and what its signal handler waits for must not wait for those.
+#[global_allocator]
+static HEAP: engine::heap::Growing = engine::heap::Growing::new();

@@ -68,7 +68,7 @@ fn every_function_does_and_refuses_what_the_header_says() {
 }
 
 #[test]
-fn a_handler_that_interrupts_malloc_may_touch_a_region() {
+fn a_handler_that_interrupts_malloc_or_farpage_may_touch_a_region() {
     assert_eq!(run("tests/handler.c"), "");
 }
 

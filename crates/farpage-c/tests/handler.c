@@ -1,5 +1,5 @@
-/* A signal handler that touches a region while the interrupted thread is inside malloc: nothing that the fault waits for
- * may wait for malloc. Fails by not ending. */
+/* A signal handler that touches a region while the interrupted thread is inside malloc, or inside of farpage, and others fork:
+ * nothing that the fault waits for may wait for either, nor for a fork that waits for them. Fails by not ending. */
 #define _POSIX_C_SOURCE 200809L
 #include <farpage.h>
 #include <pthread.h>
@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { PAGE = 4096, BYTES = 32 << 20, SIGNALS = 1000, BLOCKS = 256 };
+enum { PAGE = 4096, BYTES = 32 << 20, SIGNALS = 400, BLOCKS = 256 };
 
 static volatile unsigned char *memory;
 static volatile uint32_t dice = 1;
@@ -46,7 +48,32 @@ static void *sender(void *unused) {
     return NULL;
 }
 
-static int with(const char *swap) {
+/* Its fork waits for malloc's locks. The child has no region, and is told so. */
+static void *forker(void *region) {
+    while (!over) {
+        pid_t pid = fork();
+        if (pid == 0) _exit(fp_region_prefetch(region, 0, PAGE) != FP_ERR_FORKED || !*fp_last_error());
+        int status = -1;
+        if (pid < 0 || waitpid(pid, &status, 0) != pid || status) wrong = wrong + 1;
+    }
+    return NULL;
+}
+
+static void churn_malloc(uint32_t x) {
+    static void *blocks[BLOCKS];
+    void **block = &blocks[(x >> 8) % BLOCKS];
+    free(*block);
+    *block = malloc(1500 + (x >> 16) % 60000);
+}
+
+static void churn_farpage(uint32_t x, fp_region *region) {
+    fp_pin *pin;
+    if (fp_region_pin(region, x % BYTES / PAGE * PAGE, PAGE, &pin) == FP_OK) fp_unpin(pin);
+    wrong += fp_region_advise(region, 0, PAGE, 99) != FP_ERR_ADVICE;
+    wrong += fp_region_pin(region, BYTES, PAGE, &pin) != FP_ERR_RANGE;
+}
+
+static int with(const char *swap, bool in_malloc) {
     fp_config config;
     fp_pager *pager;
     fp_region *region;
@@ -60,16 +87,17 @@ static int with(const char *swap) {
     memory = fp_region_data(region);
     for (size_t i = 0; i < BYTES; i++) memory[i] = content(i / PAGE, i % PAGE);
     handled = over = 0;
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, sender, NULL)) return 1;
-    static void *blocks[BLOCKS];
+    pthread_t threads[2];
+    if (pthread_create(&threads[0], NULL, sender, NULL) || pthread_create(&threads[1], NULL, forker, region)) return 1;
     for (uint32_t x = 1; !over;) {
         x = x * 1103515245u + 12345u;
-        void **block = &blocks[(x >> 8) % BLOCKS];
-        free(*block);
-        *block = malloc(1500 + (x >> 16) % 60000);
+        if (in_malloc) {
+            churn_malloc(x);
+        } else {
+            churn_farpage(x, region);
+        }
     }
-    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
     fp_region_free(region);
     fp_pager_free(pager);
     return wrong != 0;
@@ -80,5 +108,6 @@ int main(void) {
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     interrupted = pthread_self();
-    return sigaction(SIGUSR1, &action, NULL) || with(NULL) || with("file:/var/tmp");
+    return sigaction(SIGUSR1, &action, NULL) || with(NULL, true) || with(NULL, false) ||
+           with("file:/var/tmp", true) || with("file:/var/tmp,encrypt", false) || with("zram,alg=zstd", true);
 }

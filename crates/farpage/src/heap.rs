@@ -1,84 +1,185 @@
-//! The engine's private heap: the global allocator of the preload library and of the C library.
+//! The engine's private heap: the global allocator of the preload library and, as [`Growing`], of the C library and of Rust
+//! programs whose signal handlers touch regions.
 //!
 //! The program's malloc is out of bounds for the engine (its memory may be swapped out, its locks may be held by the
-//! thread whose fault is being served). This heap takes memory from one arena part, in size classes of a quarter of a
+//! thread whose fault is being served). This heap takes memory from one part after another, in size classes of a quarter of a
 //! power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is small, and big
 //! blocks (growing tables) are freed rarely.
 //!
-//! Lock order: innermost; nothing is called while it is held.
+//! There is no lock: whoever is interrupted in the middle, by a signal or for ever by a fork that leaves it behind, keeps
+//! nobody from going on. The free blocks of a class are a stack that is taken as a whole, used, and put back; so
+//! nobody compares with a block that may have come and gone. Who finds the stack taken takes new memory.
 
 use crate::arena::Part;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const MIN: usize = 16;
 const CLASSES: usize = 4 * 40;
 
-struct State {
-    next: usize,
+/// The beginning of each part.
+struct Piece {
+    /// Where the memory that was never used begins.
+    next: AtomicUsize,
     end: usize,
-    free: [usize; CLASSES],
 }
 
 /// See the module documentation. Starts empty; [`Heap::give`] hands it memory.
 pub struct Heap {
-    state: Mutex<State>,
+    /// The part that new blocks come from.
+    piece: AtomicPtr<Piece>,
+    /// The first free block of each class; each holds the address of the next in its first word.
+    free: [AtomicUsize; CLASSES],
     used: AtomicUsize,
 }
 
 impl Heap {
     /// A heap without memory.
     pub const fn empty() -> Heap {
-        Heap { state: Mutex::new(State { next: 0, end: 0, free: [0; CLASSES] }), used: AtomicUsize::new(0) }
+        Heap {
+            piece: AtomicPtr::new(std::ptr::null_mut()),
+            free: [const { AtomicUsize::new(0) }; CLASSES],
+            used: AtomicUsize::new(0),
+        }
     }
 
-    /// Gives the heap its memory. What was allocated before stays valid.
+    /// Gives the heap its memory. What was allocated before stays valid; what was left of the part before is not used any
+    /// more.
     ///
     /// # Safety
-    /// `part` is zeroed, readable and writable, used by nobody else, and stays mapped.
+    /// `part` is zeroed, readable and writable, aligned to 16 bytes, larger than 16, used by nobody else, and stays mapped.
     pub unsafe fn give(&self, part: Part) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.next = part.base;
-        state.end = part.end();
-    }
-
-    /// Locks the heap until the answer is dropped: around a fork, so that the child does not find it locked by a thread that it
-    /// does not have.
-    pub fn hold(&self) -> Held<'_> {
-        Held(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        let piece = part.base as *mut Piece;
+        let first = AtomicUsize::new(part.base + size_of::<Piece>());
+        // SAFETY: the part has room for it and is ours (caller's promise).
+        unsafe { piece.write(Piece { next: first, end: part.end() }) };
+        self.piece.store(piece, Release);
     }
 
     /// A block (null: there is no room), and whether it is known to be zero.
     fn take(&self, layout: Layout) -> (*mut u8, bool) {
         let align = layout.align().max(MIN);
         let (class, size) = class_of(layout.size().max(align));
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let head = state.free[class];
-        if head != 0 && head.is_multiple_of(align) {
-            // SAFETY: a free block holds the address of the next one in its first word.
-            state.free[class] = unsafe { (head as *const usize).read() };
-            return (head as *mut u8, false);
-        }
-        let at = state.next.next_multiple_of(align);
-        match at.checked_add(size) {
-            Some(end) if end <= state.end => {
-                self.used.fetch_add(end - state.next, Relaxed);
-                state.next = end;
-                (at as *mut u8, true)
+        let head = self.free[class].swap(0, Acquire);
+        if head != 0 {
+            if head.is_multiple_of(align) {
+                // SAFETY: the stack was taken, so its blocks are ours; a free block holds the address of the next one.
+                self.put_back(class, unsafe { (head as *const usize).read() });
+                return (head as *mut u8, false);
             }
-            _ => (std::ptr::null_mut(), false),
+            self.put_back(class, head);
+        }
+        // SAFETY: null, or a piece that `give` has made; parts stay mapped.
+        let Some(piece) = (unsafe { self.piece.load(Acquire).as_ref() }) else { return (std::ptr::null_mut(), false) };
+        let start = |next: usize| next.next_multiple_of(align);
+        let cut = |next: usize| start(next).checked_add(size).filter(|end| *end <= piece.end);
+        match piece.next.fetch_update(Relaxed, Relaxed, cut) {
+            Ok(next) => {
+                self.used.fetch_add(start(next) + size - next, Relaxed);
+                (start(next) as *mut u8, true)
+            }
+            Err(_) => (std::ptr::null_mut(), false),
         }
     }
 
-    /// Bytes taken from the part so far: what the heap costs.
+    /// Puts a stack of free blocks that was taken, or what is left of it, back on top of what came meanwhile.
+    fn put_back(&self, class: usize, first: usize) {
+        if first == 0 || self.free[class].compare_exchange(0, first, Release, Relaxed).is_ok() {
+            return;
+        }
+        let mut last = first;
+        loop {
+            // SAFETY: blocks of a stack that is ours.
+            match unsafe { (last as *const usize).read() } {
+                0 => break,
+                next => last = next,
+            }
+        }
+        self.push(class, first, last);
+    }
+
+    /// Puts the free blocks from `first` to `last`, which are linked and ours, on the stack.
+    fn push(&self, class: usize, first: usize, last: usize) {
+        let mut head = self.free[class].load(Relaxed);
+        loop {
+            // SAFETY: a block of ours, at least 16 bytes and word aligned.
+            unsafe { (last as *mut usize).write(head) };
+            match self.free[class].compare_exchange_weak(head, first, Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Bytes taken from the parts so far: what the heap costs.
     pub fn used_bytes(&self) -> usize {
         self.used.load(Relaxed)
     }
 }
 
-/// A locked heap.
-pub struct Held<'a>(#[allow(dead_code, reason = "held until it is dropped")] MutexGuard<'a, State>);
+/// A [`Heap`] that takes memory from the kernel when it needs some, and never gives it back: for a program whose signal handlers
+/// touch regions and may interrupt an allocation. The pager's threads allocate, and the fault may have to wait for them;
+/// with an allocator that has locks they would wait for the interrupted thread.
+///
+/// ```
+/// #[global_allocator]
+/// static HEAP: farpage::heap::Growing = farpage::heap::Growing::new();
+/// # fn main() { assert_eq!(vec![1; 1000].len(), 1000); }
+/// ```
+pub struct Growing(Heap);
+
+impl Growing {
+    /// Taken from the kernel at once, bytes; memory is what is used of it.
+    const PIECE: usize = 64 << 20;
+
+    /// A heap that has taken nothing yet.
+    #[allow(clippy::new_without_default, reason = "it is for a static")]
+    pub const fn new() -> Growing {
+        Growing(Heap::empty())
+    }
+
+    /// What `from_heap` gives, after the heap has grown if need be.
+    fn take(&self, layout: Layout, from_heap: impl Fn() -> *mut u8) -> *mut u8 {
+        loop {
+            let at = from_heap();
+            // Another thread's piece, given to the heap at the same time, may be too small for this block.
+            if !at.is_null() || !self.grow(layout.size().max(layout.align())) {
+                return at;
+            }
+        }
+    }
+
+    /// Gives the heap another piece, in which there is room for `size` bytes; false: there is none.
+    fn grow(&self, size: usize) -> bool {
+        // Blocks are up to a quarter larger than what is asked for, and aligned.
+        let Some(len) = size.checked_mul(2).map(|twice| twice.max(Self::PIECE)) else { return false };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping where the kernel likes.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        // SAFETY: just mapped, and never unmapped; nobody else knows it.
+        at.map(|at| unsafe { self.0.give(Part { base: at as usize, len }) }).is_ok()
+    }
+}
+
+// SAFETY: hands on to `Heap`.
+unsafe impl GlobalAlloc for Growing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: caller's promise.
+        self.take(layout, || unsafe { self.0.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: caller's promise.
+        self.take(layout, || unsafe { self.0.alloc_zeroed(layout) })
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: caller's promise.
+        unsafe { self.0.dealloc(ptr, layout) }
+    }
+}
 
 /// Class index and block size for a request: sizes are 4, 5, 6 or 7 times a power of two.
 fn class_of(size: usize) -> (usize, usize) {
@@ -90,9 +191,9 @@ fn class_of(size: usize) -> (usize, usize) {
     ((log - 3) * 4 + sub, rounded)
 }
 
-// SAFETY: blocks come from memory handed over by `give`, are disjoint (bump pointer, or a free list of the same class),
-// aligned as asked (the bump pointer is rounded up; a free list holds blocks of one size, and requests whose alignment
-// is above 16 are served with a size rounded to that alignment and checked below), and stay valid until freed.
+// SAFETY: blocks come from memory handed over by `give`, are disjoint (cut off once, or from a stack of the same class that
+// one thread has taken), aligned as asked (the cut is rounded up; a stack holds blocks of one size, and the alignment of its
+// first is checked), and stay valid until freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.take(layout).0
@@ -110,16 +211,64 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         let (class, _) = class_of(layout.size().max(layout.align().max(MIN)));
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the block is ours again (caller's promise), at least 16 bytes and word aligned.
-        unsafe { ptr.cast::<usize>().write(state.free[class]) };
-        state.free[class] = ptr as usize;
+        self.push(class, ptr as usize, ptr as usize);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Threads take blocks, mark them, and give each other's back: nobody ever finds a foreign mark in its own.
+    #[test]
+    fn many_threads_never_share_a_block() {
+        const THREADS: usize = 4;
+        const ROUNDS: u64 = 60_000;
+        let memory = vec![0u128; 1 << 20].leak();
+        let heap = Heap::empty();
+        // SAFETY: leaked memory that only the heap uses.
+        unsafe { heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }) };
+        let layouts = [24, 64, 100].map(|size| Layout::from_size_align(size, 8).unwrap());
+        let market = std::sync::Mutex::new(Vec::<(usize, u64)>::new());
+        let check = |(at, mark): (usize, u64)| {
+            let layout = layouts[(mark % 3) as usize];
+            // SAFETY: a block that was allocated below with this layout, and is in this thread's hands only.
+            unsafe {
+                for i in 0..layout.size() / 8 {
+                    assert_eq!((at as *const u64).add(i).read(), mark);
+                }
+                heap.dealloc(at as *mut u8, layout);
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS as u64 {
+                let (heap, market) = (&heap, &market);
+                scope.spawn(move || {
+                    let mut mine = Vec::new();
+                    for round in 0..ROUNDS {
+                        let mark = thread * ROUNDS + round;
+                        let layout = layouts[(mark % 3) as usize];
+                        // SAFETY: a valid layout; the block is as large.
+                        unsafe {
+                            let at = heap.alloc(layout);
+                            assert!(!at.is_null());
+                            (0..layout.size() / 8).for_each(|i| at.cast::<u64>().add(i).write(mark));
+                            mine.push((at as usize, mark));
+                        }
+                        if mine.len() > 20 + (round % 13) as usize {
+                            mine.drain(..8).for_each(check);
+                        }
+                        if round % 97 == 0 {
+                            std::mem::swap(&mut *market.lock().unwrap(), &mut mine);
+                        }
+                    }
+                    mine.into_iter().for_each(check);
+                });
+            }
+        });
+        market.into_inner().unwrap().into_iter().for_each(check);
+        assert!(heap.used_bytes() < 1 << 20, "{} bytes for a few hundred blocks", heap.used_bytes());
+    }
 
     #[test]
     fn classes_cover_and_rarely_waste() {

@@ -4,7 +4,7 @@
 //! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are
 //! blocked in this thread, so no code of the program runs in between, and it takes only locks that are never held where
 //! region memory is touched (the engine's own, which its functions hold with signals blocked, see [`Blocked`]). It
-//! allocates nothing and calls async-signal-safe system calls only (ioctl, futex, pread).
+//! allocates nothing and makes system calls directly, only such that may be made in a handler (ioctl, futex, pread, preadv, madvise, gettid).
 
 use super::fault::Served;
 use super::space::PAGERS;
@@ -44,8 +44,12 @@ pub fn install() -> io::Result<()> {
             for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
                 libc::sigdelset(&mut action.sa_mask, signal);
             }
-            if libc::sigaction(libc::SIGBUS, &action, (*PREVIOUS.0.get()).as_mut_ptr()) == 0 {
+            // Known before ours can be called.
+            let previous = (*PREVIOUS.0.get()).as_mut_ptr();
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), previous) == 0 {
                 INSTALLED.store(true, Ordering::Release);
+                let refused = libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0;
+                INSTALLED.store(!refused, Ordering::Release);
             }
         }
     });

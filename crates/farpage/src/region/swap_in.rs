@@ -171,7 +171,7 @@ impl Inner {
             *to = *e;
         }
         let (loaded, error) =
-            self.with_pages(first, got.min(n), |pages| self.swap.load_many(&entries[..pages.len()], pages));
+            self.with_pages(first, got.min(n), |pages| self.swap.load_plainly(&entries[..pages.len()], pages));
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         if copies {
             self.held.fetch_sub((got - loaded.min(1)) as i64, Relaxed); // the others stay in their frames
@@ -332,13 +332,16 @@ impl Inner {
                 done += 1;
                 continue;
             }
-            // The faulting thread may not make a ring, and one run needs none.
+            // The faulting thread waits for one request; the others are for those who read ahead.
             let is_next =
                 |i: usize, e: Entry| background || i == 0 || (entry.offset(i) == Some(e) && !self.swap.is_moved(entry));
             let run = entries[done..].iter().flatten().enumerate().take_while(|(i, e)| is_next(*i, **e)).count();
             let mut list = [entry; CHUNK];
             list.iter_mut().zip(entries[done..].iter().flatten()).for_each(|(to, e)| *to = *e);
-            let (n, error) = self.with_pages(f, run, |pages| self.swap.load_many(&list[..run], pages));
+            let (n, error) = self.with_pages(f, run, |pages| match background {
+                true => self.swap.load_many(&list[..run], pages),
+                false => self.swap.load_plainly(&list[..run], pages),
+            });
             done += n;
             if error.is_some() || !background {
                 return (done, error);

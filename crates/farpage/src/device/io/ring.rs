@@ -222,9 +222,7 @@ impl Rings {
     /// Runs a batch to its end, with `preadv` and `pwritev` where there is no ring. `meanwhile` runs in the calling
     /// thread while the kernel works on the batch (or before it), and may run batches itself.
     pub fn run(&self, batch: &mut Batch, meanwhile: &mut dyn FnMut()) {
-        self.requests.fetch_add(batch.runs() as u64, Relaxed);
-        self.pages.fetch_add(batch.len() as u64, Relaxed);
-        self.seek(batch);
+        self.begin(batch);
         let mut meanwhile = Some(meanwhile);
         // One run that is waited for gains nothing by a ring, and a write to new blocks loses: the ring passes it on to
         // a kernel thread.
@@ -253,6 +251,19 @@ impl Rings {
         batch.run_plainly();
     }
 
+    /// As [`Rings::run`], by `preadv` and `pwritev` only: for a signal handler, which must not make a ring.
+    pub fn run_plainly(&self, batch: &mut Batch, meanwhile: &mut dyn FnMut()) {
+        self.begin(batch);
+        meanwhile();
+        batch.run_plainly();
+    }
+
+    fn begin(&self, batch: &Batch) {
+        self.requests.fetch_add(batch.runs() as u64, Relaxed);
+        self.pages.fetch_add(batch.len() as u64, Relaxed);
+        self.seek(batch);
+    }
+
     /// From now on the device is one with a single head that takes this long to move: for measurements.
     pub fn simulate_seeks(&self, us: u32) {
         self.seek_us.store(us, Relaxed);
@@ -276,6 +287,13 @@ impl Rings {
             }
             *head = (run.fd, run.at + run.want as u64);
         }
+    }
+
+    /// Whether the calling thread has taken a place for a ring; for tests.
+    #[cfg(test)]
+    pub fn has_mine(&self) -> bool {
+        let me = gettid();
+        self.owners.iter().any(|owner| owner.load(Relaxed) == me)
     }
 
     /// Whether io_uring was refused.

@@ -5,6 +5,9 @@ use super::*;
 /// A read is tried this many times.
 const READ_TRIES: usize = 3;
 
+/// How a batch is run.
+type Run = fn(&Rings, &mut Batch, &mut dyn FnMut());
+
 /// Where a page was, and which, when its read was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::device) struct Located {
@@ -49,9 +52,19 @@ impl SwapSpace {
     /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
     /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
     pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        self.load_by(entries, into, Rings::run)
+    }
+
+    /// As [`SwapSpace::load_many`], for a signal handler: one request after the other where pages do not lie side by
+    /// side, and only calls that such a handler may make.
+    pub fn load_plainly(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        self.load_by(entries, into, Rings::run_plainly)
+    }
+
+    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
         let mut done = 0;
         for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
-            let (n, error) = self.load_batch(entries, into);
+            let (n, error) = self.load_batch(entries, into, run);
             done += n;
             if error.is_some() {
                 return (done, error);
@@ -60,7 +73,7 @@ impl SwapSpace {
         (done, None)
     }
 
-    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
         let n = entries.len().min(into.len());
         let plan = self.plan(&entries[..n]);
         if plan.queued().is_empty() {
@@ -75,7 +88,7 @@ impl SwapSpace {
             numbers[usize::from(i)] = unsafe { self.push(&mut batch, plan.real(i), page) };
         }
         let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
-        self.rings.run(&mut batch, &mut || {
+        run(&self.rings, &mut batch, &mut || {
             for i in (0..n).filter(|&i| numbers[i].is_none()) {
                 in_place[i] = self.load(entries[i], into[i]).err();
             }

@@ -256,6 +256,24 @@ fn device_space_takes_the_pages_off_a_device_that_fails() {
     }
 }
 
+/// What a signal handler calls makes no ring, wherever the pages lie.
+#[test]
+fn device_space_reads_plainly_where_it_is_asked_to() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let region = Region::new(1 << 20);
+    let s = space(&region, 1 << 20, &[file(dir.path(), None, None)]).unwrap();
+    let pages: Vec<_> = (0..64).map(page_of).collect();
+    let live: Vec<_> = pages.iter().zip(0..).map(|(page, seed)| s.store(&page.0, check_of(seed)).unwrap()).collect();
+    let apart: Vec<Entry> = live.iter().step_by(3).copied().collect();
+    let mut frames: Vec<_> = apart.iter().map(|_| Frame::boxed()).collect();
+    let mut into: Vec<_> = frames.iter_mut().map(|f| &mut f.0).collect();
+    assert_eq!(s.load_plainly(&apart, &mut into), (apart.len(), None));
+    assert!(!s.rings.has_mine());
+    assert_eq!(s.load_many(&apart, &mut into), (apart.len(), None));
+    assert!(s.rings.has_mine() || s.rings.refused());
+    assert!(frames.iter().zip(pages.iter().step_by(3)).all(|(frame, page)| frame.0 == page.0));
+}
+
 /// What moves on goes to the next file when the first one is full.
 #[test]
 fn device_space_moves_pages_on_to_the_second_file() {
