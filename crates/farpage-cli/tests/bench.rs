@@ -97,6 +97,8 @@ fn what_cannot_be_measured_is_refused() {
         &["--threads", "0"],
         &["--rounds", "0"],
         &["--workload", "sleep"],
+        &["--idle-poll", "never"],
+        &["--mode", "run", "--idle-poll", "often"],
         &["--against", "mmap", "--workload", "fault"],
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));

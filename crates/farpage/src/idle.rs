@@ -26,6 +26,16 @@ impl Idle {
     pub fn parse(text: &str) -> Option<Idle> {
         [Idle::Auto, Idle::Always, Idle::Never].into_iter().find(|idle| idle.to_string() == text)
     }
+
+    /// What can be wished for, if anything.
+    fn wish(self) -> Option<Wish> {
+        let allowed = match self {
+            Idle::Never => false,
+            Idle::Always => true,
+            Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= CPUS_MAX),
+        };
+        allowed.then(Wish::open)?.ok()
+    }
 }
 
 impl fmt::Display for Idle {
@@ -65,6 +75,11 @@ impl Awake {
         Awake { wanted, wish: None, held: false, begun: now, faults: 0 }
     }
 
+    /// Whether CPUs would be kept awake, here and for this user.
+    pub fn may_hold(wanted: Idle) -> bool {
+        wanted.wish().is_some()
+    }
+
     /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs have been
     /// kept awake since the last answer that was not zero.
     pub fn count(&mut self, faults: u32, now: Instant) -> Duration {
@@ -89,12 +104,7 @@ impl Awake {
 
     fn open(&mut self) {
         if self.wish.is_none() {
-            let allowed = match self.wanted {
-                Idle::Never => false,
-                Idle::Always => true,
-                Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= CPUS_MAX),
-            };
-            self.wish = allowed.then(Wish::open).and_then(Result::ok);
+            self.wish = self.wanted.wish();
             // Asked once.
             self.wanted = Idle::Never;
         }

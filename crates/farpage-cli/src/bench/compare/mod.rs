@@ -23,6 +23,8 @@ mod workload;
 use crate::failure::{Failure, Result, say, why};
 use child::{MemoryKind, Spec};
 use clap::{Args, ValueEnum};
+use farpage::conf::parse_idle_poll;
+use farpage::idle::Awake;
 use farpage::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
@@ -78,6 +80,9 @@ pub struct CompareArgs {
     /// farpage's swap devices [default: as farpage run; with --against file or mmap: file:DIR]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<String>,
+    /// With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub idle_poll: Option<String>,
     /// Where files for --against file and mmap go
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
@@ -166,6 +171,11 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     if !(0.0..=1.0).contains(&args.entropy) {
         return Err(Failure::new("--entropy: from 0 (compresses best) to 1 (does not compress)"));
     }
+    let idle = args.idle_poll.as_deref().map(parse_idle_poll).transpose();
+    let idle = idle.map_err(|e| Failure::new(e.to_string()))?;
+    if idle.is_some() && args.mode != Mode::Run {
+        return Err(Failure::new("--idle-poll: only with --mode run"));
+    }
     let mut workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
     if args.against == Against::Mmap {
         // It maps and unmaps memory without a file.
@@ -191,6 +201,11 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         rounds: args.rounds,
         notes: vec![machine()],
     };
+    if args.mode == Mode::Run && Awake::may_hold(idle.unwrap_or_default()) {
+        setting
+            .notes
+            .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));
+    }
     if !with_kernel {
         let reason = if root { "--no-kernel" } else { "not root" };
         setting.notes.push(format!(
@@ -281,7 +296,11 @@ fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) 
         (given, _) => given.to_vec(),
     };
     let farpage = match args.mode {
-        Mode::Run => side::run(spec, &Pager::Run(ram, &swap)),
+        Mode::Run => {
+            let mut options: Vec<&str> = swap.iter().flat_map(|spec| ["--swap", spec]).collect();
+            options.extend(args.idle_poll.iter().flat_map(|when| ["--idle-poll", when]));
+            side::run(spec, &Pager::Run(ram, &options))
+        }
         Mode::Region => {
             let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };
             side::run(&spec, &Pager::Itself)

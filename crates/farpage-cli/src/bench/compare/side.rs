@@ -52,8 +52,8 @@ impl Sample {
 pub enum Pager<'a> {
     /// The kernel.
     Kernel(&'a KernelSide),
-    /// `farpage run` with this budget, bytes, and these devices.
-    Run(u64, &'a [String]),
+    /// `farpage run` with this budget, bytes, and these options.
+    Run(u64, &'a [&'a str]),
     /// The process itself, with a farpage region.
     Itself,
 }
@@ -81,11 +81,8 @@ pub fn catch_signals() {
 pub fn run(spec: &Spec, pager: &Pager<'_>) -> Result<Sample> {
     let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
     let mut command = Command::new(&exe);
-    if let Pager::Run(ram, swap) = pager {
-        command.args(["run", "--quiet", "--ram", &ram.to_string()]);
-        swap.iter().for_each(|s| {
-            command.args(["--swap", s]);
-        });
+    if let Pager::Run(ram, options) = pager {
+        command.args(["run", "--quiet", "--ram", &ram.to_string()]).args(*options);
         command.arg("--").arg(&exe);
     }
     let text = serde_json::to_string(spec).map_err(|e| Failure::new(format!("cannot describe the workload: {e}")))?;
