@@ -42,8 +42,9 @@ use rustix::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// A page that compresses to more than this is not worth keeping compressed: ten objects of this size fill a span.
-pub const COMPRESSED_MAX: usize = 3264;
+/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of eight pages,
+/// the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by default, and comes to 3625.)
+pub const COMPRESSED_MAX: usize = 3632;
 /// Pages moved to the file in one go.
 const WRITEBACK_BATCH: usize = 32;
 /// Share of the limit, in eighths, above which pages should move on.

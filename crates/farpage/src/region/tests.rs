@@ -2,6 +2,7 @@
 
 mod inherit;
 mod lost;
+mod pool;
 mod taking_out;
 
 use super::*;

@@ -1,17 +1,19 @@
 //! Compression of one page, without allocating per page.
 //!
 //! Owns a small set of codec states (hash tables, zstd contexts), each behind its own lock, made at first use.
-//! A caller takes the first that is free; only when all are busy does it wait for one. No other lock is taken.
+//! A caller takes the one of its CPU, or else the next that is free; only when all are busy does it wait for one. No other
+//! lock is taken.
 //! With zstd's default build the contexts come from the C heap: the crate feature `with-rust-allocator` moves them.
 
 use super::Page;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
+use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Codec states of each kind: more threads than this at a time wait.
+/// Codec states of each kind, shared by CPUs where there are more: more threads than this at a time wait.
 const STATES: usize = 8;
 const ZSTD_LEVEL: i32 = 1;
 /// For pages that nobody waits for.
@@ -35,7 +37,6 @@ pub struct Codec {
     level: i32,
     encoders: [Mutex<Option<Encoder>>; STATES],
     decoders: [Mutex<Option<zstd::bulk::Decompressor<'static>>>; STATES],
-    next: AtomicUsize,
     bytes: AtomicU64,
 }
 
@@ -66,7 +67,6 @@ impl Codec {
             level,
             encoders: std::array::from_fn(|_| Mutex::new(None)),
             decoders: std::array::from_fn(|_| Mutex::new(None)),
-            next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
         }
     }
@@ -78,7 +78,7 @@ impl Codec {
 
     /// Compresses a page and hands the bytes to `then`. `None`: no codec state could be made, or it failed.
     pub fn compress<R>(&self, page: &Page, then: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        with_state(&self.encoders, &self.next, |state| {
+        with_state(&self.encoders, |state| {
             if state.is_none() {
                 *state = Some(Encoder::new(self.alg, self.level)?);
                 // An LZ4 table and its output; a zstd context of level 1 for small inputs.
@@ -110,7 +110,7 @@ impl Codec {
     pub fn decompress(&self, bytes: &[u8], into: &mut Page) -> bool {
         match self.alg {
             Alg::Lz4 => decompress_into(bytes, &mut into[..]).is_ok_and(|n| n == PAGE_SIZE),
-            Alg::Zstd => with_state(&self.decoders, &self.next, |state| {
+            Alg::Zstd => with_state(&self.decoders, |state| {
                 if state.is_none() {
                     *state = zstd::bulk::Decompressor::new().ok();
                     self.bytes.fetch_add(160 << 10, Relaxed);
@@ -135,14 +135,16 @@ impl Encoder {
     }
 }
 
-/// Runs `f` with the first state that is free, or waits for one.
-fn with_state<T, R>(states: &[Mutex<T>], next: &AtomicUsize, f: impl FnOnce(&mut T) -> R) -> R {
-    for state in states {
+/// Runs `f` with the state of this CPU or the next one that is free, or waits for the former.
+fn with_state<T, R>(states: &[Mutex<T>], f: impl FnOnce(&mut T) -> R) -> R {
+    let own = cpu::current() % states.len();
+    let (before, from) = states.split_at(own);
+    for state in from.iter().chain(before) {
         if let Some(mut state) = state.try_lock() {
             return f(&mut state);
         }
     }
-    f(&mut states[next.fetch_add(1, Relaxed) % states.len()].lock())
+    f(&mut states[own].lock())
 }
 
 /// The word that fills the page, if one does.
