@@ -75,7 +75,7 @@ pub fn shuffled(n: usize) -> Vec<usize> {
 }
 
 pub fn space(spec: SwapSpec, n: usize) -> Result<SwapSpace> {
-    let len = (n * PAGE_SIZE * 2).next_multiple_of(4 << 20);
+    let len = (n * PAGE_SIZE * 4).next_multiple_of(4 << 20);
     // SAFETY: as in `pages`.
     let memory = unsafe {
         mmap_anonymous(std::ptr::null_mut(), len, RW, MapFlags::PRIVATE | MapFlags::POPULATE)
@@ -116,6 +116,7 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
         (0..ways.len() + 2).map(|_| [0, 1].map(|_| Sampler::new(n * rounds))).collect();
     let mut table = CompressTable::small();
     let mut out = vec![0; get_maximum_output_size(PAGE_SIZE)];
+    let mut kept: Vec<Vec<Option<Entry>>> = vec![vec![None; n]; ways.len()];
     for _ in 0..rounds {
         let [write, read] = &mut samplers[0];
         for (from, to) in source.iter().zip(plain.iter_mut()) {
@@ -143,8 +144,8 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
             });
             (ok && *target == source[i]).then_some(()).ok_or_else(|| wrong("LZ4", i))?;
         }
-        for ((device, _, way, space), samplers) in ways.iter().zip(&mut samplers[2..]) {
-            round(device, space, *way, source, &order, target, samplers)?;
+        for (((device, _, way, space), samplers), kept) in ways.iter().zip(&mut samplers[2..]).zip(&mut kept) {
+            round(device, space, *way, source, &order, target, samplers, kept)?;
         }
     }
     let names = [("memcpy", "direct"), ("lz4", "direct")].into_iter().chain(ways.iter().map(|w| (w.0, w.1)));
@@ -156,7 +157,8 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Stores every page, loads all of them in another order, frees them.
+/// Stores every page in place of the one of the last round, as swapping out again does, and loads all of them in another order.
+#[allow(clippy::too_many_arguments, reason = "what is measured, what with, and where it is noted")]
 fn round(
     device: &str,
     space: &SwapSpace,
@@ -165,6 +167,7 @@ fn round(
     order: &[usize],
     target: &mut Page,
     [write, read]: &mut [Sampler; 2],
+    kept: &mut [Option<Entry>],
 ) -> Result<()> {
     let queue = Queue::new(space);
     let mut entries: Vec<Entry> = Vec::with_capacity(source.len());
@@ -178,7 +181,10 @@ fn round(
                     Way::Sync => space.store_now(page, i as u128).ok().flatten(),
                     _ => queue.store(page, i as u128, way == Way::Boxed),
                 });
-                entries.push(stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?);
+                let entry = stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?;
+                entries.push(entry);
+                // What has gone before gives its memory to the next page: no memory is asked of the kernel, as for the others.
+                kept[i].replace(entry).map(|old| space.free(old));
             }
             for &i in order {
                 read.time(|| match way {
@@ -193,7 +199,6 @@ fn round(
         queue.stop();
         result
     })?;
-    entries.iter().for_each(|entry| _ = space.free(*entry));
     Ok(())
 }
 
