@@ -1,0 +1,54 @@
+//! The budget: what the kernel says to it, and when it gives way.
+
+use super::*;
+
+/// Resident anonymous memory is what the budget promises, by the kernel's own count.
+#[test]
+fn the_kernel_agrees_with_the_budget() {
+    let output = in_a_process("budget::rss_in_a_process_of_its_own");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+#[ignore = "run by the_kernel_agrees_with_the_budget, in a process without other tests"]
+fn rss_in_a_process_of_its_own() {
+    let rss = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap().trim();
+        line.trim_end_matches(" kB").parse::<i64>().unwrap() << 10
+    };
+    let before = rss();
+    let budget = 32 << 20;
+    let pager = pager(budget as u64);
+    let mut region = pager.region(128 << 20).unwrap();
+    let mut most = 0;
+    for i in 0..3 * (128 << 20) / PAGE_SIZE {
+        let page = if i < 128 << 8 { i } else { mix(i as u64) as usize % (128 << 8) };
+        let bytes = &mut region[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
+        bytes[..2000].iter_mut().enumerate().for_each(|(j, b)| *b = mix((i * 4096 + j) as u64 / 8 / 3) as u8);
+        if i % 500 == 0 {
+            most = most.max(rss() - before);
+        }
+    }
+    let used = pager.stats().unwrap().used_bytes as i64;
+    assert!(most < budget + budget / 20 + (1 << 20), "{most} resident of {budget}, {used} by our own count");
+    assert!(most > budget / 4 * 3, "{most} resident of {budget}: the budget was not used");
+    drop((region, pager));
+    assert!(rss() - before < 4 << 20, "{} stay behind", rss() - before);
+}
+
+#[test]
+fn a_full_device_makes_the_budget_give_way() {
+    let small = SwapSpec::parse(&format!("file:{},size=1M", std::env::temp_dir().display())).unwrap();
+    let pager = Pager::builder().budget(4 << 20).swap([small]).build().unwrap();
+    let mut region = pager.region(12 << 20).unwrap();
+    let words: &mut [u64] = region.view_mut();
+    words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
+    assert!(words.iter().enumerate().all(|(i, w)| *w == mix(i as u64)));
+    let stats = pager.stats().unwrap();
+    assert!(stats.over_budget > 0, "{stats:?}");
+    // Room again: back within the budget.
+    region.advise(0..12 << 20, Advice::DontNeed).unwrap();
+    region[0] = 1;
+    assert!(pager.stats().unwrap().resident_bytes <= 64 * PAGE_SIZE as u64);
+}
