@@ -301,7 +301,10 @@ pub(super) fn in_a_process(name: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
     let name = format!("region::tests::{name}");
     let mut command = std::process::Command::new(exe);
-    command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap()
+    let out = command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap();
+    // A name that there is not would succeed.
+    assert!(String::from_utf8_lossy(&out.stdout).contains("running 1 test\n"), "{name}");
+    out
 }
 
 /// `madvise` behind the engine's back discards pages, as it does for any memory: they read as zeros.
