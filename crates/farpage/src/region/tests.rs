@@ -1,6 +1,7 @@
 //! Regions against a model that knows every word, and the things that programs do wrong.
 
 mod budget;
+mod coming_in;
 mod inherit;
 mod lost;
 mod pins;

@@ -71,3 +71,41 @@ fn full_devices() {
         }
     }
 }
+
+/// "By and by", with nobody there to push: what was there goes, and the content stays.
+#[test]
+fn a_smaller_budget_is_reached() {
+    for mode in [FaultMode::Signal, FaultMode::Thread] {
+        let pager = match Pager::builder().budget(24 << 20).swap([file()]).fault_mode(mode).build() {
+            Ok(pager) => pager,
+            Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
+                return println!("skipped in mode {mode:?}: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut region = pager.region(32 << 20).unwrap();
+        let words: &mut [u64] = region.view_mut();
+        words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
+        let full = pager.stats().unwrap();
+        assert!(full.resident_bytes > 18 << 20, "{mode:?}: the budget was not used: {full:?}");
+        let small = 6 << 20;
+        pager.resize_budget(small).unwrap();
+        let reached = |_: &usize| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            pager.stats().unwrap().used_bytes <= small
+        };
+        assert!((0..3000).any(|i| reached(&i)), "{mode:?}: {:?}", pager.stats());
+        let stats = pager.stats().unwrap();
+        assert!(stats.budget_bytes == small && stats.resident_bytes <= small, "{mode:?}: {stats:?}");
+        assert!(stats.resident_bytes > small / 2, "{mode:?}: more has gone than had to: {stats:?}");
+        // It is kept under load, too, and a larger one is used again.
+        let words: &[u64] = region.view();
+        assert!(words.iter().enumerate().all(|(i, w)| *w == mix(i as u64)), "{mode:?}");
+        let stats = pager.stats().unwrap();
+        assert!(stats.used_bytes <= small + small / 20, "{mode:?}: {stats:?}");
+        pager.resize_budget(24 << 20).unwrap();
+        assert!(words.iter().enumerate().all(|(i, w)| *w == mix(i as u64)), "{mode:?}");
+        let stats = pager.stats().unwrap();
+        assert!(stats.resident_bytes > 18 << 20 && stats.over_budget == 0, "{mode:?}: {stats:?}");
+    }
+}

@@ -33,7 +33,8 @@ fn pinned_pages_stay_and_work_for_system_calls() {
     drop(pin); // keeps the memory until here
 }
 
-/// Reclaim write-protects what is present, now and then; system calls go on to write to what is pinned, before and after.
+/// Reclaim write-protects what is present, now and then; system calls go on to write to what is pinned, before and
+/// after.
 #[test]
 fn system_calls_write_to_pinned_pages() {
     let pager = pager(4 << 20);
