@@ -3,9 +3,10 @@
 mod common;
 
 use common::{farpage, quiet, refused, root, text};
+use serde_json::Value;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 const NOBODY: u32 = 65534;
@@ -54,7 +55,7 @@ fn the_inherited_device_gives_that_user_a_full_userfaultfd() {
     let mut command = farpage();
     command.args(["run", "--ram", "64M", "--user", "nobody"]).arg(exe).args(["doctor", "--json"]);
     let out = text(&command.output().unwrap().stdout);
-    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json["uid"], NOBODY);
     assert_eq!(json["checks"]["uffd_full_inherited"]["works"], true, "{out}");
     assert_eq!(json["checks"]["uffdio_move"]["works"], true, "{out}");
@@ -124,4 +125,51 @@ fn without_permission() {
     let doctor = text(&doctor.stdout);
     let same = error.trim_start_matches("farpage: ");
     assert!(doctor.contains(same), "doctor:\n{doctor}\nrun:\n{error}");
+}
+
+/// Whether anybody may have a userfaultfd for faults of their own code: all that regions in signal mode need.
+fn user_mode_userfaultfd() -> bool {
+    const USER_MODE_ONLY: usize = 1;
+    // SAFETY: makes a descriptor, which is closed at once.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC as usize | USER_MODE_ONLY);
+        fd >= 0 && libc::close(fd as i32) == 0
+    }
+}
+
+/// Regions in the default mode, signal, need no privilege: what the bench measures here is one of them at work. The
+/// kernel's side does need it, and its absence is said.
+#[test]
+fn regions_and_their_bench_work_for_a_plain_user() {
+    if !root() {
+        println!("skipped: needs root to become somebody else");
+        return;
+    }
+    if !user_mode_userfaultfd() {
+        println!("skipped: no userfaultfd(2) here, not even for user mode");
+        return;
+    }
+    let (_dir, exe) = public_copy();
+    let mut command = Command::new(&exe);
+    command.uid(NOBODY).gid(NOBODY).env("FARPAGE_PRELOAD", common::inert());
+    command.args(["bench", "compare", "--ram", "16M", "--data", "40M", "--rounds", "1"]);
+    command.args(["--workload", "rand-rmw", "--swap", "zram", "--json", "-"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let bench = child.id();
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1);
+    for row in rows {
+        assert_eq!((&row["kernel"], &row["mode"]), (&Value::Null, &"region".into()), "{row}");
+        assert!(row["farpage"]["major_faults"].as_u64().unwrap() > 100, "it did not swap: {row}");
+    }
+    let notes: Vec<_> = json["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let said = |note: &&str| note.starts_with("the kernel's side was not measured (not root)");
+    assert_eq!(notes.iter().filter(|note| said(note)).count(), 1, "{notes:?}");
+    for top in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"] {
+        let group = Path::new(top).join(format!("farpage-bench-{bench}"));
+        assert!(!group.exists(), "{} stayed behind", group.display());
+    }
 }

@@ -18,7 +18,7 @@ use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 
@@ -273,6 +273,7 @@ impl Builder {
             overhead: AtomicI64::new(0),
             poisoned: AtomicU32::new(0),
             pinned: AtomicI64::new(0),
+            full_warned: AtomicBool::new(false),
         });
         if self.mode == FaultMode::Signal {
             let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::INVAL);

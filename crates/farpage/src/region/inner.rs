@@ -188,6 +188,8 @@ pub struct Inner {
     pub poisoned: AtomicU32,
     /// Pages pinned now.
     pub pinned: AtomicI64,
+    /// It has been said that no device has room.
+    pub full_warned: AtomicBool,
 }
 
 // SAFETY: the mappings are plain memory, accessed as the modules say; everything else is Sync.

@@ -208,13 +208,14 @@ impl Readahead {
         let planned = self.with(page, |m| {
             let (first, end) = (u64::from(m.first), u64::from(m.first + m.pages));
             let max = m.tuning.max_pages().min(self.limit);
+            let cluster = m.tuning.page_cluster().min(max.max(1).ilog2());
             match m.tuning.rule {
                 _ if max == 1 => alone.clone(),
                 Rule::None => alone.clone(),
-                Rule::Slot => slots(&self.cluster, entry, m.tuning.page_cluster()),
+                Rule::Slot => slots(&self.cluster, entry, cluster),
                 Rule::Vma => {
                     let mut vma = lock(&m.vma);
-                    let r = vma.on_miss(page.into(), first, end, m.tuning.page_cluster());
+                    let r = vma.on_miss(page.into(), first, end, cluster);
                     m.window.store(vma.window, Relaxed);
                     Plan::Pages(Window::of(r.start, (r.end - r.start) as u32))
                 }

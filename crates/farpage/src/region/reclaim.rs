@@ -19,7 +19,6 @@ use crate::page_table::FrameNo;
 use crate::sys::futex;
 use crate::sys::raw::message;
 use farpage_swap::lru::Links;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Frames freed between two looks at what is needed.
@@ -225,7 +224,7 @@ impl Inner {
             }
         }
         if let Err(error) = result {
-            warn_full(error);
+            self.warn_full(error);
         }
         free.len() - before
     }
@@ -314,12 +313,11 @@ impl Inner {
         self.space.word(page).unlock(seen.with_hot(false), to);
         f
     }
-}
 
-/// Says once that memory can no longer be swapped out.
-pub(super) fn warn_full(error: StoreError) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
-        message(&format!("a region goes on above its budget: {error}; give its pager more swap"));
+    /// Says once a pager that its memory can no longer be swapped out.
+    pub(super) fn warn_full(&self, error: StoreError) {
+        if !self.full_warned.swap(true, Relaxed) {
+            message(&format!("a region goes on above its budget: {error}; give its pager more swap"));
+        }
     }
 }

@@ -9,7 +9,6 @@
 //! writable pages pinned, and only a move finds that out.
 
 use super::inner::{Inner, count, lock};
-use super::reclaim::warn_full;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
@@ -210,7 +209,7 @@ impl Inner {
         }
         let mut entries = vec![None; contents.len()];
         if let Err(error) = self.swap.store_batch(&contents, &mut entries) {
-            warn_full(error);
+            self.warn_full(error);
         }
         // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and zeros
         // stored.

@@ -1,14 +1,18 @@
 //! Regions against a model that knows every word, and the things that programs do wrong.
 
+mod budget;
+mod coming_in;
 mod inherit;
 mod lost;
+mod pins;
 mod pool;
+mod signals;
 mod taking_out;
 
 use super::*;
 use crate::conf::{Alg, SwapSpec};
 use proptest::prelude::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 fn file() -> SwapSpec {
     SwapSpec::file(std::env::temp_dir())
@@ -157,41 +161,6 @@ fn thread_mode_serves_system_calls_too() {
     assert!(region[4 << 20..5 << 20].iter().enumerate().all(|(i, b)| *b == (i / 5) as u8));
 }
 
-/// Resident anonymous memory is what the budget promises, by the kernel's own count.
-#[test]
-fn the_kernel_agrees_with_the_budget() {
-    let output = in_a_process("rss_in_a_process_of_its_own");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-}
-
-#[test]
-#[ignore = "run by the_kernel_agrees_with_the_budget, in a process without other tests"]
-fn rss_in_a_process_of_its_own() {
-    let rss = || {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap().trim();
-        line.trim_end_matches(" kB").parse::<i64>().unwrap() << 10
-    };
-    let before = rss();
-    let budget = 32 << 20;
-    let pager = pager(budget as u64);
-    let mut region = pager.region(128 << 20).unwrap();
-    let mut most = 0;
-    for i in 0..3 * (128 << 20) / PAGE_SIZE {
-        let page = if i < 128 << 8 { i } else { mix(i as u64) as usize % (128 << 8) };
-        let bytes = &mut region[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
-        bytes[..2000].iter_mut().enumerate().for_each(|(j, b)| *b = mix((i * 4096 + j) as u64 / 8 / 3) as u8);
-        if i % 500 == 0 {
-            most = most.max(rss() - before);
-        }
-    }
-    let used = pager.stats().unwrap().used_bytes as i64;
-    assert!(most < budget + budget / 20 + (1 << 20), "{most} resident of {budget}, {used} by our own count");
-    assert!(most > budget / 4 * 3, "{most} resident of {budget}: the budget was not used");
-    drop((region, pager));
-    assert!(rss() - before < 4 << 20, "{} stay behind", rss() - before);
-}
-
 #[derive(Debug, Clone)]
 enum Op {
     Write(u16, u8),
@@ -313,94 +282,6 @@ fn views_and_clones() {
 }
 
 #[test]
-fn pinned_pages_stay_and_work_for_system_calls() {
-    let pager = pager(4 << 20);
-    let mut region = pager.region(16 << 20).unwrap();
-    region[..1 << 20].iter_mut().enumerate().for_each(|(i, b)| *b = (i / 3) as u8);
-    let sweep =
-        |region: &mut Region| region[1 << 20..].iter_mut().step_by(512).enumerate().for_each(|(i, b)| *b = i as u8);
-    sweep(&mut region);
-    let into_pipe = |region: &Region| {
-        let (_reader, writer) = std::io::pipe().unwrap();
-        rustix::io::write(&writer, &region[500 << 10..501 << 10])
-    };
-    assert_eq!(into_pipe(&region), Err(rustix::io::Errno::FAULT), "not present: the documented error");
-    let pin = region.pin(0..1 << 20).unwrap();
-    let second = region.pin(0..1).unwrap();
-    let pinned = pager.stats().unwrap().pinned_bytes;
-    sweep(&mut region);
-    assert_eq!(into_pipe(&region), Ok(1024));
-    region.advise(0..1 << 20, Advice::DontNeed).unwrap();
-    assert!(region[..1 << 20].iter().enumerate().all(|(i, b)| *b == (i / 3) as u8), "pinned pages are not discarded");
-    assert_eq!((pinned, pager.stats().unwrap().pinned_bytes), (1 << 20, 1 << 20));
-    drop(pin);
-    assert_eq!(pager.stats().unwrap().pinned_bytes, PAGE_SIZE as u64);
-    drop(second);
-    assert!(matches!(region.pin(0..16 << 20), Err(Error::PinLimit(_))));
-    assert_eq!(pager.stats().unwrap().pinned_bytes, 0);
-    let pin = region.pin(0..4096).unwrap();
-    drop((region, pager));
-    drop(pin); // keeps the memory until here
-}
-
-/// Reclaim write-protects what is present, now and then; system calls go on to write to what is pinned, before and after.
-#[test]
-fn system_calls_write_to_pinned_pages() {
-    let pager = pager(4 << 20);
-    let mut region = pager.region(16 << 20).unwrap();
-    let pipe = || std::io::pipe().unwrap();
-    let read_into = |region: &mut Region, at: usize, byte: u8| {
-        let (reader, writer) = pipe();
-        rustix::io::write(&writer, &[byte; 3000]).unwrap();
-        assert_eq!(rustix::io::read(&reader, &mut region[at..at + 3000]), Ok(3000), "page {}", at / PAGE_SIZE);
-    };
-    let mut model = vec![0u8; 4096];
-    for round in 0..8u64 {
-        let page = mix(round) as usize % 4000;
-        let (start, len) = (page * PAGE_SIZE, 16 * PAGE_SIZE);
-        // Present, and perhaps write-protected, or not present.
-        let pin = region.pin(start..start + len).unwrap();
-        let sweeps = || pager.owner.inner.counters.sweeps.load(Ordering::Relaxed);
-        let before = sweeps();
-        // In no order, so that single pages go out.
-        let order = (0..4096).map(|i| i * 1009 % 4096);
-        for other in order.filter(|other| !(page..page + 16).contains(other)) {
-            let at = other * PAGE_SIZE;
-            assert_eq!(region[at], model[other], "round {round}, page {other}");
-            model[other] = model[other].wrapping_add(1 + other as u8 % 7);
-            region[at] = model[other];
-            if other % 64 == 0 {
-                read_into(&mut region, start + other / 64 % 16 * PAGE_SIZE, other as u8);
-            }
-        }
-        assert!(sweeps() > before, "nothing was protected");
-        for (pinned, byte) in model.iter_mut().enumerate().skip(page).take(16) {
-            *byte = pinned as u8 ^ round as u8;
-            read_into(&mut region, pinned * PAGE_SIZE, *byte);
-        }
-        drop(pin);
-    }
-    // What was written while it was pinned went out as it was then.
-    assert!((0..4096).all(|page| region[page * PAGE_SIZE] == model[page]));
-}
-
-#[test]
-fn a_full_device_makes_the_budget_give_way() {
-    let small = SwapSpec::parse(&format!("file:{},size=1M", std::env::temp_dir().display())).unwrap();
-    let pager = Pager::builder().budget(4 << 20).swap([small]).build().unwrap();
-    let mut region = pager.region(12 << 20).unwrap();
-    let words: &mut [u64] = region.view_mut();
-    words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
-    assert!(words.iter().enumerate().all(|(i, w)| *w == mix(i as u64)));
-    let stats = pager.stats().unwrap();
-    assert!(stats.over_budget > 0, "{stats:?}");
-    // Room again: back within the budget.
-    region.advise(0..12 << 20, Advice::DontNeed).unwrap();
-    region[0] = 1;
-    assert!(pager.stats().unwrap().resident_bytes <= 64 * PAGE_SIZE as u64);
-}
-
-#[test]
 fn many_regions_and_pagers_come_and_go_in_many_threads() {
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -417,205 +298,15 @@ fn many_regions_and_pagers_come_and_go_in_many_threads() {
     });
 }
 
-/// Handlers of the program that touch a region at any moment, also while the engine works in the same thread.
-#[test]
-fn a_signal_handler_may_touch_a_region() {
-    static BASE: AtomicUsize = AtomicUsize::new(0);
-    static CALLS: AtomicUsize = AtomicUsize::new(0);
-    static WRONG: AtomicUsize = AtomicUsize::new(0);
-    extern "C" fn touch(_: i32) {
-        let n = CALLS.fetch_add(1, Ordering::SeqCst);
-        let page = mix(n as u64) as usize % 4096;
-        // SAFETY: the region outlives the signals (the test waits), and nobody writes after it was filled.
-        let word = unsafe { ((BASE.load(Ordering::SeqCst) + page * PAGE_SIZE) as *const u64).read_volatile() };
-        WRONG.fetch_add(usize::from(word != page as u64 + 1), Ordering::SeqCst);
-    }
-    // SAFETY: a handler that touches memory and atomics only.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = touch as extern "C" fn(i32) as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
-    }
-    let pager = pager(4 << 20);
-    let mut region = pager.region(16 << 20).unwrap();
-    for page in 0..4096 {
-        region.view_mut::<u64>()[page * 512..][..512].fill(page as u64 + 1);
-        region.view_mut::<u64>()[page * 512 + 1] = mix(page as u64);
-    }
-    BASE.store(region.as_ptr() as usize, Ordering::SeqCst);
-    // SAFETY: no preconditions.
-    let thread = unsafe { libc::pthread_self() };
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::SeqCst) {
-                // SAFETY: the thread waits for this one to end.
-                unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
-                std::thread::sleep(std::time::Duration::from_micros(30));
-            }
-        });
-        for i in 0..60_000u64 {
-            let page = mix(i) as usize % 4096;
-            assert_eq!(region.view::<u64>()[page * 512 + 7], page as u64 + 1);
-            if i % 50 == 0 {
-                region.prefetch(page * PAGE_SIZE..(page + 8).min(4096) * PAGE_SIZE).unwrap();
-                drop(region.pin(page * PAGE_SIZE..(page + 1) * PAGE_SIZE).unwrap());
-                pager.stats().unwrap();
-            }
-        }
-        stop.store(true, Ordering::SeqCst);
-    });
-    assert!(CALLS.load(Ordering::SeqCst) > 100);
-    assert_eq!(WRONG.load(Ordering::SeqCst), 0);
-}
-
 /// Runs an ignored test of this module in a process of its own; how it ended, and what it said.
 pub(super) fn in_a_process(name: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
     let name = format!("region::tests::{name}");
     let mut command = std::process::Command::new(exe);
-    command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap()
-}
-
-#[test]
-fn a_forked_child_gets_a_clear_fault_and_not_zeros() {
-    let pager = pager(4 << 20);
-    let mut region = pager.region(16 << 20).unwrap();
-    region.view_mut::<u64>().iter_mut().step_by(512).enumerate().for_each(|(i, w)| *w = i as u64 + 1);
-    let page = region.as_ptr();
-    // SAFETY: the child makes system calls and touches its own memory only.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: ends the child: with a core signal at the first access, or with 0 if that gave anything at all.
-        unsafe {
-            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
-            let refused = matches!(pager.region(1), Err(Error::Forked))
-                && matches!(pager.stats(), Err(Error::Forked))
-                && matches!(region.advise(0..1, Advice::DontNeed), Err(Error::Forked));
-            if !refused {
-                libc::_exit(3);
-            }
-            page.read_volatile();
-            libc::_exit(0);
-        }
-    }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(child, &mut status, 0) };
-    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "status {status:#x}");
-    let words: &[u64] = region.view();
-    assert!(words.iter().step_by(512).enumerate().all(|(i, w)| *w == i as u64 + 1), "the parent goes on");
-}
-
-#[test]
-fn a_child_can_drop_what_it_inherited_and_build_its_own() {
-    let pager = pager(4 << 20);
-    let region = pager.region(1 << 20).unwrap();
-    // SAFETY: the child uses this library and libc only, and no lock of another thread: none is running.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        drop((region, pager));
-        let ok = Pager::builder().budget(4 << 20).reclaim_threads(1).build().and_then(|own| {
-            let mut region = own.region(12 << 20)?;
-            region.view_mut::<u64>().iter_mut().enumerate().for_each(|(i, w)| *w = i as u64 / 3);
-            Ok(region.view::<u64>().iter().enumerate().all(|(i, w)| *w == i as u64 / 3))
-        });
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(i32::from(!matches!(ok, Ok(true)))) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(child, &mut status, 0) };
-    assert_eq!(status, 0);
-    drop(region);
-}
-
-#[test]
-fn a_region_dropped_under_a_thread_ends_the_process() {
-    use std::os::unix::process::ExitStatusExt;
-    for _ in 0..3 {
-        let status = in_a_process("drop_under_threads").status;
-        let signal = status.signal();
-        assert!(signal == Some(libc::SIGSEGV) || signal == Some(libc::SIGBUS), "{status}");
-    }
-}
-
-#[test]
-#[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
-fn drop_under_threads() {
-    let pager = pager(4 << 20);
-    let mut region = pager.region(16 << 20).unwrap();
-    let base = region.as_ptr() as usize;
-    for page in 0..4096usize {
-        region[page * PAGE_SIZE..][..8].copy_from_slice(&(page as u64 + 1).to_ne_bytes());
-    }
-    let threads: Vec<_> = (0..2u64)
-        .map(|t| {
-            std::thread::spawn(move || {
-                for i in 0..u64::MAX {
-                    let page = mix(i ^ t << 40) as usize % 4096;
-                    // SAFETY: not safe, and that is what is tested: the region goes away.
-                    let word = unsafe { ((base + page * PAGE_SIZE) as *const u64).read_volatile() };
-                    assert_eq!(word, page as u64 + 1);
-                }
-            })
-        })
-        .collect();
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    drop(region);
-    for thread in threads {
-        let _ = thread.join();
-    }
-}
-
-#[test]
-fn other_sigbus_goes_to_the_handler_that_was_there() {
-    assert_eq!(in_a_process("sigbus_chain").status.code(), Some(42));
-    use std::os::unix::process::ExitStatusExt;
-    assert_eq!(in_a_process("sigbus_default").status.signal(), Some(libc::SIGBUS));
-}
-
-/// A mapping of an empty file: touching it is a SIGBUS that is not ours.
-fn bus_error() {
-    let file = tempfile::tempfile().unwrap();
-    let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-    // SAFETY: a new mapping; the access is the signal that is tested.
-    unsafe {
-        let at = rustix::mm::mmap(std::ptr::null_mut(), PAGE_SIZE, prot, flags, &file, 0).unwrap();
-        at.cast::<u8>().read_volatile();
-    }
-}
-
-#[test]
-#[ignore = "ends its process; run by other_sigbus_goes_to_the_handler_that_was_there"]
-fn sigbus_chain() {
-    extern "C" fn leave(_: i32, info: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {
-        // SAFETY: a handler with SA_SIGINFO gets a valid info; _exit ends the process.
-        unsafe { libc::_exit(if (*info).si_code > 0 { 42 } else { 1 }) };
-    }
-    // SAFETY: a handler that calls _exit only.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = leave as extern "C" fn(i32, *mut libc::siginfo_t, *mut std::ffi::c_void) as usize;
-        action.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
-    }
-    let pager = pager(4 << 20);
-    let mut region = pager.region(8 << 20).unwrap();
-    region.fill(1);
-    bus_error();
-}
-
-#[test]
-#[ignore = "ends its process; run by other_sigbus_goes_to_the_handler_that_was_there"]
-fn sigbus_default() {
-    let pager = pager(4 << 20);
-    let mut region = pager.region(8 << 20).unwrap();
-    region.fill(1);
-    // SAFETY: the test harness's own handler is out of the way.
-    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
-    bus_error();
+    let out = command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap();
+    // A name that there is not would succeed.
+    assert!(String::from_utf8_lossy(&out.stdout).contains("running 1 test\n"), "{name}");
+    out
 }
 
 /// `madvise` behind the engine's back discards pages, as it does for any memory: they read as zeros.

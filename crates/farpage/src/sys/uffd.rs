@@ -158,6 +158,10 @@ impl std::fmt::Display for OpenError {
                 ErrnoText(e)
             );
         }
+        if let (None, None, Some(e)) = (self.inherited, self.device, self.syscall) {
+            // One for user mode only, which nobody but a sandbox refuses.
+            return write!(f, "cannot create a userfaultfd: userfaultfd(2) is refused here: {}", ErrnoText(e));
+        }
         f.write_str("cannot create a userfaultfd that also serves system calls: tried")?;
         let tried = [
             ("inherited descriptor", self.inherited),

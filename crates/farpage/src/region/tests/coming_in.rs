@@ -1,0 +1,190 @@
+//! What comes in, and how much with it: advice, readahead, zero pages, the swap cache.
+
+use super::*;
+
+const BUDGET: u64 = 8 << 20;
+const PAGES: usize = 6000; // nearly three times of it
+
+/// A file takes nothing of the budget. `None`: the mode is not to be had here.
+fn pager_in(mode: FaultMode, readahead: u32) -> Option<Pager> {
+    match Pager::builder().budget(BUDGET).swap([file()]).fault_mode(mode).readahead(readahead).build() {
+        Ok(pager) => Some(pager),
+        Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
+            println!("skipped in mode {mode:?}: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A number in each page, none of which is zero.
+fn fill(region: &mut Region) {
+    region.view_mut::<u64>().iter_mut().step_by(512).enumerate().for_each(|(page, word)| *word = mix(page as u64 + 1));
+}
+
+fn check(region: &Region, page: usize) {
+    assert_eq!(region.view::<u64>()[page * 512], mix(page as u64 + 1), "page {page}");
+}
+
+/// Pages of a range that are there, as the kernel says.
+fn present(region: &Region, pages: Range<usize>) -> usize {
+    let mut there = vec![0u8; pages.len()];
+    let from = region.as_ptr().wrapping_add(pages.start * PAGE_SIZE).cast_mut().cast();
+    // SAFETY: pages of the region, and a byte for each of them.
+    let result = unsafe { libc::mincore(from, pages.len() * PAGE_SIZE, there.as_mut_ptr()) };
+    assert_eq!(result, 0);
+    there.iter().filter(|byte| **byte & 1 == 1).count()
+}
+
+fn bytes(pages: &Range<usize>) -> Range<usize> {
+    pages.start * PAGE_SIZE..pages.end * PAGE_SIZE
+}
+
+#[test]
+fn what_is_asked_for_is_there_when_it_returns() {
+    for mode in [FaultMode::Signal, FaultMode::Thread] {
+        for by_advice in [false, true] {
+            let Some(pager) = pager_in(mode, 128) else { return };
+            let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+            fill(&mut region);
+            for first in [100, 1000, 2000] {
+                let pages = first..first + 300;
+                assert!(present(&region, pages.clone()) < 30, "{mode:?}: it did not swap");
+                let asked = match by_advice {
+                    false => region.prefetch(bytes(&pages)),
+                    true => region.advise(bytes(&pages), Advice::WillNeed),
+                };
+                asked.unwrap();
+                assert_eq!(present(&region, pages.clone()), 300, "{mode:?}");
+                let before = pager.stats().unwrap();
+                pages.clone().for_each(|page| check(&region, page));
+                assert_eq!(pager.stats().unwrap().pgfault, before.pgfault, "{mode:?}");
+            }
+        }
+    }
+}
+
+/// More than fits is not brought in, so that what comes first is not pushed out by what comes last.
+#[test]
+fn asking_for_everything_keeps_the_beginning() {
+    let pager = pager_in(FaultMode::Signal, 1).unwrap();
+    let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+    fill(&mut region);
+    let half = BUDGET as usize / PAGE_SIZE / 2;
+    let (before, there) = (pager.stats().unwrap().pswpin, present(&region, 0..half));
+    assert!(there < half / 10, "it did not swap: {there}");
+    region.prefetch(0..region.len()).unwrap();
+    assert_eq!(pager.stats().unwrap().pswpin - before, (half - there) as u64);
+    assert_eq!(present(&region, 0..half), half);
+}
+
+/// The cap is reached, so it is the cap that keeps windows from being larger.
+#[test]
+fn readahead_has_a_cap() {
+    // As asked for; down to a power of two; a sixty-fourth of the budget.
+    for (budget, asked, most) in [(32 << 20, 8, 8), (32 << 20, 20, 16), (4 << 20, 128, 16), (32 << 20, 128, 128)] {
+        for hint in [Advice::Normal, Advice::Sequential] {
+            let pager = Pager::builder().budget(budget).readahead(asked).build().unwrap();
+            let mut region = pager.region(3 * budget as usize).unwrap();
+            fill(&mut region);
+            region.advise(0..region.len(), hint).unwrap();
+            let pages = region.len() / PAGE_SIZE;
+            let windows = (0..pages).map(|page| {
+                check(&region, page);
+                region.readahead_stats().unwrap().window
+            });
+            assert_eq!(windows.max(), Some(most), "{asked} asked for, {hint:?}");
+        }
+    }
+}
+
+/// By what is really read: a rule that reads nothing in the background, so that it is all for the fault just served.
+#[test]
+fn a_fault_reads_no_more_than_the_cap() {
+    // Not more than a sixty-fourth of the budget, whatever was asked for.
+    let budget = BUDGET / 2;
+    let share = (budget / PAGE_SIZE as u64 / 64) as u32;
+    for (asked, most) in [(4, 4), (128, share)] {
+        let rule = ReadaheadTuning::parse("vma").unwrap();
+        let pager = Pager::builder().budget(budget).readahead_tuning(rule).readahead(asked).build().unwrap();
+        let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+        fill(&mut region);
+        let mut last = pager.stats().unwrap().pswpin;
+        let reads = (0..PAGES).map(|page| {
+            check(&region, page);
+            let now = pager.stats().unwrap().pswpin;
+            now - std::mem::replace(&mut last, now)
+        });
+        assert_eq!(reads.max(), Some(most.into()));
+    }
+}
+
+#[test]
+fn a_cap_of_one_is_no_readahead() {
+    let pager = pager_in(FaultMode::Signal, 1).unwrap();
+    let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+    fill(&mut region);
+    region.advise(0..region.len(), Advice::Sequential).unwrap();
+    (0..PAGES).for_each(|page| check(&region, page));
+    let stats = pager.stats().unwrap();
+    assert_eq!((stats.swap_ra, stats.pswpin), (0, stats.pgmajfault), "{stats:?}");
+    assert!(stats.pswpin > PAGES as u64 / 2, "{stats:?}");
+}
+
+#[test]
+fn zero_pages_are_counted_and_never_stored() {
+    let pager = pager_in(FaultMode::Signal, 128).unwrap();
+    let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+    let fits = BUDGET / PAGE_SIZE as u64;
+    let read_all = |region: &Region| assert!(region.iter().step_by(PAGE_SIZE).all(|byte| *byte == 0));
+    read_all(&region);
+    let once = pager.stats().unwrap();
+    assert_eq!(once.swpin_zero, PAGES as u64, "{once:?}");
+    assert!(once.swpout_zero >= PAGES as u64 - fits, "{once:?}");
+    // The beginning has gone, so it is served again.
+    read_all(&region);
+    let twice = pager.stats().unwrap();
+    assert!(twice.swpin_zero >= 2 * PAGES as u64 - fits && twice.swpout_zero > once.swpout_zero, "{twice:?}");
+    assert_eq!((twice.pswpin, twice.pswpout), (0, 0), "{twice:?}");
+    // What has been something else is found to be zero, too.
+    fill(&mut region);
+    region.fill(0);
+    let before = pager.stats().unwrap();
+    read_all(&region);
+    let after = pager.stats().unwrap();
+    assert!(before.pswpout > 0 && after.swpin_zero > before.swpin_zero, "{before:?} {after:?}");
+    assert!(after.swpout_zero > before.swpout_zero, "{before:?} {after:?}");
+}
+
+/// First touches in order bring several pages each, others one.
+#[test]
+fn zero_windows_are_as_the_hint_says() {
+    for (hint, faults) in [(Advice::Random, 512..=512), (Advice::Sequential, 8..=8), (Advice::Normal, 8..=64)] {
+        let pager = pager_in(FaultMode::Signal, 128).unwrap();
+        let region = pager.region(512 * PAGE_SIZE).unwrap();
+        region.advise(0..region.len(), hint).unwrap();
+        assert!(region.iter().step_by(PAGE_SIZE).all(|byte| *byte == 0));
+        let stats = pager.stats().unwrap();
+        assert_eq!(stats.swpin_zero, 512, "{hint:?}: {stats:?}");
+        assert!(faults.contains(&stats.pgfault), "{hint:?}: {stats:?}");
+    }
+}
+
+/// Nothing is read ahead, so all that waits in the swap cache has been moved out, and comes back by being moved.
+#[test]
+fn in_thread_mode_pages_come_back_from_where_they_were_moved_to() {
+    let Some(pager) = pager_in(FaultMode::Thread, 1) else { return };
+    let mut region = pager.region(PAGES * PAGE_SIZE).unwrap();
+    fill(&mut region);
+    let before = pager.stats().unwrap();
+    for i in 0..4 * PAGES as u64 {
+        check(&region, mix(i) as usize % PAGES);
+    }
+    let after = pager.stats().unwrap();
+    assert_eq!(after.swap_ra, 0, "{after:?}");
+    let back = after.workingset_refault_cached - before.workingset_refault_cached;
+    assert!(back > 0, "{after:?}");
+    // Neither zeros nor a device: the other faults.
+    let major = after.pgmajfault - before.pgmajfault;
+    assert!(major > 0 && back + major <= after.pgfault - before.pgfault, "{before:?} {after:?}");
+}
