@@ -157,15 +157,31 @@ impl Readahead {
 
     /// A region was made.
     pub fn open(&self, first: u32, pages: u32) {
+        // Every fault takes the lock, perhaps in a handler that interrupts an allocation: none under it.
+        let map = Box::new(Map::new(first, pages, self.tuning));
+        let mut larger = Vec::new();
         let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        while maps.len() == maps.capacity() && larger.capacity() <= maps.len() {
+            let wanted = 2 * maps.len() + 8;
+            drop(maps);
+            larger = Vec::with_capacity(wanted);
+            maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        }
+        if maps.len() == maps.capacity() {
+            larger.append(&mut maps);
+            std::mem::swap(&mut *maps, &mut larger);
+        }
         let at = maps.partition_point(|m| m.first < first);
-        maps.insert(at, Box::new(Map::new(first, pages, self.tuning)));
+        maps.insert(at, map);
+        drop(maps);
     }
 
     /// A region goes.
     pub fn close(&self, first: u32) {
         let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
-        maps.retain(|m| m.first != first);
+        let gone = maps.iter().position(|m| m.first == first).map(|at| maps.remove(at));
+        drop(maps);
+        drop(gone);
     }
 
     /// `f` with the region around a page.

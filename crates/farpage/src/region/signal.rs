@@ -41,7 +41,7 @@ pub fn install() -> io::Result<()> {
             action.sa_sigaction = handler as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
             libc::sigfillset(&mut action.sa_mask);
-            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
+            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
                 libc::sigdelset(&mut action.sa_mask, signal);
             }
             // Known before ours can be called.
@@ -137,7 +137,7 @@ impl Blocked {
         unsafe {
             let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&mut all);
-            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
+            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
                 libc::sigdelset(&mut all, signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut old);
