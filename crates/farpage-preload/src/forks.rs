@@ -100,11 +100,11 @@ fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errn
 
 /// Copies `len` bytes of this process; false where they are not memory.
 fn read_own(from: usize, to: usize, len: usize) -> bool {
-    const PROCESS_VM_READV: u32 = 310;
     let (here, there) = ([to, len], [from, len]);
     let (here, there) = (here.as_ptr() as usize, there.as_ptr() as usize);
     // SAFETY: writes `len` bytes at `to`, which the caller owns.
-    let read = unsafe { raw::syscall(PROCESS_VM_READV, [std::process::id() as usize, here, 1, there, 1, 0]) };
+    let read =
+        unsafe { raw::syscall(libc::SYS_process_vm_readv as u32, [std::process::id() as usize, here, 1, there, 1, 0]) };
     read == Ok(len)
 }
 
@@ -121,18 +121,11 @@ pub extern "C" fn _Fork() -> libc::pid_t {
     if !followed(0) {
         return real();
     }
-    fork::prepare();
-    let pid = real();
-    if pid == 0 {
-        fork::child();
-        return pid;
-    }
-    // SAFETY: the calling thread's errno.
-    let errno = unsafe { *libc::__errno_location() };
-    fork::parent();
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-    pid
+    answer(around(&[], || match real() {
+        // SAFETY: the calling thread's errno.
+        -1 => Err(raw::Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
+        pid => Ok(pid as usize),
+    })) as libc::pid_t
 }
 
 type Start = extern "C" fn(*mut c_void) -> c_int;

@@ -200,7 +200,9 @@ impl SwapSpec {
                     "size",
                     Some(v),
                 ) => match bytes(v)? {
-                    n if n < SIZE_MIN => return Err(err(format!("size {v} is below the minimum of 8.0 KiB"))),
+                    n if n < SIZE_MIN => {
+                        return Err(err(format!("size {v} is below the minimum of {}", size::format(SIZE_MIN))));
+                    }
                     n => *size = Some(n),
                 },
                 (

@@ -64,15 +64,15 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     note(&format_args!("program {}", path.display()));
     elf::check(&path).or_else(forgivable)?;
     if args.swap.is_empty() {
-        let mut usable = Vec::new();
-        for mut spec in std::mem::take(&mut conf.swap) {
-            match resolve_file(&mut spec) {
-                Ok(()) => usable.push(spec),
-                Err(_) if args.quiet => {}
-                Err(failure) => say(format_args!("{failure}\n  going on with compressed memory only")),
+        conf.swap.retain_mut(|spec| match resolve_file(spec) {
+            Ok(()) => true,
+            Err(failure) => {
+                if !args.quiet {
+                    say(format_args!("{failure}\n  going on with compressed memory only"));
+                }
+                false
             }
-        }
-        conf.swap = usable;
+        });
     } else {
         conf.swap.iter_mut().try_for_each(resolve_file)?;
     }
@@ -143,16 +143,18 @@ fn new_file(path: &Path) -> Result<PathBuf> {
         let sentence = format!("--trace: {} exists already", shown(path));
         return Err(Failure::new(sentence).help("choose another name, or remove it"));
     }
-    let fail = |e: &io::Error| Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(e)));
-    std::path::absolute(path).map_err(|e| fail(&e))
+    std::path::absolute(path).map_err(|e| no_trace(path, &e))
+}
+
+fn no_trace(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(error)))
 }
 
 /// Whether the program's user can make the file.
 fn check_trace(path: &Path) -> Result<()> {
-    let fail = |e: &io::Error| Failure::new(format!("--trace: cannot make {}: {}", shown(path), why(e)));
     let directory = path.parent().unwrap_or(Path::new("/"));
     rustix::fs::access(directory, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
-        .map_err(|e| fail(&e.into()).help("name a file in a directory that exists and that you may write to"))
+        .map_err(|e| no_trace(path, &e.into()).help("name a file in a directory that exists and that you may write to"))
 }
 
 fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {

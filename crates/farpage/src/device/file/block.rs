@@ -14,9 +14,9 @@
 
 use super::DeviceError;
 use super::backing::{Backing, MAGIC};
+use super::open::Fail;
 use crate::PAGE_SIZE;
-use crate::sys::raw::ErrnoText;
-use crate::sys::raw::{nr, syscall};
+use crate::sys::raw::{ErrnoText, nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -27,9 +27,6 @@ const FRONT: u64 = 1 << 20;
 const BACK: u64 = 64 << 10;
 /// `_IO(0x12, 119)`.
 const BLKDISCARD: usize = 0x1277;
-
-/// An error of this device: what is wrong, what to do.
-type Fail<'a> = &'a dyn Fn(String, &str) -> DeviceError;
 
 /// Looks whether a device may be used, and changes nothing: for the launcher, before the program starts.
 pub fn check(path: &Path, rdev: u64, fail: Fail<'_>) -> Result<(), DeviceError> {

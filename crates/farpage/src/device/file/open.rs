@@ -85,7 +85,7 @@ pub fn check(path: &Path) -> Result<(), DeviceError> {
 }
 
 /// Makes an error of this device: what is wrong, what to do.
-type Fail<'a> = &'a dyn Fn(String, &str) -> DeviceError;
+pub(super) type Fail<'a> = &'a dyn Fn(String, &str) -> DeviceError;
 
 fn look(path: &Path, error: Fail<'_>) -> Result<rustix::fs::Stat, DeviceError> {
     rustix::fs::stat(path).map_err(|errno| {
