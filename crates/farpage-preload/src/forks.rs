@@ -9,6 +9,7 @@ use crate::interpose::{found, next, no_such_function};
 use farpage::engine::engine;
 use farpage::fork;
 use farpage::sys::raw;
+use farpage::sys::thread::thread_pointer;
 use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -47,11 +48,12 @@ fn answer(result: Result<usize, raw::Errno>) -> c_long {
 /// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the kernel or
 /// the child's thread-local storage is, which must be there before the child's engine is.
 fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+    let forker = thread_pointer();
     fork::prepare();
     places.iter().filter(|at| **at != 0).for_each(|at| fork::touch(*at));
     let result = copy();
     if result == Ok(0) {
-        fork::child();
+        fork::child_of(forker);
     } else {
         fork::parent();
     }

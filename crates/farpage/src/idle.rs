@@ -75,6 +75,11 @@ impl Awake {
         Awake { wanted, wish: None, held: false, begun: now, faults: 0 }
     }
 
+    /// Whether CPUs are kept awake now.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
     /// Whether CPUs would be kept awake, here and for this user.
     pub fn may_hold(wanted: Idle) -> bool {
         wanted.wish().is_some()

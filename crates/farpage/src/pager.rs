@@ -188,7 +188,8 @@ impl Pager {
                     trace.flush();
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
-                self.sleep(Some(20_000_000));
+                // CPUs that are kept awake are let go soon.
+                self.sleep(Some(if self.awake.is_held() { 8_000_000 } else { 20_000_000 }));
                 self.stay_awake(0, Instant::now());
             }
         } else {
@@ -196,6 +197,7 @@ impl Pager {
             self.e.wakeups.pager_waits.store(true, Ordering::Release);
             self.sleep(Some(200_000));
             self.e.wakeups.pager_waits.store(false, Ordering::Release);
+            self.stay_awake(0, Instant::now());
         }
     }
 

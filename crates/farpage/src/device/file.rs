@@ -416,7 +416,8 @@ impl SwapDevice for FileDevice {
     }
 
     fn take_warning(&self) -> Option<String> {
-        Some(match self.warning.lock().take()? {
+        let warning = self.warning.lock().take()?;
+        Some(match warning {
             Warning::Odd(text) => text,
             Warning::Failed(what, errno) => format!(
                 "swap device {:?}: {what}: {}; it takes no more pages, and those on it go to other devices",

@@ -11,7 +11,7 @@ use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall};
-use crate::sys::thread::{block_signals, fetch_fd, restore_signals};
+use crate::sys::thread::{block_signals, fetch_fd, restore_signals, thread_pointer};
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::atomic::Ordering::SeqCst;
@@ -65,7 +65,7 @@ fn touch_stack() -> usize {
         unsafe { page.as_mut_ptr().write_volatile(1) };
     }
     let sp = below.as_ptr() as usize;
-    let block = crate::sys::thread::thread_pointer();
+    let block = thread_pointer();
     // A thread's stack ends at its control block; the main thread's is never adopted.
     let end = if (sp..sp + (64 << 20)).contains(&block) { block.min(sp + 256 * 1024) } else { sp };
     // SAFETY: returns an address in the calling thread's static storage, where libc's variables are.
@@ -89,7 +89,7 @@ pub extern "C" fn prepare() {
     let mask = block_signals();
     f.lock.lock();
     f.mask.store(mask, SeqCst);
-    f.prepared.store(true, SeqCst);
+    f.prepared.store(thread_pointer(), SeqCst);
     f.closed.store(1, SeqCst);
     f.writer_gate.lock();
     f.monitor_gate.lock();
@@ -145,7 +145,9 @@ pub fn touch(at: usize) {
 
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
-    let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.prepared.load(SeqCst)) else { return };
+    let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.prepared.load(SeqCst) == thread_pointer()) else {
+        return;
+    };
     let f = &e.fork;
     let errand = std::mem::take(&mut *lock(&f.errand));
     if errand.active {
@@ -174,7 +176,7 @@ pub extern "C" fn parent() {
 }
 
 fn open_gates(f: &Fork) {
-    f.prepared.store(false, SeqCst);
+    f.prepared.store(0, SeqCst);
     f.closed.store(0, SeqCst);
     f.monitor_gate.unlock();
     f.writer_gate.unlock();
@@ -184,7 +186,12 @@ fn open_gates(f: &Fork) {
 
 /// libc calls this in the child, whose only thread is the one that forked.
 pub extern "C" fn child() {
-    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst)) else { return };
+    child_of(thread_pointer());
+}
+
+/// In the child of the thread with this control block, which the child may have exchanged for another.
+pub fn child_of(forker: usize) {
+    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst) == forker) else { return };
     let f = &e.fork;
     let mask = f.mask.load(SeqCst);
     if f.settling.load(SeqCst) != 0 {

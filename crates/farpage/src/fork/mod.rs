@@ -35,7 +35,7 @@ mod helped;
 mod pause;
 mod verdict;
 
-pub use handlers::{child, parent, prepare, touch};
+pub use handlers::{child, child_of, parent, prepare, touch};
 pub use helped::Helped;
 pub use verdict::Verdict;
 
@@ -91,9 +91,9 @@ pub struct Fork {
     child_ready: AtomicU32,
     /// The process that the engine's threads are in. A child that was made without the handlers is another one.
     home: AtomicU32,
-    /// The handlers before the copy have run, so those after it have something to do. Only true while `lock` is held, by
-    /// whom it speaks of: another thread that forks waits before it can look.
-    prepared: AtomicBool,
+    /// The thread (its control block) for which the handlers before the copy have run, so that those after it have something to
+    /// do; 0: none. Changes under `lock`. In a child it is the same block.
+    prepared: AtomicUsize,
     /// Signals that the forking thread had blocked before.
     mask: AtomicU64,
     /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
@@ -123,7 +123,7 @@ impl Default for Fork {
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
             home: AtomicU32::new(0),
-            prepared: AtomicBool::new(false),
+            prepared: AtomicUsize::new(0),
             mask: AtomicU64::new(0),
             stack: AtomicUsize::new(0),
             settling: AtomicU32::new(0),

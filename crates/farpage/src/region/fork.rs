@@ -252,6 +252,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
     lock(&e.ancestors).extend(lease);
     e.forget_threads();
     owner.forget_threads();
+    e.full_warned.store(false, SeqCst);
     let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
     let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;
     // The old numbers name the parent's address space.

@@ -34,7 +34,7 @@ impl Wish {
             // The shallowest state of real CPUs, which are woken from it by a write to memory.
             _ => 2,
         };
-        let device = openat(CWD, DEVICE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let device = openat(CWD, DEVICE, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
         Ok(Wish { device, most_us })
     }
 

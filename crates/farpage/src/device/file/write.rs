@@ -62,7 +62,10 @@ impl FileDevice {
         }
         let existing = || -> Result<(u8, Option<Arc<Backing>>), StoreError> {
             let inner = self.inner.lock();
-            let own = inner.own.ok_or(StoreError::Full)?;
+            let Some(own) = inner.own else {
+                self.full.store(true, Relaxed);
+                return Err(StoreError::Full);
+            };
             let file = inner.files.get(usize::from(own)).and_then(Option::as_ref);
             Ok((own, file.and_then(|f| f.backing.clone())))
         };
