@@ -49,9 +49,19 @@ struct Libraries {
     fake: PathBuf,
 }
 
+static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
+
+/// A static is never dropped.
+extern "C" fn remove_libraries() {
+    if let Some(libraries) = LIBRARIES.get() {
+        let _ = std::fs::remove_dir_all(libraries.dir.path());
+    }
+}
+
 fn libraries() -> &'static Libraries {
-    static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
+        // SAFETY: a function that may be called when the process ends.
+        unsafe { libc::atexit(remove_libraries) };
         let dir = public_tempdir();
         // SAFETY: Stat is made of u64 atomics; all-zero is valid.
         let stat: Box<farpage::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
