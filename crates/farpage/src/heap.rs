@@ -15,7 +15,6 @@ use crate::arena::Part;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
-use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
@@ -29,20 +28,18 @@ struct Piece {
     end: usize,
 }
 
-/// The top of a stack of free blocks.
+/// The top of a stack of free blocks: two words that change together, by an instruction that no atomic type has.
 #[repr(C, align(16))]
 struct Top {
     /// The first block, 0 for none; each holds the address of the next in its first word.
     first: AtomicUsize,
     /// Changes so far.
     changes: AtomicUsize,
-    /// Both change together, by an instruction that no atomic type has.
-    _both: UnsafeCell<()>,
 }
 
 impl Top {
     const fn new() -> Top {
-        Top { first: AtomicUsize::new(0), changes: AtomicUsize::new(0), _both: UnsafeCell::new(()) }
+        Top { first: AtomicUsize::new(0), changes: AtomicUsize::new(0) }
     }
 
     /// What is there. The two are not read at once; a [`Top::exchange`] of what never was there together fails.
@@ -56,7 +53,8 @@ impl Top {
     fn exchange(&self, (old, changes): (usize, usize), first: usize) -> bool {
         let done: u8;
         // SAFETY: 16 aligned bytes, both of atomics, so they may change under shared references. rbx, which the compiler may
-        // have in use, is restored; the others are named, because one of them could be rbx. Every x86-64 processor that Linux 6.8 runs on has the instruction, but the first of 2003.
+        // have in use, is restored; the others are named, because one of them could be rbx. Every x86-64 processor has
+        // the instruction but the first ones, of 2003.
         unsafe {
             asm!(
                 "xchg rbx, rsi",
@@ -75,9 +73,6 @@ impl Top {
         done != 0
     }
 }
-
-// SAFETY: changed by atomic instructions only.
-unsafe impl Sync for Top {}
 
 /// See the module documentation. Starts empty; [`Heap::give`] hands it memory.
 pub struct Heap {

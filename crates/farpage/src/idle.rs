@@ -27,6 +27,11 @@ impl Idle {
         [Idle::Auto, Idle::Always, Idle::Never].into_iter().find(|idle| idle.to_string() == text)
     }
 
+    /// Whether CPUs would be kept awake, here and for this user.
+    pub fn is_possible(self) -> bool {
+        self.wish().is_some()
+    }
+
     /// What can be wished for, if anything.
     fn wish(self) -> Option<Wish> {
         let allowed = match self {
@@ -75,14 +80,9 @@ impl Awake {
         Awake { wanted, wish: None, held: false, begun: now, faults: 0 }
     }
 
-    /// Whether CPUs are kept awake now.
-    pub fn is_held(&self) -> bool {
-        self.held
-    }
-
-    /// Whether CPUs would be kept awake, here and for this user.
-    pub fn may_hold(wanted: Idle) -> bool {
-        wanted.wish().is_some()
+    /// How long the pager may sleep, `most` at most: CPUs that are kept awake are let go soon after the last fault.
+    pub fn sleep(&self, most: Duration) -> Duration {
+        if self.held { WINDOW } else { most }
     }
 
     /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs have been

@@ -188,8 +188,7 @@ impl Pager {
                     trace.flush();
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
-                // CPUs that are kept awake are let go soon.
-                self.sleep(Some(if self.awake.is_held() { 8_000_000 } else { 20_000_000 }));
+                self.sleep(Some(self.awake.sleep(Duration::from_millis(20)).as_nanos() as i64));
                 self.stay_awake(0, Instant::now());
             }
         } else {
@@ -222,7 +221,9 @@ impl Pager {
     /// `messages` have come by `now`: decides whether idle CPUs may sleep.
     fn stay_awake(&mut self, messages: usize, now: Instant) {
         let time = self.awake.count(messages as u32, now);
-        Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
+        if !time.is_zero() {
+            Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
+        }
     }
 
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.

@@ -35,7 +35,7 @@ fn median() -> Option<Duration> {
     let (here, there) = (cpus.next()?, cpus.next()?);
     let begun = Instant::now();
     let now = || begun.elapsed().as_nanos() as u64;
-    // When the sleeper was awake; 0: it sleeps.
+    // When the sleeper last woke up.
     let awake = AtomicU64::new(0);
     let mut times = [0u64; TIMES];
     // Threads of their own, because their CPUs stay chosen.

@@ -4,10 +4,12 @@
 //! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are
 //! blocked in this thread, so no code of the program runs in between, and it takes only locks that are never held where
 //! region memory is touched (the engine's own, which its functions hold with signals blocked, see [`Blocked`]). It
-//! allocates nothing and makes system calls directly, only such that may be made in a handler (ioctl, futex, pread, preadv, madvise, gettid).
+//! allocates nothing and makes system calls directly, only such that may be made in a handler (ioctl, futex, pread, preadv,
+//! madvise, gettid).
 
 use super::fault::Served;
 use super::space::PAGERS;
+use crate::sys::thread::FAULT_SIGNALS;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -41,7 +43,7 @@ pub fn install() -> io::Result<()> {
             action.sa_sigaction = handler as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
             libc::sigfillset(&mut action.sa_mask);
-            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            for signal in FAULT_SIGNALS {
                 libc::sigdelset(&mut action.sa_mask, signal);
             }
             // Known before ours can be called.
@@ -126,7 +128,8 @@ unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
 }
 
 /// Blocks all signals in this thread but those of faults, as long as it exists: a handler of the program that touches a
-/// region would wait for a lock that the interrupted code holds.
+/// region would wait for a lock that the interrupted code holds. (Through libc, which leaves its own signals open: it makes threads
+/// under this guard, and may be changing the user of all threads.)
 pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
@@ -137,7 +140,7 @@ impl Blocked {
         unsafe {
             let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&mut all);
-            for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            for signal in FAULT_SIGNALS {
                 libc::sigdelset(&mut all, signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut old);

@@ -128,10 +128,12 @@ fn canary() -> usize {
     value
 }
 
-/// Blocks the calling thread's signals but those that its own faults raise; what was blocked before.
+/// Signals that a thread's own faults raise: not to be blocked.
+pub const FAULT_SIGNALS: [i32; 5] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+
+/// Blocks the calling thread's signals but [`FAULT_SIGNALS`]; what was blocked before.
 pub fn block_signals() -> u64 {
-    const OWN: [i32; 5] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
-    let set = OWN.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
+    let set = FAULT_SIGNALS.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
     let mut before = 0;
     let args = [0 /* SIG_BLOCK */, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
     // SAFETY: both point to live 8-byte kernel signal sets.

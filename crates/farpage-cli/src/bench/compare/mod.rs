@@ -24,7 +24,6 @@ use crate::failure::{Failure, Result, say, why};
 use child::{MemoryKind, Spec};
 use clap::{Args, ValueEnum};
 use farpage::conf::parse_idle_poll;
-use farpage::idle::Awake;
 use farpage::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
@@ -201,7 +200,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         rounds: args.rounds,
         notes: vec![machine()],
     };
-    if args.mode == Mode::Run && Awake::may_hold(idle.unwrap_or_default()) {
+    if args.mode == Mode::Run && idle.unwrap_or_default().is_possible() {
         setting
             .notes
             .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));

@@ -62,10 +62,7 @@ impl FileDevice {
         }
         let existing = || -> Result<(u8, Option<Arc<Backing>>), StoreError> {
             let inner = self.inner.lock();
-            let Some(own) = inner.own else {
-                self.full.store(true, Relaxed);
-                return Err(StoreError::Full);
-            };
+            let own = inner.own.ok_or_else(|| self.no_room())?;
             let file = inner.files.get(usize::from(own)).and_then(Option::as_ref);
             Ok((own, file.and_then(|f| f.backing.clone())))
         };
@@ -73,10 +70,7 @@ impl FileDevice {
             return Ok((own, backing));
         }
         // A forked child has no part of a block device of its own: its pages go to the next device.
-        let Some(dir) = self.dir.as_ref() else {
-            self.full.store(true, Relaxed);
-            return Err(StoreError::Full);
-        };
+        let dir = self.dir.as_ref().ok_or_else(|| self.no_room())?;
         let _create = self.create.lock();
         let (own, backing) = existing()?;
         if let Some(backing) = backing {
@@ -120,8 +114,12 @@ impl FileDevice {
                 file.slots.grow(granted);
             }
         }
+        Err(self.no_room())
+    }
+
+    fn no_room(&self) -> StoreError {
         self.full.store(true, Relaxed);
-        Err(StoreError::Full)
+        StoreError::Full
     }
 
     /// There was no room; whether there may be by now without anything having been freed.
@@ -150,8 +148,7 @@ impl FileDevice {
         if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
             self.give_back(own, std::iter::once(slot));
             self.inner.lock().retry_second = now_second() + 1;
-            self.full.store(true, Relaxed);
-            return StoreError::Full;
+            return self.no_room();
         }
         let mut inner = self.inner.lock();
         if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {

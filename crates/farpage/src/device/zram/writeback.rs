@@ -19,9 +19,9 @@ impl Zram {
             buffers.resize_with(WRITEBACK_BATCH, || Aligned([0; PAGE_SIZE]));
         }
         let mut moved = 0;
-        let mut full = 0;
+        let mut files = self.files.iter().filter(|file| file.accepts());
+        let mut file = files.next();
         while moved < pages {
-            let file = self.files.iter().find(|file| file.accepts());
             if file.is_none() && self.inner.lock().backed_pages == 0 {
                 break; // a look at every slot would find nothing
             }
@@ -31,10 +31,9 @@ impl Zram {
             let done = dropped + file.map_or(0, |file| self.move_to(file, &victims[..found], &mut buffers));
             self.trim();
             moved += done;
-            // A file that has become full meanwhile is not asked again, but the next one.
-            let next = || file.is_some_and(|file| !file.accepts()) && self.files.iter().any(|file| file.accepts());
-            full += usize::from(done == 0);
-            if done == 0 && (full >= self.files.len() || !next()) {
+            if file.is_some_and(|file| !file.accepts()) {
+                file = files.next();
+            } else if done == 0 {
                 break;
             }
         }
