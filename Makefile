@@ -136,12 +136,16 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
+	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp --stats-json $(TESTS)/queued.json -- \
+		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
+	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
+	tests/stress/children.py $(FARPAGE)
 	$(FARPAGE) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
 	$(FARPAGE) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork

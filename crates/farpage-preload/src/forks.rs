@@ -5,13 +5,14 @@
 //! swapped out and all pass through: their children have no engine then, and may do what a process with one thread may
 //! (`unshare(CLONE_NEWUSER)`, `setns`).
 
+use crate::descriptors;
 use crate::interpose::{found, next, no_such_function};
 use farpage::engine::engine;
 use farpage::fork;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
 use std::arch::asm;
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
@@ -74,6 +75,13 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         libc::SYS_fork if followed(0) => around(&[], || call(args)),
         libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([a & !VFORK, b, c, d, e, f])),
         libc::SYS_clone3 => clone3(args, call),
+        // These set errno themselves.
+        // SAFETY: caller's promise.
+        libc::SYS_close => return unsafe { descriptors::close(a as c_int) }.into(),
+        libc::SYS_close_range => {
+            // SAFETY: caller's promise.
+            return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();
+        }
         _ => call(args),
     })
 }

@@ -1,5 +1,7 @@
-//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`forks`]).
+//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`forks`],
+//! [`descriptors`]).
 
+pub mod descriptors;
 pub mod forks;
 pub mod interpose;
 
@@ -22,6 +24,7 @@ extern "C" fn init() {
     unsafe { HEAP.give(part) };
     interpose::find();
     forks::find();
+    descriptors::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.
     unsafe { farpage::preload::start(&HEAP) };
 }

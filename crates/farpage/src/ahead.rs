@@ -1,6 +1,7 @@
-//! Windows that are read from a file before the program comes to them.
+//! Windows that are read from a file while the pager does something else: before the program comes to them, or, where several
+//! threads wait for pages, because one has come to them.
 //!
-//! A program that has gone through a window in order will most likely want the next one. So its pages are read (`device::read_queue`)
+//! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are read (`device::read_queue`)
 //! while the program is busy with those it has, and wait in frames. The words of the pages stay `Swapped`, with a mark
 //! ([`crate::page_table::PageTable::mark_reading`]) that every change of the word takes away: content is placed only if the mark
 //! is still there, so what was discarded, moved or freed meanwhile is thrown away with what was read for it. The first fault
@@ -12,7 +13,11 @@
 //!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
 //! ```
 //!
-//! What fails to be read is dropped: nobody has asked for it. If it is wanted it is read again, and then an error is one.
+//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything, and a
+//! queue costs more than it gains. With several threads ([`Crowd`]) the page's window is queued instead, the fault stays with
+//! those that wait, and the faults of the others are served, or read, meanwhile.
+//!
+//! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //! Compressed pages are not read in advance: the pager would have to do it itself, now instead of later.
 //!
 //! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the devices.
@@ -26,6 +31,7 @@ use crate::stat::Stat;
 use crate::swap_in::READAHEAD_MAX;
 use crate::sys::uffd::Refused;
 use farpage_swap::readahead;
+use std::time::Instant;
 
 /// Windows read in advance at the same time, of all sequential readers together.
 const WINDOWS_MAX: usize = 8;
@@ -33,6 +39,10 @@ const WINDOWS_MAX: usize = 8;
 const DEPTH_MAX: usize = 4;
 /// A shorter window is not read in advance.
 const WINDOW_MIN: usize = 8;
+/// Windows of both kinds at the same time.
+const ALL_MAX: usize = 16;
+/// For so many faults after one of another thread there are several that wait for pages.
+const CROWD_FOR: u32 = 64;
 
 /// A window that is read, or was.
 #[derive(Debug)]
@@ -44,6 +54,30 @@ pub(crate) struct Window {
     frame: FrameNo,
     /// Pages that are in their frames, from the first on; `None`: still on their way.
     loaded: Option<usize>,
+    asked: Option<Asked>,
+}
+
+/// A thread waits for a page of the window.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// What its fault asked for.
+    stream: readahead::Window,
+    since: Instant,
+}
+
+/// Whether more than one thread waits for pages these days.
+#[derive(Debug, Default)]
+pub(crate) struct Crowd {
+    tid: u32,
+    left: u32,
+}
+
+impl Crowd {
+    /// Thread `tid` has a fault.
+    pub(crate) fn fault(&mut self, tid: u32) {
+        self.left = if self.tid != tid && self.tid != 0 { CROWD_FOR } else { self.left.saturating_sub(1) };
+        self.tid = tid;
+    }
 }
 
 impl Window {
@@ -66,6 +100,7 @@ pub(crate) enum Flight {
 #[derive(Default)]
 pub(crate) struct Ahead {
     pub(crate) queue: ReadQueue,
+    pub(crate) crowd: Crowd,
     windows: Vec<Window>,
     last_tag: u64,
     /// Windows that are read in advance for one reader; one more each time that one was late.
@@ -80,7 +115,9 @@ impl Pager {
             self.land();
             match self.ahead.windows.iter().position(|w| w.has(vpn)) {
                 Some(i) if self.ahead.windows[i].loaded.is_none() => {
-                    self.ahead.depth = (self.ahead.depth + 1).min(DEPTH_MAX);
+                    if self.ahead.windows[i].asked.is_none() {
+                        self.ahead.depth = (self.ahead.depth + 1).min(DEPTH_MAX);
+                    }
                     return Flight::OnItsWay;
                 }
                 Some(i) => at = i,
@@ -116,8 +153,21 @@ impl Pager {
             self.throw_away(window);
             return None;
         }
-        Stat::add(&e.stat.swap_ra_windows_hit, 1);
-        let stream = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
+        let stream = match window.asked {
+            Some(asked) => {
+                for counter in [&e.stat.pgmajfault, &e.stat.pgmajfault_file, &e.stat.pgmajfault_queued] {
+                    Stat::add(counter, 1);
+                }
+                if window.entries.len() == 1 {
+                    e.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
+                }
+                asked.stream
+            }
+            None => {
+                Stat::add(&e.stat.swap_ra_windows_hit, 1);
+                self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()))
+            }
+        };
         let (mut placed, mut stop) = (0, None);
         // The page that is waited for first, then those before it.
         for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
@@ -160,7 +210,13 @@ impl Pager {
         let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
         // SAFETY: the frames are this window's, and nothing writes to them any more.
         unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
-        let placed = self.place_frames(vpn, frame, to - from);
+        let placed = if self.should_copy(to - from) {
+            let placed = self.copy_in(vpn, e.frames.addr(frame), to - from);
+            e.frames.put_free(frame, to - from);
+            placed
+        } else {
+            self.place_frames(vpn, frame, to - from)
+        };
         self.book_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)
     }
@@ -196,7 +252,8 @@ impl Pager {
         let near = |i: u64| if down { high - 1 - i } else { low + i };
         let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
         let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
-        if n < WINDOW_MIN || !queued || (self.ahead.windows.len() == WINDOWS_MAX && !self.drop_one()) {
+        let in_advance = self.ahead.windows.iter().filter(|w| w.asked.is_none()).count();
+        if n < WINDOW_MIN || !queued || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
             return None;
         }
         let (frame, n) = match e.frames.take_free(n) {
@@ -208,6 +265,35 @@ impl Pager {
             None => return None,
         };
         let start = if down { high - n as u64 } else { low };
+        self.submit(start, frame, n, None);
+        Stat::add(&e.stat.swap_ra_windows, 1);
+        Some((start, start + n as u64))
+    }
+
+    /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault asked for.
+    /// `false`: they are better read at once, by the caller.
+    pub(crate) fn ask(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
+        let e = self.e;
+        let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
+        if self.ahead.crowd.left == 0 || e.space.rings().refused() || !queued() {
+            return false;
+        }
+        if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
+            return false;
+        }
+        let want = (end - start) as usize;
+        let Some((frame, got)) = e.frames.take_free(want) else { return false };
+        let (start, n) = if got == want { (start, want) } else { (vpn, got.min((end - vpn) as usize)) };
+        if n < got {
+            e.frames.put_free(frame + n as FrameNo, got - n);
+        }
+        self.submit(start, frame, n, Some(Asked { stream, since: Instant::now() }));
+        true
+    }
+
+    /// Starts to read `n` swapped pages from `start` on into as many free frames.
+    fn submit(&mut self, start: Vpn, frame: FrameNo, n: usize, asked: Option<Asked>) {
+        let e = self.e;
         let entries: Vec<Entry> = (start..start + n as u64).filter_map(|vpn| e.table.swapped(vpn)).collect();
         for (vpn, entry) in (start..).zip(&entries) {
             if let Some(node) = e.table.node(vpn) {
@@ -221,12 +307,10 @@ impl Pager {
         // SAFETY: as above; the queue is only used on this thread.
         let submitted = unsafe { self.ahead.queue.submit(&e.space, tag, &entries, &mut pages) };
         drop(pages);
-        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None });
+        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, asked });
         if let Submitted::Done(arrived) = submitted {
             self.note_arrived(arrived);
         }
-        Stat::add(&e.stat.swap_ra_windows, 1);
-        Some((start, start + n as u64))
     }
 
     /// Drops the oldest window that is not on its way.

@@ -188,6 +188,7 @@ impl Monitor {
         let mut lru = lock(&e.lru);
         let sample = Sample {
             major: e.stat.pgmajfault.load(Relaxed),
+            major_file: e.stat.pgmajfault_file.load(Relaxed),
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
             pages: (lru.active_len() + lru.cached_len()) as u64,

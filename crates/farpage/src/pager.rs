@@ -257,6 +257,7 @@ impl Pager {
                         "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
                     ));
                 }
+                self.ahead.crowd.fault(tid);
                 self.waiting.push(Fault { addr, write, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),

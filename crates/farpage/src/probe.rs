@@ -262,10 +262,14 @@ pub fn inherited_device() -> Option<BorrowedFd<'static>> {
     // SAFETY: only used for fstat, dup and the userfaultfd ioctl; if it is not open, those fail with EBADF. Nothing
     // in this process owns or closes an inherited descriptor.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    let stat = rustix::fs::fstat(fd).ok()?;
-    let misc_device =
-        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && rustix::fs::major(stat.st_rdev) == 10;
-    misc_device.then_some(fd)
+    is_misc_device(fd).then_some(fd)
+}
+
+/// Whether a descriptor is a device like [`DEVICE`]. One system call; nothing is allocated.
+pub fn is_misc_device(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && rustix::fs::major(stat.st_rdev) == 10
+    })
 }
 
 /// `(major, minor)` of a kernel release such as `6.18.44-fc`.

@@ -133,6 +133,8 @@ fields! {
         pgmajfault,
         /// Of these, faults that waited for a file.
         pgmajfault_file,
+        /// Of these, faults whose read was queued, so that those of other threads could be served meanwhile.
+        pgmajfault_queued,
         /// Pages read from swap devices, readahead included.
         pswpin,
         /// Pages written to swap devices.

@@ -21,6 +21,8 @@ impl Pager {
     /// Brings a swapped page in, and its neighbours if the program reads in order.
     pub(crate) fn swap_in(&mut self, vpn: Vpn) -> Outcome {
         let e = self.e;
+        // What was read and is of no use, because the read failed or the page was changed, is not queued again.
+        let mut at_once = false;
         match self.flight_with(vpn) {
             Flight::None => {}
             Flight::OnItsWay => return Outcome::Later,
@@ -28,6 +30,7 @@ impl Pager {
                 if let Some(outcome) = self.swap_in_read(vpn, &window) {
                     return outcome;
                 }
+                at_once = true;
             }
         }
         let window = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
@@ -35,6 +38,17 @@ impl Pager {
         let (low, high) = mapping;
         let (low, high) = (low.max(window.start), high.min(window.end()));
         let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
+        if !at_once && self.ask(vpn, (start, end), window) {
+            match self.flight_with(vpn) {
+                // Nothing could be queued after all.
+                Flight::Here(window) => {
+                    if let Some(outcome) = self.swap_in_read(vpn, &window) {
+                        return outcome;
+                    }
+                }
+                Flight::OnItsWay | Flight::None => return Outcome::Later,
+            }
+        }
         let mut outcome = Outcome::Later;
         let mut ahead = 0;
         // The page that is waited for first, then the rest of the window.

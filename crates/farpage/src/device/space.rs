@@ -136,7 +136,7 @@ impl SwapSpace {
     }
 
     /// The rings of the queued devices.
-    pub(super) fn rings(&self) -> &Rings {
+    pub(crate) fn rings(&self) -> &Rings {
         &self.rings
     }
 
