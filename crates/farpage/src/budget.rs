@@ -27,7 +27,7 @@ impl Budget {
     pub fn new(promised: u64) -> Budget {
         let promised = promised as i64;
         // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
-        let gap = (promised / 32).clamp(256, 2048).max(promised / 64);
+        let gap = (promised / 64).clamp(256, 2048).max(promised / 128);
         Budget {
             promised,
             gap,

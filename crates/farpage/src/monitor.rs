@@ -77,7 +77,8 @@ impl Monitor {
         let _ = rustix::process::chdir("/");
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
         let now = Instant::now();
-        let buffer = vec![0; 32 * 1024];
+        // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be noticed.
+        let buffer = vec![1; 32 * 1024];
         // Now, because perf follows the threads that the program starts from here on; the pager reads.
         *lock(&e.events) = MappingEvents::open().ok();
         Ok(Monitor {
@@ -141,9 +142,10 @@ impl Monitor {
 
     fn activate(&mut self) {
         let e = self.e;
+        self.find_mappings();
         match e.activate(&self.proc) {
             Ok(()) => {
-                self.find_mappings();
+                self.find_mappings(); // those made meanwhile
                 self.pin_threads();
                 if e.conf.verbose {
                     message("the budget is near: memory is managed from now on");
@@ -226,6 +228,8 @@ impl Monitor {
                 found.extend(gaps.map(|(s, t)| (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE)));
             }
         }
+        // Where most can be filled while registering waits for the lock of the address space, first.
+        found.sort_unstable_by_key(|(start, end)| std::cmp::Reverse(end - start));
         if !found.is_empty() {
             lock(&e.candidates).append(&mut found);
             e.kick_pager();

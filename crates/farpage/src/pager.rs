@@ -86,7 +86,10 @@ impl Engine {
     /// # Errors
     /// One line: why memory cannot be managed.
     pub fn activate(&'static self, proc: &Proc) -> Result<(), String> {
-        let pager = self.open_pager(proc)?;
+        let mut pager = self.open_pager(proc)?;
+        // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy: what
+        // is registered makes those wait instead.
+        pager.adopt_news();
         self.run_pager(pager)
     }
 
@@ -136,7 +139,13 @@ impl Engine {
         self.fork.hand_over(pager);
         self.active.store(true, Ordering::SeqCst);
         let failed = |e| format!("cannot start an engine thread: {}", ErrnoText::from(e));
-        self.spawn(PAGER, main, b"farpage-pager", true).map_err(failed)?;
+        if let Err(error) = self.spawn(PAGER, main, b"farpage-pager", true) {
+            // With its userfaultfd the registrations go, and nobody waits for a page.
+            self.active.store(false, Ordering::SeqCst);
+            self.wakeups.kick_fd.store(-1, Ordering::Release);
+            drop(self.fork.take_over());
+            return Err(failed(error));
+        }
         let writer = self.spawn(WRITER, crate::writer::main, b"farpage-writer", true).map_err(failed)?;
         self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
         Ok(())

@@ -375,7 +375,7 @@ mod tests {
             0 => r() % (8 * PAGES as u64),
             _ => hot - r() % 64,
         });
-        assert!(limit <= 12, "{limit}");
+        assert!(RAM - limit * MIB / 8 * SHARE_EIGHTHS >= hot * 4096, "{limit}");
     }
 
     /// What goes round through a little more than memory holds is always wanted just after it went: nearly enough is of no
