@@ -1,4 +1,4 @@
-/* A disk on which some places can never be read: the thread that needs such a page gets SIGBUS, everything else is right.
+/* A disk on which some places can never be read, or some writes store something else: the thread that needs such a page gets SIGBUS, everything else is right.
  *
  * usage: lost MIB MIN_LOST      (MIN_LOST pages must be lost; 0 without farpage)
  */

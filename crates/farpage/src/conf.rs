@@ -77,6 +77,8 @@ pub enum Fault {
     Curable(u64),
     /// `fault=lost:SEED`: some places can never be read.
     Lost(u64),
+    /// `fault=silent:SEED`: some writes store something else and report success.
+    Silent(u64),
     /// `fault=dying:SEED`: after some time every write fails.
     Dying(u64),
 }
@@ -88,6 +90,7 @@ impl Fault {
         match kind {
             "" => Some(Fault::Curable(seed)),
             "lost" => Some(Fault::Lost(seed)),
+            "silent" => Some(Fault::Silent(seed)),
             "dying" => Some(Fault::Dying(seed)),
             _ => None,
         }
@@ -99,6 +102,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Curable(seed) => write!(f, "{seed}"),
             Fault::Lost(seed) => write!(f, "lost:{seed}"),
+            Fault::Silent(seed) => write!(f, "silent:{seed}"),
             Fault::Dying(seed) => write!(f, "dying:{seed}"),
         }
     }
@@ -191,9 +195,8 @@ impl SwapSpec {
                 (SwapSpec::File { keep_free, .. }, "free", Some(v)) => *keep_free = Some(bytes(v)?),
                 (SwapSpec::File { encrypt, .. }, "encrypt", None) => *encrypt = true,
                 (SwapSpec::File { fault, .. }, "fault", Some(v)) => {
-                    *fault = Some(
-                        Fault::parse(v).ok_or_else(|| err(format!("{v:?} is not SEED, lost:SEED or dying:SEED")))?,
-                    );
+                    let bad = || err(format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED"));
+                    *fault = Some(Fault::parse(v).ok_or_else(bad)?);
                 }
                 (
                     SwapSpec::Zram { size, .. } | SwapSpec::Ram { size, .. } | SwapSpec::File { size, .. },
@@ -358,7 +361,7 @@ mod tests {
         for text in [
             "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
-            "ram:536870912;swap:file:/a,fault=dying:9;idle-poll:never;verbose",
+            "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }

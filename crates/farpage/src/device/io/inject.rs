@@ -1,7 +1,8 @@
 //! Faults on purpose: what a disk, a cable or a kernel may do to page I/O, by seed, for tests.
 //!
 //! An [`Injector`] belongs to one device and is asked before each run of a batch. With [`Faults::transient`] no place
-//! fails twice in a row, so that a retry helps and the program under test loses nothing; the other faults stay.
+//! fails twice in a row, so that a retry helps and the program under test loses nothing; the other faults stay. *Silent*
+//! ones report success: who reads the page later must notice.
 //! Reached from the command line by the undocumented option `fault=SEED` of a file device.
 
 use super::Direction;
@@ -31,6 +32,10 @@ pub struct Faults {
     pub full_after: Option<u64>,
     /// Chances out of 65536 that a place can never be read.
     pub lost: u16,
+    /// A write stores a part of one page only, and reports success.
+    pub silent_torn: u16,
+    /// A write stores one wrong bit, and reports success.
+    pub silent_flip: u16,
 }
 
 impl Faults {
@@ -61,7 +66,14 @@ impl Faults {
             dead_after: None,
             full_after: None,
             lost: 0,
+            silent_torn: 0,
+            silent_flip: 0,
         }
+    }
+
+    /// Writes that go wrong untold, about one in thirty: what `fault=silent:SEED` stands for.
+    pub fn silent(seed: u64) -> Faults {
+        Faults { silent_torn: 1200, silent_flip: 1200, ..Faults::none(seed) }
     }
 }
 
@@ -80,6 +92,10 @@ pub enum Upset {
     Torn(usize),
     /// One bit in the last byte read.
     Flip(u32),
+    /// So many bytes of the first page; the rest of that page is said to be stored, and is not.
+    TornSilently(usize),
+    /// One bit of the last page is stored wrong.
+    FlipStored(u32),
 }
 
 const REMEMBERED: usize = 1024;
@@ -158,6 +174,10 @@ impl Injector {
             Upset::Torn(part)
         } else if direction == Direction::Read && falls(f.flip) {
             Upset::Flip(more as u32)
+        } else if direction == Direction::Write && falls(f.silent_torn) {
+            Upset::TornSilently((1 + more as usize % (crate::PAGE_SIZE / 512 - 1)) * 512)
+        } else if direction == Direction::Write && falls(f.silent_flip) {
+            Upset::FlipStored(more as u32)
         } else {
             Upset::None
         };

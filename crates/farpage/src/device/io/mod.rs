@@ -116,6 +116,10 @@ pub struct Batch {
     open: usize,
 }
 
+/// A page in memory that O_DIRECT takes.
+#[repr(align(4096))]
+struct Aligned(Page);
+
 /// One request to the kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
@@ -231,7 +235,7 @@ impl Batch {
                 self.end(i, Outcome::Failed(Errno::NOSPC));
                 return None;
             }
-            Upset::Short(bytes) | Upset::Torn(bytes) if run.done == 0 => Some(bytes),
+            Upset::Short(bytes) | Upset::Torn(bytes) | Upset::TornSilently(bytes) if run.done == 0 => Some(bytes),
             Upset::Torn(_) => {
                 self.end(i, Outcome::Failed(Errno::IO));
                 return None;
@@ -257,6 +261,9 @@ impl Batch {
             Ok(0) if direction == Direction::Read => self.end(i, Outcome::EndOfFile),
             Ok(0) => self.end(i, Outcome::Failed(Errno::IO)),
             Ok(n) => {
+                // The page goes on as if its rest had been stored.
+                let torn = matches!(run.upset, Upset::TornSilently(_)) && run.done == 0;
+                let n = if torn { n.next_multiple_of(PAGE_SIZE) } else { n };
                 run.done += n;
                 run.tries = 1;
                 let mut left = n;
@@ -288,14 +295,28 @@ impl Batch {
         self.open -= 1;
     }
 
-    /// An injected bit error in what was read.
+    /// An injected bit error in what was read, or stored.
     fn flip(&mut self, i: usize) {
         let run = &self.runs[i];
-        if let (Direction::Read, Upset::Flip(bit), Some(last)) = (self.direction, run.upset, run.last.checked_sub(1)) {
-            let vector = &self.vectors[usize::from(last)];
+        let Some(last) = run.last.checked_sub(1) else { return };
+        let end = self.vectors[usize::from(last)].iov_base.cast::<u8>();
+        match (self.direction, run.upset) {
             // SAFETY: the vector's end is the end of the run's last page, of which the last byte was just read; the memory
             // is the batch's until it has ended (contract of `push`).
-            unsafe { *vector.iov_base.cast::<u8>().sub(1) ^= 1 << (bit % 8) };
+            (Direction::Read, Upset::Flip(bit)) => unsafe { *end.sub(1) ^= 1 << (bit % 8) },
+            (Direction::Write, Upset::FlipStored(bit)) => {
+                // The page itself must stay right: it may still be given back to the program.
+                let mut wrong = Aligned([0; PAGE_SIZE]);
+                // SAFETY: as above; the run's last page ends at `end`.
+                wrong.0.copy_from_slice(unsafe { std::slice::from_raw_parts(end.sub(PAGE_SIZE), PAGE_SIZE) });
+                wrong.0[bit as usize / 8 % PAGE_SIZE] ^= 1 << (bit % 8);
+                let at = run.at + (run.want - PAGE_SIZE) as u64;
+                // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`).
+                let fd = unsafe { BorrowedFd::borrow_raw(run.fd) };
+                // A disk that refuses this has the right page: no fault, then.
+                let _ = rustix::io::pwrite(fd, &wrong.0, at);
+            }
+            _ => {}
         }
     }
 

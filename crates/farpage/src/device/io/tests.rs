@@ -98,6 +98,46 @@ fn io_batches_get_over_errors_short_transfers_and_flipped_bits() {
     }
 }
 
+/// Writes that report success and are wrong: of one page each, on the disk only, and only those that were counted.
+#[test]
+fn io_silent_faults_change_what_is_stored_and_nothing_else() {
+    let dir = disk();
+    for (uring, faults) in [(true, Faults::silent(5)), (false, Faults::silent(6))] {
+        for (torn, flip) in [(faults.silent_torn, 0), (0, faults.silent_flip)] {
+            let fd = file(dir.path(), true);
+            let rings = rings(uring);
+            let faults = Faults { silent_torn: torn * 8, silent_flip: flip * 8, ..faults };
+            let injector = Arc::new(Injector::new(faults));
+            let mut wrong = 0;
+            for round in 0..200u64 {
+                // Two runs, so that the ring is used; neighbours in memory or not.
+                let slots = [0, 1, 2, 9, 10].map(|slot| round * 20 + slot);
+                let mut frames: Vec<_> = slots.iter().map(|slot| *page_of(slot * 8 + 7)).collect();
+                let mut batch = Batch::new(Direction::Write);
+                for (slot, frame) in slots.iter().zip(&mut frames) {
+                    // SAFETY: the frames live until after the run, and nothing else touches them.
+                    unsafe { batch.push(&place(&fd, *slot, Some(&injector)), &mut frame.0) }.unwrap();
+                }
+                rings.run(&mut batch, &mut || {});
+                assert!((0..slots.len()).all(|n| batch.outcome(n) == Outcome::Done), "told");
+                for (slot, frame) in slots.iter().zip(&frames) {
+                    let right = page_of(slot * 8 + 7);
+                    assert!(frame.0 == right.0, "the page in memory was changed");
+                    let mut stored = Frame::boxed();
+                    let got = rustix::io::pread(&fd, &mut stored.0, slot * PAGE_SIZE as u64).unwrap();
+                    let differs = stored.0.iter().zip(&right.0).filter(|(a, b)| a != b).count();
+                    assert!(differs <= 1 || torn > 0 && stored.0[..512] == right.0[..512], "{differs} bytes differ");
+                    assert!(got == PAGE_SIZE || torn > 0, "a flipped bit is stored whole");
+                    wrong += u64::from(differs > 0);
+                }
+            }
+            println!("uring {uring}: {wrong} pages wrong");
+            assert_eq!(wrong, injector.injected());
+            assert!(wrong > 20);
+        }
+    }
+}
+
 #[test]
 fn io_neighbours_are_merged() {
     let dir = disk();

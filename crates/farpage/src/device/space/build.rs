@@ -114,6 +114,7 @@ fn open_file(
     let faults = fault.map(|fault| match fault {
         Fault::Curable(seed) => Faults::curable(seed),
         Fault::Lost(seed) => Faults { lost: LOST, ..Faults::none(seed) },
+        Fault::Silent(seed) => Faults::silent(seed),
         Fault::Dying(seed) => Faults { dead_after: Some(DYING), ..Faults::none(seed) },
     });
     if let Some(faults) = faults {
