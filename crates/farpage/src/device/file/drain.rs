@@ -23,10 +23,17 @@ impl FileDevice {
         loop {
             let (id, from) = ((*hand >> PAGE_BITS) as usize, *hand & PAGE_MASK);
             let mut inner = self.inner.lock();
+            if *hand == 0 {
+                inner.late = false;
+            }
+            let late = inner.late;
             let Some(file) = inner.files.get_mut(id) else {
-                drop(inner);
-                self.drained.store(true, Relaxed);
                 *hand = 0;
+                if late {
+                    continue;
+                }
+                // Under the lock: a write that ends later says so after this.
+                self.drained.store(true, Relaxed);
                 return None;
             };
             let found = file.as_mut().and_then(|file| match file.slots.next_in_use(from.max(1), HAND_STEPS) {
@@ -46,7 +53,10 @@ impl FileDevice {
 
     /// Comes back to a page for which there was no room elsewhere.
     pub fn drain_again_from(&self, entry: Entry) {
-        *self.drain_hand.lock() = entry.slot();
+        let mut hand = self.drain_hand.lock();
+        *hand = entry.slot();
+        // Another thread may have come to the end meanwhile.
+        self.drained.store(false, Relaxed);
     }
 
     /// The page that [`FileDevice::next_to_drain`] named is at `to` now. `false`: it has been freed meanwhile.

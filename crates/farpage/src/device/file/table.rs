@@ -76,6 +76,8 @@ pub struct Inner {
     pub moved: HashMap<u64, Entry>,
     /// Where freed ones went: to be freed there.
     pub orphans: Vec<Entry>,
+    /// A write has ended since the device failed: the slots may be ones that the drain has passed over as pending.
+    pub late: bool,
     /// Monotonic second before which free disk space is not looked at again.
     pub retry_second: i64,
 }
@@ -93,6 +95,7 @@ impl Inner {
             written: 0,
             moved: HashMap::new(),
             orphans: Vec::new(),
+            late: false,
             retry_second: 0,
         }
     }
@@ -142,6 +145,7 @@ impl Inner {
         self.epoch = 0;
         self.retry_second = 0;
         self.written = 0;
+        self.late = false;
         self.forget_bad();
         if let Some(place) = self.own.take().and_then(|own| self.files.get_mut(usize::from(own))) {
             place.take_if(|file| file.slots.in_use() == 0);

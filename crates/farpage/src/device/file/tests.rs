@@ -222,6 +222,47 @@ fn device_file_a_write_in_flight_is_not_taken_off() {
     assert!(!device.wants_drain());
 }
 
+/// A write that ends while the drain is under way, behind it.
+#[test]
+fn device_file_a_write_that_ends_behind_the_drain_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = FileDevice::open(0, dir.path(), None).unwrap();
+    let (own, backing) = device.own_file().unwrap();
+    let (slot, _) = device.take(own, &backing, 1).unwrap();
+    // Slots come from a cluster for each CPU, so the next one need not lie behind it.
+    let mut live = HashSet::new();
+    while live.iter().filter(|entry: &&Entry| entry.slot() > slot).count() < 2 {
+        live.insert(device.store(&page_of(3).0, check_of(3)).unwrap());
+    }
+    device.fail("somebody else's read failed", Errno::IO);
+    let mut named = Vec::new();
+    while named.last().is_none_or(|entry: &Entry| entry.slot() < slot) {
+        named.push(device.next_to_drain().unwrap().0);
+    }
+    let page = page_of(4);
+    let mut out = [None];
+    device.write(own, &backing, &[(&page.0, check_of(4))], &[(0, slot)], &mut out).unwrap();
+    let late = out[0].unwrap();
+    assert_eq!(late.slot(), slot);
+    named.extend(std::iter::from_fn(|| device.next_to_drain()).map(|(entry, _)| entry));
+    assert!(named.contains(&late) && live.iter().all(|entry| named.contains(entry)));
+    assert!(!device.wants_drain());
+}
+
+/// Two threads drain: one comes to the end while the other finds no room for a page.
+#[test]
+fn device_file_a_page_that_found_no_room_elsewhere_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = FileDevice::open(0, dir.path(), None).unwrap();
+    let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
+    device.fail("somebody else's read failed", Errno::IO);
+    assert_eq!(device.next_to_drain(), Some((entry, check_of(3))));
+    assert!(device.next_to_drain().is_none() && !device.wants_drain());
+    device.drain_again_from(entry);
+    assert!(device.wants_drain());
+    assert_eq!(device.next_to_drain(), Some((entry, check_of(3))));
+}
+
 /// The rule itself, against a model: a slot that some child can see is never given out again.
 #[test]
 fn device_file_a_frozen_slot_is_not_given_out_before_its_leases_end() {

@@ -162,7 +162,7 @@ impl FileDevice {
 
     /// Writes pages (page number in `pages`, slot) in one batch and books each; one that fails is tried once more by
     /// itself. The last error, if there was one.
-    fn write(
+    pub(super) fn write(
         &self,
         own: u8,
         backing: &Backing,
@@ -208,6 +208,12 @@ impl FileDevice {
             }
             out[i] = Entry::new(self.index, u64::from(own) << PAGE_BITS | slot);
         }
+        // Who looked at the slots of this batch before passed over them. Under the lock, as the look at them is: either that
+        // one saw them booked, or this one sees that the device has failed.
+        if self.failed.load(Relaxed) {
+            inner.late = true;
+            self.drained.store(false, Relaxed);
+        }
         drop(inner);
         if let Some(sealed) = sealed {
             self.scratch.lock().push(sealed.pages);
@@ -219,10 +225,6 @@ impl FileDevice {
             && self.writes_failed.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX
         {
             self.fail("writes keep failing", errno);
-        }
-        // Who looked at the slots of this batch before passed over them.
-        if self.failed.load(Relaxed) {
-            self.drained.store(false, Relaxed);
         }
         result
     }
