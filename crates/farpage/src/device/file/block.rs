@@ -14,7 +14,7 @@
 
 use super::DeviceError;
 use super::backing::{Backing, MAGIC};
-use super::open::Fail;
+use super::open::{Fail, swaps_to};
 use crate::PAGE_SIZE;
 use crate::sys::raw::{ErrnoText, nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -80,9 +80,7 @@ fn user_of(rdev: u64) -> (String, &'static str) {
     if let Some(place) = mounted {
         return (format!("it is mounted at {place}"), "use a directory there, or unmount it");
     }
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let is_it = |path: &str| rustix::fs::stat(path).is_ok_and(|stat| stat.st_rdev == rdev);
-    if swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_it) {
+    if swaps_to(|stat| stat.st_rdev == rdev) {
         return ("the kernel swaps to it".into(), "use another device, or swapoff this one");
     }
     let text = "somebody else has it: a mounted partition, RAID, LVM, or another program that runs under farpage";

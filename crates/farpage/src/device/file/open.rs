@@ -142,6 +142,10 @@ fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
         }
         Err(errno) => return Err(failed("cannot lock it", errno)),
     }
+    // The kernel keeps everybody from writing to it, but only in the middle of the work.
+    if swaps_to(|swap| (swap.st_dev, swap.st_ino) == (stat.st_dev, stat.st_ino)) {
+        return Err(error("the kernel swaps to it".into(), "use another file, or swapoff this one"));
+    }
     // Looked at under the lock, so that it cannot change hands in between.
     let mut head = [0; MAGIC.len()];
     let size = rustix::fs::fstat(&fd).map_err(|e| failed("cannot look at it", e))?.st_size;
@@ -153,6 +157,13 @@ fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
         }
     }
     Ok(fd)
+}
+
+/// Whether the kernel swaps to the file or device that `is_it` knows.
+pub(super) fn swaps_to(is_it: impl Fn(&rustix::fs::Stat) -> bool) -> bool {
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    paths.any(|path| rustix::fs::stat(path).is_ok_and(|stat| is_it(&stat)))
 }
 
 /// Opens a file with a name for the engine.

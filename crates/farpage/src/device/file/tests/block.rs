@@ -9,7 +9,7 @@ use std::process::Command;
 struct Loop {
     path: PathBuf,
     file: File,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Loop {
@@ -25,7 +25,17 @@ impl Loop {
             return None;
         }
         let path = PathBuf::from(path);
-        Some(Loop { file: File::options().read(true).write(true).open(&path).unwrap(), path, _dir: dir })
+        Some(Loop { file: File::options().read(true).write(true).open(&path).unwrap(), path, dir })
+    }
+
+    /// Bytes that the disk has been told to forget, as the kernel counts them, and bytes that its file takes.
+    fn discarded_and_taken(&self) -> (u64, u64) {
+        self.file.sync_all().unwrap();
+        let name = self.path.file_name().unwrap().to_str().unwrap();
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        // Documentation/block/stat.rst: sectors discarded.
+        let sectors: u64 = stat.split_whitespace().nth(13).unwrap().parse().unwrap();
+        (sectors * 512, std::fs::metadata(self.dir.path().join("disk")).unwrap().blocks() * 512)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
@@ -139,6 +149,51 @@ fn device_block_in_use_is_refused_by_name() {
 }
 
 #[test]
+fn device_block_discards_what_is_not_in_use() {
+    let Some(disk) = Loop::new(16 << 20) else { return };
+    disk.write(4 << 20, &[7; 1 << 20]);
+    let (before, old) = disk.discarded_and_taken();
+    let device = FileDevice::open(0, &disk.path, None).unwrap();
+    let pages = (16 << 20) - (1 << 20) - (64 << 10);
+    let (at_start, blank) = disk.discarded_and_taken();
+    assert_eq!(at_start - before, pages, "all of it is blank at the beginning");
+    assert!(blank * 4 <= old, "{old} bytes, then {blank}");
+    let live: Vec<_> = (0..512 * 5).map(|_| device.store(&page_of(7).0, 7).unwrap()).collect();
+    let (none, full) = disk.discarded_and_taken();
+    assert_eq!(none, at_start, "while it is in use");
+    live.iter().for_each(|&entry| assert!(device.free(entry)));
+    let clusters = std::iter::from_fn(|| device.discard_one().then_some(())).count() as u64;
+    let (after, freed) = disk.discarded_and_taken();
+    assert!(clusters >= 3, "{clusters}");
+    assert_eq!(after - none, clusters * (2 << 20));
+    assert_eq!(usage(&device).discarded_bytes, clusters * (2 << 20));
+    // The others were only begun, by each CPU.
+    assert!(freed + (clusters - 2) * (2 << 20) <= full, "{full} bytes, then {freed}");
+}
+
+/// A file or device that the kernel swaps to; not any more on drop.
+struct SwapOn(PathBuf);
+
+impl SwapOn {
+    /// `None`: not here, or not for us.
+    fn new(path: &Path) -> Option<SwapOn> {
+        let name = path.to_str().unwrap();
+        // The lowest priority: nothing comes here while there is other swap.
+        if !ran("swapon", &["--priority", "0", name]) {
+            println!("skipped: no swapon");
+            return None;
+        }
+        Some(SwapOn(path.to_path_buf()))
+    }
+}
+
+impl Drop for SwapOn {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(&self.0).status();
+    }
+}
+
+#[test]
 fn device_file_that_the_kernel_swaps_to_is_refused() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("swap");
@@ -147,6 +202,31 @@ fn device_file_that_the_kernel_swaps_to_is_refused() {
         println!("skipped: no mkswap");
         return;
     }
-    let error = FileDevice::open(0, &path, None).err().unwrap().to_string();
-    assert!(error.contains("holds something that is not farpage's"), "{error}");
+    let refusal = || {
+        let error = FileDevice::open(0, &path, None).err().unwrap();
+        assert_eq!(check(&path), Err(error.clone()));
+        error.to_string()
+    };
+    assert!(refusal().contains("holds something that is not farpage's"), "{}", refusal());
+    // Even if it begins like one of ours: the kernel leaves that part of its header alone.
+    std::fs::File::options().write(true).open(&path).unwrap().write_all_at(backing::MAGIC, 0).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let Some(in_use) = SwapOn::new(&path) else { return };
+    let text = refusal();
+    drop(in_use);
+    assert!(text.contains("the kernel swaps to it"), "{text}");
+    assert!(std::fs::read(&path).unwrap() == before, "left alone");
+}
+
+#[test]
+fn device_block_that_the_kernel_swaps_to_is_refused() {
+    let Some(disk) = Loop::new(4 << 20) else { return };
+    if !ran("mkswap", &[disk.path.to_str().unwrap()]) {
+        println!("skipped: no mkswap");
+        return;
+    }
+    let Some(in_use) = SwapOn::new(&disk.path) else { return };
+    let text = disk.refusal();
+    drop(in_use);
+    assert!(text.contains("the kernel swaps to it"), "{text}");
 }
