@@ -387,6 +387,7 @@ impl SwapDevice for FileDevice {
             self.warning.free_in_child();
         }
         self.rings.fork_child();
+        self.cipher.iter().for_each(Cipher::guard);
         self.dir.iter().for_each(|dir| dir.replace(fds, true));
         let mut inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {

@@ -58,6 +58,30 @@ fn device_file_encrypts_every_page_with_a_nonce_of_its_own() {
     assert!(matches!(device.load(entry, &mut back.0), Err(LoadError::Corrupt { .. })));
 }
 
+/// The kernel's swap and core dumps do not get the key: here, and in a forked child, which does not inherit locks.
+#[test]
+fn device_file_keeps_its_key_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = FileDevice::open(0, dir.path(), None).unwrap().with_encryption().unwrap();
+    let guarded = || device.cipher.as_ref().unwrap().guards().len() == 2;
+    assert!(guarded());
+    let mut fds = Vec::new();
+    device.fds(&mut fds);
+    let map: Vec<_> = fds.iter().map(|&fd| (fd, fd)).collect();
+    // SAFETY: the child uses the allocator of the C library only, which survives a fork, and leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        device.fork_child(&map);
+        let ok = guarded();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!ok)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place; the pid is a child of this process.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child's copy");
+}
+
 #[test]
 fn device_file_gives_the_space_of_empty_clusters_back() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
