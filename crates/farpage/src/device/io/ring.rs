@@ -14,19 +14,27 @@
 //! closed: other things may be at those addresses and numbers by then) and makes rings of its own. Mappings
 //! of a ring are shared ones, which the engine never adopts.
 
+#[cfg(test)]
+mod tests;
+
 use super::{BATCH_MAX, Batch, Direction, Request};
 use crate::sys::mutex::Mutex;
 use crate::sys::raw::{fatal, gettid};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
+use rustix::time::Timespec;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Threads that can have a ring at the same time; others do without.
 const RINGS: usize = 8;
-/// After so many refusals in a row by a ring that holds requests, nobody can say what becomes of their memory.
-const REFUSALS_MAX: u32 = 10_000;
+/// First and longest pause after a refusal by a ring that holds requests, and for how long it may go on refusing. Then
+/// nobody can say what becomes of their memory.
+const PAUSE_MIN: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One io_uring, for the thread that made it.
 pub struct Ring {
@@ -95,23 +103,28 @@ impl Ring {
             (Direction::Write, None) => opcode::Writev::new(fd, vectors, count).offset(request.at).build(),
         };
         let entry = entry.user_data(u64::from(tag) << 16 | run as u64);
+        let mut refusals = Refusals::default();
         loop {
             // SAFETY: descriptor and memory are valid until the completion (caller's promise).
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
                 break;
             }
             // Full: only if the caller queues more than the ring was made for.
-            let _ = self.uring.submit();
+            if self.uring.submit().is_err() {
+                refusals.wait();
+            }
         }
         self.in_flight += 1;
     }
 
-    /// Hands what is queued to the kernel and waits for `want` completions (0: does not wait).
+    /// Hands what is queued to the kernel and waits for `want` completions (0: does not wait). A refusal by a ring that
+    /// holds requests is no reason to go on without them, because the kernel may still read or write their memory: it is
+    /// waited out, and ends the process if it lasts.
     ///
     /// # Errors
     /// The kernel takes nothing at all from this ring, and has nothing: what is queued never happened.
     pub(in crate::device) fn enter(&mut self, want: usize) -> Result<(), Errno> {
-        let mut refusals = 0;
+        let mut refusals = Refusals::default();
         loop {
             let result = self.uring.submit_and_wait(want);
             let queued = self.uring.submission().len();
@@ -133,10 +146,9 @@ impl Ring {
                         self.in_flight = 0;
                         return Err(error);
                     }
-                    refusals += 1;
-                    if refusals > REFUSALS_MAX {
-                        // Their memory may be written at any later time: nothing is safe any more.
-                        fatal("swap: io_uring neither completes requests nor takes them back");
+                    // A signal is no refusal; the rest passes when others have given memory back.
+                    if error != Errno::INTR {
+                        refusals.wait();
                     }
                 }
             }
@@ -175,6 +187,33 @@ impl Ring {
             }
         }
         Ok(())
+    }
+}
+
+/// Refusals in a row.
+struct Refusals {
+    pause: Duration,
+    waited: Duration,
+}
+
+impl Default for Refusals {
+    fn default() -> Refusals {
+        Refusals { pause: PAUSE_MIN, waited: Duration::ZERO }
+    }
+}
+
+impl Refusals {
+    /// Pauses before the next try, longer each time. Does not return when there have been too many.
+    fn wait(&mut self) {
+        if self.waited > PATIENCE {
+            // Their memory may be written at any later time: nothing is safe any more.
+            fatal("swap: io_uring neither completes requests nor takes them back");
+        }
+        let pause = Timespec { tv_sec: 0, tv_nsec: self.pause.subsec_nanos().into() };
+        // Cut short by a signal: a try more.
+        let _ = rustix::thread::nanosleep(&pause);
+        self.waited += self.pause;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 }
 
