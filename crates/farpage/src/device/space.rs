@@ -70,12 +70,22 @@ impl SwapSpace {
     }
 
     /// Stores the pages whose place in `out` is `None` and puts their entries there; pages that no device took keep
-    /// `None` and must stay in memory. A file takes all it gets in one batch. `out` is as long as `pages`.
+    /// `None` and must stay in memory. A full pool makes room first, as for [`SwapSpace::store_now`]; a file takes all it
+    /// gets in one batch. `out` is as long as `pages`.
     ///
     /// # Errors
     /// Some page was not stored; the reason that is worth reporting most (a write error, else full).
     pub fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        self.store_from(0, pages, out)
+        let mut result = Ok(());
+        let mut queued = false;
+        for (&(page, check), out) in pages.iter().zip(out.iter_mut()).filter(|(_, out)| out.is_none()) {
+            match self.store_now(page, check) {
+                Ok(Some(entry)) => *out = Some(entry),
+                Ok(None) => queued = true,
+                Err(error) => result = Err(error),
+            }
+        }
+        if queued { self.store_queued(pages, out) } else { result }
     }
 
     /// Stores a page if that can be done at the speed of memory: by the synchronous devices that come before the first
@@ -110,12 +120,8 @@ impl SwapSpace {
     /// # Errors
     /// As [`SwapSpace::store_batch`].
     pub fn store_queued(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        self.store_from(self.first_queued, pages, out)
-    }
-
-    fn store_from(&self, first: usize, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
         let mut result = StoreError::Full;
-        for device in &self.devices[first..] {
+        for device in &self.devices[self.first_queued..] {
             match device.store_batch(pages, out) {
                 Err(error @ StoreError::Io(_)) => result = error,
                 Ok(()) | Err(StoreError::Incompressible | StoreError::Full | StoreError::Failed) => {}

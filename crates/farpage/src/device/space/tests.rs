@@ -80,6 +80,27 @@ fn device_space_goes_on_without_a_device_that_fails() {
     assert!(message.contains("file:/nowhere"), "{message}");
 }
 
+/// A full pool makes room for the youngest page by moving the oldest on, also for who stores in batches (regions).
+#[test]
+fn device_space_keeps_the_youngest_pages_in_the_pool() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let region = Region::new(16 << 20);
+    let s = space(&region, 1 << 20, &[zram(None), file(dir.path(), None, None)]).unwrap();
+    let mut live = Vec::new();
+    for seed in (0..6000).filter(|seed| matches!(seed % 8, 1..=3)) {
+        let mut out = [None];
+        s.store_batch(&[(&page_of(seed).0, check_of(seed))], &mut out).unwrap();
+        live.push((out[0].unwrap(), seed));
+    }
+    // Holes between objects may leave no room for one of a certain size.
+    let direct = live.iter().filter(|(entry, _)| entry.device() == 1).count();
+    let there = |some: &[(Entry, u64)]| some.iter().filter(|(e, _)| s.resolve(*e).device() == 1).count();
+    let (old, young) = live.split_at(live.len() - 200);
+    println!("{direct} past the pool, {} old and {} young ones in the file", there(old), there(young));
+    assert!(direct * 20 < live.len() && there(old) > 500 && there(young) < 50);
+    live.iter().for_each(|&(entry, seed)| expect(&s, entry, seed));
+}
+
 #[test]
 fn device_space_random_work_matches_a_model() {
     for (alg, limit) in [(Alg::Lz4, 2 << 20), (Alg::Zstd, 1 << 20)] {
