@@ -142,6 +142,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
+	tests/stress/zeros.py $(FARPAGE)
 	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
