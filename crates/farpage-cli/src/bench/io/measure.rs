@@ -112,13 +112,22 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
         ("ram", "queued", Way::Queued, &ram),
         ("zram", "sync", Way::Sync, &zram),
     ];
-    let mut samplers: Vec<[Sampler; 2]> =
-        (0..ways.len() + 2).map(|_| [0, 1].map(|_| Sampler::new(n * rounds))).collect();
+    let mut samplers: Vec<[Sampler; 3]> =
+        (0..ways.len() + 2).map(|_| [0, 1, 2].map(|_| Sampler::new(n * rounds))).collect();
     let mut table = CompressTable::small();
     let mut out = vec![0; get_maximum_output_size(PAGE_SIZE)];
     let mut kept: Vec<Vec<Option<Entry>>> = vec![vec![None; n]; ways.len()];
+    // What a device makes when it is filled for the first time, and when pages are replaced for the first time, is not what a
+    // page costs. From then on every page replaces one.
+    for ((device, _, _, space), kept) in ways.iter().zip(&mut kept) {
+        for i in (0..n).chain(0..n) {
+            let stored = space.store_now(&source[i], i as u128).ok().flatten();
+            let entry = stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?;
+            kept[i].replace(entry).map(|old| space.free(old));
+        }
+    }
     for _ in 0..rounds {
-        let [write, read] = &mut samplers[0];
+        let [write, read, _] = &mut samplers[0];
         for (from, to) in source.iter().zip(plain.iter_mut()) {
             write.time(|| to.copy_from_slice(from));
         }
@@ -127,7 +136,7 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
             (*target == source[i]).then_some(()).ok_or_else(|| wrong("memory", i))?;
         }
         // Bare LZ4 and a copy of the result, as zram has to make one.
-        let [write, read] = &mut samplers[1];
+        let [write, read, _] = &mut samplers[1];
         compressed.resize_with(n, || Vec::with_capacity(PAGE_SIZE + 64));
         for (from, to) in source.iter().zip(&mut compressed) {
             write.time(|| {
@@ -150,9 +159,13 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     }
     let names = [("memcpy", "direct"), ("lz4", "direct")].into_iter().chain(ways.iter().map(|w| (w.0, w.1)));
     let mut rows = Vec::new();
-    for ((device, path), [write, read]) in names.zip(samplers) {
+    for ((device, path), [write, read, free]) in names.zip(samplers) {
         rows.push(write.row(device, path, "write", 1));
         rows.push(read.row(device, path, "read rand", 1));
+        // No queue is in the way of this one.
+        if path == "sync" {
+            rows.push(free.row(device, path, "free", 1));
+        }
     }
     Ok(rows)
 }
@@ -166,7 +179,7 @@ fn round(
     source: &[Page],
     order: &[usize],
     target: &mut Page,
-    [write, read]: &mut [Sampler; 2],
+    [write, read, free]: &mut [Sampler; 3],
     kept: &mut [Option<Entry>],
 ) -> Result<()> {
     let queue = Queue::new(space);
@@ -184,7 +197,9 @@ fn round(
                 let entry = stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?;
                 entries.push(entry);
                 // What has gone before gives its memory to the next page: no memory is asked of the kernel, as for the others.
-                kept[i].replace(entry).map(|old| space.free(old));
+                if let Some(old) = kept[i].replace(entry) {
+                    free.time(|| _ = space.free(old));
+                }
             }
             for &i in order {
                 read.time(|| match way {
@@ -212,7 +227,7 @@ impl Drop for Named {
 }
 
 /// A file device: batches of 1, 8 and 32 pages, with io_uring and without.
-pub fn file(dir: &Path, source: &[Page]) -> Result<Vec<Row>> {
+pub fn file(dir: &Path, source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let n = source.len() / BATCH_MAX * BATCH_MAX;
     let source = &source[..n];
     let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
@@ -235,7 +250,7 @@ pub fn file(dir: &Path, source: &[Page]) -> Result<Vec<Row>> {
             rows.extend(batches(&space, path, batch, source, &key)?);
         }
         if path == "uring" {
-            rows.extend(ahead::rows(&space, source, &key)?);
+            rows.extend(ahead::rows(&space, &named.0, source, &key, rounds)?);
             rows.extend(raw(&named.0, n)?);
         }
     }
@@ -249,7 +264,12 @@ fn batches(space: &SwapSpace, path: &'static str, batch: usize, source: &[Page],
     let mut entries: Vec<Option<Entry>> = vec![None; n];
     // The first pass finds the file's blocks unwritten; later ones write over them, as a swap file in use does.
     for op in ["write new", "write"] {
-        entries.iter_mut().filter_map(Option::take).for_each(|entry| _ = space.free(entry));
+        let mut free = Sampler::new(n);
+        entries.iter_mut().filter_map(Option::take).for_each(|entry| free.time(|| _ = space.free(entry)));
+        // It is the same for all batches.
+        if batch == 1 && !free.is_empty() {
+            rows.push(free.row("file", path, "free", 1));
+        }
         let mut sampler = Sampler::new(n / batch);
         for (at, out) in (0..n).step_by(batch).zip(entries.chunks_mut(batch)) {
             let pages: Vec<(&Page, u128)> = (at..at + batch).map(|i| (&source[i], hashes[i])).collect();

@@ -3,10 +3,11 @@
 //!
 //! An operation is one call: of one page, or of a batch of them. Pages are written in order and read in order (seq) or
 //! not (rand). Baselines are in the table: `memcpy` for ram, bare LZ4 for zram, reads of the same file with a full queue
-//! of the kernel (raw) and one `pread` after the other (plain) for file. Every page read is compared with what was
-//! written, outside of the timed part.
+//! of the kernel (raw), one `pread` after the other (plain) and fio for file. Every page read is compared with what was
+//! written, outside of the timed part (not what fio reads).
 
 mod ahead;
+mod fio;
 mod measure;
 mod orders;
 mod queue;
@@ -23,9 +24,12 @@ use sample::Row;
 /// Shown by `--help`.
 pub const EXAMPLES: &str = "\
 Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request from the heap, completed by the caller or by
-another thread; uring: io_uring; ahead: io_uring, four windows in flight; plain: pread and pwrite; crypt: encrypted; raw: the kernel alone;
-unit: BATCH pages compressed as one), OP, BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an
-operation), MiB/s, RATIO (pages to what they are stored in).
+another thread; uring: io_uring; ahead, ahead16: io_uring, 4 or 16 windows in flight; plain: pread and pwrite; crypt: encrypted;
+raw: the kernel alone; unit: BATCH pages compressed as one; depth4, depth32: so many requests of fio in flight), OP (free: what was
+stored earlier in place of a page just written), BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an operation),
+MiB/s, RATIO (pages to what they are stored in).
+
+The file is also read by fio, if that is installed: each of its rows is below the one of ours that it is to be compared with.
 
 Examples:
   farpage bench io
@@ -41,7 +45,7 @@ pub struct IoArgs {
     /// Pages written to and read from each device
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1024..))]
     pub pages: u32,
-    /// Alternated repetitions of the memory devices
+    /// Alternated repetitions of the memory devices, and of fio
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Take the pages from FILE, those that are not zero, instead of making them up
@@ -60,7 +64,7 @@ pub fn main(args: &IoArgs) -> Result<ExitCode> {
     let source = measure::source(args.pages as usize, args.sample.as_deref())?;
     let mut rows = measure::memory(source, args.rounds as usize)?;
     rows.extend(orders::rows(source, args.rounds as usize)?);
-    rows.extend(measure::file(&args.dir, source)?);
+    rows.extend(measure::file(&args.dir, source, args.rounds as usize)?);
     let json = args.json.as_ref();
     if json.is_none_or(|path| path.as_os_str() != "-") {
         table(&rows);
@@ -80,9 +84,10 @@ fn table(rows: &[Row]) {
     println!("DEVICE  PATH    OP          BATCH     AVG us     P50 us     P99 us  ALLOCS    MiB/s  RATIO");
     for r in rows {
         let us = |ns: f64| ns / 1000.0;
+        let allocs = r.allocs_per_op.map_or(String::new(), |n| format!("{n:.2}"));
         let ratio = r.ratio.map_or(String::new(), |ratio| format!("{ratio:7.2}"));
         println!(
-            "{:<7} {:<7} {:<10} {:>6} {:>10.2} {:>10.2} {:>10.2} {:>7.2} {:>8.0}{ratio}",
+            "{:<7} {:<7} {:<10} {:>6} {:>10.2} {:>10.2} {:>10.2} {allocs:>7} {:>8.0}{ratio}",
             r.device,
             r.path,
             r.op,
@@ -90,7 +95,6 @@ fn table(rows: &[Row]) {
             us(r.avg_ns),
             us(r.p50_ns as f64),
             us(r.p99_ns as f64),
-            r.allocs_per_op,
             r.mib_per_s
         );
     }
@@ -113,7 +117,9 @@ fn object(args: &IoArgs, rows: &[Row]) -> Object {
         row.put("avg_ns", r.avg_ns.round() as u64);
         row.put("p50_ns", r.p50_ns);
         row.put("p99_ns", r.p99_ns);
-        row.put("allocs_per_op", (r.allocs_per_op * 1000.0).round() / 1000.0);
+        if let Some(allocs) = r.allocs_per_op {
+            row.put("allocs_per_op", (allocs * 1000.0).round() / 1000.0);
+        }
         row.put("mib_per_s", (r.mib_per_s * 10.0).round() / 10.0);
         if let Some(ratio) = r.ratio {
             row.put("ratio", (ratio * 1000.0).round() / 1000.0);

@@ -6,11 +6,11 @@ use std::time::Instant;
 /// What was measured of one kind of operation.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Device: memcpy, ram, lz4, zram, file.
+    /// Device: memcpy, ram, lz4, zram, file; fio.
     pub device: &'static str,
-    /// How it is asked: direct, sync, boxed, queued, plain, raw.
+    /// How it is asked: direct, sync, boxed, queued, uring, ahead, plain, crypt, raw; of fio, what is in flight.
     pub path: &'static str,
-    /// read, write, with the order in which pages are taken where it matters.
+    /// read, write, free, with the order in which pages are taken where it matters.
     pub op: &'static str,
     /// Pages an operation.
     pub batch: usize,
@@ -20,8 +20,8 @@ pub struct Row {
     pub p50_ns: u64,
     /// 99 of 100 did.
     pub p99_ns: u64,
-    /// Allocations an operation, of the whole process.
-    pub allocs_per_op: f64,
+    /// Allocations an operation, of the whole process; of another program nobody knows.
+    pub allocs_per_op: Option<f64>,
     /// MiB of pages a second.
     pub mib_per_s: f64,
     /// Bytes of pages for each byte that they are stored in, where something compresses them.
@@ -65,6 +65,11 @@ impl Sampler {
         result
     }
 
+    /// Nothing was timed.
+    pub fn is_empty(&self) -> bool {
+        self.times.is_empty()
+    }
+
     /// The sum of it.
     pub fn row(mut self, device: &'static str, path: &'static str, op: &'static str, batch: usize) -> Row {
         self.times.sort_unstable();
@@ -79,7 +84,7 @@ impl Sampler {
             avg_ns: total as f64 / n as f64,
             p50_ns: at(50),
             p99_ns: at(99),
-            allocs_per_op: self.allocations as f64 / n as f64,
+            allocs_per_op: Some(self.allocations as f64 / n as f64),
             mib_per_s: (n * batch * farpage::PAGE_SIZE) as f64 / (1 << 20) as f64 / (total as f64 / 1e9).max(1e-9),
             ratio: None,
         }
