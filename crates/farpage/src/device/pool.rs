@@ -229,7 +229,8 @@ impl Pool {
         let record = &self.spans[span as usize];
         let target = self.partial(usize::from(record.class))?;
         let target_record = &self.spans[target as usize];
-        let fuller = (target_record.used, span) > (record.used, target);
+        // Or as full: then one of the two is fuller afterwards, so no object goes back and forth.
+        let fuller = target_record.used >= record.used;
         // Spans that are nearly full stay as they are: emptying one costs more than its holes.
         if target == span || usize::from(record.used) * 8 > SPAN_BYTES / size * 7 || !fuller {
             return None;

@@ -73,8 +73,10 @@ struct Inner {
     compact_hand: u64,
     /// It has moved something in this round.
     compacted: bool,
-    /// After a round in vain: so many frees until the next one.
-    compact_pause: u64,
+    /// The round was in vain: the next one waits until enough has been freed.
+    compact_waits: bool,
+    /// Objects freed since the round began.
+    compact_freed: u64,
 }
 
 /// A page-aligned buffer for writeback.
@@ -128,7 +130,8 @@ impl Zram {
                 hand: 1,
                 compact_hand: 1,
                 compacted: false,
-                compact_pause: 0,
+                compact_waits: false,
+                compact_freed: 0,
             }),
             files,
             writeback: Mutex::new(Vec::new()),
@@ -255,7 +258,7 @@ impl Inner {
                 self.pool_pages -= 1;
                 self.raw_pages -= u64::from(record.kind == Kind::Raw);
                 self.backed_pages -= u64::from(record.backup().is_some());
-                self.compact_pause = self.compact_pause.saturating_sub(1);
+                self.compact_freed += 1;
                 self.compressed_bytes -= u64::from(record.len);
             }
         }

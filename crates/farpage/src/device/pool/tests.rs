@@ -91,3 +91,36 @@ fn device_pool_keeps_contents_and_gives_memory_back() {
     assert_eq!(pool.object_bytes(), 0);
     assert_eq!(pool.resident_bytes(), (EMPTY_KEEP * SPAN_BYTES) as u64);
 }
+
+/// Spans with one object each, in any order of their last frees: none is fuller than the others, and each could take the rest.
+#[test]
+fn device_pool_spans_that_are_equally_sparse_drain() {
+    const LEN: usize = 2400;
+    for upwards in [true, false] {
+        let region = Region::new(8 << 20);
+        // SAFETY: the region is private, zero memory that outlives the pool and is used by nothing else.
+        let mut pool = unsafe { Pool::new(region.base(), region.len(), 8 << 20) };
+        let all: Vec<Handle> = (0..1000).map(|_| pool.alloc(LEN).unwrap()).collect();
+        let (mut left, mut rest): (Vec<Handle>, Vec<Handle>) = (Vec::new(), Vec::new());
+        for handle in all {
+            let span = |h: &Handle| pool.locate(*h).unwrap().0;
+            let first = left.last().is_none_or(|last| span(last) != span(&handle));
+            if first { &mut left } else { &mut rest }.push(handle);
+        }
+        if !upwards {
+            rest.reverse();
+        }
+        rest.into_iter().for_each(|handle| assert!(pool.free(handle)));
+        assert!(pool.is_loose());
+        let mut moved = left.len();
+        while pool.is_loose() && moved > 0 {
+            moved = 0;
+            for handle in &mut left {
+                if let Some(new) = pool.relocate(*handle) {
+                    (*handle, moved) = (new, moved + 1);
+                }
+            }
+        }
+        assert!(!pool.is_fragmented(), "{upwards}: {} of {} bytes", pool.object_bytes(), pool.resident_bytes());
+    }
+}

@@ -152,6 +152,20 @@ fn device_zram_compaction_fills_holes_and_keeps_pages() {
     assert!(kept.iter().all(|&(entry, _)| device.free(entry)));
 }
 
+/// What is freed behind the hand, in a round that finds nothing in front of it.
+#[test]
+fn device_zram_compaction_does_not_wait_for_frees_that_it_has_passed() {
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
+    let mut rng = Rng(12);
+    let all: Vec<_> = (0..4000).map(|seed| device.store_raw(&page_of(seed).0, check_of(seed)).unwrap()).collect();
+    device.inner.lock().compact_hand = 4001;
+    let kept: Vec<_> = all.into_iter().filter(|&entry| rng.below(5) == 0 || !device.free(entry)).collect();
+    let before = usage(&device).pool_bytes;
+    assert!(device.compact(100_000) > before / 2);
+    assert!(kept.into_iter().all(|entry| device.free(entry)));
+}
+
 #[test]
 fn device_zram_keeps_pages_whose_writeback_fails() {
     let dir = tempfile::tempdir().unwrap();

@@ -160,14 +160,20 @@ impl Zram {
 
     /// Moves objects out of sparse spans if the pool has holes, looking at `slots` slots at most, and gives the
     /// emptied spans back; bytes given back. After a round that found nothing to move it pauses until some objects have
-    /// been freed.
+    /// been freed since the round began: what was freed behind the hand is for the next one.
     pub fn compact(&self, slots: usize) -> u64 {
         let before = self.inner.lock().pool.resident_bytes();
         let mut steps = slots;
         while steps > 0 {
             let mut inner = self.inner.lock();
-            if !inner.pool.is_loose() || inner.compact_pause > 0 {
+            if !inner.pool.is_loose() {
                 break;
+            }
+            if inner.compact_waits {
+                if inner.compact_freed < 64 + inner.pool_pages / 32 {
+                    break;
+                }
+                (inner.compact_waits, inner.compact_freed) = (false, 0);
             }
             for _ in 0..HAND_STEPS.min(steps) {
                 steps -= 1;
@@ -175,8 +181,11 @@ impl Zram {
                     Ok(slot) => slot,
                     Err(next) => {
                         inner.compact_hand = next.max(1);
-                        if next == 0 && !std::mem::take(&mut inner.compacted) {
-                            inner.compact_pause = 64 + inner.pool_pages / 32;
+                        if next == 0 {
+                            inner.compact_waits = !std::mem::take(&mut inner.compacted);
+                            if !inner.compact_waits {
+                                inner.compact_freed = 0;
+                            }
                             break;
                         }
                         continue;
