@@ -146,6 +146,8 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
+	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
 	tests/stress/children.py $(FARPAGE)
 	$(FARPAGE) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork

@@ -4,6 +4,7 @@ mod common;
 
 use common::{cc, farpage, public_tempdir, quiet, refused, root, run, text, works_here};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -151,6 +152,33 @@ fn other_machines_and_loaders() {
     refused(run_unforced().arg(&script), 125, "its interpreter");
     let gone = cc(dir.path(), "gone", TRUE, &["-Wl,--dynamic-linker=/no/ld.so"]).unwrap();
     refused(run_unforced().arg(&gone), 127, "cannot run");
+}
+
+#[test]
+fn a_limit_on_address_space() {
+    if !works_here() {
+        println!("skipped: farpage run does not work for this user");
+        return;
+    }
+    let limited = |program: &str| {
+        let mut command = run_unforced();
+        command.arg(program);
+        // SAFETY: setrlimit is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: 8 << 30 };
+                if libc::setrlimit(libc::RLIMIT_AS, &limit) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
+            })
+        };
+        command
+    };
+    let error =
+        refused(&mut limited("true"), 125, "the limit on address space (ulimit -v) is 8.0 GiB; farpage reserves");
+    assert!(error.contains("ulimit -v unlimited"), "{error}");
 }
 
 #[test]

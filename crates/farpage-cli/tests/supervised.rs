@@ -6,6 +6,7 @@ use common::{fake, refused, run, text};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
+use std::ptr;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -82,6 +83,25 @@ fn signals_are_passed_on() {
         assert_eq!(line, word);
     }
     assert_eq!(child.wait().unwrap().code(), Some(3));
+    // Also those that are queued with a value.
+    let script = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 3]); print('ready', flush=True); \
+                  info = signal.sigwaitinfo([signal.SIGRTMIN + 3]); print(info.si_code, flush=True)";
+    let mut command = run();
+    let mut child = command
+        .args(["--stats", "python3", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut out = ready(&mut child);
+    let value = libc::sigval { sival_ptr: ptr::null_mut() };
+    // SAFETY: our own child, not waited for yet.
+    let sent = unsafe { libc::sigqueue(child.id() as i32, libc::SIGRTMIN() + 3, value) };
+    assert_eq!(sent, 0);
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, format!("{}\n", libc::SI_QUEUE));
+    assert!(child.wait().unwrap().success());
     // Without a trap, the signal ends both.
     let mut child = trapping(":");
     ready(&mut child);

@@ -64,13 +64,21 @@ pub struct Arena {
 pub const TRASH_BYTES: usize = 256 * PAGE_SIZE;
 
 impl Arena {
-    /// Reserves the arena. Nothing is touched yet, so it costs address space only.
+    fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 7] {
+        [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE].map(|n| n.next_multiple_of(GAP))
+    }
+
+    /// Bytes of address space that [`Arena::reserve`] takes for parts of these sizes.
+    pub fn bytes(sizes: [usize; 5]) -> usize {
+        Arena::part_sizes(sizes).iter().map(|n| n + GAP).sum::<usize>() + GAP
+    }
+
+    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is touched yet, so it costs address space only.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
-    pub fn reserve(heap: usize, table: usize, pool: usize, stacks: usize, frames: usize) -> Result<Arena, Errno> {
-        let sizes = [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE].map(|n| n.next_multiple_of(GAP));
-        let total = sizes.iter().map(|n| n + GAP).sum::<usize>() + GAP;
+    pub fn reserve(sizes: [usize; 5]) -> Result<Arena, Errno> {
+        let total = Arena::bytes(sizes);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
@@ -78,7 +86,7 @@ impl Arena {
         let all = Part { base: base as usize, len: total };
         let mut at = all.base + GAP;
         let mut parts = [Part { base: 0, len: 0 }; 7];
-        for (part, len) in parts.iter_mut().zip(sizes) {
+        for (part, len) in parts.iter_mut().zip(Arena::part_sizes(sizes)) {
             *part = Part { base: at, len };
             at += len + GAP;
             let ptr = part.base as *mut c_void;

@@ -121,6 +121,8 @@ pub struct Conf {
     pub verify: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
+    /// No warnings: only errors go to stderr.
+    pub quiet: bool,
     /// When idle CPUs are kept from sleeping.
     pub idle_poll: Idle,
     /// Record the faults in this file ([`crate::trace`]).
@@ -271,6 +273,7 @@ impl Conf {
             readahead: Tuning::default(),
             verify: false,
             verbose: false,
+            quiet: false,
             idle_poll: Idle::Auto,
             trace: None,
         }
@@ -290,6 +293,7 @@ impl Conf {
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
                 ("verbose", "") => conf.verbose = true,
+                ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
                 _ => return Err(ConfError(format!("invalid conf pair {pair:?}"))),
             }
@@ -345,6 +349,9 @@ impl fmt::Display for Conf {
         if self.verbose {
             f.write_str(";verbose")?;
         }
+        if self.quiet {
+            f.write_str(";quiet")?;
+        }
         if let Some(path) = &self.trace {
             write!(f, ";trace:{}", path.display())?;
         }
@@ -359,7 +366,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {

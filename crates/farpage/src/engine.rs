@@ -28,7 +28,7 @@ use crate::pool_share::{LoadTimes, PoolShare};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
-use crate::sys::raw::{ErrnoText, fatal, message};
+use crate::sys::raw::{ErrnoText, fatal, warn};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
@@ -126,6 +126,7 @@ pub struct Engine {
     inherited_uffd: AtomicI32,
 }
 
+const HEAP_BYTES: usize = 4 << 30;
 const POOL_BYTES_MAX: usize = 64 << 30;
 /// Frames hold what has just been taken out; more than this is never needed at once.
 const FRAMES_BYTES_MAX: usize = 64 << 30;
@@ -135,6 +136,20 @@ const STACKS: usize = 3;
 pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
+
+/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
+fn arena_sizes(ram: u64) -> [usize; 5] {
+    let ram = ram as usize;
+    let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
+    let stack = (STACK_BYTES + tls_below() + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACKS * stack, frames]
+}
+
+/// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`) none
+/// can start. Hardly any of it is ever touched.
+pub fn address_space_bytes(ram: u64) -> u64 {
+    Arena::bytes(arena_sizes(ram)) as u64
+}
 
 impl Engine {
     /// Sets the engine up and starts its monitor thread. Called once, on a program thread, before `main`.
@@ -146,12 +161,7 @@ impl Engine {
     /// `heap` is the program's global Rust allocator (or one nobody else uses) and has not been given memory of an
     /// arena yet. No other thread of this program runs engine code.
     pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
-        let ram = conf.ram as usize;
-        let frames_len = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
-        let stack_len = STACK_BYTES + tls_below();
-        let stacks_len = STACKS * (stack_len + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
-        let pool_len = (ram + ram / 4).min(POOL_BYTES_MAX);
-        let arena = Arena::reserve(4 << 30, TABLE_BYTES, pool_len, stacks_len, frames_len).map_err(|e| {
+        let arena = Arena::reserve(arena_sizes(conf.ram)).map_err(|e| {
             format!(
                 "cannot reserve address space for the engine: {}; is there a limit (ulimit -v)?",
                 ErrnoText::from(e)
@@ -343,7 +353,7 @@ impl Engine {
     /// Says once that memory can no longer be swapped out.
     pub fn warn_full(&self) {
         if !self.full_warned.swap(true, Ordering::Relaxed) {
-            message("all swap devices are full: the program goes on above its budget; give it more with --swap");
+            warn("all swap devices are full: the program goes on above its budget; give it more with --swap");
         }
     }
 
@@ -387,7 +397,7 @@ impl Engine {
         set(&s.drained_pages, usage.drained_pages);
         set(&s.bad_slots, usage.bad_slots);
         set(&s.file_bytes, usage.file_bytes);
-        set(&s.swapped_bytes, usage.slots_in_use * page);
+        set(&s.swapped_bytes, self.table.swapped_pages() * page);
         set(&s.pool_writeback, usage.writeback);
         set(&s.pool_old_loads, usage.pool_old_loads);
         set(&s.write_errors, usage.write_errors);

@@ -13,7 +13,7 @@ use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
-use crate::sys::raw::message;
+use crate::sys::raw::{message, warn};
 use crate::sys::thread::{close_all_but, settle};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -125,7 +125,7 @@ impl Monitor {
         self.look_after(rss);
         self.divide_budget();
         if let Some(warning) = e.space.take_warning() {
-            message(&warning);
+            warn(&warning);
         }
         e.fork.collect_leases(e);
         if e.budget.excess() > 0 {
@@ -153,7 +153,7 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
-                message(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
+                warn(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
             }
         }
     }

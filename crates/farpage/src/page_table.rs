@@ -60,6 +60,10 @@ pub enum State {
     Swapped(Entry),
 }
 
+/// The bits of a word that say which [`State`] it is.
+const KIND_MASK: u64 = 7;
+const SWAPPED: u64 = 4;
+
 impl State {
     fn encode(self) -> u64 {
         match self {
@@ -67,17 +71,17 @@ impl State {
             State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 1,
             State::Cached(f) => u64::from(f) << 16 | 2,
             State::Writeback(f) => u64::from(f) << 16 | 3,
-            State::Swapped(e) => e.raw() << 16 | 4,
+            State::Swapped(e) => e.raw() << 16 | SWAPPED,
         }
     }
 
     fn decode(word: u64) -> State {
         let payload = word >> 16;
-        match word & 7 {
+        match word & KIND_MASK {
             1 => State::Mapped(Entry::from_raw(payload)),
             2 => State::Cached(payload as FrameNo),
             3 => State::Writeback(payload as FrameNo),
-            4 => Entry::from_raw(payload).map_or(State::None, State::Swapped),
+            SWAPPED => Entry::from_raw(payload).map_or(State::None, State::Swapped),
             _ => State::None,
         }
     }
@@ -104,6 +108,8 @@ pub struct PageTable {
     /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
     free: AtomicU32,
     live: AtomicUsize,
+    /// Pages that are `Swapped`.
+    swapped: AtomicU64,
 }
 
 impl PageTable {
@@ -126,6 +132,7 @@ impl PageTable {
                 taken: AtomicUsize::new(1),
                 free: AtomicU32::new(0),
                 live: AtomicUsize::new(0),
+                swapped: AtomicU64::new(0),
             }
         }
     }
@@ -198,13 +205,13 @@ impl PageTable {
     /// [`PageTable::change`]).
     #[inline]
     pub fn set(&self, node: Node, to: State) {
-        self.word(node).store(to.encode(), Ordering::Release);
+        self.store(node, to.encode());
     }
 
     /// Sets the word of a page that is, or comes, into memory, with its rank. As [`PageTable::set`].
     #[inline]
     pub fn set_ranked(&self, node: Node, to: State, rank: Rank) {
-        self.word(node).store(to.encode() | u64::from(rank.bits()) << RANK_SHIFT, Ordering::Release);
+        self.store(node, to.encode() | u64::from(rank.bits()) << RANK_SHIFT);
     }
 
     /// Leaves the shadow of a page that is on no list; lost when it is put on one.
@@ -224,11 +231,37 @@ impl PageTable {
         let mut seen = word.load(Ordering::Acquire);
         while State::decode(seen) == from {
             match word.compare_exchange(seen, to.encode(), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return true,
+                Ok(_) => {
+                    self.count(seen, to.encode());
+                    return true;
+                }
                 Err(now) => seen = now,
             }
         }
         false
+    }
+
+    #[inline]
+    fn store(&self, node: Node, to: u64) {
+        let word = self.word(node);
+        self.count(word.load(Ordering::Relaxed), to);
+        word.store(to, Ordering::Release);
+    }
+
+    /// A word has become `to`.
+    #[inline]
+    fn count(&self, from: u64, to: u64) {
+        let is_swapped = |word: u64| word & KIND_MASK == SWAPPED;
+        match (is_swapped(from), is_swapped(to)) {
+            (false, true) => self.swapped.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.swapped.fetch_sub(1, Ordering::Relaxed),
+            _ => return,
+        };
+    }
+
+    /// Pages whose only copy is on a device.
+    pub fn swapped_pages(&self) -> u64 {
+        self.swapped.load(Ordering::Relaxed)
     }
 
     /// The slot of a page whose content is on a device only.
@@ -383,6 +416,26 @@ mod tests {
         t.set(node, State::Writeback(3));
         assert!(t.change(node, State::Writeback(3), State::Swapped(one)));
         assert!(!t.is_reading(node, one));
+    }
+
+    #[test]
+    fn pages_that_are_out_are_counted() {
+        let t = table();
+        let entry = Entry::from_raw(5).unwrap();
+        let nodes = [7, 8, 9].map(|vpn| t.node_or_create(vpn).unwrap());
+        for node in nodes {
+            t.set(node, State::Writeback(1));
+            assert!(t.change(node, State::Writeback(1), State::Swapped(entry)));
+            t.mark_reading(node, entry);
+        }
+        t.set(nodes[0], State::Swapped(entry));
+        assert_eq!(t.swapped_pages(), 3);
+        t.set_ranked(nodes[0], State::Mapped(Some(entry)), Rank::HOT);
+        t.set(nodes[1], State::None);
+        assert!(!t.change(nodes[2], State::None, State::Cached(1)));
+        assert_eq!(t.swapped_pages(), 1);
+        assert!(t.change(nodes[2], State::Swapped(entry), State::None));
+        assert_eq!(t.swapped_pages(), 0);
     }
 
     #[test]

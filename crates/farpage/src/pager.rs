@@ -18,7 +18,7 @@ use crate::placement::{Eager, Placement};
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::Proc;
-use crate::sys::raw::{ErrnoText, fatal, message};
+use crate::sys::raw::{ErrnoText, fatal, warn};
 use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
 use crate::trace::Recorder;
@@ -321,7 +321,7 @@ impl Pager {
         let node = self.e.table.node((fault.addr / PAGE_SIZE) as u64);
         let state = node.map(|n| self.e.table.state(n));
         let (addr, changing) = (fault.addr, self.changing());
-        message(&format!(
+        warn(&format!(
             "a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"
         ));
     }

@@ -3,7 +3,7 @@
 use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::engine::Engine;
 use crate::heap::Heap;
-use crate::sys::raw::message;
+use crate::sys::raw::{message, set_quiet, warn};
 
 /// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
 /// cannot have one goes on without, and says so: the launcher has checked everything before.
@@ -17,6 +17,9 @@ pub unsafe fn start(heap: &'static Heap) {
     }
     let Ok(text) = std::env::var(ENV_CONF) else { return };
     let started = Conf::parse(&text).map_err(|e| format!("{ENV_CONF}: {e}")).and_then(|conf| {
+        if conf.quiet {
+            set_quiet();
+        }
         // SAFETY: caller's promise.
         unsafe { Engine::start(conf, heap) }
     });
@@ -28,7 +31,7 @@ pub unsafe fn start(heap: &'static Heap) {
                 message("cannot follow forks: out of memory");
             }
         }
-        Err(why) => message(&format!("{why}; this process goes on without a budget")),
+        Err(why) => warn(&format!("{why}; this process goes on without a budget")),
     }
 }
 

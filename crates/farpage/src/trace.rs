@@ -10,7 +10,7 @@
 //! ```
 
 use crate::page_table::Vpn;
-use crate::sys::raw::{ErrnoText, message};
+use crate::sys::raw::{ErrnoText, warn};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ impl Recorder {
                 Ok(n) => left = &left[n..],
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    message(&format!("recording faults has ended: {}", ErrnoText::from(error)));
+                    warn(&format!("recording faults has ended: {}", ErrnoText::from(error)));
                     self.file = None;
                 }
             }

@@ -19,9 +19,11 @@ use crate::failure::{Failure, Result, say, why};
 use crate::preload;
 use exec::Image;
 use farpage::conf::{self, Conf, SwapSpec};
+use farpage::engine::address_space_bytes;
 use farpage::probe::{self, Probe};
 use farpage::size;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -59,6 +61,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     };
     let probe = Probe::take(device.as_ref().map(Device::fd));
     probe.verdict().map_err(Failure::from).or_else(forgivable)?;
+    check_address_space(conf.ram).or_else(forgivable)?;
     let name = args.program.first().cloned().unwrap_or_default();
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
@@ -130,11 +133,27 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
         conf.idle_poll = conf::parse_idle_poll(text).map_err(|e| Failure::new(e.to_string()))?;
     }
     conf.verbose = args.verbose;
+    conf.quiet = args.quiet;
     conf.trace = args.trace.as_deref().map(new_file).transpose()?;
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;
     }
     Ok(conf)
+}
+
+/// Whether the engine can reserve the address space that it needs.
+fn check_address_space(ram: u64) -> Result<()> {
+    let need = address_space_bytes(ram);
+    match getrlimit(Resource::As).current {
+        Some(limit) if limit < need => Err(Failure::new(format!(
+            "the limit on address space (ulimit -v) is {}; farpage reserves {} for a budget of {}\n  \
+             reserved is not used: raise the limit (ulimit -v unlimited); --ram limits memory instead",
+            size::format(limit),
+            size::format(need),
+            size::format(ram)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// The absolute path of a file that does not exist yet: the engine makes it, perhaps after the program changed its directory.

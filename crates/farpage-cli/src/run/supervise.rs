@@ -18,17 +18,21 @@ use std::process::ExitCode;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-const FORWARDED: [i32; 10] = [
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGWINCH,
-    libc::SIGCONT,
-    libc::SIGTSTP,
-    libc::SIGALRM,
+/// Signals that are not passed on: those that nobody can catch or that stop us before we could; those that say that *we*
+/// did something wrong; and SIGCHLD, which is about the child.
+const NOT_FORWARDED: [i32; 12] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGCHLD,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGPIPE,
 ];
 /// The kernel sent it, for example on behalf of the terminal.
 const SI_KERNEL: i32 = 0x80;
@@ -146,10 +150,11 @@ impl Signals {
         // SAFETY: sigset_t and sigaction are plain data that the calls fill; all pointers are to locals.
         unsafe {
             let mut set = mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in FORWARDED.into_iter().chain([libc::SIGCHLD]) {
-                libc::sigaddset(&mut set, signal);
+            libc::sigfillset(&mut set);
+            for signal in NOT_FORWARDED {
+                libc::sigdelset(&mut set, signal);
             }
+            libc::sigaddset(&mut set, libc::SIGCHLD);
             let mut old_mask = mem::zeroed();
             libc::sigprocmask(libc::SIG_BLOCK, &set, &mut old_mask);
             // With SIGCHLD ignored, the kernel would reap the child and its status would be lost.
@@ -185,8 +190,13 @@ impl Signals {
                     }
                 },
                 signal if signal > 0 && is_for_child(signal, &info, child) => {
-                    // SAFETY: the child is ours and not yet waited for, so the number is still its own.
-                    unsafe { libc::kill(child, signal) };
+                    // SAFETY: the child is ours and not yet waited for, so the number is still its own; sigqueue fills si_value.
+                    unsafe {
+                        match info.si_code {
+                            libc::SI_QUEUE => libc::sigqueue(child, signal, info.si_value()),
+                            _ => libc::kill(child, signal),
+                        }
+                    };
                 }
                 _ => {}
             }
@@ -203,8 +213,11 @@ fn is_for_child(signal: i32, info: &libc::siginfo_t, child: i32) -> bool {
         let leader = unsafe { libc::getsid(0) == libc::getpid() };
         return signal == libc::SIGALRM || (signal == libc::SIGHUP && leader);
     }
+    if info.si_code > 0 {
+        return false; // about something that this process has: a descriptor, a timer
+    }
     // A program that signals its own group reaches us too; it must not get its signal back.
-    // SAFETY: signals with another si_code here come from kill, tgkill or sigqueue, which all fill si_pid.
+    // SAFETY: what is not from the kernel comes from kill, tgkill or sigqueue, which all fill si_pid.
     let sender = unsafe { info.si_pid() };
     !descends_from(sender, child)
 }

@@ -10,7 +10,7 @@ use crate::PAGE_SIZE;
 use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
-use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall};
+use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall, warn};
 use crate::sys::thread::{block_signals, fetch_fd, restore_signals, thread_pointer};
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -125,7 +125,7 @@ pub extern "C" fn prepare() {
         {
             match pipe_with(PipeFlags::CLOEXEC) {
                 Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
-                Err(error) => message(&format!(
+                Err(error) => warn(&format!(
                     "fork: cannot make a pipe: {}; swap file slots of the child are never reused",
                     ErrnoText::from(error)
                 )),

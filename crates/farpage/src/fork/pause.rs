@@ -9,7 +9,7 @@ use crate::fault::Outcome;
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
-use crate::sys::raw::{ErrnoText, message};
+use crate::sys::raw::{ErrnoText, warn};
 use crate::sys::thread::fetch_fd;
 use crate::sys::uffd::{Message, Refused};
 use rustix::fd::BorrowedFd;
@@ -259,7 +259,7 @@ impl Pager {
             }
             Err(error) => {
                 let why = ErrnoText::from(error);
-                message(&format!("fork: cannot watch the child: {why}; its swap file slots are never reused"))
+                warn(&format!("fork: cannot watch the child: {why}; its swap file slots are never reused"))
             }
         }
     }

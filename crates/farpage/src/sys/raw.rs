@@ -4,6 +4,7 @@ use core::arch::asm;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub use rustix::io::Errno;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("farpage supports x86-64 only: engine threads and system calls are written for it");
@@ -169,6 +170,21 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
         || open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
     if let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) {
         let _ = rustix::io::write(&fd, &line.bytes[..line.len]);
+    }
+}
+
+/// Whether [`warn`] is silent.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on warnings are not written.
+pub fn set_quiet() {
+    QUIET.store(true, Relaxed);
+}
+
+/// [`message`] for what the program gets over; nothing after [`set_quiet`].
+pub fn warn(text: &str) {
+    if !QUIET.load(Relaxed) {
+        message(text);
     }
 }
 
