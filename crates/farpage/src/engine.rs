@@ -5,6 +5,7 @@
 //! | monitor | samples resident memory, activates, finds new mappings | never the program's memory |
 //! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
 //! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
+//! | opener | opens perf's events at the start, and ends | nothing |
 //!
 //! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
 //! must not be moved between an event's reading and its application. One thread has that by construction.
@@ -101,8 +102,8 @@ pub struct Engine {
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// What program threads tell.
     pub notes: Notes,
-    /// The kernel's news of mappings, opened by the monitor for the pager, where the system allows it.
-    pub events: Mutex<Option<MappingEvents>>,
+    /// The kernel's news of mappings, on their way to the pager ([`crate::news`]).
+    pub events: AtomicPtr<MappingEvents>,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
@@ -130,12 +131,14 @@ const HEAP_BYTES: usize = 4 << 30;
 const POOL_BYTES_MAX: usize = 64 << 30;
 /// Frames hold what has just been taken out; more than this is never needed at once.
 const FRAMES_BYTES_MAX: usize = 64 << 30;
-/// Stacks, by index: monitor, pager, writer.
-const STACKS: usize = 3;
+/// Stacks, by index: monitor, pager, writer, opener.
+const STACKS: usize = 4;
 /// Index of the pager's stack.
 pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
+/// Index of the opener's stack.
+pub const OPENER: usize = 3;
 
 /// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
 fn arena_sizes(ram: u64) -> [usize; 5] {
@@ -203,7 +206,7 @@ impl Engine {
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
-            events: Mutex::new(None),
+            events: AtomicPtr::new(std::ptr::null_mut()),
             pinned: Mutex::new(BTreeSet::new()),
             lost: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),

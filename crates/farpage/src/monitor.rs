@@ -8,10 +8,10 @@
 use crate::PAGE_SIZE;
 use crate::adopt::ADOPT_MIN;
 use crate::engine::{Engine, give_up, lock};
+use crate::pager::Opened;
 use crate::pool_share::{PoolShare, Sample, Stuck};
 use crate::stat::StatPage;
 use crate::sys::futex;
-use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
 use crate::sys::raw::{message, warn};
 use crate::sys::thread::{close_all_but, settle};
@@ -24,6 +24,8 @@ pub struct Monitor {
     e: &'static Engine,
     /// `/proc`.
     pub proc: Proc,
+    /// What the pager will need, if it is there already.
+    opened: Option<Opened>,
     statm: OwnedFd,
     maps: OwnedFd,
     buffer: Vec<u8>,
@@ -68,10 +70,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
 
 impl Monitor {
     fn new(e: &'static Engine) -> Result<Monitor, rustix::io::Errno> {
-        let proc = match e.fork.inherited_proc() {
-            Some(fd) => Proc::from_fd(fd),
-            None => Proc::open()?,
-        };
+        let inherited = e.fork.inherited_proc();
+        let is_child = inherited.is_some();
+        let proc = inherited.map_or_else(Proc::open, |fd| Ok(Proc::from_fd(fd)))?;
         e.fork.proc_fd.store(proc.as_fd().as_raw_fd(), Relaxed);
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
@@ -79,11 +80,15 @@ impl Monitor {
         let now = Instant::now();
         // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be noticed.
         let buffer = vec![1; 32 * 1024];
-        // Now, because perf follows the threads that the program starts from here on; the pager reads.
-        *lock(&e.events) = MappingEvents::open().ok();
+        // Now, because perf follows the threads that the program starts from here on.
+        e.open_events();
+        // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory. Forked
+        // children can do without: there are programs that make thousands.
+        let opened = if is_child { None } else { e.open(&proc).ok() };
         Ok(Monitor {
             e,
             proc,
+            opened,
             statm,
             maps,
             buffer,
@@ -143,7 +148,7 @@ impl Monitor {
     fn activate(&mut self) {
         let e = self.e;
         self.find_mappings();
-        match e.activate(&self.proc) {
+        match e.activate(&self.proc, self.opened.take()) {
             Ok(()) => {
                 self.find_mappings(); // those made meanwhile
                 self.pin_threads();

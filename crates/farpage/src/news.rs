@@ -10,11 +10,13 @@
 
 use crate::PAGE_SIZE;
 use crate::adopt::ADOPT_MIN;
-use crate::engine::{Engine, lock};
+use crate::engine::{Engine, OPENER, lock};
 use crate::notes::Note;
 use crate::pager::Pager;
 use crate::sys::futex;
+use crate::sys::perf::MappingEvents;
 use crate::sys::raw::{nr, syscall};
+use crate::sys::thread::{exit_thread, settle};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -91,6 +93,24 @@ impl Engine {
         }
     }
 
+    /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms, which is
+    /// when a fast program reaches its budget. Called by the monitor. Where it is not allowed, looks have to do.
+    pub(crate) fn open_events(&'static self) {
+        let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
+    }
+
+    /// What [`Engine::open_events`] has brought since the last call.
+    fn take_events(&self) -> Option<MappingEvents> {
+        if self.events.load(SeqCst).is_null() {
+            return None;
+        }
+        let found = self.events.swap(std::ptr::null_mut(), SeqCst);
+        // SAFETY: the opener made it of a box and left it here; the swap gives it to one taker.
+        let events = *unsafe { Box::from_raw(found) };
+        events.enable();
+        Some(events)
+    }
+
     /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
     pub(crate) fn early_notes(&self) -> bool {
         while let Some(Note::Thread(block)) = self.notes.peek() {
@@ -102,11 +122,25 @@ impl Engine {
     }
 }
 
+extern "C" fn opener(engine: usize) -> ! {
+    settle(b"farpage-opener");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    if let Ok(events) = MappingEvents::open() {
+        e.events.store(Box::into_raw(Box::new(events)), SeqCst);
+        e.kick_pager();
+    }
+    exit_thread()
+}
+
 impl Pager {
     /// Registers the mappings that were heard of since the last call.
     pub(crate) fn adopt_news(&mut self) {
         let e = self.e;
         let mut news = std::mem::take(&mut self.news);
+        if self.events.is_none() {
+            self.events = e.take_events();
+        }
         if let Some(events) = &mut self.events {
             events.read(|start, end| {
                 if end - start >= ADOPT_MIN {
@@ -130,5 +164,6 @@ impl Pager {
         if noted {
             e.notes.finish();
         }
+        self.advise_adopted();
     }
 }

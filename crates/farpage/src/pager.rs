@@ -61,6 +61,8 @@ pub struct Pager {
     pub(crate) scans: Vec<(Vpn, Vpn)>,
     /// Ranges (bytes) that cannot be registered, so that they are not tried again and again.
     pub(crate) refused: Vec<(usize, usize)>,
+    /// Ranges (bytes) that were registered and still may have huge pages; empty in between.
+    pub(crate) unadvised: Vec<(usize, usize)>,
     /// Runs of the shared zero page that a scan found; empty in between.
     pub(crate) zeros: Vec<(Vpn, Vpn)>,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
@@ -79,22 +81,35 @@ pub struct Pager {
     pub(crate) trace: Option<Recorder>,
 }
 
+/// What a pager needs of the system.
+pub struct Opened {
+    uffd: Uffd,
+    trash: Uffd,
+    maps: OwnedFd,
+    kick: OwnedFd,
+    placement: Placement,
+}
+
 impl Engine {
-    /// Memory is managed from now on: opens the userfaultfds, starts pager and writer. Called on the monitor thread,
+    /// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer. Called on the monitor thread,
     /// which owns the descriptor table.
     ///
     /// # Errors
     /// One line: why memory cannot be managed.
-    pub fn activate(&'static self, proc: &Proc) -> Result<(), String> {
-        let mut pager = self.open_pager(proc)?;
+    pub fn activate(&'static self, proc: &Proc, opened: Option<Opened>) -> Result<(), String> {
+        let opened = opened.map_or_else(|| self.open(proc), Ok)?;
+        let mut pager = self.make_pager(opened)?;
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy: what
         // is registered makes those wait instead.
         pager.adopt_news();
         self.run_pager(pager)
     }
 
-    /// Opens what the pager needs and registers the arena's parts.
-    pub(crate) fn open_pager(&'static self, proc: &Proc) -> Result<Box<Pager>, String> {
+    /// Opens what the pager needs and registers the arena's parts; the program's memory stays as it is.
+    ///
+    /// # Errors
+    /// One line: what is not allowed, or failed.
+    pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
         let pagemap =
             || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(self.inherited_uffd(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
@@ -107,6 +122,12 @@ impl Engine {
             proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
+        let placement = Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?;
+        Ok(Opened { uffd, trash, maps, kick, placement })
+    }
+
+    pub(crate) fn make_pager(&'static self, opened: Opened) -> Result<Box<Pager>, String> {
+        let Opened { uffd, trash, maps, kick, placement } = opened;
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -114,7 +135,7 @@ impl Engine {
             uffd,
             kick,
             maps,
-            placement: Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?,
+            placement,
             eager: Eager::default(),
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
@@ -123,10 +144,11 @@ impl Engine {
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
+            unadvised: Vec::new(),
             zeros: Vec::new(),
             dead: Vec::new(),
             news: Vec::new(),
-            events: lock(&self.events).take().inspect(MappingEvents::enable),
+            events: None,
             streams: Streams::new(),
             ahead: Ahead::default(),
             zero_streams: Streams::new(),

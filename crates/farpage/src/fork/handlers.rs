@@ -215,7 +215,7 @@ pub fn child_of(forker: usize) {
         held.retain(|fd| *fd >= 0);
     }
     std::mem::forget(lock(&e.trash).take());
-    std::mem::forget(lock(&e.events).take());
+    e.events.store(std::ptr::null_mut(), SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();

@@ -60,6 +60,8 @@ pub mod nr {
     pub const GET_ROBUST_LIST: u32 = 274;
     /// `perf_event_open`
     pub const PERF_EVENT_OPEN: u32 = 298;
+    /// `exit`
+    pub const EXIT: u32 = 60;
     /// `sched_setattr`
     pub const SCHED_SETATTR: u32 = 314;
     /// `sched_getattr`

@@ -185,6 +185,14 @@ pub fn settle(name: &[u8]) {
     }
 }
 
+/// Ends the calling engine thread; its stack may be used again only when the thread is known to be gone.
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: ends this thread only; what it had on its stack stays as it is.
+        let _ = unsafe { syscall(nr::EXIT, [0; 6]) };
+    }
+}
+
 /// A set of CPUs, one bit each, as the kernel takes it.
 pub type CpuMask = [u64; 16];
 
