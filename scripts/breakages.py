@@ -55,6 +55,18 @@ BREAKAGES = [
      UNIT, "set_model"),
     ("put-count", "a slot without references is not put", "cluster/refs.rs",
      [("!table.word(at).is_in_use() || table.word(at).count() == 0", "!table.word(at).is_in_use()")], UNIT, "set_model"),
+    ("value-again", "who reads a value looks whether it changed meanwhile", "slots.rs",
+     [("if self.sequence.load(Ordering::Relaxed) == seen {", "if seen != 0 {")], LOOM, "whole_values"),
+    ("value-changing", "nobody reads a value that is being changed", "slots.rs",
+     [("if seen & CHANGING != 0 {", "if false {")], LOOM, "whole_values"),
+    ("value-acquire", "a later value's word comes with its sequence number", "slots.rs",
+     [("self.words[i].load(Ordering::Acquire)", "self.words[i].load(Ordering::Relaxed)")], LOOM, "whole_values"),
+    ("value-lock", "who changes a value is alone", "slots.rs",
+     [("let _lock = values.lock.lock(&sites::VALUES);\n        let mut value", "let mut value")],
+     LOOM, "two_who_change"),
+    ("value-out", "a value is out before the slot can be another's", "slots.rs",
+     [("let value = self.remove_if(slot, which)?;\n        self.give_back(slot);",
+       "self.give_back(slot);\n        let value = self.remove_if(slot, which)?;")], LOOM, "changes_hands"),
 ]
 
 

@@ -61,6 +61,7 @@ sites! {
     LRU_ISOLATE = 20, "lru", "isolate";
     LRU_RELEASE = 21, "lru", "unlink";
     LRU_COUNT = 22, "lru", "count";
+    VALUES = 23, "slot values", "read, change";
 }
 
 /// What happens at each acquisition. The default does nothing and costs nothing.
