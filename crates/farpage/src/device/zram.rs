@@ -61,6 +61,8 @@ struct Inner {
     /// Pages in the pool and the bytes they were compressed to.
     pool_pages: u64,
     compressed_bytes: u64,
+    /// Pages in the pool as they are.
+    raw_pages: u64,
     /// Objects moved to fill holes.
     compacted_pages: u64,
     /// Where the next recompression goes on.
@@ -95,8 +97,6 @@ pub struct Zram {
     slots: SlotMap<Record, WORDS>,
     inner: Mutex<Inner>,
     same_pages: AtomicU64,
-    /// Pages in the pool as they are.
-    raw_pages: AtomicU64,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Buffers of the writeback; made at its first use.
@@ -122,11 +122,11 @@ impl Zram {
             recompressed: AtomicU64::new(0),
             slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
             same_pages: AtomicU64::new(0),
-            raw_pages: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,
+                raw_pages: 0,
                 compacted_pages: 0,
                 recompress_hand: 1,
                 backed_pages: 0,
@@ -191,8 +191,8 @@ impl Zram {
         }
     }
 
-    /// An object that holds `bytes` and that nobody knows yet.
-    fn new_object(&self, bytes: &[u8]) -> Result<Handle, StoreError> {
+    /// An object that holds `bytes` and that nobody knows yet, counted.
+    fn new_object(&self, kind: Kind, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
             let mut inner = self.inner.lock();
             let handle = inner.pool.alloc(bytes.len());
@@ -202,6 +202,7 @@ impl Zram {
             let place = place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?;
             inner.pool_pages += 1;
             inner.compressed_bytes += bytes.len() as u64;
+            inner.raw_pages += u64::from(kind == Kind::Raw);
             place
         };
         // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
@@ -212,14 +213,10 @@ impl Zram {
 
     /// Puts bytes in the pool and takes a slot for them.
     fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
-        let handle = self.new_object(bytes)?;
-        let raw = u64::from(kind == Kind::Raw);
-        // Counted before anybody can free it.
-        self.raw_pages.fetch_add(raw, Relaxed);
+        let handle = self.new_object(kind, bytes)?;
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
         let Some(slot) = self.slots.alloc(cpu::current(), record) else {
-            self.raw_pages.fetch_sub(raw, Relaxed);
-            self.inner.lock().drop_object(handle, bytes.len());
+            self.inner.lock().forget(&record);
             return Err(self.no_room());
         };
         Entry::new(self.index, slot).ok_or(StoreError::Full)
@@ -251,7 +248,7 @@ impl Zram {
 }
 
 impl Inner {
-    /// Takes back an object and its share of the counts.
+    /// Takes back an object of a compressed page, and its share of the counts.
     fn drop_object(&mut self, handle: Handle, len: usize) {
         self.pool.free(handle);
         self.pool_pages -= 1;
@@ -262,6 +259,7 @@ impl Inner {
     fn forget(&mut self, record: &Record) {
         if record.in_pool() {
             self.drop_object(record.handle(), usize::from(record.len));
+            self.raw_pages -= u64::from(record.kind == Kind::Raw);
             self.backed_pages -= u64::from(record.backup().is_some());
             self.compact_freed += 1;
         }
@@ -324,7 +322,9 @@ impl SwapDevice for Zram {
             if !record.young || passed != 0 {
                 self.slots.set_bits(slot, FLAGS, passed, YOUNG);
             }
-            self.old_loads.fetch_add(u64::from(!record.young), Relaxed);
+            if !record.young {
+                self.old_loads.fetch_add(1, Relaxed);
+            }
             if record.backup().is_some() {
                 self.worth.note(true);
             }
@@ -380,10 +380,8 @@ impl SwapDevice for Zram {
             self.bad_frees.fetch_add(1, Relaxed);
             return false;
         };
-        match record.kind {
-            Kind::Same => _ = self.same_pages.fetch_sub(1, Relaxed),
-            Kind::Raw => _ = self.raw_pages.fetch_sub(1, Relaxed),
-            Kind::Object | Kind::Forward => {}
+        if record.kind == Kind::Same {
+            self.same_pages.fetch_sub(1, Relaxed);
         }
         if let Some(release) = release {
             release.run();
@@ -426,7 +424,7 @@ impl SwapDevice for Zram {
         let same_pages = self.same_pages.load(Relaxed);
         usage.same_filled_pages += same_pages;
         usage.pool_peak_bytes += inner.pool.peak_bytes();
-        usage.raw_pages += self.raw_pages.load(Relaxed);
+        usage.raw_pages += inner.raw_pages;
         usage.compacted_pages += inner.compacted_pages;
         // Pages that have a place in a file are counted there.
         usage.slots_in_use += inner.pool_pages - inner.backed_pages + same_pages;

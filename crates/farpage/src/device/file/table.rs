@@ -139,7 +139,8 @@ impl Inner {
         }
         file.slots.give_back(page);
         if !own && file.slots.in_use() == 0 {
-            // The last page of an inherited file: dropping the file closes it.
+            // The last page of an inherited file: dropping the file closes it. (Its slots change under `inner` only, so none
+            // that was given back can still count.)
             *place = None;
         }
         true

@@ -47,7 +47,9 @@ impl Zram {
         let Some(backup) = self.forwarded(entry).filter(|_| self.worth.promote()) else { return false };
         let done = self.codec.compress(page, |bytes| {
             bytes.len() <= COMPRESSED_MAX
-                && self.new_object(bytes).is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
+                && self
+                    .new_object(Kind::Object, bytes)
+                    .is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
         });
         done.unwrap_or(false)
     }

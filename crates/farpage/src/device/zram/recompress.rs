@@ -71,7 +71,7 @@ impl Zram {
         }
         let made = dense.compress(&page, |bytes| {
             let smaller = Pool::size_of(bytes.len()) < Pool::size_of(len);
-            smaller.then(|| self.new_object(bytes).ok().map(|handle| (handle, bytes.len())))
+            smaller.then(|| self.new_object(Kind::Object, bytes).ok().map(|handle| (handle, bytes.len())))
         });
         let mut inner = self.inner.lock();
         let same = self.same(slot, record);

@@ -158,7 +158,6 @@ impl Zram {
         });
         let Some(old) = old else { return false };
         inner.forget(&old);
-        self.raw_pages.fetch_sub(u64::from(old.kind == Kind::Raw), Relaxed);
         self.full.store(false, Relaxed);
         true
     }
