@@ -367,7 +367,8 @@ impl SwapDevice for Zram {
     fn free(&self, entry: Entry) -> bool {
         let slot = entry.slot();
         let mut release = None;
-        let record = self.slots.free_if(slot, |record| !record.in_pool()).or_else(|| {
+        let simple = self.slots.get(slot).is_some_and(|record| !record.in_pool());
+        let record = simple.then(|| self.slots.free_if(slot, |record| !record.in_pool())).flatten().or_else(|| {
             let mut inner = self.inner.lock();
             let record = self.slots.remove_if(slot, |_| true)?;
             inner.forget(&record);
