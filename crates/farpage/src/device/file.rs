@@ -52,7 +52,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
 use std::sync::{Arc, OnceLock};
-use table::{Inner, Own};
+use table::{File, Inner, Own};
 
 /// Bits of the page number in a slot.
 const PAGE_BITS: u32 = 32;
@@ -124,7 +124,7 @@ impl FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
-            caps: Caps { rotational: opened.rotational, discard: true, ..Caps::default() },
+            caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
             keep_free: None,
             use_tmpfile: true,
@@ -226,7 +226,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn caps(&self) -> Caps {
-        self.caps
+        Caps { discard: self.own.get().is_some_and(File::discards), ..self.caps }
     }
 
     fn accepts(&self) -> bool {

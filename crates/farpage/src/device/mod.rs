@@ -100,11 +100,14 @@ pub struct Caps {
     pub synchronous: bool,
     /// Seeks are slow: read ahead in slot order.
     pub rotational: bool,
-    /// Freed space is given back to what is below (the disk, the filesystem).
+    /// Freed space is given back to what is below (the disk, the filesystem). False once that has refused.
     pub discard: bool,
-    /// A page must not change while it is stored (it is compressed or checked on the way).
+    /// A page must not change while it is stored (it is hashed, compressed or encrypted on the way). So it is for all devices
+    /// here, and the engine and regions let nobody write to a page that is being stored; a device without it could be given
+    /// pages that are still mapped.
     pub stable_writes: bool,
-    /// Bytes of the unit in which the device transfers.
+    /// Bytes of the unit in which the device transfers, a power of two, a page at most: a write that is torn stores whole
+    /// units.
     pub block_size: u32,
     /// Higher is used first.
     pub priority: i32,

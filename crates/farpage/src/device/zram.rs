@@ -88,6 +88,7 @@ struct Aligned(Page);
 /// Compressed memory as a swap device.
 pub struct Zram {
     index: u8,
+    priority: i32,
     name: String,
     codec: Codec,
     /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
@@ -111,10 +112,16 @@ pub struct Zram {
 }
 
 impl Zram {
+    /// The same device with a priority to be shown.
+    pub fn with_priority(self, priority: i32) -> Zram {
+        Zram { priority, ..self }
+    }
+
     /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
     pub fn new(index: u8, alg: Alg, pages_max: u64, pool: Pool, files: Vec<Arc<FileDevice>>) -> Zram {
         Zram {
             index,
+            priority: Caps::default().priority,
             name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
             codec: Codec::new(alg),
             dense: None,
@@ -272,7 +279,7 @@ impl SwapDevice for Zram {
     }
 
     fn caps(&self) -> Caps {
-        Caps { synchronous: true, block_size: 64, ..Caps::default() }
+        Caps { synchronous: true, priority: self.priority, ..Caps::default() }
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {

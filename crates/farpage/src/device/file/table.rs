@@ -63,7 +63,16 @@ pub struct File {
 impl File {
     fn new(id: u8, backing: Option<Backing>) -> File {
         let backing = backing.map_or_else(OnceLock::new, OnceLock::from);
-        File { id, backing, slots: SlotMap::with_discard(0, cpu::count()), written: AtomicU64::new(0) }
+        let mut file = File { id, backing, slots: SlotMap::with_discard(0, cpu::count()), written: AtomicU64::new(0) };
+        if !file.discards() {
+            file.slots = SlotMap::new(0, cpu::count());
+        }
+        file
+    }
+
+    /// Whether empty clusters are given back to what is below, as far as is known.
+    pub fn discards(&self) -> bool {
+        self.backing.get().is_none_or(Backing::discards)
     }
 }
 

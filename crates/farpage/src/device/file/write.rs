@@ -3,7 +3,7 @@
 //! Locks: `create` while the file is made or grows; `scratch` for an instant; `inner` only for slots that failed, and on a
 //! device that has failed. None across the I/O of pages.
 
-use super::table::{File, FileSlot};
+use super::table::FileSlot;
 use super::*;
 
 /// Space is asked for in steps of this many slots (64 MiB).
