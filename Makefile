@@ -101,7 +101,7 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/patterns
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -114,6 +114,10 @@ $(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
 $(TESTS)/ahead: tests/stress/ahead.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
+
+$(TESTS)/patterns: tests/stress/patterns.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
 $(TESTS)/locked: tests/stress/locked.c
 	@mkdir -p $(TESTS)
@@ -140,6 +144,11 @@ stress: build test-programs
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
+	$(FARPAGE) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
+	for rule in exact vma slot; do $(FARPAGE) run --ram 24M --verify --readahead $$rule -- \
+		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12 || exit 1; done
+	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
+	tests/stress/readahead.py $(FARPAGE) $(TESTS)/patterns
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
 	tests/stress/zeros.py $(FARPAGE)
