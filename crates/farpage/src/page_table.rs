@@ -372,11 +372,11 @@ impl PageTable {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-    fn table() -> PageTable {
+    pub(crate) fn table() -> PageTable {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping.
         let base =

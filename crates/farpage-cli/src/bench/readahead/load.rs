@@ -122,12 +122,6 @@ impl Words {
         Ok(Words { base: base.cast(), len, region: None })
     }
 
-    /// From now on; whether that was done.
-    fn read_no_more_ahead(&self) -> bool {
-        let none = ReadaheadTuning::of(ReadaheadRule::None);
-        self.region.as_ref().is_some_and(|region| region.set_readahead(none).is_ok())
-    }
-
     fn at(&self, i: usize) -> *mut u64 {
         assert!(i < self.len, "word {i} of {}", self.len);
         // SAFETY: inside the memory.
@@ -229,7 +223,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     fill(&rest, 2);
     (0..own).for_each(|page| words.write(page * WORDS + page % WORDS, stamp(page, 0)));
     let stop = AtomicBool::new(false);
-    let before = pager.and_then(|p| p.stats().ok());
+    let before = words.region.as_ref().and_then(|r| r.readahead_stats().ok()).unwrap_or_default();
     let mut histogram = Histogram::default();
     let (mut accesses, mut wrong, mut writes, mut stopped_at) = (0u64, 0, 0, own);
     let start = Instant::now();
@@ -270,13 +264,20 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     });
     let done = Done { wrong, ..measured(&histogram, accesses, start) };
     // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed, and
-    // nothing more is read ahead.
-    if words.read_no_more_ahead() {
-        for page in stopped_at..own.min(stopped_at + REACH) {
-            words.read(page * WORDS + page % WORDS);
-        }
+    // nothing more is read ahead. Nobody else is at work then.
+    let Some((region, pager)) = words.region.as_ref().zip(pager) else { return Ok(done) };
+    let failed = |e| Failure::new(format!("bench load: {e}"));
+    let (timed, until) = (region.readahead_stats().map_err(failed)?, pager.stats().map_err(failed)?);
+    region.set_readahead(ReadaheadTuning::of(ReadaheadRule::None)).map_err(failed)?;
+    for page in stopped_at..own.min(stopped_at + REACH) {
+        words.read(page * WORDS + page % WORDS);
     }
-    Ok(with_hits(done, before, pager))
+    let after = pager.stats().map_err(failed)?;
+    Ok(Done {
+        swap_ra: timed.swap_ra - before.swap_ra + (after.swap_ra - until.swap_ra),
+        swap_ra_hit: timed.swap_ra_hit - before.swap_ra_hit + (after.swap_ra_hit - until.swap_ra_hit),
+        ..done
+    })
 }
 
 fn measured(histogram: &Histogram, accesses: u64, start: Instant) -> Done {
