@@ -76,7 +76,7 @@ unit:
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 3
 models:
-	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
 		cargo test -p farpage-swap --release --quiet --lib loom_tests
 
 ## make loom: the same, deeper (minutes)

@@ -48,6 +48,7 @@ sites! {
     CLUSTER_COUNT = 7, "cluster", "count";
     CLUSTER_CACHE = 8, "cluster", "swap cache";
     CLUSTER_RECLAIM = 9, "cluster", "reclaim";
+    CLUSTER_PENDING = 23, "cluster", "pending frees";
     CLUSTER_ADMIN = 10, "cluster", "grow, swapoff, walk";
     AVAIL_NEXT = 11, "avail", "choose device";
     AVAIL_FULL = 12, "avail", "full, not full";
