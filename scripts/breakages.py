@@ -70,14 +70,14 @@ BREAKAGES = [
     ("pending-holder", "who unlocks looks for frees that met the lock", "cluster/pending.rs",
      [("self.swap.settle(self.device, self.cluster, self.index);", "")], LOOM, "met_by_counts"),
     ("pending-self", "who left a free tries the lock again", "cluster/pending.rs",
-     [("            self.settle_noted(device, cluster, first.cluster());\n", "")], LOOM, "met_by_counts"),
+     [("            self.settle_noted(device, cluster, first.cluster());\n", "")], LOOM, "met_by_numbers"),
     ("pending-fence", "the note comes before the trial", "cluster/pending.rs",
      [("            fence(Ordering::SeqCst);\n", "")], LOOM, "met_by_counts"),
     ("pending-unlock", "the unlock comes before the look for notes", "sync.rs",
      [("        fence(Ordering::SeqCst);\n", "")], LOOM, "met_by_counts"),
     ("pending-again", "the look is repeated after frees were carried out", "cluster/pending.rs",
      [("while cluster.pending.load(Ordering::Relaxed) != 0 {", "if cluster.pending.load(Ordering::Relaxed) != 0 {")],
-     LOOM, "pending::"),
+     LOOM, "a_free_meets_one"),
     ("pending-few", "the same for clusters passed over in the full list", "cluster/device.rs",
      [(".for_each(|(c, index)| passed(c, index));", ".for_each(|_| ());")], LOOM, "search_for_few"),
     ("pending-stack", "the same for clusters passed over on a stack", "cluster/ready.rs",
@@ -96,7 +96,7 @@ BREAKAGES = [
      [("if word.is_pending() { Word::FREE } else { word }", "word")], LOOM, "met_by_counts"),
     ("pending-twice", "a pending slot is not freed again", "table.rs",
      [("matches!(self.0 & KIND_MASK, SWAPPED | CACHED) && !self.is_pending()", "matches!(self.0 & KIND_MASK, SWAPPED | CACHED)")],
-     LOOM, "met_by_counts"),
+     LOOM, "a_double_free"),
 ]
 
 
