@@ -21,7 +21,7 @@ pub struct Site {
     pub name: &'static str,
 }
 
-/// Most sites of one program: those of this crate are below 24, the rest is for others.
+/// Most sites of one program: those of this crate are below 24, and the last one; the rest is for others.
 pub const SITES: usize = 32;
 
 macro_rules! sites {
@@ -62,7 +62,7 @@ sites! {
     LRU_ISOLATE = 20, "lru", "isolate";
     LRU_RELEASE = 21, "lru", "unlink";
     LRU_COUNT = 22, "lru", "count";
-    VALUES = 23, "slot values", "read, change";
+    VALUES = 31, "slot values", "read, change";
 }
 
 /// What happens at each acquisition. The default does nothing and costs nothing.
