@@ -90,7 +90,6 @@ pub struct Opened {
     trash: Uffd,
     maps: OwnedFd,
     kick: OwnedFd,
-    placement: Placement,
 }
 
 impl Engine {
@@ -125,12 +124,11 @@ impl Engine {
             proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
-        let placement = Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?;
-        Ok(Opened { uffd, trash, maps, kick, placement })
+        Ok(Opened { uffd, trash, maps, kick })
     }
 
     pub(crate) fn make_pager(&'static self, opened: Opened) -> Result<Box<Pager>, String> {
-        let Opened { uffd, trash, maps, kick, placement } = opened;
+        let Opened { uffd, trash, maps, kick } = opened;
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -138,7 +136,7 @@ impl Engine {
             uffd,
             kick,
             maps,
-            placement,
+            placement: Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?,
             eager: Eager::default(),
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,

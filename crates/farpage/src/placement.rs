@@ -40,6 +40,8 @@ pub struct Placement {
 
 /// How long one way is tried. Long against a look, short against a program's phases.
 const EPOCH: Duration = Duration::from_millis(32);
+/// An epoch that lasts longer had a pause in it, when nothing was wanted: it says nothing.
+const EPOCH_MAX: Duration = Duration::from_millis(256);
 /// One epoch in so many goes to the way that seems to be slower.
 const TRY_EVERY: u32 = 16;
 /// Pages below which an epoch says nothing.
@@ -69,6 +71,9 @@ impl Trial {
             return self.gathered;
         }
         (self.begun, self.pages) = (now, pages);
+        if time > EPOCH_MAX {
+            return self.gathered;
+        }
         self.epochs += 1;
         let rate = got as f64 / time.as_secs_f64();
         let known = &mut self.rates[usize::from(self.gathered)];
@@ -229,6 +234,22 @@ mod tests {
         assert!(gathered && cpus(&writers) == 1 && writers == pagers);
         let (gathered, writers, _) = seen[ALONE_AFTER as usize];
         assert!(!gathered && writers == allowed);
+    }
+
+    #[test]
+    fn a_pause_says_nothing_about_a_way() {
+        let mut now = Instant::now();
+        let mut trial = Trial::new(now);
+        let mut pages = 0;
+        let mut turn = |pause: Duration, more: u64| {
+            now += pause;
+            pages += more;
+            trial.turn(pages, now)
+        };
+        assert!(turn(Duration::from_secs(5), 1000), "the first epoch began long before the first fault");
+        assert!(!turn(EPOCH, 2000), "the other is to be tried");
+        assert!(turn(EPOCH, 1000), "and is slower");
+        assert!((0..8).all(|_| turn(Duration::from_secs(1), 100)), "still");
     }
 
     #[test]
