@@ -279,7 +279,7 @@ impl PageTable {
     /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word takes
     /// the mark away. Pager only.
     pub fn set_ahead(&self, node: Node, frame: FrameNo) {
-        self.word(node).store(State::Cached(frame).encode() | AHEAD, Ordering::Release);
+        self.store(node, State::Cached(frame).encode() | AHEAD);
     }
 
     /// Whether the page is in the swap cache and nothing has happened to it since [`PageTable::set_ahead`].
