@@ -33,7 +33,6 @@ mod placement;
 pub mod pool_share;
 pub mod preload;
 pub mod probe;
-pub mod readahead;
 pub mod reclaim;
 pub mod region;
 pub mod size;

@@ -15,7 +15,6 @@ use crate::idle::Awake;
 use crate::page_table::Vpn;
 use crate::place::{COPY_MAX, Scratch};
 use crate::placement::{Eager, Placement};
-use crate::readahead::Readahead;
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::Proc;
@@ -36,8 +35,6 @@ pub struct Fault {
     pub addr: usize,
     /// Write access.
     pub write: bool,
-    /// The thread that has it.
-    pub tid: u32,
     /// When its message was read.
     pub since: Instant,
     /// That it waits suspiciously long has been said.
@@ -74,8 +71,8 @@ pub struct Pager {
     pub(crate) news: Vec<(usize, usize)>,
     /// The kernel's news of mappings, where the system allows it.
     pub(crate) events: Option<MappingEvents>,
-    /// Which swapped pages come in with one that is missing.
-    pub(crate) readahead: Readahead,
+    /// Sequential readers and writers of swapped-out memory.
+    pub(crate) streams: Streams,
     /// What is read before it is wanted.
     pub(crate) ahead: Ahead,
     /// Sequential first touches.
@@ -150,7 +147,7 @@ impl Engine {
             dead: Vec::new(),
             news: Vec::new(),
             events: None,
-            readahead: Readahead::new(self.conf.readahead, self.conf.ram),
+            streams: Streams::new(),
             ahead: Ahead::default(),
             zero_streams: Streams::new(),
             trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
@@ -290,7 +287,7 @@ impl Pager {
                     ));
                 }
                 self.ahead.crowd.fault(tid);
-                self.waiting.push(Fault { addr, write, tid, since, reported: false });
+                self.waiting.push(Fault { addr, write, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
             Message::Remove { start, end } => {
