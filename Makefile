@@ -101,7 +101,7 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -123,6 +123,10 @@ $(TESTS)/clones: tests/stress/clones.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
+$(TESTS)/moves: tests/stress/moves.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
 $(TESTS)/lost: tests/stress/lost.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
@@ -140,6 +144,7 @@ stress: build test-programs
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
+	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
 	tests/stress/zeros.py $(FARPAGE)

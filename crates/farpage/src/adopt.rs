@@ -96,6 +96,20 @@ impl Pager {
     /// a moment ago: if the mapping grows there just now, the new part has to be registered in the same step. Otherwise
     /// one mapping of the program would be two for the kernel, which then refuses to move or grow it.
     pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
+        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();
+        // What is known of this place may be of what was there before, if that is being told just now.
+        if new != [(first, last)] || self.order.names(start, end) {
+            if self.changing() {
+                self.order.add_fresh(start, end);
+                return;
+            }
+            if new.is_empty() {
+                return; // heard of twice, or a change of access rights
+            }
+        }
+        // The same for the room: what is there by then may have taken the place of something that has yet to be told of.
+        let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
         let whole = self.uffd.register(start, room - start);
         let (room, result) = match whole {
             Err(Refused::Unlike) => (end, self.uffd.register(start, end - start)), // something else is there now
@@ -110,19 +124,17 @@ impl Pager {
             }
             Err(_) => return,
         }
-        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-        let mut managed = lock(&self.e.managed);
-        // Only what was not managed before may have pages that are on no list.
-        let known = self.scans.len();
-        self.scans.extend(managed.gaps(first, last));
-        managed.insert(first, last);
-        drop(managed);
-        if self.scans.len() == known {
-            return; // heard of twice, or a change of access rights
-        }
-        // Not a second time: advice for a part of what the program has given other advice since makes it several mappings,
-        // which mremap refuses.
+        // Not later: advice for a part of what the program has given other advice since makes it several mappings, which mremap
+        // refuses.
         self.unadvised.push((start, room));
+        // Asked after the mapping was looked at: if no change is pending now, none was then.
+        if self.changing() {
+            self.order.add_fresh(start, end);
+            return;
+        }
+        // Only what was not managed before may have pages that are on no list.
+        self.scans.extend(new);
+        lock(&self.e.managed).insert(first, last);
         Stat::add(&self.e.stat.adopted_ranges, 1);
     }
 

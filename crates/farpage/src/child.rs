@@ -14,7 +14,6 @@ use crate::sys::proc::{Proc, mappings};
 use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
-use std::time::Instant;
 
 /// Stack that the handlers in the child may use.
 const DEAD_STACK: usize = 256 * 1024;
@@ -54,14 +53,14 @@ impl Engine {
             match event {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child
                 // cannot count on; and what somebody else mapped there since is not ours. The same for what it discards.
-                Message::Unmap { .. } | Message::Remove { .. } => pager.accept(event, Instant::now()),
+                Message::Unmap { .. } | Message::Remove { .. } => pager.change(event),
                 Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
                     let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
                     helped
                         .iter_mut()
                         .filter(|vpn| (from..from + n).contains(vpn))
                         .for_each(|vpn| *vpn = *vpn - from + to);
-                    pager.accept(event, Instant::now())
+                    pager.change(event)
                 }
                 _ => {}
             }
@@ -72,7 +71,7 @@ impl Engine {
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {
                 let gone = Message::Unmap { start: s as usize * PAGE_SIZE, end: t as usize * PAGE_SIZE };
-                pager.accept(gone, Instant::now());
+                pager.change(gone);
             }
             for (s, t) in mapped.overlaps(start, end) {
                 let (from, len) = (s as usize * PAGE_SIZE, (t - s) as usize * PAGE_SIZE);

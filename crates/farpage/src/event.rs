@@ -88,8 +88,12 @@ impl Pager {
         let shift = (to / PAGE_SIZE) as u64;
         {
             let mut managed = lock(&e.managed);
+            let known = managed.overlaps(first, last);
             managed.remove(first, last);
-            managed.insert(shift, shift + (last - first));
+            known.iter().for_each(|(s, t)| _ = managed.insert(shift + (s - first), shift + (t - first)));
+            if known != [(first, last)] {
+                self.order.add_fresh(to, to + len); // the rest has yet to be looked at
+            }
         }
         // Nothing of the old content of `to` may survive there.
         self.forget(to, to + len, true);

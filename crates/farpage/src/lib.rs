@@ -26,6 +26,7 @@ mod lru;
 pub mod monitor;
 pub mod news;
 pub mod notes;
+mod order;
 pub mod page_table;
 pub mod pager;
 mod place;

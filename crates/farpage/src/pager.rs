@@ -12,12 +12,13 @@ use crate::device::Entry;
 use crate::engine::{Engine, PAGER, WRITER, give_up, lock};
 use crate::fault::Outcome;
 use crate::idle::Awake;
+use crate::order::Order;
 use crate::page_table::Vpn;
 use crate::place::{COPY_MAX, Scratch};
 use crate::placement::{Eager, Placement};
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
-use crate::sys::proc::Proc;
+use crate::sys::proc::{Proc, is_mapped};
 use crate::sys::raw::{ErrnoText, fatal, warn};
 use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
@@ -65,6 +66,8 @@ pub struct Pager {
     pub(crate) unadvised: Vec<(usize, usize)>,
     /// Runs of the shared zero page that a scan found; empty in between.
     pub(crate) zeros: Vec<(Vpn, Vpn)>,
+    /// Changes of mappings that were read.
+    pub(crate) order: Order,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) dead: Vec<Entry>,
     /// Mappings heard of; empty in between.
@@ -144,6 +147,7 @@ impl Engine {
             refused: Vec::new(),
             unadvised: Vec::new(),
             zeros: Vec::new(),
+            order: Order::default(),
             dead: Vec::new(),
             news: Vec::new(),
             events: None,
@@ -182,6 +186,14 @@ extern "C" fn main(engine: usize) -> ! {
     }
 }
 
+impl Engine {
+    /// Whether something in `[start, end)` (bytes) is managed.
+    pub(crate) fn is_known(&self, start: usize, end: usize) -> bool {
+        let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        start < end && lock(&self.managed).gaps(start, end).next() != Some((start, end))
+    }
+}
+
 impl Pager {
     /// One turn: messages, then faults, then one step of background work, or sleep.
     fn turn(&mut self) {
@@ -190,6 +202,16 @@ impl Pager {
         }
         self.adopt_news();
         let got = self.read_messages();
+        if !self.order.is_settled() {
+            self.settle();
+            if self.order.waits() {
+                // Nothing can be placed or taken out as long as there is a change to come.
+                if got == 0 {
+                    self.sleep(Some(50_000));
+                }
+                return;
+            }
+        }
         let gathered = self.placement.is_gathered();
         let mut worked = false;
         if gathered && !self.waiting.is_empty() {
@@ -290,6 +312,32 @@ impl Pager {
                 self.waiting.push(Fault { addr, write, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
+            change => {
+                self.order.push(change, |start, end| self.e.is_known(start, end), |at| is_mapped(&self.maps, at));
+                while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                    self.change(change);
+                }
+            }
+        }
+    }
+
+    /// If no change of mappings is pending: what waited for one is applied, and what was registered meanwhile is adopted.
+    pub(crate) fn settle(&mut self) {
+        if self.changing() {
+            return;
+        }
+        while let Some(change) = self.order.rest(|start, end| self.e.is_known(start, end)) {
+            self.change(change);
+        }
+        for (start, end) in self.order.forget().iter() {
+            self.adopt_mappings(start as usize, end as usize);
+        }
+    }
+
+    /// Applies a change of mappings.
+    pub(crate) fn change(&mut self, m: Message) {
+        match m {
+            Message::Fault { .. } => {}
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.forget(start, end, false);
@@ -346,7 +394,7 @@ impl Pager {
         ));
     }
 
-    /// Whether a mapping change is pending whose event was not applied yet.
+    /// Whether a change of mappings is pending whose event was not read yet.
     pub(crate) fn changing(&self) -> bool {
         self.uffd.is_changing(self.e.arena.frames.base)
     }

@@ -6,9 +6,11 @@ use crate::PAGE_SIZE;
 use crate::device::{Entry, LoadError};
 use crate::engine::lock;
 use crate::fault::Outcome;
+use crate::order::is_known_after;
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
+use crate::sys::proc::is_mapped;
 use crate::sys::raw::{ErrnoText, warn};
 use crate::sys::thread::fetch_fd;
 use crate::sys::uffd::{Message, Refused};
@@ -43,6 +45,15 @@ enum Pending {
     Helped(Vpn),
 }
 
+impl Pending {
+    fn event(&self) -> Option<Message> {
+        match *self {
+            Pending::Event(event) => Some(event),
+            Pending::Helped(_) => None,
+        }
+    }
+}
+
 /// Where the content of an absent page is.
 enum Source {
     Nowhere,
@@ -56,11 +67,11 @@ impl Pager {
         let f = &self.e.fork;
         let mut held = Verdict::EMPTY;
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
-        // A child can use nothing of what is on its way, and its frames would never be free there.
-        self.land_all();
         // Also for the control blocks of new threads, which the forking thread touches next.
         self.adopt_news();
         self.settle_changes();
+        // A child can use nothing of what is on its way, and its frames would never be free there.
+        self.land_all();
         f.helped.clear();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         f.set_pager(PAUSED);
@@ -68,7 +79,11 @@ impl Pager {
         let mut forker_faults = false;
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let room = self.waiting.len() < self.waiting.capacity() && pending.len() < PENDING_MAX && !held.is_full();
+            let more = self.order.len() + 1;
+            let room = self.waiting.len() < self.waiting.capacity()
+                && pending.len() + more <= PENDING_MAX
+                && !held.is_full(more)
+                && self.order.has_room();
             let n = if room { self.uffd.read(&mut one).unwrap_or(0) } else { 0 };
             match one[0] {
                 _ if n == 0 => self.sleep(Some(200_000)),
@@ -82,9 +97,17 @@ impl Pager {
                 // A wake-up for notes, which are looked at after the fork.
                 Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
                 event => {
-                    held.note(event);
-                    f.helped.event();
-                    pending.push(Pending::Event(event));
+                    let is_known = |pending: &[Pending], start, end| {
+                        let told = pending.iter().rev().filter_map(Pending::event);
+                        is_known_after((start, end), told, |start, end| self.e.is_known(start, end))
+                    };
+                    let mapped = |at| is_mapped(&self.maps, at);
+                    self.order.push(event, |start, end| is_known(&pending, start, end), mapped);
+                    while let Some(event) = self.order.next(|start, end| is_known(&pending, start, end)) {
+                        held.note(event);
+                        f.helped.event();
+                        pending.push(Pending::Event(event));
+                    }
                     continue;
                 }
             }
@@ -93,7 +116,7 @@ impl Pager {
             if !self.waiting.is_empty() && (forker_faults || waits_for_lock(forker)) {
                 self.help(&mut pending);
                 forker_faults &= !self.waiting.is_empty();
-                if pending.len() == PENDING_MAX || held.is_half_full() {
+                if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
                     // Other threads have done much since. A copy that is made just now is not good.
                     f.settling.store(1, SeqCst);
                     self.apply(&mut pending);
@@ -107,13 +130,28 @@ impl Pager {
         let lease = self.e.space.fork_parent();
         self.import_lease(lease);
         self.apply(&mut pending);
-        while self.changing() {
+        // Until all is told; a change that was made just now may be in the copy.
+        while self.changing() || self.order.waits() {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            if self.uffd.read(&mut one).unwrap_or(0) == 1 {
-                held.note(one[0]);
-                self.accept(one[0], Instant::now());
-            } else {
-                self.sleep(Some(100_000));
+            let read = self.uffd.read(&mut one).unwrap_or(0) == 1;
+            match one[0] {
+                _ if !read && !self.changing() => {
+                    while let Some(event) = self.order.rest(|start, end| self.e.is_known(start, end)) {
+                        held.note(event);
+                        self.change(event);
+                    }
+                }
+                _ if !read => self.sleep(Some(100_000)),
+                Message::Fault { .. } => self.accept(one[0], Instant::now()),
+                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
+                event => {
+                    let mapped = |at| is_mapped(&self.maps, at);
+                    self.order.push(event, |start, end| self.e.is_known(start, end), mapped);
+                    while let Some(event) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                        held.note(event);
+                        self.change(event);
+                    }
+                }
             }
         }
         *lock(&self.e.fork.verdict) = held;
@@ -124,8 +162,11 @@ impl Pager {
     fn settle_changes(&mut self) {
         loop {
             while self.read_messages() > 0 {}
-            self.serve_waiting();
-            if !self.changing() {
+            self.settle();
+            if !self.order.waits() {
+                self.serve_waiting();
+            }
+            if self.order.is_settled() && !self.changing() {
                 return;
             }
             self.sleep(Some(50_000));
@@ -139,7 +180,8 @@ impl Pager {
     /// is there in the child against its word is noted in the child, and has the right content.
     fn help(&mut self, pending: &mut Vec<Pending>) {
         let mut i = 0;
-        while i < self.waiting.len() && pending.len() < PENDING_MAX {
+        // While a change waits for another, nothing can be placed.
+        while !self.order.waits() && i < self.waiting.len() && pending.len() < PENDING_MAX {
             let vpn = (self.waiting[i].addr / PAGE_SIZE) as u64;
             if self.help_one(vpn, pending) {
                 self.waiting.swap_remove(i);
@@ -234,7 +276,7 @@ impl Pager {
     fn apply(&mut self, pending: &mut Vec<Pending>) {
         for what in pending.drain(..) {
             match what {
-                Pending::Event(event) => self.accept(event, Instant::now()),
+                Pending::Event(event) => self.change(event),
                 Pending::Helped(vpn) => {
                     Stat::add(&self.e.stat.pgfault, 1);
                     self.e.found_present(vpn);

@@ -41,9 +41,9 @@ impl Verdict {
         self.n >= VERDICT_MAX / 2
     }
 
-    /// All of the room is taken.
-    pub(super) fn is_full(&self) -> bool {
-        self.n == VERDICT_MAX
+    /// There is no room for so many more.
+    pub(super) fn is_full(&self, more: usize) -> bool {
+        self.n + more > VERDICT_MAX
     }
 
     /// More was pending than could be noted.

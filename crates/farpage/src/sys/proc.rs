@@ -191,6 +191,11 @@ pub fn mapping_from(maps: &OwnedFd, addr: usize) -> Result<Option<Mapping>, Errn
     Ok(Some(Mapping { start: query.start as usize, end: query.end as usize, adoptable }))
 }
 
+/// Whether something is mapped at `addr`; yes where the kernel does not say (before 6.11).
+pub fn is_mapped(maps: &OwnedFd, addr: usize) -> bool {
+    !matches!(Query::ask(maps, addr, 0, &mut []), Err(Errno::NOENT))
+}
+
 /// How far a mapping that ends at `end` could grow in place: where the next one starts.
 pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
     Query::ask(maps, end, OR_NEXT, &mut []).map_or(end, |next| (next.start as usize).max(end))
