@@ -76,7 +76,7 @@ unit:
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 3
 models:
-	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
 		cargo test -p farpage-swap --release --quiet --lib loom_tests
 
 ## make loom: the same, deeper (minutes)
@@ -101,7 +101,7 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -114,6 +114,10 @@ $(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
 $(TESTS)/ahead: tests/stress/ahead.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
+
+$(TESTS)/patterns: tests/stress/patterns.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
 $(TESTS)/locked: tests/stress/locked.c
 	@mkdir -p $(TESTS)
@@ -145,6 +149,11 @@ stress: build test-programs
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
+	$(FARPAGE) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
+	for rule in exact vma slot; do $(FARPAGE) run --ram 24M --verify --readahead $$rule -- \
+		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12 || exit 1; done
+	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
+	tests/stress/readahead.py $(FARPAGE) $(TESTS)/patterns
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
 	tests/stress/zeros.py $(FARPAGE)

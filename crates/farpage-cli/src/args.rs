@@ -101,7 +101,8 @@ pub struct RunArgs {
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<OsString>,
-    /// Readahead: none, or the binary logarithm of the most pages at a time: page_cluster=N [default: page_cluster=5]
+    /// Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time);
+    /// vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]
     #[arg(long, value_name = "SPEC")]
     pub readahead: Option<String>,
     /// Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never

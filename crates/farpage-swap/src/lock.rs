@@ -21,7 +21,7 @@ pub struct Site {
     pub name: &'static str,
 }
 
-/// Most sites of one program: those of this crate are below 24, the rest is for others.
+/// Most sites of one program: those of this crate are below 24, and the last one; the rest is for others.
 pub const SITES: usize = 32;
 
 macro_rules! sites {
@@ -48,6 +48,7 @@ sites! {
     CLUSTER_COUNT = 7, "cluster", "count";
     CLUSTER_CACHE = 8, "cluster", "swap cache";
     CLUSTER_RECLAIM = 9, "cluster", "reclaim";
+    CLUSTER_PENDING = 23, "cluster", "pending frees";
     CLUSTER_ADMIN = 10, "cluster", "grow, swapoff, walk";
     AVAIL_NEXT = 11, "avail", "choose device";
     AVAIL_FULL = 12, "avail", "full, not full";
@@ -61,6 +62,7 @@ sites! {
     LRU_ISOLATE = 20, "lru", "isolate";
     LRU_RELEASE = 21, "lru", "unlink";
     LRU_COUNT = 22, "lru", "count";
+    VALUES = 31, "slot values", "read, change";
 }
 
 /// What happens at each acquisition. The default does nothing and costs nothing.

@@ -1,52 +1,119 @@
 //! The slots of one device with a value each: the allocator as a device of the engine uses it.
 //!
 //! The allocator knows which slots are in use and where the next one should be; what a device must remember of a slot
-//! (where its compressed bytes are, a checksum) is here, in tables beside the swap table that live as long as their
-//! cluster has slots in use.
+//! (where its compressed bytes are, a checksum) is here: a table of values a cluster, made with the cluster's first value
+//! and kept. All functions may be called by any thread at any time.
 //!
-//! Callers: `device::zram` and `device::file` of the engine, each with its own lock around this (which also covers what the
-//! values point to). So every lock in here is free when it is taken. A copy made while nobody is inside (a fork) is
-//! complete.
+//! ```text
+//!   free ----take----> taken, no value ----insert----> has a value --update--.
+//!    ^                  |           ^                   |     ^--------------'
+//!    '----give_back-----'           '------remove-------'          free = remove, then give_back
+//! ```
+//!
+//! * A slot has its value only between `insert` and `remove`, so nobody finds one of a slot that is being filled, and a
+//!   value is out before the slot can be another's.
+//! * Whoever changes values has the lock of their cluster's table. Who reads takes no lock: a sequence number beside each
+//!   value says whether it changed meanwhile, and only then the reader takes the lock. So a reader leaves nothing behind if
+//!   it is cut off (a fork), and waits for nobody while nobody changes that very value.
+//!
+//! Callers: the devices of the engine. Locks: the table's is a leaf; the allocator's are not held together with it. A copy
+//! of the memory made while nobody changes anything (a fork) is complete, whoever was reading.
 
+use crate::chunked::Chunked;
 use crate::cluster::{CLUSTER_SLOTS, DeviceOptions, Entry, Fill, ORDERS, Swap};
+use crate::lock::{Lock, sites};
+use crate::sync::{AtomicU32, AtomicU64, OnceLock, Ordering};
+use std::marker::PhantomData;
 
 /// The number of the only device.
 const DEVICE: u8 = 0;
 
-struct Values<T> {
-    used: u32,
-    values: Box<[T]>,
+/// In a sequence number: there is a value.
+const PRESENT: u32 = 1;
+/// The value is being changed.
+const CHANGING: u32 = 2;
+/// One change.
+const STEP: u32 = 4;
+
+/// A value and its sequence number. (2^30 changes of one slot while one reader reads a few words would fool it.)
+struct Place<const N: usize> {
+    sequence: AtomicU32,
+    words: [AtomicU32; N],
 }
 
-/// Gives out the slots `1..slots` of one device and keeps one `T` for each slot in use.
-pub struct SlotMap<T> {
+impl<const N: usize> Place<N> {
+    fn new() -> Place<N> {
+        Place { sequence: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU32::new(0)) }
+    }
+
+    /// The value, if there is one. `Err`: it is being changed, or was.
+    ///
+    /// A word of a later value was written after `sequence` had changed, and is read with acquire: then the second look at
+    /// `sequence` sees that change.
+    #[inline]
+    fn read(&self) -> Result<Option<[u32; N]>, ()> {
+        let seen = self.sequence.load(Ordering::Acquire);
+        if seen & CHANGING != 0 {
+            return Err(());
+        }
+        if seen & PRESENT == 0 {
+            return Ok(None);
+        }
+        let words = std::array::from_fn(|i| self.words[i].load(Ordering::Acquire));
+        if self.sequence.load(Ordering::Relaxed) == seen { Ok(Some(words)) } else { Err(()) }
+    }
+
+    /// Puts a value in the place of what is there. Caller has the table's lock.
+    fn write(&self, value: [u32; N]) {
+        let now = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(now | CHANGING, Ordering::Relaxed);
+        self.words.iter().zip(value).for_each(|(word, value)| word.store(value, Ordering::Release));
+        self.sequence.store((now | PRESENT).wrapping_add(STEP), Ordering::Release);
+    }
+
+    /// Takes the value away. Caller has the table's lock.
+    fn clear(&self) {
+        let now = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store((now & !PRESENT).wrapping_add(STEP), Ordering::Release);
+    }
+}
+
+/// The values of a cluster.
+struct Values<const N: usize> {
+    /// Of those who change one.
+    lock: Lock<()>,
+    places: Box<[Place<N>]>,
+}
+
+/// Gives out the slots `1..slots` of one device and keeps a `T` of `N` words for slots in use.
+pub struct SlotMap<T, const N: usize> {
     swap: Swap,
-    /// Values by cluster; `None` while no slot of the cluster is in use.
-    tables: Vec<Option<Values<T>>>,
-    made: usize,
-    /// The last table given back, so that a cluster that goes back and forth does not allocate each time.
-    spare: Option<Box<[T]>>,
-    slots: u64,
+    /// By cluster.
+    values: Chunked<OnceLock<Values<N>>>,
+    /// Tables of them.
+    made: AtomicU32,
+    slots: AtomicU64,
+    value: PhantomData<fn() -> T>,
 }
 
-impl<T: Copy + Default> SlotMap<T> {
+impl<T: Copy + From<[u32; N]> + Into<[u32; N]>, const N: usize> SlotMap<T, N> {
     /// For a device of `slots` slots, slot 0 included (so it gives out at most `slots - 1`), used by `cpus` CPUs.
-    pub fn new(slots: u64, cpus: usize) -> SlotMap<T> {
+    pub fn new(slots: u64, cpus: usize) -> SlotMap<T, N> {
         SlotMap::with_options(DeviceOptions { slots, ..DeviceOptions::default() }, cpus)
     }
 
     /// The same for a device whose empty clusters are given back to what is below it ([`SlotMap::begin_discard`]).
-    pub fn with_discard(slots: u64, cpus: usize) -> SlotMap<T> {
+    pub fn with_discard(slots: u64, cpus: usize) -> SlotMap<T, N> {
         SlotMap::with_options(DeviceOptions { slots, discard: true, ..DeviceOptions::default() }, cpus)
     }
 
-    fn with_options(options: DeviceOptions, cpus: usize) -> SlotMap<T> {
-        let slots = options.slots;
+    fn with_options(options: DeviceOptions, cpus: usize) -> SlotMap<T, N> {
+        let slots = AtomicU64::new(options.slots);
         let swap = Swap::new(cpus, ());
         // The first of many devices is never refused.
         let added = swap.swapon(options);
         debug_assert_eq!(added, Ok(DEVICE));
-        SlotMap { swap, tables: Vec::new(), made: 0, spare: None, slots }
+        SlotMap { swap, values: Chunked::new(), made: AtomicU32::new(0), slots, value: PhantomData }
     }
 
     /// Most slots that can be in use at once.
@@ -56,37 +123,36 @@ impl<T: Copy + Default> SlotMap<T> {
 
     /// Slots of the device, slot 0 included.
     pub fn slots(&self) -> u64 {
-        self.slots
+        self.slots.load(Ordering::Relaxed)
     }
 
     /// Makes the device larger: `slots` slots, slot 0 included. A smaller number changes nothing.
-    pub fn grow(&mut self, slots: u64) {
-        self.slots = self.slots.max(slots);
+    pub fn grow(&self, slots: u64) {
         self.swap.grow(DEVICE, slots);
+        self.slots.fetch_max(slots, Ordering::Relaxed);
     }
 
-    /// Slots in use.
+    /// Slots in use, with a value or without.
     pub fn in_use(&self) -> u64 {
         self.swap.in_use(DEVICE)
     }
 
     /// Bytes of memory held for bookkeeping.
     pub fn meta_bytes(&self) -> usize {
-        let tables = self.made + usize::from(self.spare.is_some());
-        let values = self.tables.capacity() * size_of::<Option<Values<T>>>() + tables * size_of::<T>() * CLUSTER_SLOTS;
-        self.swap.meta_bytes(DEVICE) as usize + values
+        let tables = self.made.load(Ordering::Relaxed) as usize;
+        self.swap.meta_bytes(DEVICE) as usize + self.values.bytes() + tables * size_of::<Place<N>>() * CLUSTER_SLOTS
     }
 
     /// Takes one slot and gives it `value`. `cpu` is the caller's. `None`: every slot is in use.
-    pub fn alloc(&mut self, cpu: usize, value: T) -> Option<u64> {
-        let entry = self.swap.alloc(cpu, 0, Fill::Swapped)?;
-        self.fill(entry, 1, value);
-        Some(entry.slot)
+    pub fn alloc(&self, cpu: usize, value: T) -> Option<u64> {
+        let slot = self.swap.alloc(cpu, 0, Fill::Swapped)?.slot;
+        self.insert(slot, value);
+        Some(slot)
     }
 
-    /// Takes up to `max` slots that follow each other: the largest block of `2^o` of them, aligned to its size, that is not
-    /// larger than `max` and is to be had. Each gets `value`. `None`: every slot is in use, or `max` is 0.
-    pub fn alloc_run(&mut self, cpu: usize, max: usize, value: T) -> Option<(u64, usize)> {
+    /// Takes up to `max` slots that follow each other, without values: the largest block of `2^o` of them, aligned to its
+    /// size, that is not larger than `max` and is to be had. `None`: every slot is in use, or `max` is 0.
+    pub fn take_run(&self, cpu: usize, max: usize) -> Option<(u64, usize)> {
         let order = max.checked_ilog2()?.min(ORDERS as u32 - 1) as u8;
         let mut found = self.swap.alloc(cpu, order, Fill::Swapped).map(|entry| (entry, order));
         // A cluster that waits to be given back is better than a smaller block.
@@ -94,83 +160,106 @@ impl<T: Copy + Default> SlotMap<T> {
             found = self.swap.alloc(cpu, order, Fill::Swapped).map(|entry| (entry, order));
         }
         let (entry, order) = found.or_else(|| self.swap.alloc_at_most(cpu, order, Fill::Swapped))?;
-        self.fill(entry, 1 << order, value);
         Some((entry.slot, 1 << order))
     }
 
-    fn fill(&mut self, first: Entry, n: usize, value: T) {
-        let (index, at) = split(first.slot);
-        if self.tables.len() <= index {
-            self.tables.resize_with(index + 1, || None);
-        }
-        let table = self.tables[index].get_or_insert_with(|| {
-            self.made += 1;
-            let values = self.spare.take().unwrap_or_else(|| vec![T::default(); CLUSTER_SLOTS].into());
-            Values { used: 0, values }
+    /// Gives a slot that the caller has taken its value. `false`: it has one (a bug of the caller), nothing changed.
+    pub fn insert(&self, slot: u64, value: T) -> bool {
+        let (cluster, at) = split(slot);
+        let values = self.values.get_or_make(cluster).get_or_init(|| {
+            self.made.fetch_add(1, Ordering::Relaxed);
+            Values { lock: Lock::new(()), places: (0..CLUSTER_SLOTS).map(|_| Place::new()).collect() }
         });
-        table.used += n as u32;
-        table.values[at..at + n].fill(value);
+        let _lock = values.lock.lock(&sites::VALUES);
+        let vacant = matches!(values.places[at].read(), Ok(None));
+        if vacant {
+            values.places[at].write(value.into());
+        }
+        vacant
     }
 
-    /// Gives a slot back and returns its value. `None`: it was not in use (a bug of the caller), nothing changed.
-    pub fn free(&mut self, slot: u64) -> Option<T> {
-        self.swap.put(Entry { device: DEVICE, slot }, 1).ok()?;
-        let (index, at) = split(slot);
-        let place = self.tables.get_mut(index)?;
-        let table = place.as_mut()?;
-        let value = table.values[at];
-        table.used -= 1;
-        if table.used == 0 {
-            self.spare = place.take().map(|table| table.values);
-            self.made -= 1;
-        }
+    /// Takes a slot's value away if `which` says so; the slot stays taken. `None`: it has no value, or `which` said no.
+    pub fn remove_if(&self, slot: u64, which: impl FnOnce(&T) -> bool) -> Option<T> {
+        let (values, at) = self.values_of(slot)?;
+        let _lock = values.lock.lock(&sites::VALUES);
+        let value = T::from(values.places[at].read().ok()??);
+        which(&value).then(|| {
+            values.places[at].clear();
+            value
+        })
+    }
+
+    /// Gives a slot without a value back. `false`: it was not in use (a bug of the caller), nothing changed.
+    pub fn give_back(&self, slot: u64) -> bool {
+        self.swap.put(Entry { device: DEVICE, slot }, 1).is_ok()
+    }
+
+    /// [`SlotMap::remove_if`], then [`SlotMap::give_back`].
+    pub fn free_if(&self, slot: u64, which: impl FnOnce(&T) -> bool) -> Option<T> {
+        let value = self.remove_if(slot, which)?;
+        self.give_back(slot);
         Some(value)
     }
 
+    /// Gives a slot back and returns its value. `None`: it had none (a bug of the caller), nothing changed.
+    pub fn free(&self, slot: u64) -> Option<T> {
+        self.free_if(slot, |_| true)
+    }
+
     /// Takes a cluster that became empty, to be given back to what is below the device: its first slot. None of its
-    /// [`CLUSTER_SLOTS`] slots is given out until [`SlotMap::end_discard`], so this may take its time without the owner's
-    /// lock.
-    pub fn begin_discard(&mut self) -> Option<u64> {
+    /// [`CLUSTER_SLOTS`] slots is given out until [`SlotMap::end_discard`].
+    pub fn begin_discard(&self) -> Option<u64> {
         self.swap.begin_discard(DEVICE)
     }
 
     /// The cluster at `first`, from [`SlotMap::begin_discard`], may be used again.
-    pub fn end_discard(&mut self, first: u64) {
+    pub fn end_discard(&self, first: u64) {
         self.swap.end_discard(DEVICE, first);
     }
 
     /// A cluster that waits to be given back may be used again as it is; whether there was one.
-    fn reuse_discard(&mut self) -> bool {
+    fn reuse_discard(&self) -> bool {
         let first = self.begin_discard();
         first.inspect(|&first| self.end_discard(first)).is_some()
     }
 
-    fn is_in_use(&self, slot: u64) -> bool {
-        self.swap.lookup(Entry { device: DEVICE, slot }).is_in_use()
-    }
-
-    /// Value of a slot in use.
+    /// The value of a slot, if it has one.
+    #[inline]
     pub fn get(&self, slot: u64) -> Option<T> {
-        let (index, at) = split(slot);
-        let table = self.tables.get(index)?.as_ref()?;
-        self.is_in_use(slot).then(|| table.values[at])
+        let (values, at) = self.values_of(slot)?;
+        let place = &values.places[at];
+        let read = place.read().or_else(|()| {
+            let _lock = values.lock.lock(&sites::VALUES);
+            place.read()
+        });
+        read.ok().flatten().map(T::from)
     }
 
-    /// Changes the value of a slot in use; `false`: it is not in use, nothing changed.
-    pub fn set(&mut self, slot: u64, value: T) -> bool {
-        self.get_mut(slot).map(|v| *v = value).is_some()
+    /// Changes a slot's value as `change` says, unless that returns `None`. `None` also for a slot without a value.
+    pub fn update<R>(&self, slot: u64, change: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
+        let (values, at) = self.values_of(slot)?;
+        let _lock = values.lock.lock(&sites::VALUES);
+        let mut value = T::from(values.places[at].read().ok()??);
+        let result = change(&mut value)?;
+        values.places[at].write(value.into());
+        Some(result)
     }
 
-    /// The value of a slot in use, to change in place.
-    pub fn get_mut(&mut self, slot: u64) -> Option<&mut T> {
-        let in_use = self.is_in_use(slot);
-        let (index, at) = split(slot);
-        let table = self.tables.get_mut(index)?.as_mut()?;
-        in_use.then(|| &mut table.values[at])
+    /// Clears and sets bits of one word of a slot's value in one step, for what a reader notes. It may meet the slot's next
+    /// value, and a change by [`SlotMap::update`] at the same moment may undo it, unless the caller's own rules prevent that.
+    pub fn set_bits(&self, slot: u64, word: usize, clear: u32, set: u32) {
+        let Some((values, at)) = self.values_of(slot) else { return };
+        let Some(word) = values.places[at].words.get(word) else { return };
+        let mut now = word.load(Ordering::Relaxed);
+        while let Err(other) = word.compare_exchange_weak(now, now & !clear | set, Ordering::Release, Ordering::Relaxed)
+        {
+            now = other;
+        }
     }
 
-    /// The first slot in use at or after `from`; for a clock hand. Looks at `clusters_max` clusters with slots in use
-    /// at most, so that one call stays short; `Err(next)`: nothing until there, go on at `next` (0: end reached).
+    /// The first slot in use at or after `from`, with a value or without; for a clock hand. Looks at `clusters_max`
+    /// clusters with slots in use at most, so that one call stays short; `Err(next)`: nothing until there, go on at
+    /// `next` (0: end reached).
     ///
     /// # Errors
     /// See above.
@@ -178,14 +267,9 @@ impl<T: Copy + Default> SlotMap<T> {
         self.swap.next_in_use(DEVICE, from, clusters_max).map(|(slot, _)| slot)
     }
 
-    /// Every slot in use with its value, in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, T)> + '_ {
-        let mut at = 1;
-        std::iter::from_fn(move || {
-            let slot = self.next_in_use(at, usize::MAX).ok()?;
-            at = slot + 1;
-            Some((slot, self.get(slot)?))
-        })
+    fn values_of(&self, slot: u64) -> Option<(&Values<N>, usize)> {
+        let (cluster, at) = split(slot);
+        Some((self.values.get(cluster)?.get()?, at))
     }
 }
 
@@ -194,5 +278,7 @@ fn split(slot: u64) -> (usize, usize) {
     ((slot / CLUSTER_SLOTS as u64) as usize, (slot % CLUSTER_SLOTS as u64) as usize)
 }
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -11,13 +11,13 @@
 #[cfg(not(loom))]
 pub use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
 };
 
 #[cfg(loom)]
 pub use self::model::{Mutex, MutexGuard};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 pub use std::sync::atomic::Ordering;
 pub use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
@@ -28,6 +28,19 @@ pub const CLUSTER_SHIFT: u32 = if cfg!(loom) { 2 } else { 9 };
 pub const CLUSTER_SLOTS: usize = 1 << CLUSTER_SHIFT;
 /// Number of orders: a block of order `o` has `2^o` slots; the largest fills a cluster.
 pub const ORDERS: usize = CLUSTER_SHIFT as usize + 1;
+
+/// Between the unlock of a mutex and a load that must not come before it.
+///
+/// On x86-64 the unlock is a full barrier for the processor (a mutex that must learn whether somebody waits is given back by
+/// an exchange), so only the compiler need be told; a fence would cost as much as the unlock.
+#[inline]
+pub(crate) fn after_unlock() {
+    if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
 
 /// Two list links of a cluster that belong to the device lock, in the cluster's record for its cache line's sake.
 pub(crate) struct Guarded {

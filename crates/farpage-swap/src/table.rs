@@ -13,11 +13,14 @@
 //! them costs two acquisitions of the index lock a page), and no separate map of counts.
 //!
 //! *Count* is the number of references to the slot (page table entries of one or more processes); a count above
-//! [`COUNT_MAX`] is kept outside the word (`cluster::count`). A slot with count 0 that is cached is *lazily free*: it
+//! [`COUNT_MAX`] is kept outside the word (`cluster::count`). One value of the field says *pending*: the only reference of a
+//! swapped-out slot was given back while somebody had the cluster's lock. For everybody the slot is free, but it is given
+//! out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0 that is cached is *lazily free*: it
 //! keeps its place so that the page need not be written again, and is reclaimed when space is short.
 //!
 //! # Who may do what
-//! Words change only under their cluster's lock. Anyone reads them without a lock: [`TablePool`] keeps the memory of
+//! Words change only under their cluster's lock; except that the only reference may become *pending* without it, so whoever
+//! changes a swapped-out word in place does that in one step ([`Table::replace`]). Anyone reads them without a lock: [`TablePool`] keeps the memory of
 //! all tables for its own lifetime and hands tables that are no longer needed to other clusters, so a stale reference
 //! reads some table's word, never freed memory; `Cluster::lookup` notices that and looks again. What a reader gets
 //! is a snapshot: a frame must be locked and the word read again before its content counts.
@@ -37,9 +40,11 @@ const COUNT_MASK: u64 = ((1 << COUNT_BITS) - 1) << COUNT_SHIFT;
 const PAYLOAD_SHIFT: u32 = 16;
 
 /// The largest count that the word itself holds.
-pub const COUNT_MAX: u64 = (1 << COUNT_BITS) - 2;
+pub const COUNT_MAX: u64 = (1 << COUNT_BITS) - 3;
 /// The count field's way to say that the count is kept elsewhere.
 pub(crate) const COUNT_MANY: u64 = COUNT_MAX + 1;
+/// Its way to say that the slot is as good as free.
+const PENDING: u64 = COUNT_MAX + 2;
 /// Bits of a frame number or shadow.
 pub const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
 
@@ -85,6 +90,7 @@ impl Word {
     /// What the word says.
     pub const fn view(self) -> View {
         match self.0 & KIND_MASK {
+            _ if self.is_pending() => View::Free,
             SWAPPED => View::Swapped { shadow: self.0 >> PAYLOAD_SHIFT },
             CACHED => View::Cached { frame: self.0 >> PAYLOAD_SHIFT },
             BAD => View::Bad,
@@ -94,7 +100,7 @@ impl Word {
 
     /// Whether the slot is swapped or cached.
     pub const fn is_in_use(self) -> bool {
-        matches!(self.0 & KIND_MASK, SWAPPED | CACHED)
+        matches!(self.0 & KIND_MASK, SWAPPED | CACHED) && !self.is_pending()
     }
 
     /// The frame of a cached slot.
@@ -110,6 +116,15 @@ impl Word {
     /// Swapped out with one reference: without it the slot is free.
     pub(crate) const fn is_last_reference(self) -> bool {
         self.0 & (KIND_MASK | COUNT_MASK) == SWAPPED | 1 << COUNT_SHIFT
+    }
+
+    /// Its only reference was given back without the cluster's lock.
+    pub(crate) const fn is_pending(self) -> bool {
+        self.0 & COUNT_MASK == PENDING << COUNT_SHIFT
+    }
+
+    pub(crate) const fn to_pending(self) -> Word {
+        self.with_count(PENDING)
     }
 
     /// The content is zeros, whatever the device has.
@@ -160,6 +175,11 @@ impl Words {
     fn set(&self, at: usize, word: Word) {
         self.0[at].store(word.0, Ordering::Release);
     }
+
+    /// Makes one word into another; `false`: it was not the first one.
+    pub(crate) fn replace(&self, at: usize, from: Word, to: Word) -> bool {
+        self.0[at].compare_exchange(from.0, to.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
 }
 
 /// 64-bit words of the bitmap of used slots.
@@ -192,6 +212,21 @@ impl Table {
             self.used[at / 64] |= bit;
         }
         self.words.set(at, word);
+    }
+
+    /// The only reference of a swapped-out slot goes. If it has become pending meanwhile, two freed the slot: it is free once.
+    #[inline]
+    pub(crate) fn free_last(&mut self, at: usize) {
+        if cfg!(loom) {
+            // For loom, a store may come before an exchange that it did not know of and that read what was there before.
+            self.words.0[at].swap(0, Ordering::Release);
+        }
+        self.set(at, Word::FREE);
+    }
+
+    /// Makes the word of a slot in use into another such word, unless the slot has become pending.
+    pub(crate) fn replace(&mut self, at: usize, from: Word, to: Word) -> bool {
+        self.words.replace(at, from, to)
     }
 
     /// See [`find_block`].

@@ -309,6 +309,12 @@ impl WorkingSet {
         }
     }
 
+    /// A page leaves memory that was on none of the lists; its shadow.
+    pub fn leave(&mut self) -> Shadow {
+        self.departures = self.departures.wrapping_add(1);
+        Shadow(self.departures << 1)
+    }
+
     /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.
     pub fn claim<W: Words>(&mut self, words: &W, n: u32, from: W::Word, to: W::Word) -> bool {
         let rank = words.rank(n);

@@ -60,8 +60,9 @@ pub(crate) struct Window {
 /// A thread waits for a page of the window.
 #[derive(Debug, Clone, Copy)]
 struct Asked {
-    /// What its fault asked for.
+    /// What its fault asked for, and of which thread's streams.
     stream: readahead::Window,
+    streams: usize,
     since: Instant,
 }
 
@@ -161,13 +162,21 @@ impl Pager {
                 if window.entries.len() == 1 {
                     e.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
                 }
+                self.readahead.resume(asked.streams);
                 asked.stream
             }
             None => {
                 Stat::add(&e.stat.swap_ra_windows_hit, 1);
-                self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()))
+                self.readahead.on_stream(vpn)
             }
         };
+        let mapping = self.range_of(vpn);
+        let exact = self.readahead.is_exact();
+        // The page that is waited for is most often the first of them, or the last.
+        let (from, n) = if 2 * wanted < loaded { (wanted + 1, loaded - wanted - 1) } else { (0, wanted) };
+        let page = |i: usize| window.start + (from + i) as u64;
+        let marker = if exact { None } else { self.readahead.marker(mapping.0, n, 1, page) };
+        let marker = marker.map(|at| from + at);
         let (mut placed, mut stop) = (0, None);
         // The page that is waited for first, then those before it.
         for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
@@ -182,6 +191,18 @@ impl Pager {
                     at += 1;
                     continue;
                 }
+                let frame = window.frame + at as FrameNo;
+                if marker == Some(at) {
+                    e.frames.put_free(frame, 1);
+                    at += 1;
+                    continue;
+                }
+                if exact && at != wanted {
+                    self.leave(window.start + at as u64, frame, window.entries[at]);
+                    (at, placed) = (at + 1, placed + 1);
+                    continue;
+                }
+                end = if exact { at + 1 } else { marker.filter(|m| (at..end).contains(m)).unwrap_or(end) };
                 let (done, refused) = self.place_read(window, at, end, at == wanted);
                 placed += done;
                 if at + done < end {
@@ -196,10 +217,11 @@ impl Pager {
                 at = end;
             }
         }
-        let mapping = self.range_of(vpn);
         let (start, end) = (window.start, window.start + window.entries.len() as u64);
-        self.streams.on_served(start, (end - start) as u32);
-        e.stat.note_readahead(mapping, placed as u64 - 1, stream.confirmed.into(), stream.pages);
+        if stream.pages > 1 {
+            self.readahead.on_served(start, (end - start) as u32);
+        }
+        e.stat.note_readahead(mapping, placed as u64 - 1, stream.pages);
         self.read_next(mapping, (start, end), stream);
         Some(Outcome::Served)
     }
@@ -226,7 +248,7 @@ impl Pager {
     pub(crate) fn read_next(&mut self, mapping: (Vpn, Vpn), served: (Vpn, Vpn), stream: readahead::Window) {
         let e = self.e;
         let want = (stream.pages as usize).min(READAHEAD_MAX as usize);
-        if want < WINDOW_MIN || stream.stride != 1 || !e.space.has_queued() {
+        if want < WINDOW_MIN || stream.stride != 1 || !e.space.has_queued() || !self.readahead.reads_next() {
             return;
         }
         let mut edge = served;
@@ -281,13 +303,18 @@ impl Pager {
         if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
             return false;
         }
+        let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
+            true => (start, end),
+            false if stream.down => (end - u64::from(READAHEAD_MAX), end),
+            false => (start, start + u64::from(READAHEAD_MAX)),
+        };
         let want = (end - start) as usize;
         let Some((frame, got)) = e.frames.take_free(want) else { return false };
         let (start, n) = if got == want { (start, want) } else { (vpn, got.min((end - vpn) as usize)) };
         if n < got {
             e.frames.put_free(frame + n as FrameNo, got - n);
         }
-        self.submit(start, frame, n, Some(Asked { stream, since: Instant::now() }));
+        self.submit(start, frame, n, Some(Asked { stream, streams: self.readahead.turn(), since: Instant::now() }));
         true
     }
 

@@ -6,7 +6,7 @@
 
 use crate::idle::Idle;
 use crate::size;
-use farpage_swap::readahead::{Rule, Tuning};
+use farpage_swap::readahead::Tuning;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -312,15 +312,9 @@ impl Conf {
 /// Reads the tunables of readahead for a whole program.
 ///
 /// # Errors
-/// An unknown part, or one that only explicit regions know: pages read ahead are mapped at once here, and there is no map
-/// from slots to pages.
+/// An unknown part.
 pub fn parse_readahead(text: &str) -> Result<Tuning, ConfError> {
-    let tuning = Tuning::parse(text).map_err(|e| ConfError(e.to_string()))?;
-    if tuning.exact || !matches!(tuning.rule, Rule::None | Rule::Stream) {
-        let what = "only regions have vma, slot and exact; here: none, stream, page_cluster=N";
-        return Err(ConfError(format!("readahead {text:?}: {what}")));
-    }
-    Ok(tuning)
+    Tuning::parse(text).map_err(|e| ConfError(e.to_string()))
 }
 
 /// Reads when idle CPUs are kept from sleeping.
@@ -382,8 +376,7 @@ mod tests {
             ("swap:zram", "minimum"),
             ("ram:512M;bogus:1", "bogus"),
             ("ram:512M;readahead:sideways", "sideways"),
-            ("ram:512M;readahead:exact", "only regions"),
-            ("ram:512M;readahead:vma_ra_enabled=0", "only regions"),
+            ("ram:512M;readahead:vma_ra_enabled=2", "vma_ra_enabled=2"),
             ("ram:512M;idle-poll:often", "often"),
             ("ram:512M;swap:tape", "tape"),
             ("ram:512M;swap:zram,alg=gzip", "gzip"),

@@ -26,6 +26,7 @@ use crate::lru::Lru;
 use crate::notes::Notes;
 use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::pool_share::{LoadTimes, PoolShare};
+use crate::readahead::SlotPages;
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
@@ -82,6 +83,8 @@ pub struct Engine {
     pub frame_entry: Box<[AtomicU64]>,
     /// The lists.
     pub lru: Mutex<Lru>,
+    /// The page of each slot, where pages are read ahead in slot order.
+    pub slot_pages: Option<SlotPages>,
     /// Swap devices.
     pub space: SwapSpace,
     /// Slots of pages that the program discarded, to be freed.
@@ -195,6 +198,7 @@ impl Engine {
             table,
             frames,
             frame_entry,
+            slot_pages: SlotPages::new(conf.readahead),
             lru: Mutex::new(Lru::new(budget.promised() as usize)),
             space,
             dead: Mutex::new(Vec::new()),
@@ -377,7 +381,7 @@ impl Engine {
         set(&s.active, 1);
         let (active, hot, cached) = {
             let lru = lock(&self.lru);
-            (lru.active_len() as u64, lru.hot_len() as u64, lru.cached_len() as u64)
+            (lru.active_len() as u64, lru.hot_len() as u64, (lru.cached_len() + lru.ahead_len()) as u64)
         };
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);

@@ -112,6 +112,7 @@ impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
         let vpn = (fault.addr / PAGE_SIZE) as u64;
+        self.readahead.fault_of(fault.tid);
         let outcome = self.serve_page(vpn);
         if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
             trace.note(vpn, fault.write);
@@ -128,7 +129,7 @@ impl Pager {
             let state = e.table.state(node);
             match state {
                 State::None | State::Mapped(_) => return self.zero_fill(vpn, node, state),
-                State::Swapped(_) => return self.swap_in(vpn),
+                State::Swapped(entry) => return self.swap_in(vpn, entry),
                 // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
                 State::Writeback(_) => return Outcome::Later,
                 State::Cached(f) => {
@@ -223,6 +224,7 @@ impl Pager {
         let mut lru = lock(&e.lru);
         // Under the lock: until the page is claimed, a writer may take it and change its slot.
         let entry = Entry::from_raw(e.frame_entry[f as usize].load(Relaxed));
+        let ahead = e.table.is_ahead(node);
         if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
             return None;
         }
@@ -245,21 +247,40 @@ impl Pager {
             Ok(()) => e.frames.put_empty(f, 1),
             Err(Refused::Unlike) => {
                 if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
-                    return Some(self.recache(vpn, node, f, entry, stop));
+                    return Some(self.recache(vpn, node, f, (entry, ahead), stop));
                 }
                 e.frames.put_free(f, 1);
             }
-            Err(stop) => return Some(self.recache(vpn, node, f, entry, stop)),
+            Err(stop) => return Some(self.recache(vpn, node, f, (entry, ahead), stop)),
+        }
+        if ahead || self.readahead.wants_all_touches() {
+            let mapping = self.range_of(vpn);
+            self.readahead.on_hit(vpn, mapping.0, ahead);
+            e.stat.note_touched(mapping.0, ahead.into());
         }
         Stat::add(&e.stat.workingset_refault_cached, 1);
         Some(Outcome::Served)
     }
 
     /// Undoes the claim of [`Pager::refault`]: the page stays in the swap cache.
-    fn recache(&mut self, vpn: Vpn, node: Node, f: FrameNo, entry: Option<Entry>, stop: Refused) -> Outcome {
+    fn recache(
+        &mut self,
+        vpn: Vpn,
+        node: Node,
+        f: FrameNo,
+        (entry, ahead): (Option<Entry>, bool),
+        stop: Refused,
+    ) -> Outcome {
         let e = self.e;
         e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
-        lock(&e.lru).cache(&e.table, node, State::Cached(f));
+        let mut lru = lock(&e.lru);
+        if ahead {
+            lru.unmap(&e.table, node, State::None);
+            lru.cache_ahead(&e.table, node, f);
+        } else {
+            lru.cache(&e.table, node, State::Cached(f));
+        }
+        drop(lru);
         self.unplaced(vpn, Some(stop))
     }
 }

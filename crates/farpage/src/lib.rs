@@ -34,6 +34,7 @@ mod placement;
 pub mod pool_share;
 pub mod preload;
 pub mod probe;
+pub mod readahead;
 pub mod reclaim;
 pub mod region;
 pub mod size;

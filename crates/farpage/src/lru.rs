@@ -1,19 +1,29 @@
 //! The lists of the pages in memory, and their words: which page goes next.
 //!
-//! The policy is [`farpage_swap::workingset`]; here the words follow it. One mutex guards all lists. While it is held,
-//! membership equals state: `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the
-//! same queue, all others are on no list. (A [`Batch`] is the pager's own until it is spliced.) Lock order: outside of the
-//! frame pool's; words are changed under it, nothing else is called.
+//! The policy is [`farpage_swap::workingset`]; here the words follow it. Pages that were read ahead and wait for their first
+//! touch have a list of their own. One mutex guards all lists. While it is held, membership equals state: `Mapped` pages
+//! are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on that of pages read
+//! ahead if their word says so, all others are on no list. (A [`Batch`] is the pager's own until it is spliced.) Lock
+//! order: outside of the frame pool's; words are changed under it, nothing else is called.
 
 use crate::page_table::{FrameNo, Node, PageTable, State};
 use crate::pool_share::Distances;
 use farpage_swap::lru::List;
 use farpage_swap::workingset::{Pages, Rank, WorkingSet};
 
+/// Pages that wait for their first touch take this part of the budget at most...
+const AHEAD_PART: usize = 16;
+/// ... but so many may always wait: some windows.
+const AHEAD_MIN: u32 = 128;
+
 /// The lists; kept in a mutex by the engine.
 #[derive(Debug)]
 pub struct Lru {
     set: WorkingSet,
+    /// Pages of the swap cache that wait for their first touch. They are given up only when they are too many: nobody knows
+    /// yet whether they are cold.
+    ahead: List,
+    ahead_max: u32,
     /// Of pages that came back from a device.
     pub distances: Distances,
 }
@@ -43,7 +53,9 @@ impl Batch {
 impl Lru {
     /// Empty lists, for a budget of `pages`.
     pub const fn new(pages: usize) -> Lru {
-        Lru { set: WorkingSet::new(), distances: Distances::new(pages) }
+        let part = pages / AHEAD_PART;
+        let ahead_max = if part > AHEAD_MIN as usize { part as u32 } else { AHEAD_MIN };
+        Lru { set: WorkingSet::new(), ahead: List::new(), ahead_max, distances: Distances::new(pages) }
     }
 
     /// Pages in the program.
@@ -105,9 +117,30 @@ impl Lru {
         table.set_ranked(node, to, rank);
     }
 
+    /// A page that was on no list comes into the swap cache although nobody has asked for it.
+    pub fn cache_ahead(&mut self, table: &PageTable, node: Node, frame: FrameNo) {
+        table.set_ahead(node, frame);
+        self.ahead.push_front(table, node.0);
+    }
+
+    /// Pages in the swap cache that were read ahead, and that nobody has touched or stores yet.
+    pub fn ahead_len(&self) -> usize {
+        self.ahead.len() as usize
+    }
+
     /// Takes a page out of the swap cache if it still is in state `from` (a writer may have taken it). One that becomes
-    /// `Mapped` has proved hot.
+    /// `Mapped` has proved hot, unless it was read ahead: then this is its first touch.
     pub fn uncache(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
+        if table.is_ahead(node) {
+            let won = table.change(node, from, to);
+            if won {
+                self.ahead.remove(table, node.0);
+            }
+            if won && matches!(to, State::Mapped(_)) {
+                self.map(table, node, to, Rank::NEW);
+            }
+            return won;
+        }
         if !matches!(to, State::Mapped(_)) {
             return self.set.claim(table, node.0, from, to);
         }
@@ -122,7 +155,7 @@ impl Lru {
     }
 
     /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words become
-    /// `Writeback`.
+    /// `Writeback`. Of those read ahead only what is too much.
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
         while taken < out.len() {
@@ -133,7 +166,16 @@ impl Lru {
                 }
                 _ => None,
             };
-            let Some((n, word)) = self.set.take(table, writeback) else { break };
+            let most = if self.set.cached() > 0 { self.ahead_max } else { AHEAD_MIN };
+            let old = if self.ahead.len() > most { self.ahead.pop_back(table) } else { None };
+            let next = match old {
+                Some(n) => Some((n, self.set.leave())).and_then(|(n, shadow)| {
+                    let (from, to) = writeback(n, shadow)?;
+                    table.change(Node(n), from, to).then_some((n, to))
+                }),
+                None => self.set.take(table, writeback),
+            };
+            let Some((n, word)) = next else { break };
             if let State::Writeback(f) = word {
                 out[taken] = (Node(n), f);
                 taken += 1;
@@ -160,5 +202,42 @@ impl Lru {
     /// A `Mapped` page that cannot be moved for now: it becomes the youngest of its list.
     pub fn rotate(&mut self, table: &PageTable, node: Node) {
         self.set.rotate(table, node.0, table.rank(node.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page_table::tests::table;
+
+    #[test]
+    fn pages_read_ahead_wait_but_not_too_many() {
+        let t = table();
+        let (mut lru, first) = (Lru::new(6400), t.node_or_create(0).unwrap());
+        let node = |i: u32| Node(first.0 + i);
+        let mut out = [(Node(0), 0); 8];
+        // 400 are a sixteenth of the budget.
+        (0..400).for_each(|i| lru.cache_ahead(&t, node(i), i));
+        lru.map(&t, node(500), State::Mapped(None), Rank::NEW);
+        lru.cache(&t, node(500), State::Cached(500));
+        assert_eq!((lru.ahead_len(), lru.cached_len()), (400, 1));
+        assert_eq!(lru.take_for_writing(&t, &mut out[..1]), 1);
+        assert_eq!(out[0], (node(500), 500), "what is known to be cold goes first");
+        // Nothing else is cached: all but some windows go, from the oldest on.
+        let taken: Vec<u32> =
+            std::iter::from_fn(|| (lru.take_for_writing(&t, &mut out[..1]) > 0).then_some(out[0].1)).collect();
+        assert_eq!(taken, (0..400 - AHEAD_MIN).collect::<Vec<_>>());
+        assert_eq!(t.state(node(7)), State::Writeback(7));
+        // The first touch does not make a page hot; the list has lost it.
+        let (from, to) = (State::Cached(399), State::Mapped(None));
+        assert!(lru.uncache(&t, node(399), from, to) && !lru.uncache(&t, node(399), from, to));
+        assert_eq!((t.rank(node(399).0), lru.active_lens(), lru.ahead_len()), (Rank::NEW, (1, 0), 127));
+        assert!(lru.uncache(&t, node(398), State::Cached(398), State::None));
+        assert_eq!((t.state(node(398)), lru.ahead_len()), (State::None, 126));
+        // More than the sixteenth go although others are cached.
+        (0..275).for_each(|i| lru.cache_ahead(&t, node(i), i));
+        lru.map(&t, node(501), State::Mapped(None), Rank::NEW);
+        lru.cache(&t, node(501), State::Cached(501));
+        assert_eq!((lru.take_for_writing(&t, &mut out[..2]), out[0].1, out[1].1), (2, 272, 501));
     }
 }

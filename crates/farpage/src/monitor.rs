@@ -198,7 +198,7 @@ impl Monitor {
             major_file: e.stat.pgmajfault_file.load(Relaxed),
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
-            pages: (lru.active_len() + lru.cached_len()) as u64,
+            pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
             stuck: self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0)),
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),

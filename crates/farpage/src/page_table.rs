@@ -3,7 +3,8 @@
 //! ```text
 //!   None       |0 .......................................| 0   never touched, or zero: an absent page reads as zeros
 //!   Mapped     | slot entry:48 (0: no copy)   |0:10|rank:3| 1  in the program; maybe a clean copy on a device
-//!   Cached     | frame:48                     |0:10|rank:3| 2  in the swap cache: content in a frame, not in the program
+//!   Cached     | frame:48                |A| 0:9 |rank:3| 2  in the swap cache: content in a frame, not in the program
+//!                                                            (A: read ahead, not touched yet)
 //!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
 //!   Swapped    | slot entry:48          |R| 0:12     | 4   content on a device only (R: being read)
 //! ```
@@ -33,6 +34,8 @@ const LEAVES_MAX: usize = 1 << 21;
 /// Bits of the word of a page in memory: its rank.
 const RANK_SHIFT: u32 = 3;
 const RANK_MASK: u64 = 7 << RANK_SHIFT;
+/// Bit of the word of a cached page: it was read ahead, see [`PageTable::set_ahead`].
+const AHEAD: u64 = 1 << 15;
 /// Bit of the word of a swapped page: its content is being read, see [`PageTable::mark_reading`].
 const READING: u64 = 1 << 15;
 
@@ -273,6 +276,18 @@ impl PageTable {
         }
     }
 
+    /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word takes
+    /// the mark away. Pager only.
+    pub fn set_ahead(&self, node: Node, frame: FrameNo) {
+        self.store(node, State::Cached(frame).encode() | AHEAD);
+    }
+
+    /// Whether the page is in the swap cache and nothing has happened to it since [`PageTable::set_ahead`].
+    pub fn is_ahead(&self, node: Node) -> bool {
+        let word = self.word(node).load(Ordering::Acquire);
+        matches!(State::decode(word), State::Cached(_)) && word & AHEAD != 0
+    }
+
     /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word takes
     /// the note away, also one back to the same entry. Pager only.
     pub fn mark_reading(&self, node: Node, entry: Entry) {
@@ -357,11 +372,11 @@ impl PageTable {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-    fn table() -> PageTable {
+    pub(crate) fn table() -> PageTable {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping.
         let base =
@@ -398,6 +413,22 @@ mod tests {
         assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
         t.set_rank(node.0, Rank::MAX);
         assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
+    }
+
+    #[test]
+    fn a_page_is_ahead_until_its_word_changes() {
+        let t = table();
+        let node = t.node_or_create(7).unwrap();
+        t.set_ahead(node, 9);
+        assert!(t.is_ahead(node) && t.state(node) == State::Cached(9) && t.rank(node.0) == Rank::NEW);
+        assert!(t.change(node, State::Cached(9), State::Writeback(9)) && !t.is_ahead(node));
+        // A writer that could not store it puts it back: whether it is wanted is not known any more.
+        assert!(t.change(node, State::Writeback(9), State::Cached(9)) && !t.is_ahead(node));
+        // The same bit means another thing in another word.
+        let entry = Entry::from_raw(5).unwrap();
+        t.set(node, State::Swapped(entry));
+        t.mark_reading(node, entry);
+        assert!(!t.is_ahead(node));
     }
 
     #[test]

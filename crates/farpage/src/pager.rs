@@ -16,6 +16,7 @@ use crate::order::Order;
 use crate::page_table::Vpn;
 use crate::place::{COPY_MAX, Scratch};
 use crate::placement::{Eager, Placement};
+use crate::readahead::Readahead;
 use crate::stat::Stat;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, is_mapped};
@@ -36,6 +37,8 @@ pub struct Fault {
     pub addr: usize,
     /// Write access.
     pub write: bool,
+    /// The thread that has it.
+    pub tid: u32,
     /// When its message was read.
     pub since: Instant,
     /// That it waits suspiciously long has been said.
@@ -74,8 +77,8 @@ pub struct Pager {
     pub(crate) news: Vec<(usize, usize)>,
     /// The kernel's news of mappings, where the system allows it.
     pub(crate) events: Option<MappingEvents>,
-    /// Sequential readers and writers of swapped-out memory.
-    pub(crate) streams: Streams,
+    /// Which swapped pages come in with one that is missing.
+    pub(crate) readahead: Readahead,
     /// What is read before it is wanted.
     pub(crate) ahead: Ahead,
     /// Sequential first touches.
@@ -151,7 +154,7 @@ impl Engine {
             dead: Vec::new(),
             news: Vec::new(),
             events: None,
-            streams: Streams::new(),
+            readahead: Readahead::new(self.conf.readahead, self.conf.ram),
             ahead: Ahead::default(),
             zero_streams: Streams::new(),
             trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
@@ -309,7 +312,7 @@ impl Pager {
                     ));
                 }
                 self.ahead.crowd.fault(tid);
-                self.waiting.push(Fault { addr, write, since, reported: false });
+                self.waiting.push(Fault { addr, write, tid, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
             change => {

@@ -104,14 +104,14 @@ impl Pager {
         }
     }
 
-    /// Puts the first `n` pages of a stage to `vpn`.
-    pub(crate) fn place_stage(&mut self, vpn: Vpn, stage: Stage, n: usize) -> Placed {
+    /// Puts `n` pages of a stage, from page `from` on, to `vpn`.
+    pub(crate) fn place_stage(&mut self, vpn: Vpn, stage: Stage, from: usize, n: usize) -> Placed {
         match stage {
             Stage::Scratch => {
-                let src = self.stage_addr(stage);
+                let src = self.stage_addr(stage) + from * PAGE_SIZE;
                 self.copy_in(vpn, src, n)
             }
-            Stage::Frames(first) => self.place_frames(vpn, first, n),
+            Stage::Frames(first) => self.place_frames(vpn, first + from as FrameNo, n),
         }
     }
 

@@ -147,7 +147,7 @@ fields! {
         swpout_clean,
         /// Pages brought in by readahead.
         swap_ra,
-        /// Of these, pages known to have been used: the next fault came right behind their window.
+        /// Of these, pages that were touched later; where most are mapped at once, by sampling.
         swap_ra_hit,
         /// Windows whose read was begun before the program came to them.
         swap_ra_windows,
@@ -213,25 +213,37 @@ impl Stat {
         counter.fetch_add(n, Relaxed);
     }
 
-    /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, pages that it showed to have been used,
-    /// and its window. Called by one thread only. A new mapping takes the place of the one with the fewest faults.
-    pub fn note_readahead(&self, (start, end): (u64, u64), read: u64, hits: u64, window: u32) {
-        let known = self.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0);
+    /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, and its window. Called by one thread
+    /// only. A new mapping takes the place of the one with the fewest faults.
+    pub fn note_readahead(&self, (start, end): (u64, u64), read: u64, window: u32) {
         let free = || self.readahead.iter().min_by_key(|m| m.faults.load(Relaxed));
+        let known = self.readahead_of(start);
         let Some(m) = known.or_else(free) else { return };
         if known.is_none() {
             m.start.store(start, Relaxed);
             [&m.faults, &m.swap_ra, &m.swap_ra_hit].into_iter().for_each(|n| n.store(0, Relaxed));
         }
-        // A window that was cut short for want of frames has not been all there.
-        let hits = hits.min(m.swap_ra.load(Relaxed) - m.swap_ra_hit.load(Relaxed));
-        Stat::add(&self.swap_ra, read);
-        Stat::add(&self.swap_ra_hit, hits);
         m.pages.store(end - start, Relaxed);
         m.window.store(window.into(), Relaxed);
         Stat::add(&m.faults, 1);
         Stat::add(&m.swap_ra, read);
-        Stat::add(&m.swap_ra_hit, hits);
+        Stat::add(&self.swap_ra, read);
+    }
+
+    /// Books that `hits` pages read ahead were used, in the mapping that starts at page `start`. Called by one thread only.
+    pub fn note_touched(&self, start: u64, hits: u64) {
+        // No more than were read: a forked child counts from zero, but has its parent's pages.
+        let add = |hit: &AtomicU64, ra: &AtomicU64| {
+            Stat::add(hit, hits.min(ra.load(Relaxed).saturating_sub(hit.load(Relaxed))));
+        };
+        add(&self.swap_ra_hit, &self.swap_ra);
+        if let Some(m) = self.readahead_of(start) {
+            add(&m.swap_ra_hit, &m.swap_ra);
+        }
+    }
+
+    fn readahead_of(&self, start: u64) -> Option<&MappingReadahead> {
+        self.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0)
     }
 
     /// Records one served fault of `ns` nanoseconds.
@@ -382,18 +394,21 @@ mod tests {
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         for i in 0..100u64 {
-            stat.note_readahead((1000, 2000), 7, 5, 8);
-            stat.note_readahead((0, 1000), 1, 0, 2);
-            stat.note_readahead((i * 4000 + 4000, i * 4000 + 5000), 1, 1, 1); // nothing was read before
+            stat.note_readahead((1000, 2000), 7, 8);
+            stat.note_touched(1000, 5);
+            stat.note_readahead((0, 1000), 1, 2);
+            stat.note_readahead((i * 4000 + 4000, i * 4000 + 5000), 1, 1);
         }
         let find =
             |start: u64| stat.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0);
         let values = |m: &MappingReadahead| {
             [&m.pages, &m.faults, &m.swap_ra, &m.swap_ra_hit, &m.window].map(|n| n.load(Relaxed))
         };
-        assert_eq!(find(1000).map(values), Some([1000, 100, 700, 495, 8]));
+        assert_eq!(find(1000).map(values), Some([1000, 100, 700, 500, 8]));
         assert_eq!(find(0).map(values), Some([1000, 100, 100, 0, 2]));
-        assert_eq!((stat.swap_ra.load(Relaxed), stat.swap_ra_hit.load(Relaxed)), (900, 495));
+        assert_eq!((stat.swap_ra.load(Relaxed), stat.swap_ra_hit.load(Relaxed)), (900, 500));
+        stat.note_touched(1000, 300);
+        assert_eq!((find(1000).map(values), stat.swap_ra_hit.load(Relaxed)), (Some([1000, 100, 700, 700, 8]), 800));
     }
 
     #[test]

@@ -8,18 +8,43 @@ use crate::device::{Entry, Page};
 use crate::engine::lock;
 use crate::fault::{Outcome, run_around};
 use crate::lru::Batch;
-use crate::page_table::{State, Vpn};
+use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
+use crate::readahead::{LIST_MAX, Plan};
 use crate::stat::Stat;
 use crate::sys::uffd::Refused;
+use farpage_swap::readahead::Window;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// Most pages brought in for one swap-in fault.
+/// Most pages loaded and placed at a time.
 pub(crate) const READAHEAD_MAX: u32 = 32;
 
+/// What became of a run of pages.
+struct Ran {
+    /// Pages that are dealt with, from the first on.
+    done: usize,
+    /// Of these, the ones that have come in.
+    came: usize,
+    /// Why not more, if there were more; `Some(None)`: no frames.
+    stop: Option<Option<Refused>>,
+}
+
+impl Ran {
+    fn nothing(why: Option<Refused>) -> Ran {
+        Ran { done: 0, came: 0, stop: Some(why) }
+    }
+}
+
+/// `vpn`, then the others, [`LIST_MAX`] at most in all.
+fn list_of(vpn: Vpn, others: impl Iterator<Item = Vpn>) -> Vec<Vpn> {
+    std::iter::once(vpn).chain(others).take(LIST_MAX).collect()
+}
+
 impl Pager {
-    /// Brings a swapped page in, and its neighbours if the program reads in order.
-    pub(crate) fn swap_in(&mut self, vpn: Vpn) -> Outcome {
+    /// Brings a swapped page in, whose content is at `entry`, and what is to come with it.
+    pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry) -> Outcome {
         let e = self.e;
         // What was read and is of no use, because the read failed or the page was changed, is not queued again.
         let mut at_once = false;
@@ -33,10 +58,34 @@ impl Pager {
                 at_once = true;
             }
         }
-        let window = self.streams.on_fault(vpn, READAHEAD_MAX.min(e.conf.readahead.max_pages()));
         let mapping = self.range_of(vpn);
-        let (low, high) = mapping;
-        let (low, high) = (low.max(window.start), high.min(window.end()));
+        let is_there = |vpn| {
+            let state = e.table.node(vpn).map(|node| e.table.state(node));
+            matches!(state, Some(State::Mapped(_) | State::Cached(_) | State::Writeback(_)))
+        };
+        let plan = match self.readahead.take_marker(vpn, is_there) {
+            Some(credit) => {
+                e.stat.note_touched(mapping.0, credit.into());
+                Plan::Run(Window::single(vpn))
+            }
+            None => self.readahead.on_miss(vpn, entry, mapping),
+        };
+        let window = match plan {
+            Plan::Run(window) => window,
+            Plan::Each(window) => {
+                let others = || window.iter().filter(|v| *v != vpn && (mapping.0..mapping.1).contains(v));
+                let list = match window.down {
+                    true => list_of(vpn, others().rev()),
+                    false => list_of(vpn, others()),
+                };
+                return self.swap_in_each(mapping, &list, window);
+            }
+            Plan::Slots(slots) => {
+                let list = self.beside(vpn, entry, slots);
+                return self.swap_in_each(mapping, &list, Window::of(vpn, list.len() as u32));
+            }
+        };
+        let (low, high) = (mapping.0.max(window.start), mapping.1.min(window.end()));
         let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
         if !at_once && self.ask(vpn, (start, end), window) {
             match self.flight_with(vpn) {
@@ -49,24 +98,31 @@ impl Pager {
                 Flight::OnItsWay | Flight::None => return Outcome::Later,
             }
         }
+        if self.readahead.is_exact() && end - start > 1 {
+            let list: Vec<Vpn> = if window.down { (start..=vpn).rev().collect() } else { (vpn..end).collect() };
+            return self.swap_in_each(mapping, &list, window);
+        }
         let mut outcome = Outcome::Later;
-        let mut ahead = 0;
+        let (mut ahead, mut reached) = (0, end);
         // The page that is waited for first, then the rest of the window.
         for (from, to) in [(vpn, end), (start, vpn)] {
             let mut at = from;
             while at < to {
-                let (done, stop) = self.swap_in_run(at, (to - at) as usize, at == vpn);
+                let n = (to - at).min(READAHEAD_MAX.into()) as usize;
+                let Ran { done, came, stop } = self.swap_in_run(mapping, at, n, at == vpn);
+                ahead += came as u64;
                 if at == vpn && done > 0 {
                     outcome = Outcome::Served;
                     Stat::add(&e.stat.pgmajfault, 1);
-                    ahead += done as u64 - 1;
-                } else {
-                    ahead += done as u64;
+                    ahead -= 1;
                 }
                 at += done as u64;
                 if let Some(stop) = stop {
                     if at == vpn {
                         return self.unplaced(vpn, stop);
+                    }
+                    if to == end {
+                        reached = at;
                     }
                     break;
                 }
@@ -75,17 +131,123 @@ impl Pager {
                 return outcome;
             }
         }
-        self.streams.on_served(start, (end - start) as u32);
-        e.stat.note_readahead(mapping, ahead, window.confirmed.into(), window.pages);
-        self.read_next(mapping, (start, end), window);
+        if window.pages > 1 {
+            self.readahead.on_served(start, (reached - start) as u32);
+        }
+        e.stat.note_readahead(mapping, ahead, window.pages);
+        self.read_next(mapping, (start, reached), window);
         outcome
     }
 
-    /// Loads and places up to `n` swapped pages from `vpn` on. Returns how many, and why it stopped early
-    /// (`Some(None)`: no frames). `wanted`: a thread waits for the first one.
-    fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> (usize, Option<Option<Refused>>) {
+    /// `vpn`, and what is beside its content on the device: slots without a gap, of pages that are still there.
+    fn beside(&self, vpn: Vpn, entry: Entry, slots: Range<u64>) -> Vec<Vpn> {
         let e = self.e;
-        let Some((stage, got)) = self.stage(n, wanted) else { return (0, Some(None)) };
+        let page_at = |slot: u64| {
+            let other = Entry::new(entry.device(), slot).filter(|other| !e.space.is_moved(*other))?;
+            let node = e.slot_pages.as_ref()?.page_of(other);
+            (e.table.state(node) == State::Swapped(other)).then(|| e.table.vpn(node))
+        };
+        let up = (entry.slot() + 1..slots.end).map_while(page_at);
+        let down = (slots.start..entry.slot()).rev().map_while(page_at);
+        list_of(vpn, up.chain(down))
+    }
+
+    /// Brings in what is swapped out of `list`, with one read. The first page is waited for. The others wait for their
+    /// touch if the rule is exact, or are mapped.
+    fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window) -> Outcome {
+        let (e, vpn) = (self.e, list[0]);
+        let mut frames = Vec::with_capacity(list.len());
+        let mut run = self.frames_or_room(list.len());
+        while let Some((first, n)) = run {
+            frames.extend(first..first + n as FrameNo);
+            run = if frames.len() < list.len() { e.frames.take_free(list.len() - frames.len()) } else { None };
+        }
+        let give_back = |frames: &[FrameNo]| frames.iter().for_each(|f| e.frames.put_free(*f, 1));
+        let swapped = |v: &Vpn| e.table.swapped(*v).map(|entry| (*v, entry));
+        let found: Vec<(Vpn, Entry)> = list.iter().filter_map(swapped).take(frames.len()).collect();
+        if found.first().is_none_or(|(first, _)| *first != vpn) {
+            give_back(&frames);
+            return Outcome::Later;
+        }
+        let entries: Vec<Entry> = found.iter().map(|(_, entry)| *entry).collect();
+        // SAFETY: free frames that were taken: present and ours, each named once.
+        let page = |f: &FrameNo| unsafe { e.frame_mut(*f) };
+        let mut pages: Vec<&mut Page> = frames[..found.len()].iter().map(page).collect();
+        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        drop(pages);
+        give_back(&frames[loaded..]);
+        if loaded == 0 {
+            return match error {
+                // Perhaps it is not the first page that cannot be read.
+                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn)),
+                Some(error) => {
+                    let stop = self.lose(vpn, entries[0], &error);
+                    self.unplaced(vpn, stop)
+                }
+                None => Outcome::Later,
+            };
+        }
+        let exact = self.readahead.is_exact();
+        let marker = match exact {
+            true => None,
+            false => self.readahead.marker(mapping.0, loaded - 1, window.stride.into(), |i| found[i + 1].0),
+        };
+        let mut came = 0;
+        for (i, (at, entry)) in found[..loaded].iter().enumerate() {
+            let f = frames[i];
+            // SAFETY: just loaded, owned.
+            unsafe { e.verify_run(*at, &[*entry], e.frames.addr(f)) };
+            if i > 0 && marker == Some(i - 1) {
+                e.frames.put_free(f, 1);
+                continue;
+            }
+            if exact && i > 0 {
+                self.leave(*at, f, *entry);
+                came += 1;
+                continue;
+            }
+            let placed = if self.should_copy(1) {
+                let placed = self.copy_in(*at, e.frames.addr(f), 1);
+                e.frames.put_free(f, 1);
+                placed
+            } else {
+                self.place_frames(*at, f, 1)
+            };
+            if i == 0 && placed.done == 0 {
+                give_back(&frames[1..loaded]);
+                return self.unplaced(vpn, placed.stop);
+            }
+            self.book_swapped_in(*at, &[*entry][..placed.done], i == 0);
+            came += placed.done;
+        }
+        Stat::add(&e.stat.pgmajfault, 1);
+        Stat::add(&e.stat.pgmajfault_file, u64::from(!e.space.is_synchronous(entries[0])));
+        e.stat.note_readahead(mapping, came as u64 - 1, window.pages);
+        if window.stride == 1 && self.readahead.reads_next() {
+            let (start, end) =
+                if window.down { (vpn + 1 - loaded as u64, vpn + 1) } else { (vpn, vpn + loaded as u64) };
+            self.readahead.on_served(start, loaded as u32);
+            self.read_next(mapping, (start, end), window);
+        }
+        Outcome::Served
+    }
+
+    /// A page that nobody has asked for stays in its frame until it is touched.
+    pub(crate) fn leave(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
+        let e = self.e;
+        let Some(node) = e.table.node(vpn) else {
+            e.frames.put_free(f, 1);
+            return;
+        };
+        e.frame_entry[f as usize].store(entry.raw(), Relaxed);
+        lock(&e.lru).cache_ahead(&e.table, node, f);
+        Stat::add(&e.stat.pswpin, 1);
+    }
+
+    /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
+    fn swap_in_run(&mut self, mapping: (Vpn, Vpn), vpn: Vpn, n: usize, wanted: bool) -> Ran {
+        let e = self.e;
+        let Some((stage, got)) = self.stage(n, wanted) else { return Ran::nothing(None) };
         let base = self.stage_addr(stage);
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
@@ -109,17 +271,35 @@ impl Pager {
             let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
             self.unstage(stage, 0, got);
             if alone {
-                return self.swap_in_run(vpn, 1, true);
+                return self.swap_in_run(mapping, vpn, 1, true);
             }
-            return (0, Some(self.lose(vpn, entries[0], &error)));
+            return Ran::nothing(self.lose(vpn, entries[0], &error));
         }
         // SAFETY: just loaded, owned.
         unsafe { e.verify_run(vpn, &entries[..loaded], base) };
         self.unstage(stage, loaded, got);
-        let placed = self.place_stage(vpn, stage, loaded);
-        self.book_swapped_in(vpn, &entries[..placed.done], wanted);
-        let stop = if placed.done < loaded { Some(placed.stop) } else { (loaded < n && loaded < got).then_some(None) };
-        (placed.done, stop)
+        let skip = usize::from(wanted && loaded > 0);
+        let marker = self.readahead.marker(mapping.0, loaded - skip, 1, |i| vpn + (skip + i) as u64);
+        let marker = marker.map(|at| at + skip);
+        let (mut done, mut came, mut refused) = (0, 0, None);
+        while done < loaded && refused.is_none() {
+            if marker == Some(done) {
+                self.unstage(stage, done, done + 1);
+                done += 1;
+                continue;
+            }
+            let end = marker.filter(|at| *at > done).unwrap_or(loaded);
+            let at = vpn + done as u64;
+            let placed = self.place_stage(at, stage, done, end - done);
+            self.book_swapped_in(at, &entries[done..][..placed.done], wanted && done == 0);
+            (done, came) = (done + placed.done, came + placed.done);
+            if done < end {
+                refused = Some(placed.stop);
+                self.unstage(stage, end, loaded);
+            }
+        }
+        let short = || (loaded < n && loaded < got).then_some(None);
+        Ran { done, came, stop: refused.or_else(short) }
     }
 
     /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.

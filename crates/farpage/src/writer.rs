@@ -189,6 +189,9 @@ fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
 /// The copy is complete: the page's word says so from now on, and the frame is free.
 fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     let to = stored.map_or(State::None, State::Swapped);
+    if let (Some(pages), Some(entry)) = (&e.slot_pages, stored) {
+        pages.stored(node, entry);
+    }
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }

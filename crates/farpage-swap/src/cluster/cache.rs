@@ -5,7 +5,6 @@
 //! or another page's. A frame of `2^k` pages is bound to an aligned block of as many slots, and every word names it.
 
 use super::device::Device;
-use super::refs::{Freeing, lock};
 use super::{CLUSTER_SLOTS, Entry, Env, State, Swap};
 use crate::lock::sites;
 use crate::table::{Table, View, Word};
@@ -43,8 +42,16 @@ impl<E: Env> Swap<E> {
                     View::Free | View::Bad => return Err(CacheError::NotInUse),
                 }
             }
-            (place..place + n).for_each(|at| table.set(at, table.word(at).to_cached(frame)));
-            Ok((shadow.unwrap_or(0), 0))
+            let shadow = shadow.unwrap_or(0);
+            for at in place..place + n {
+                let word = table.word(at);
+                if !word.is_in_use() || !table.replace(at, word, word.to_cached(frame)) {
+                    // Its only reference has just been given back.
+                    (place..at).for_each(|at| table.set(at, table.word(at).to_swapped(shadow)));
+                    return Err(CacheError::NotInUse);
+                }
+            }
+            Ok((shadow, 0))
         })
     }
 
@@ -100,7 +107,13 @@ impl<E: Env> Swap<E> {
             if !(place..place + n).all(|at| table.word(at).is_in_use()) {
                 return Err(CacheError::NotInUse);
             }
-            (place..place + n).for_each(|at| table.set(at, table.word(at).with_zero(zero)));
+            for at in place..place + n {
+                let word = table.word(at);
+                // If not: freed meanwhile.
+                if word.is_in_use() {
+                    table.replace(at, word, word.with_zero(zero));
+                }
+            }
             Ok(((), 0))
         })
     }
@@ -114,7 +127,7 @@ impl<E: Env> Swap<E> {
         f: impl FnOnce(&Device<E::Meter>, &mut Table, usize, &mut u16) -> Result<(T, usize), CacheError>,
     ) -> Result<T, CacheError> {
         let device = self.device(first.device).ok_or(CacheError::NotInUse)?;
-        let mut state = lock(device, first, &sites::CLUSTER_CACHE).ok_or(CacheError::NotInUse)?;
+        let mut state = self.lock(device, first.cluster(), &sites::CLUSTER_CACHE).ok_or(CacheError::NotInUse)?;
         let place = first.place();
         if n > CLUSTER_SLOTS - place {
             return Err(CacheError::NotInUse);
@@ -122,7 +135,9 @@ impl<E: Env> Swap<E> {
         let State { table, lazy, .. } = &mut *state;
         let table = table.as_mut().ok_or(CacheError::NotInUse)?;
         let (result, freed) = f(device, table, place, lazy)?;
-        self.freed(device, Freeing { first, n, state }, freed);
+        let then = self.freed(device, first, n, &mut state, freed);
+        drop(state);
+        self.after_freed(device, then);
         Ok(result)
     }
 }

@@ -75,6 +75,9 @@ pub(super) struct Device<M: Meter> {
     pub(super) ready: Ready,
     /// Lazily freed slots: the sum over the clusters, so that nobody looks for them where there are none.
     pub(super) lazy: AtomicU64,
+    /// Frees that met a lock, so far; and how many of them were certainly carried out when somebody last looked.
+    pub(super) left: AtomicU64,
+    pub(super) carried_out: AtomicU64,
     /// Full clusters that the background worker has still to look into.
     pub(super) reclaim_left: AtomicU32,
     /// Where a rotational device goes on, per order.
@@ -86,6 +89,7 @@ pub(super) struct Device<M: Meter> {
 /// A cluster that was taken, locked.
 pub(super) struct Taken<'a, M: Meter> {
     pub(super) index: u32,
+    pub(super) cluster: &'a Cluster<M>,
     pub(super) state: Guard<'a, State, M>,
 }
 
@@ -106,6 +110,8 @@ impl<M: Meter> Device<M> {
             live: Live::dead(),
             ready: Ready::new(),
             lazy: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            carried_out: AtomicU64::new(0),
             reclaim_left: AtomicU32::new(0),
             next: Lock::new([0; ORDERS]),
             many: Lock::new(BTreeMap::new()),
@@ -147,14 +153,21 @@ impl<M: Meter> Device<M> {
     }
 
     /// Takes a cluster of the full list that has free slots and serves `order`, and moves it to frag. Looks at
-    /// `visits` clusters at most; those that do not fit go to the tail.
-    pub(super) fn isolate_few(&self, order: u8, visits: u32) -> Option<Taken<'_, M>> {
+    /// `visits` clusters at most; those that do not fit go to the tail, and `passed` hears of those of them that it had locked.
+    pub(super) fn isolate_few(
+        &self,
+        order: u8,
+        visits: u32,
+        passed: impl Fn(&Cluster<M>, u32),
+    ) -> Option<Taken<'_, M>> {
         /// Clusters that one hold of the device lock looks at.
         const STEP: u32 = 32;
         let mut left = visits;
         while left > 0 && !self.looks_empty(FULL) {
+            let mut seen = [NIL; STEP as usize];
             let mut lists = self.lists.lock(&sites::DEVICE_FEW);
-            for _ in 0..left.min(STEP) {
+            let mut found = None;
+            for seen in seen.iter_mut().take(left as usize) {
                 let index = lists.lists[FULL].head;
                 let cluster = self.cluster(index)?;
                 self.unlink(&mut lists, FULL, index);
@@ -165,10 +178,19 @@ impl<M: Meter> Device<M> {
                     Some(mut state) => {
                         state.flag = Flag::Frag;
                         self.push(&mut lists, list_of(Flag::Frag, state.order)?, index);
-                        return Some(Taken { index, state });
+                        found = Some(Taken { index, cluster, state });
+                        break;
                     }
                     None => self.push(&mut lists, FULL, index),
                 }
+                *seen = index;
+            }
+            drop(lists);
+            seen.into_iter()
+                .filter_map(|index| Some((self.cluster(index)?, index)))
+                .for_each(|(c, index)| passed(c, index));
+            if found.is_some() {
+                return found;
             }
             left = left.saturating_sub(STEP);
         }
@@ -200,7 +222,7 @@ impl<M: Meter> Device<M> {
             let cluster = self.cluster(index)?;
             if let Some(state) = cluster.state.try_lock(&sites::CLUSTER_ISOLATE) {
                 debug_assert_eq!(list_of(state.flag, state.order), Some(list));
-                return Some(Taken { index, state });
+                return Some(Taken { index, cluster, state });
             }
             index = cluster.links.get(lists).1;
         }
@@ -267,7 +289,7 @@ impl<M: Meter> Device<M> {
             }
             drop(lists);
             if flag == Flag::Frag {
-                return Some(Taken { index, state });
+                return Some(Taken { index, cluster, state });
             }
         }
     }
@@ -282,14 +304,12 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// The same for a cluster that became full, and takes the next one: a full cluster with holes; else, in the same hold
-    /// of the device lock, one of nonfull\[order\].
+    /// The same for a cluster that became full, and takes the next one of nonfull\[order\] in the same hold of the device lock.
     pub(super) fn relocate_full_and_isolate(&self, index: u32, state: &mut State, order: u8) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to)) = (list_of(Flag::Nonfull, order), list_of(Flag::Frag, order)) else { return None };
-        let ready = self.take_ready(order, &sites::CLUSTER_ISOLATE);
-        if ready.is_some() || self.looks_empty(from) {
+        if self.looks_empty(from) {
             self.relocate(index, state, Flag::Full, &sites::DEVICE_NEXT);
-            return ready;
+            return None;
         }
         let mut lists = self.lists.lock(&sites::DEVICE_NEXT);
         self.relocate_locked(&mut lists, index, state, Flag::Full);
@@ -333,11 +353,11 @@ impl<M: Meter> Device<M> {
     }
 
     /// A cluster that has free slots according to its list, or may have, whoever holds its lock.
-    pub(super) fn any_with_room(&self) -> Option<&Cluster<M>> {
+    pub(super) fn any_with_room(&self) -> Option<u32> {
         let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
         let order = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).chain([FULL]);
         let mut heads = order.map(|list| lists.lists[list].head);
-        self.cluster(heads.find(|&head| head != NIL)?)
+        heads.find(|&head| head != NIL)
     }
 
     /// Length of a list, for limits: it may have changed since.

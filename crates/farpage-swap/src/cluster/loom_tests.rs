@@ -7,6 +7,7 @@
 mod cache;
 mod devices;
 mod lists;
+mod pending;
 mod ready;
 
 use super::*;
@@ -73,7 +74,9 @@ pub(super) fn check(swap: &Swap<Frames>) {
         let listed = device.listed();
         let mut in_use = 0;
         for index in 0..fresh {
-            let state = device.cluster(index).unwrap().state.lock(&sites::CLUSTER_ADMIN);
+            let cluster = device.cluster(index).unwrap();
+            assert_eq!(cluster.pending.load(Ordering::Relaxed), 0, "a free was forgotten");
+            let state = cluster.state.lock(&sites::CLUSTER_ADMIN);
             let on: Vec<Flag> =
                 listed.iter().filter(|(_, _, all)| all.contains(&index)).map(|(flag, ..)| *flag).collect();
             assert_eq!(on, [if state.flag == Flag::Holes { Flag::Full } else { state.flag }], "[4]");
@@ -83,6 +86,7 @@ pub(super) fn check(swap: &Swap<Frames>) {
             let words = (0..CLUSTER_SLOTS).map(|at| state.table.as_ref().map_or(Word::FREE, |t| t.word(at)));
             let (mut used, mut bad) = (0, 0);
             for word in words {
+                assert!(!word.is_pending(), "a free was forgotten");
                 used += u16::from(word != Word::FREE);
                 bad += u16::from(word == Word::BAD);
             }

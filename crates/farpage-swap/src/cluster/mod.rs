@@ -32,6 +32,7 @@
 //! | `search` | allocation: hint, devices in turn, lists in order |
 //! | `refs`, `cache` | counts and freeing; binding slots to frames, look-up |
 //! | `ready` | full clusters with holes |
+//! | `pending` | frees that meet a lock and do not wait |
 //! | `reclaim`, `worker` | lazily freed slots and discards, in a search and in the background |
 //! | `live` | references to a device |
 //! | `usage` | the counter of used slots and its off-list bit |
@@ -52,6 +53,7 @@ mod cache;
 mod device;
 mod hint;
 mod live;
+mod pending;
 mod ready;
 mod reclaim;
 mod refs;
@@ -132,7 +134,7 @@ pub trait Env: Send + Sync + 'static {
     /// These slots of a device opened with `discard` have no content any more. No lock is held.
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
 
-    /// There is something to do for [`Swap::work`], and there was not before. No lock is held; it must not call the swap.
+    /// There is something to do for [`Swap::work`], and there was not before. No cluster is locked; it must not call the swap.
     fn work_wanted(&self) {}
 
     /// Tries to lock a frame that is bound to a lazily freed slot, so that the slot can be reclaimed. `false`: busy, or
@@ -188,6 +190,8 @@ struct Cluster<M> {
     state: Lock<State, M>,
     /// The table for readers without the lock: number + 1 in the low half, 0 for none; the high half counts changes.
     table: AtomicU64,
+    /// Which parts of the table have pending words, see `pending`.
+    pending: AtomicU64,
     /// List links, which belong to the device lock.
     links: Guarded,
     /// The next cluster of the stack that it is on.
@@ -200,6 +204,7 @@ impl<M: crate::lock::Meter> Cluster<M> {
         Cluster {
             state: Lock::new(state),
             table: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
             links: Guarded::new(NIL, NIL),
             below: AtomicU32::new(NIL),
         }
@@ -220,7 +225,7 @@ impl<M: crate::lock::Meter> Cluster<M> {
         Some(table)
     }
 
-    /// The word at a place, without the lock.
+    /// The word at a place, without the lock; of a pending slot that of a free one.
     ///
     /// If the table went to another cluster while we read, the word may be the other's. It was written after the change
     /// of `table`, and read with acquire; so the second look at `table` sees that change.
@@ -230,7 +235,7 @@ impl<M: crate::lock::Meter> Cluster<M> {
             let Some(id) = (seen as u32).checked_sub(1) else { return Word::FREE };
             let word = pool.words(id).map_or(Word::FREE, |words| words.get(at));
             if self.table.load(Ordering::Relaxed) == seen {
-                return word;
+                return if word.is_pending() { Word::FREE } else { word };
             }
         }
     }

@@ -13,7 +13,7 @@
 //! Callers: `search` and `scan` take, whoever frees slots ends in [`Device::after_free`].
 
 use super::device::{Device, Taken};
-use super::{CLUSTER_SLOTS, Flag, NIL, ORDERS, State};
+use super::{CLUSTER_SLOTS, Cluster, Flag, NIL, ORDERS, State};
 use crate::lock::{Meter, Site, sites};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::TablePool;
@@ -56,6 +56,11 @@ impl<M: Meter> Device<M> {
         }
     }
 
+    /// Whether the stack was empty a moment ago.
+    pub(super) fn no_ready(&self, order: u8) -> bool {
+        self.ready.0[usize::from(order)].load(Ordering::Relaxed) as u32 == 0
+    }
+
     fn pop_ready(&self, order: u8) -> Option<u32> {
         let place = &self.ready.0[usize::from(order)];
         let mut top = place.load(Ordering::Acquire);
@@ -69,21 +74,30 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// The next cluster with holes that serves `order`, locked, no longer on a stack. Never waits for a lock.
-    pub(super) fn take_ready(&self, order: u8, site: &'static Site) -> Option<Taken<'_, M>> {
+    /// The next cluster with holes that serves `order`, locked, no longer on a stack. Never waits for a lock. `passed` hears of
+    /// those that were locked and are something else by now.
+    pub(super) fn take_ready(
+        &self,
+        order: u8,
+        site: &'static Site,
+        passed: impl Fn(&Cluster<M>, u32),
+    ) -> Option<Taken<'_, M>> {
         let mut busy = [NIL; BUSY_MAX];
         let mut found = None;
         for place in &mut busy {
             found = loop {
                 let Some(index) = self.pop_ready(order) else { break None };
-                let Some(mut state) = self.cluster(index)?.state.lock_soon(site) else {
+                let cluster = self.cluster(index)?;
+                let Some(mut state) = cluster.state.lock_soon(site) else {
                     *place = index;
                     break None;
                 };
                 state.ready = None;
                 if state.flag == Flag::Holes && state.order == order && !state.current {
-                    break Some(Taken { index, state });
+                    break Some(Taken { index, cluster, state });
                 }
+                drop(state);
+                passed(cluster, index);
             };
             if found.is_some() || *place == NIL {
                 break;

@@ -47,9 +47,8 @@ impl<E: Env> Swap<E> {
                 break;
             }
             let Some(taken) = device.isolate_full() else { break };
-            let any = taken.state.lazy > 0;
             let index = taken.index;
-            drop(taken);
+            let any = self.locked(device, taken).lazy > 0;
             let base = Entry { device: device.index, slot: u64::from(index) * CLUSTER_SLOTS as u64 };
             if any {
                 freed += (0..CLUSTER_SLOTS as u64).map(|at| self.reclaim_range(base.offset(at), 1)).sum::<usize>();
@@ -81,8 +80,7 @@ impl<E: Env> Swap<E> {
     }
 
     fn set_free(&self, device: &Device<E::Meter>, index: u32) {
-        if let Some(cluster) = device.cluster(index) {
-            let mut state = cluster.state.lock(&sites::CLUSTER_ADMIN);
+        if let Some(mut state) = self.lock(device, index, &sites::CLUSTER_ADMIN) {
             device.relocate(index, &mut state, Flag::Free, &sites::DEVICE_RELOCATE);
         }
     }

@@ -1,13 +1,14 @@
-//! References to slots, and freeing: a slot is free when its count is 0 and no frame is bound to it.
+//! References to slots, and freeing: a slot is free when its count is 0 and no frame is bound to it. A free that meets the
+//! cluster's lock does not wait for it: module `pending`.
 //!
 //! Callers: whoever owns references (a page table entry, a device's record). Locks: the cluster's; inside it the device
 //! lock when the cluster changes lists, and `many` for counts that do not fit the word.
 
-use super::device::Device;
+use super::device::{Device, Taken};
 use super::usage::After;
 use super::worker::DISCARD;
 use super::{CLUSTER_SLOTS, Entry, Env, Flag, State, Swap};
-use crate::lock::{Guard, Meter, Site, sites};
+use crate::lock::{Meter, sites};
 use crate::table::{COUNT_MANY, COUNT_MAX, Word};
 
 /// Why counts were not changed. Nothing was.
@@ -19,11 +20,11 @@ pub enum CountError {
     NotCached,
 }
 
-/// A locked cluster in which slots from `first` on, `n` of them at most, are being freed.
-pub(super) struct Freeing<'a, M: Meter> {
-    pub(super) first: Entry,
-    pub(super) n: usize,
-    pub(super) state: Guard<'a, State, M>,
+/// What is left to do when slots were freed and their cluster is unlocked.
+#[must_use]
+pub(super) struct Freed {
+    after: After,
+    discard: bool,
 }
 
 impl<E: Env> Swap<E> {
@@ -34,7 +35,7 @@ impl<E: Env> Swap<E> {
     /// Some slot is not in use, or has no reference and is not cached; no count was changed.
     pub fn dup(&self, first: Entry, n: usize) -> Result<(), CountError> {
         self.each_cluster(first, n, |device, at, n, undo| {
-            let mut state = lock(device, at, &sites::CLUSTER_COUNT).ok_or(CountError::NotInUse)?;
+            let mut state = self.lock(device, at.cluster(), &sites::CLUSTER_COUNT).ok_or(CountError::NotInUse)?;
             let State { table, lazy, .. } = &mut *state;
             let table = table.as_mut().ok_or(CountError::NotInUse)?;
             let range = at.place()..at.place() + n;
@@ -49,34 +50,61 @@ impl<E: Env> Swap<E> {
                     }
                 }
             }
-            for place in range {
-                let word = table.word(place);
+            let mut change = |place: usize, undo: bool| {
+                let before = table.word(place);
                 let slot = at.slot - at.place() as u64 + place as u64;
-                let word = if undo { less(device, slot, word) } else { more(device, slot, word) };
+                if !before.is_in_use() {
+                    return false;
+                }
+                let word = if undo { less(device, slot, before) } else { more(device, slot, before) };
+                if !table.replace(place, before, word) {
+                    return false;
+                }
                 if word.is_lazily_free() {
                     device.add_lazy(lazy, 1);
-                } else if !undo && word.frame().is_some() && word.count() == 1 {
+                } else if before.is_lazily_free() {
                     device.sub_lazy(lazy, 1);
                 }
-                table.set(place, word);
+                true
+            };
+            for place in range.clone() {
+                if !change(place, undo) {
+                    // Its only reference has just been given back.
+                    (range.start..place).for_each(|place| _ = change(place, true));
+                    return Err(CountError::NotInUse);
+                }
             }
             Ok(())
         })
     }
 
     /// One reference less to each of `n` slots of one cluster from `first` on; those that have no other and are not
-    /// cached are free afterwards. Returns how many that are. For slots of several clusters see [`Swap::put_all`].
+    /// cached are free afterwards: for every look-up at once, for allocations when whoever has the cluster locked now is done.
+    /// Returns how many that are. For slots of several clusters see [`Swap::put_all`].
     ///
     /// # Errors
-    /// Some slot has no reference (or the slots are not in one cluster); no count was changed.
+    /// Some slot has no reference (or the slots are not in one cluster); no count was changed, unless somebody gave back
+    /// references to some of the same slots at the same time.
     pub fn put(&self, first: Entry, n: usize) -> Result<usize, CountError> {
         let device = self.device(first.device).ok_or(CountError::NotInUse)?;
-        let mut state = lock(device, first, &sites::CLUSTER_FREE).ok_or(CountError::NotInUse)?;
-        let place = first.place();
-        let table = state.table.as_mut().filter(|_| place + n <= CLUSTER_SLOTS).ok_or(CountError::NotInUse)?;
+        let (index, place) = (first.cluster(), first.place());
+        let cluster = device.cluster(index).filter(|_| place + n <= CLUSTER_SLOTS).ok_or(CountError::NotInUse)?;
+        let state = match cluster.state.try_lock(&sites::CLUSTER_FREE) {
+            Some(state) => state,
+            None => match self.leave(device, cluster, first, n) {
+                0 => cluster.state.lock(&sites::CLUSTER_FREE),
+                left if left == n => return Ok(n),
+                // Somebody bound one of the others meanwhile.
+                left => return Ok(left + self.put(first.offset(left as u64), n - left)?),
+            },
+        };
+        let mut state = self.locked(device, Taken { index, cluster, state });
+        let table = state.table.as_mut().ok_or(CountError::NotInUse)?;
         if n == 1 && table.word(place).is_last_reference() {
-            table.set(place, Word::FREE);
-            self.freed(device, Freeing { first, n, state }, 1);
+            table.free_last(place);
+            let freed = self.freed(device, first, n, &mut state, 1);
+            drop(state);
+            self.after_freed(device, freed);
             return Ok(1);
         }
         if (place..place + n).any(|at| !table.word(at).is_in_use() || table.word(at).count() == 0) {
@@ -98,7 +126,9 @@ impl<E: Env> Swap<E> {
         if lazy > 0 {
             device.add_lazy(&mut state.lazy, lazy);
         }
-        self.freed(device, Freeing { first, n, state }, freed);
+        let then = self.freed(device, first, n, &mut state, freed);
+        drop(state);
+        self.after_freed(device, then);
         Ok(freed)
     }
 
@@ -126,7 +156,7 @@ impl<E: Env> Swap<E> {
     /// References to a slot; 0 also for one that is not in use.
     pub fn count(&self, entry: Entry) -> u64 {
         let Some(device) = self.device(entry.device) else { return 0 };
-        let Some(state) = lock(device, entry, &sites::CLUSTER_COUNT) else { return 0 };
+        let Some(state) = self.lock(device, entry.cluster(), &sites::CLUSTER_COUNT) else { return 0 };
         let word = state.table.as_ref().map_or(Word::FREE, |table| table.word(entry.place()));
         match word.count() {
             _ if !word.is_in_use() => 0,
@@ -135,22 +165,33 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    /// Ends a change in which `n` slots became free: their words say so already. Counts them, puts the cluster where it
-    /// belongs and unlocks it.
-    pub(super) fn freed(&self, device: &Device<E::Meter>, freeing: Freeing<'_, E::Meter>, n: usize) {
+    /// `n` of the slots from `first` on, `range` of them at most, became free, and their words say so already: counts them and
+    /// puts the cluster where it belongs. To be followed by an unlock and [`Swap::after_freed`].
+    #[inline]
+    pub(super) fn freed(
+        &self,
+        device: &Device<E::Meter>,
+        first: Entry,
+        range: usize,
+        state: &mut State,
+        n: usize,
+    ) -> Freed {
         if n == 0 {
-            return;
+            return Freed { after: After::Nothing, discard: false };
         }
-        let Freeing { first, n: range, mut state } = freeing;
         state.count -= n as u16;
-        device.after_free(first.cluster(), &mut state, first.place(), range, &self.tables);
+        device.after_free(first.cluster(), state, first.place(), range, &self.tables);
         let after = device.usage.sub(n as u64);
-        let discard = state.flag == Flag::Discard;
-        drop(state);
-        if discard {
+        Freed { after, discard: state.flag == Flag::Discard }
+    }
+
+    /// Tells those who wait for it; no cluster is locked.
+    #[inline]
+    pub(super) fn after_freed(&self, device: &Device<E::Meter>, freed: Freed) {
+        if freed.discard {
             self.want(DISCARD);
         }
-        if after == After::HasRoom {
+        if freed.after == After::HasRoom {
             self.has_room(device);
         }
     }
@@ -181,11 +222,6 @@ impl<E: Env> Swap<E> {
         }
         Ok(())
     }
-}
-
-#[inline]
-pub(super) fn lock<'a, M: Meter>(device: &'a Device<M>, at: Entry, site: &'static Site) -> Option<Guard<'a, State, M>> {
-    Some(device.cluster(at.cluster())?.state.lock(site))
 }
 
 /// The word with one reference more. Caller holds the cluster's lock.

@@ -4,9 +4,10 @@
 //! lazily freed slots); everything is checked again after that.
 
 use super::device::{Device, Taken};
+use super::pending::Locked;
 use super::usage::After;
 use super::{CLUSTER_SLOTS, Entry, Env, Fill, Flag, State, Swap};
-use crate::lock::{Guard, sites};
+use crate::lock::sites;
 use crate::sync::Ordering;
 use crate::table::Table;
 
@@ -34,7 +35,8 @@ impl<E: Env> Swap<E> {
         order: u8,
         fill: Fill,
     ) -> Result<(Entry, Next), ()> {
-        let Taken { index, mut state } = taken;
+        let index = taken.index;
+        let mut state = self.locked(device, taken);
         let n = 1usize << order;
         let mut tries = 0;
         let mut reclaim_from = 0;
@@ -66,8 +68,7 @@ impl<E: Env> Swap<E> {
             let first = Entry { device: device.index, slot: u64::from(index) * CLUSTER_SLOTS as u64 + at as u64 };
             self.reclaim_range(first, n);
             (tries, reclaim_from) = (tries + 1, at + n);
-            let Some(cluster) = device.cluster(index) else { return Err(()) };
-            state = cluster.state.lock(&sites::CLUSTER_HINT);
+            state = self.lock(device, index, &sites::CLUSTER_HINT).ok_or(())?;
         }
         // Searched in vain: nothing to find here until something is freed.
         state.current = false;
@@ -78,11 +79,12 @@ impl<E: Env> Swap<E> {
     }
 
     /// Marks the block, counts it, puts the cluster on its list and says where to go on.
+    #[inline]
     fn commit(
         &self,
         device: &Device<E::Meter>,
         index: u32,
-        mut state: Guard<'_, State, E::Meter>,
+        mut state: Locked<'_, E>,
         at: usize,
         order: u8,
         fill: Fill,
@@ -103,17 +105,25 @@ impl<E: Env> Swap<E> {
         if usize::from(state.count) == CLUSTER_SLOTS {
             state.current = false;
             next = None;
-            if self.may_go_on(device.index) {
-                if let Some(mut taken) = device.relocate_full_and_isolate(index, &mut state, order) {
-                    taken.state.current = true;
-                    let slot = (u64::from(taken.index) * CLUSTER_SLOTS as u64).max(1);
-                    next = Some(Entry { slot, ..entry });
-                }
+            let go_on = self.may_go_on(device.index);
+            let mut taken = if go_on && device.no_ready(order) {
+                device.relocate_full_and_isolate(index, &mut state, order)
             } else {
-                device.relocate(index, &mut state, Flag::Full, &sites::DEVICE_RELOCATE);
+                device.relocate(index, &mut state, Flag::Full, &sites::DEVICE_NEXT);
+                None
+            };
+            drop(state);
+            if go_on && taken.is_none() {
+                taken = self.take_ready(device, order);
             }
+            if let Some(taken) = taken {
+                let slot = (u64::from(taken.index) * CLUSTER_SLOTS as u64).max(1);
+                next = Some(Entry { slot, ..entry });
+                self.locked(device, taken).current = true;
+            }
+        } else {
+            drop(state);
         }
-        drop(state);
         if after == After::Full {
             self.became_full(device);
         }

@@ -43,7 +43,7 @@ impl<E: Env> Swap<E> {
         {
             // If somebody sleeps with the lock, another cluster does as well. No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
             // `writable` and then takes each lock.
-            let taken = Taken { index: hint.cluster(), state };
+            let taken = Taken { index: hint.cluster(), cluster, state };
             if let Ok((entry, next)) = self.scan(device, taken, hint.place(), order, fill) {
                 self.hints.set(cpu, order, next);
                 return Some(entry);
@@ -94,8 +94,8 @@ impl<E: Env> Swap<E> {
     }
 
     /// If some device has room, sees to it that the next try can find it: the device must be on the list, which the
-    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for. `false`: there is
-    /// no room.
+    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for, so are frees that met
+    /// one. `false`: there is no room.
     fn wait_for_busy(&self) -> bool {
         let has_room = |device: &&Device<E::Meter>| {
             device.writable.load(Ordering::Relaxed) && device.usage.in_use() < device.usage.capacity()
@@ -106,11 +106,12 @@ impl<E: Env> Swap<E> {
                 return true;
             }
             if let Some(cluster) = device.any_with_room() {
-                drop(cluster.state.lock(&sites::CLUSTER_ISOLATE));
+                drop(self.lock(device, cluster, &sites::CLUSTER_ISOLATE));
                 return true;
             }
         }
-        false
+        let mut devices = self.devices().filter(|device| device.writable.load(Ordering::Relaxed));
+        devices.any(|device| self.settle_all(device))
     }
 
     fn search_rotational(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<Entry> {
@@ -119,7 +120,7 @@ impl<E: Env> Swap<E> {
         let cluster = device.cluster(place.cluster()).filter(|_| place.slot != 0);
         let here = cluster.and_then(|cluster| {
             let state = cluster.state.lock(&sites::CLUSTER_HINT);
-            self.scan(device, Taken { index: place.cluster(), state }, place.place(), order, fill).ok()
+            self.scan(device, Taken { index: place.cluster(), cluster, state }, place.place(), order, fill).ok()
         });
         let (entry, next) = here.or_else(|| self.search(device, order, fill))?;
         places[usize::from(order)] = next.map_or(0, |next| next.slot);
@@ -178,7 +179,7 @@ impl<E: Env> Swap<E> {
     /// Full clusters with holes that serve `of`: one that has no block stays where it is.
     fn try_ready(&self, device: &Device<E::Meter>, of: u8, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         for _ in 0..READY_VISITS {
-            let taken = device.take_ready(of, &sites::CLUSTER_ISOLATE)?;
+            let taken = self.take_ready(device, of)?;
             if let Some(found) = self.scan_taken(device, taken, order, fill) {
                 return Some(found);
             }
@@ -186,8 +187,12 @@ impl<E: Env> Swap<E> {
         None
     }
 
+    pub(super) fn take_ready<'a>(&'a self, device: &'a Device<E::Meter>, order: u8) -> Option<Taken<'a, E::Meter>> {
+        device.take_ready(order, &sites::CLUSTER_ISOLATE, |cluster, index| self.settle(device, cluster, index))
+    }
+
     fn try_few(&self, device: &Device<E::Meter>, order: u8, visits: u32, fill: Fill) -> Option<(Entry, Option<Entry>)> {
-        let taken = device.isolate_few(order, visits)?;
+        let taken = device.isolate_few(order, visits, |cluster, index| self.settle(device, cluster, index))?;
         self.scan_taken(device, taken, order, fill)
     }
 
@@ -224,7 +229,7 @@ impl<E: Env> Swap<E> {
     fn try_free(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
         let taken = match device.isolate(Flag::Free, order, Flag::Frag) {
             Some(mut taken) => {
-                device.cluster(taken.index)?.attach(&mut taken.state, self.tables.take());
+                taken.cluster.attach(&mut taken.state, self.tables.take());
                 taken
             }
             None => device.take_fresh(order, &self.tables)?,

@@ -10,7 +10,6 @@
 
 use super::device::Device;
 use super::hint::Hints;
-use super::refs::lock as lock_cluster;
 use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, Flag, ORDERS, SLOTS_MAX};
 use crate::lock::{Guard, Lock, sites};
 use crate::sync::{AtomicU32, OnceLock, Ordering};
@@ -146,8 +145,8 @@ impl<E: Env> Swap<E> {
         }
         let last = Entry { device: device.index, slot: old };
         // A cluster that was cut short gets the new slots. Its lock keeps it from being made meanwhile.
-        let cut = device.cluster(last.cluster()).filter(|_| last.place() != 0);
-        let mut state = cut.map(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN));
+        let cut = (last.place() != 0).then_some(last.cluster());
+        let mut state = cut.and_then(|index| self.lock(device, index, &sites::CLUSTER_ADMIN));
         let (made, bad) = {
             let mut lists = device.lists.lock(&sites::DEVICE_ADMIN);
             lists.limit = slots;
@@ -280,7 +279,7 @@ impl<E: Env> Swap<E> {
         let mut at = Entry { device: device.index, slot: from.max(1) };
         let mut looked = 0;
         while at.cluster() < fresh {
-            let Some(state) = lock_cluster(device, at, &sites::CLUSTER_ADMIN) else { break };
+            let Some(state) = self.lock(device, at.cluster(), &sites::CLUSTER_ADMIN) else { break };
             let base = at.slot - at.place() as u64;
             if let Some(table) = &state.table {
                 if looked == clusters_max {
@@ -303,9 +302,8 @@ impl<E: Env> Swap<E> {
     pub fn stats(&self, device: u8) -> Stats {
         let Some(device) = self.device(device) else { return Stats::default() };
         let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
-        let free = |index: &u32| {
-            device.cluster(*index).is_some_and(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN).table.is_none())
-        };
+        let free =
+            |index: &u32| self.lock(device, *index, &sites::CLUSTER_ADMIN).is_some_and(|state| state.table.is_none());
         let (tables, tables_spare) = self.tables.counts();
         Stats {
             capacity: device.usage.capacity(),
@@ -343,7 +341,7 @@ impl<E: Env> Swap<E> {
         drop(admin);
         let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
         for index in 0..fresh {
-            drop(device.cluster(index).map(|cluster| cluster.state.lock(&sites::CLUSTER_ADMIN)));
+            drop(self.lock(device, index, &sites::CLUSTER_ADMIN));
         }
         Some(Swapoff { swap: self, device, gone: false })
     }
@@ -400,6 +398,8 @@ impl<E: Env> Swapoff<'_, E> {
     /// # Errors
     /// Slots are in use, or somebody has a reference to the device; nothing is lost, try again later.
     pub fn finish(mut self) -> Result<(), Self> {
+        // What was freed before this call counts as free.
+        self.swap.settle_all(self.device);
         if self.device.usage.in_use() > 0 {
             return Err(self);
         }

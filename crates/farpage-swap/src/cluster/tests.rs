@@ -70,6 +70,7 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
         let (mut in_use, mut all_lazy) = (0, 0);
         for index in 0..fresh {
             let cluster = device.cluster(index).unwrap();
+            assert_eq!(cluster.pending.load(Ordering::Relaxed), 0);
             let state = cluster.state.lock(&sites::CLUSTER_ADMIN);
             let on: Vec<_> = listed.iter().filter(|(_, _, all)| all.contains(&index)).collect();
             assert_eq!(on.len(), usize::from(!matches!(state.flag, Flag::None | Flag::Discarding)), "[4] {index}");
@@ -84,6 +85,7 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             for at in 0..CLUSTER_SLOTS {
                 let slot = u64::from(index) * CLUSTER_SLOTS as u64 + at as u64;
                 let word = state.table.as_ref().map_or(Word::FREE, |table| table.word(at));
+                assert!(!word.is_pending(), "slot {slot}");
                 assert_eq!(swap.lookup(Entry { device: device.index, slot }), word);
                 if let Some(table) = &state.table {
                     assert_eq!(table.used[at / 64] >> (at % 64) & 1 == 1, word != Word::FREE);

@@ -11,8 +11,7 @@
 //! | [`stride`] | equal distances between faults: [`Strides`], part of ours | |
 //!
 //! A *marker* is a page that was read ahead and left unmapped: its first touch is a minor fault, and says that the
-//! program has come so far. Called by regions (all rules) and by the pager of `farpage run` (streams); by the benches,
-//! which compare the rules.
+//! program has come so far. Called by regions and by the pager of `farpage run`.
 
 pub mod slots;
 pub mod streams;

@@ -36,6 +36,10 @@ const CAUTION_MAX: u32 = 4;
 const PROOF_WINDOW: u32 = 16;
 /// ... so many of them for one step of caution.
 const PROOFS: u32 = 4;
+/// A window that is followed by a gap of this part of it, or more, is not right...
+const SKIP_PART: u64 = 4;
+/// ... if that is so more often than this, one after the other.
+const SKIPS_MAX: u32 = 2;
 /// One past the last page number of a 64-bit address space; windows end there.
 const END: u64 = (u64::MAX >> crate::PAGE_SHIFT) + 1;
 
@@ -65,6 +69,8 @@ struct Stream {
     ahead: u32,
     /// Pages that the stream went through.
     proved: u32,
+    /// How often in a row it went on a good part of its window too far.
+    skips: u32,
     /// Time (faults) of its last fault or hit.
     seen: u64,
 }
@@ -80,6 +86,7 @@ impl Stream {
         posted: false,
         ahead: 0,
         proved: 0,
+        skips: 0,
         seen: 0,
     };
 
@@ -204,6 +211,11 @@ impl Streams {
         Window { stride, down: direction == Direction::Down, ..Window::of(start, pages) }
     }
 
+    /// Whether a fault at `page` continues one of the streams.
+    pub fn follows(&self, page: u64) -> bool {
+        self.table.iter().any(|s| s.gap(page).is_some() && s.direction != Direction::Unknown)
+    }
+
     /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.
     pub fn on_sequential(&mut self, page: u64, max: u32) -> Window {
         let w = self.on_fault(page, max);
@@ -228,6 +240,14 @@ impl Streams {
             self.prove(old.window);
             s.window = old.window.saturating_mul(2).max(FIRST_WINDOW);
             s.window = s.window.min(self.allowed(s.proved));
+            s.skips = 0;
+        } else if !late && gap * SKIP_PART >= u64::from(old.window) {
+            // Once or twice pages were there already. Always: it reads a part and leaves out a part, and so does a window
+            // that is small enough. Or it is a strided one.
+            s.skips = old.skips.saturating_add(1);
+            if s.skips > SKIPS_MAX {
+                s.window = old.window / 2;
+            }
         }
         s.window = if s.stride > 1 { s.window.min(STRIDED_MAX) } else { s.window }.min(max).max(1);
         (s.posted, s.seen) = (false, self.now);

@@ -17,14 +17,17 @@
 //!   last slot. New pages go to a file of its own with the next free id, so old entries stay valid. (Of a block device
 //!   a child has no part of its own: its pages go to the next device.)
 //!
-//! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the file is made), then `inner` (tables;
-//! never held across I/O). I/O uses a counted reference to the file, so it may run while slots come and go.
+//! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the own file is made or grows); `inner` (leases,
+//! inherited files, what was drained, failed slots; never held across I/O); inside both those of a file's slots. A page of
+//! the own file is stored with locks of its slots only, freed with them unless it is frozen or was moved, and loaded
+//! without any: its file stays where it is ([`table::Own`]), and of an inherited one a reader has a counted reference.
 
 mod backing;
 mod block;
 mod crypt;
 mod drain;
 mod open;
+mod read;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -46,9 +49,10 @@ use farpage_swap::cluster::CLUSTER_SLOTS;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
 use std::sync::{Arc, OnceLock};
-use table::{FileSlot, Inner};
+use table::{File, Inner, Own};
 
 /// Bits of the page number in a slot.
 const PAGE_BITS: u32 = 32;
@@ -71,7 +75,14 @@ pub struct FileDevice {
     keep_free: Option<u64>,
     use_tmpfile: bool,
     create: Mutex<()>,
+    own: Own,
     inner: Mutex<Inner>,
+    /// Forks so far.
+    epoch: AtomicU32,
+    /// Pages of the own file that were stored before this epoch are frozen; [`Inner::frozen_below`].
+    frozen_below: AtomicU32,
+    /// Monotonic second before which free disk space is not looked at again.
+    retry_second: AtomicI64,
     full: AtomicBool,
     failed: AtomicBool,
     warning: Mutex<Option<Warning>>,
@@ -108,16 +119,21 @@ impl FileDevice {
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
     pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
         let opened = open::open(path, size)?;
+        let (inner, own) = Inner::new(opened.file);
         Ok(FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
-            caps: Caps { rotational: opened.rotational, discard: true, ..Caps::default() },
+            caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
             keep_free: None,
             use_tmpfile: true,
             create: Mutex::new(()),
-            inner: Mutex::new(Inner::new(opened.file)),
+            own,
+            inner: Mutex::new(inner),
+            epoch: AtomicU32::new(0),
+            frozen_below: AtomicU32::new(0),
+            retry_second: AtomicI64::new(0),
             full: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             warning: Mutex::new(opened.warning.map(Warning::Odd)),
@@ -178,67 +194,12 @@ impl FileDevice {
         self.index
     }
 
-    /// Transfers one page, aligned; switches O_DIRECT off if that is what the kernel minds.
-    fn transfer_one(&self, backing: &Backing, slot: u64, direction: Direction, page: &mut Page) -> Outcome {
-        for last in [false, true] {
-            let mut batch = Batch::new(direction);
-            let place = self.place_in(backing, slot);
-            // SAFETY: the page is borrowed mutably until after `run`.
-            unsafe { batch.push(&place, page) };
-            self.rings.run(&mut batch, &mut || {});
-            match batch.outcome(0) {
-                Outcome::Failed(Errno::INVAL) if !last && backing.give_up_direct().is_ok() => {}
-                outcome => return outcome,
-            }
-        }
-        Outcome::Failed(Errno::INVAL)
-    }
-
-    fn place_in(&self, backing: &Backing, slot: u64) -> Place {
-        Place {
-            fd: backing.fd.raw().unwrap_or(-1),
-            at: backing.at(slot),
-            direct: backing.is_direct(),
-            injector: self.injector.clone(),
-        }
-    }
-
-    /// The file and the page in it of an entry in use.
-    fn find(&self, entry: Entry) -> Option<(Arc<Backing>, u64)> {
-        let (id, page) = split(entry)?;
-        let inner = self.inner.lock();
-        let file = inner.files.get(id)?.as_ref()?;
-        file.slots.get(page).filter(FileSlot::is_used)?;
-        file.backing.clone().map(|backing| (backing, page))
-    }
-
-    /// Decrypts a page that was read, if it is encrypted.
-    fn unseal(&self, entry: Entry, page: &mut Page) -> bool {
-        let Some(cipher) = &self.cipher else { return true };
-        let Some((id, at)) = split(entry) else { return false };
-        let inner = self.inner.lock();
-        let Some(file) = inner.files.get(id).and_then(Option::as_ref) else { return false };
-        let (Some(slot), Some(backing)) = (file.slots.get(at), file.backing.clone()) else { return false };
-        drop(inner);
-        cipher.apply(backing.salt(), slot.count(), page);
-        true
-    }
-
     /// Takes no more pages from now on, and says so once.
     fn fail(&self, what: &'static str, errno: Errno) -> StoreError {
         if !self.failed.swap(true, Relaxed) {
             *self.warning.lock() = Some(Warning::Failed(what, errno));
         }
         StoreError::Failed
-    }
-
-    /// Counts what keeps failing.
-    fn read_failed(&self, error: LoadError) -> LoadError {
-        self.read_errors.fetch_add(1, Relaxed);
-        if self.reads_failed.fetch_add(1, Relaxed) + 1 >= READ_ERRORS_MAX {
-            self.fail("reads keep failing", if let LoadError::Io { errno, .. } = error { errno } else { Errno::IO });
-        }
-        error
     }
 }
 
@@ -265,7 +226,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn caps(&self) -> Caps {
-        self.caps
+        Caps { discard: self.own.get().is_some_and(File::discards), ..self.caps }
     }
 
     fn accepts(&self) -> bool {
@@ -283,32 +244,16 @@ impl SwapDevice for FileDevice {
     }
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
-        let (device, slot) = (self.index, entry.slot());
-        let (backing, page) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
-        let outcome = if aligned(into) || !backing.is_direct() {
-            self.transfer_one(&backing, page, Direction::Read, into)
-        } else {
-            let mut bounce = Bounce([0; PAGE_SIZE]);
-            let outcome = self.transfer_one(&backing, page, Direction::Read, &mut bounce.0);
-            into.copy_from_slice(&bounce.0);
-            outcome
-        };
-        match outcome {
-            Outcome::Done if self.complete(entry, into) => Ok(()),
-            Outcome::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
-            Outcome::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
-            Outcome::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
-        }
+        self.read(entry, into)
     }
 
     fn place(&self, entry: Entry) -> Option<Place> {
-        let (backing, page) = self.find(entry)?;
-        Some(self.place_in(&backing, page))
+        let (file, page, _) = self.find(entry)?;
+        file.backing.get().map(|backing| self.place_in(backing, page))
     }
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
-        let right =
-            self.unseal(entry, page) && self.key.get().is_none_or(|key| self.check(entry) == Some(key.hash(page)));
+        let right = self.unseal(entry, page);
         // Mostly it is zero, and its line stays with all who read.
         if right && self.reads_failed.load(Relaxed) != 0 {
             self.reads_failed.store(0, Relaxed);
@@ -325,20 +270,21 @@ impl SwapDevice for FileDevice {
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
-        let (id, page) = split(entry)?;
-        let inner = self.inner.lock();
-        let slot = inner.files.get(id)?.as_ref()?.slots.get(page)?;
-        slot.is_used().then(|| check_value(slot.check))
+        self.find(entry).map(|(.., slot)| check_value(slot.check))
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let mut inner = self.inner.lock();
-        let freed = split(entry).is_some_and(|(id, page)| inner.free(id, page));
-        drop(inner);
-        if freed {
-            self.full.store(false, Relaxed);
-        } else {
+        let freed = split(entry).is_some_and(|(id, page)| {
+            let (own, frozen_below) = (self.own.get(), self.frozen_below.load(Relaxed));
+            let simple = own
+                .filter(|own| usize::from(own.id) == id)
+                .and_then(|file| file.slots.free_if(page, |slot| !slot.moved && slot.epoch >= frozen_below));
+            simple.is_some() || self.inner.lock().free(own, id, page, self.epoch.load(Relaxed))
+        });
+        if !freed {
             self.bad_frees.fetch_add(1, Relaxed);
+        } else if self.full.load(Relaxed) {
+            self.full.store(false, Relaxed);
         }
         freed
     }
@@ -346,16 +292,17 @@ impl SwapDevice for FileDevice {
     fn add_usage(&self, usage: &mut Usage) {
         let inner = self.inner.lock();
         let files = inner.files.iter().flatten();
-        let kept = inner.deferred.len() as u64 + inner.bad;
+        let bad = inner.bad.len() as u64;
+        let kept = inner.deferred.len() as u64 + bad;
         // What was moved to another device is counted there.
         let elsewhere = kept + inner.moved.len() as u64;
         let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>().saturating_sub(elsewhere);
         usage.slots_in_use += slots;
         usage.file_bytes += slots * PAGE_SIZE as u64;
         usage.deferred_slots += inner.deferred.len() as u64;
-        usage.bad_slots += inner.bad;
+        usage.bad_slots += bad;
         usage.meta_bytes += files.map(|f| f.slots.meta_bytes() as u64).sum::<u64>();
-        usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32)>()) as u64;
+        usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32, u32)>()) as u64;
         usage.meta_bytes += (inner.moved.capacity() * size_of::<(u64, Entry)>()) as u64;
         drop(inner);
         usage.meta_bytes += (self.scratch.lock().len() * BATCH_MAX * PAGE_SIZE) as u64;
@@ -369,19 +316,21 @@ impl SwapDevice for FileDevice {
 
     fn fork_parent(&self) {
         let mut inner = self.inner.lock();
-        let epoch = inner.epoch;
-        inner.leases.push(epoch);
-        inner.epoch += 1;
+        inner.leases.push(self.epoch.fetch_add(1, Relaxed));
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
     }
 
     fn end_lease(&self, lease: u32) {
-        self.inner.lock().end_lease(lease);
+        let mut inner = self.inner.lock();
+        inner.end_lease(self.own.get(), lease);
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
+        drop(inner);
         self.full.store(false, Relaxed);
     }
 
     fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
         // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
-        // page: then it looked a slot up, or left a warning behind.
+        // page: then it looked for an inherited file, or where a page was moved, or left a warning behind.
         unsafe {
             self.inner.free_in_child();
             self.warning.free_in_child();
@@ -390,10 +339,14 @@ impl SwapDevice for FileDevice {
         self.cipher.iter().for_each(Cipher::guard);
         self.dir.iter().for_each(|dir| dir.replace(fds, true));
         let mut inner = self.inner.lock();
-        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
+        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
             backing.fd.replace(fds, true);
         }
-        inner.become_child();
+        inner.become_child(&self.own);
+        drop(inner);
+        self.epoch.store(0, Relaxed);
+        self.frozen_below.store(0, Relaxed);
+        self.retry_second.store(0, Relaxed);
         self.full.store(false, Relaxed);
         self.failed.store(false, Relaxed);
         self.drained.store(false, Relaxed);
@@ -405,13 +358,13 @@ impl SwapDevice for FileDevice {
     fn fds(&self, out: &mut Vec<RawFd>) {
         out.extend(self.dir.as_ref().and_then(Fd::raw));
         let inner = self.inner.lock();
-        out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()?.fd.raw()));
+        out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.get()?.fd.raw()));
     }
 
     fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
         self.dir.iter().for_each(|dir| dir.replace(fds, false));
         let inner = self.inner.lock();
-        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.as_ref()) {
+        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
             backing.fd.replace(fds, false);
         }
     }

@@ -3,40 +3,34 @@
 //! Synchronous: a store is a table look-up and a copy of one page, a load the same backwards. Under `farpage run` its
 //! pages count against the budget like the compressed pool's, so it saves nothing there.
 //!
-//! Callers: `space`. Locks: `inner` for the table; the page is copied without it (a slot that was just taken is known to
-//! nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
+//! Callers: `space`. Locks: those of the slots, for stores and frees; none while a page is copied (a slot that was just taken
+//! is known to nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
 //! as persistent memory would be there: giving it back would put page faults into what is measured.
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::sys::cpu;
-use crate::sys::mutex::Mutex;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use farpage_swap::slots::SlotMap;
-use rustix::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-struct Inner {
-    /// Check values.
-    slots: SlotMap<[u32; 4]>,
-    /// Highest slot ever used: the memory up to it has been touched.
-    top: u64,
-}
 
 /// Memory as a swap device.
 pub struct Ram {
     index: u8,
     caps: Caps,
     base: NonNull<u8>,
-    inner: Mutex<Inner>,
+    /// Check values.
+    slots: SlotMap<[u32; 4], 4>,
+    /// Highest slot ever used: the memory up to it has been touched.
+    top: AtomicU64,
     full: AtomicBool,
     bad_frees: AtomicU64,
 }
 
 // SAFETY: the memory belongs to the device (contract of `new`) and is reached only through its methods.
 unsafe impl Send for Ram {}
-// SAFETY: as above; which thread may touch which page is ruled by the slot table, behind its lock.
+// SAFETY: as above; which thread may touch which page is ruled by the slot table.
 unsafe impl Sync for Ram {}
 
 impl Ram {
@@ -51,7 +45,8 @@ impl Ram {
             index,
             caps: Caps { synchronous: true, priority, ..Caps::default() },
             base,
-            inner: Mutex::new(Inner { slots: SlotMap::new((clusters * CLUSTER_SLOTS) as u64, cpu::count()), top: 0 }),
+            slots: SlotMap::new((clusters * CLUSTER_SLOTS) as u64, cpu::count()),
+            top: AtomicU64::new(0),
             full: AtomicBool::new(false),
             bad_frees: AtomicU64::new(0),
         }
@@ -59,7 +54,7 @@ impl Ram {
 
     /// Bytes of memory it has touched (an upper bound).
     pub fn resident_bytes(&self) -> u64 {
-        self.inner.lock().top * PAGE_SIZE as u64
+        self.top.load(Relaxed) * PAGE_SIZE as u64
     }
 
     fn page(&self, slot: u64) -> *mut Page {
@@ -82,21 +77,20 @@ impl SwapDevice for Ram {
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
-        let mut inner = self.inner.lock();
-        let Some(slot) = inner.slots.alloc(cpu::current(), check_words(check)) else {
+        let Some((slot, _)) = self.slots.take_run(cpu::current(), 1) else {
             self.full.store(true, Relaxed);
             return Err(StoreError::Full);
         };
-        inner.top = inner.top.max(slot);
-        drop(inner);
+        self.top.fetch_max(slot, Relaxed);
         // SAFETY: the slot was taken above and nobody else knows it yet; `page` is not in the device's memory.
         unsafe { self.page(slot).copy_from_nonoverlapping(page, 1) };
+        self.slots.insert(slot, check_words(check));
         Entry::new(self.index, slot).ok_or(StoreError::Full)
     }
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
-        self.inner.lock().slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
+        self.slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
         // SAFETY: the slot is in use, so it was written before its entry became known, and it is not freed during the call
         // (the engine serialises load and free of an entry).
         unsafe { std::ptr::from_mut(into).copy_from_nonoverlapping(self.page(slot), 1) };
@@ -104,30 +98,23 @@ impl SwapDevice for Ram {
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
-        self.inner.lock().slots.get(entry.slot()).map(check_value)
+        self.slots.get(entry.slot()).map(check_value)
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let freed = self.inner.lock().slots.free(entry.slot()).is_some();
-        if freed {
-            self.full.store(false, Relaxed);
-        } else {
+        let freed = self.slots.free(entry.slot()).is_some();
+        if !freed {
             self.bad_frees.fetch_add(1, Relaxed);
+        } else if self.full.load(Relaxed) {
+            self.full.store(false, Relaxed);
         }
         freed
     }
 
-    fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
-        // SAFETY: the child has one thread, which is here and has no guard; the parent's pager may have looked a slot up.
-        unsafe { self.inner.free_in_child() };
-    }
-
     fn add_usage(&self, usage: &mut Usage) {
-        let inner = self.inner.lock();
-        usage.slots_in_use += inner.slots.in_use();
-        usage.pool_bytes += inner.top * PAGE_SIZE as u64;
-        usage.meta_bytes += inner.slots.meta_bytes() as u64;
-        drop(inner);
+        usage.slots_in_use += self.slots.in_use();
+        usage.pool_bytes += self.resident_bytes();
+        usage.meta_bytes += self.slots.meta_bytes() as u64;
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.bad_frees += self.bad_frees.load(Relaxed);
     }

@@ -15,9 +15,13 @@
 //!   Forward(entry) --promote--> Object backed by entry --grows old, or give_up--> Forward(entry)      ([`promote`])
 //! ```
 //!
-//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner`. Compressing, decompressing, filling a
-//! fresh object and all file I/O happen without `inner`; under it are table and pool look-ups and the copy of
-//! at most one page, so a load never waits for a compression.
+//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of a slot's
+//! record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen without `inner`;
+//! under it are pool look-ups and the copy of at most one page, so a load never waits for a compression. Where a page
+//! is, and its check value, is read without a lock.
+//!
+//! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so what
+//! is read of it there stays true. Others (words, forwardings) come and go without.
 
 mod codec;
 mod promote;
@@ -37,7 +41,7 @@ use crate::sys::mutex::Mutex;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
 use promote::Worth;
-use record::{Kind, Packing, Record};
+use record::{FLAGS, Kind, PASSED, Packing, Record, WORDS, YOUNG};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -53,12 +57,10 @@ pub const SHARE_EIGHTHS: u64 = 7;
 const TIGHT_EIGHTHS: u64 = 6;
 
 struct Inner {
-    slots: SlotMap<Record>,
     pool: Pool,
     /// Pages in the pool and the bytes they were compressed to.
     pool_pages: u64,
     compressed_bytes: u64,
-    same_pages: u64,
     /// Pages in the pool as they are.
     raw_pages: u64,
     /// Objects moved to fill holes.
@@ -86,13 +88,16 @@ struct Aligned(Page);
 /// Compressed memory as a swap device.
 pub struct Zram {
     index: u8,
+    priority: i32,
     name: String,
     codec: Codec,
     /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
     dense: Option<Codec>,
     recompressing: Mutex<()>,
     recompressed: AtomicU64,
+    slots: SlotMap<Record, WORDS>,
     inner: Mutex<Inner>,
+    same_pages: AtomicU64,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Buffers of the writeback; made at its first use.
@@ -107,22 +112,27 @@ pub struct Zram {
 }
 
 impl Zram {
+    /// The same device with a priority to be shown.
+    pub fn with_priority(self, priority: i32) -> Zram {
+        Zram { priority, ..self }
+    }
+
     /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
     pub fn new(index: u8, alg: Alg, pages_max: u64, pool: Pool, files: Vec<Arc<FileDevice>>) -> Zram {
-        let slots = SlotMap::new(pages_max.saturating_add(1), cpu::count());
         Zram {
             index,
+            priority: Caps::default().priority,
             name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
             codec: Codec::new(alg),
             dense: None,
             recompressing: Mutex::new(()),
             recompressed: AtomicU64::new(0),
+            slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
+            same_pages: AtomicU64::new(0),
             inner: Mutex::new(Inner {
-                slots,
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,
-                same_pages: 0,
                 raw_pages: 0,
                 compacted_pages: 0,
                 recompress_hand: 1,
@@ -188,15 +198,19 @@ impl Zram {
         }
     }
 
-    /// An object that holds `bytes` and that nobody knows yet.
-    fn new_object(&self, bytes: &[u8]) -> Result<Handle, StoreError> {
+    /// An object that holds `bytes` and that nobody knows yet, counted.
+    fn new_object(&self, kind: Kind, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
             let mut inner = self.inner.lock();
             let handle = inner.pool.alloc(bytes.len());
             let place = handle.and_then(|handle| Some((handle, inner.pool.object(handle, bytes.len())?)));
             // A pool with many holes has no room for this size, but may have for the next: no mark then.
             let holes = inner.pool.is_fragmented();
-            place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?
+            let place = place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?;
+            inner.pool_pages += 1;
+            inner.compressed_bytes += bytes.len() as u64;
+            inner.raw_pages += u64::from(kind == Kind::Raw);
+            place
         };
         // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
         // else until the record is stored below, so nothing reads, writes or frees it. `bytes` is not in the pool.
@@ -206,21 +220,13 @@ impl Zram {
 
     /// Puts bytes in the pool and takes a slot for them.
     fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
-        let handle = self.new_object(bytes)?;
-        let mut inner = self.inner.lock();
+        let handle = self.new_object(kind, bytes)?;
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
-        match inner.slots.alloc(cpu::current(), record) {
-            Some(slot) => {
-                inner.pool_pages += 1;
-                inner.raw_pages += u64::from(kind == Kind::Raw);
-                inner.compressed_bytes += bytes.len() as u64;
-                Entry::new(self.index, slot).ok_or(StoreError::Full)
-            }
-            None => {
-                inner.pool.free(handle);
-                Err(self.no_room())
-            }
-        }
+        let Some(slot) = self.slots.alloc(cpu::current(), record) else {
+            self.inner.lock().forget(&record);
+            return Err(self.no_room());
+        };
+        Entry::new(self.index, slot).ok_or(StoreError::Full)
     }
 
     fn no_room(&self) -> StoreError {
@@ -229,10 +235,11 @@ impl Zram {
     }
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
-        let mut inner = self.inner.lock();
-        let slot =
-            inner.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)).ok_or(StoreError::Full)?;
-        inner.same_pages += 1;
+        self.same_pages.fetch_add(1, Relaxed);
+        let Some(slot) = self.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)) else {
+            self.same_pages.fetch_sub(1, Relaxed);
+            return Err(StoreError::Full);
+        };
         Entry::new(self.index, slot).ok_or(StoreError::Full)
     }
 
@@ -242,25 +249,26 @@ impl Zram {
 
     /// The file entry that a slot forwards to.
     fn forwarded(&self, entry: Entry) -> Option<Entry> {
-        let record = self.inner.lock().slots.get(entry.slot())?;
+        let record = self.slots.get(entry.slot())?;
         (record.kind == Kind::Forward).then(|| Entry::from_raw(record.data()))?
     }
 }
 
 impl Inner {
-    /// Takes back what a record has in the pool, and its share of the counts.
+    /// Takes back an object of a compressed page, and its share of the counts.
+    fn drop_object(&mut self, handle: Handle, len: usize) {
+        self.pool.free(handle);
+        self.pool_pages -= 1;
+        self.compressed_bytes -= len as u64;
+    }
+
+    /// Takes back what the record of a page that goes has in the pool.
     fn forget(&mut self, record: &Record) {
-        match record.kind {
-            Kind::Same => self.same_pages -= 1,
-            Kind::Forward => {}
-            Kind::Object | Kind::Raw => {
-                self.pool.free(record.handle());
-                self.pool_pages -= 1;
-                self.raw_pages -= u64::from(record.kind == Kind::Raw);
-                self.backed_pages -= u64::from(record.backup().is_some());
-                self.compact_freed += 1;
-                self.compressed_bytes -= u64::from(record.len);
-            }
+        if record.in_pool() {
+            self.drop_object(record.handle(), usize::from(record.len));
+            self.raw_pages -= u64::from(record.kind == Kind::Raw);
+            self.backed_pages -= u64::from(record.backup().is_some());
+            self.compact_freed += 1;
         }
     }
 }
@@ -271,7 +279,7 @@ impl SwapDevice for Zram {
     }
 
     fn caps(&self) -> Caps {
-        Caps { synchronous: true, block_size: 64, ..Caps::default() }
+        Caps { synchronous: true, priority: self.priority, ..Caps::default() }
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -307,33 +315,41 @@ impl SwapDevice for Zram {
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
+        let missing = LoadError::NotInUse { device, slot };
         let mut bytes = [0; COMPRESSED_MAX];
-        let mut inner = self.inner.lock();
-        let record = inner.slots.get_mut(slot).ok_or(LoadError::NotInUse { device, slot })?;
-        let old = !std::mem::replace(&mut record.young, true);
-        if record.packing == Packing::Passed {
-            record.packing = Packing::Fresh;
+        let mut record = self.slots.get(slot).ok_or(missing)?;
+        let mut inner = None;
+        if record.in_pool() {
+            inner = Some(self.inner.lock());
+            // Where it is now, and stays.
+            record = self.slots.get(slot).ok_or(missing)?;
         }
-        let record = *record;
-        if old && record.in_pool() {
-            self.old_loads.fetch_add(1, Relaxed);
+        if record.in_pool() {
+            let passed = if record.packing == Packing::Passed { PASSED } else { 0 };
+            if !record.young || passed != 0 {
+                self.slots.set_bits(slot, FLAGS, passed, YOUNG);
+            }
+            if !record.young {
+                self.old_loads.fetch_add(1, Relaxed);
+            }
+            if record.backup().is_some() {
+                self.worth.note(true);
+            }
         }
-        if record.backup().is_some() {
-            self.worth.note(true);
-        }
+        let pool = inner.as_ref().map(|inner| &inner.pool);
         let corrupt = LoadError::Corrupt { device, slot };
         match record.kind {
             Kind::Same => {
-                drop(inner);
                 fill(into, record.data());
                 Ok(())
             }
             Kind::Raw => {
-                into.copy_from_slice(inner.pool.bytes(record.handle(), OBJECT_MAX).ok_or(corrupt)?);
+                into.copy_from_slice(pool.and_then(|pool| pool.bytes(record.handle(), OBJECT_MAX)).ok_or(corrupt)?);
                 Ok(())
             }
             Kind::Object => {
-                let object = inner.pool.bytes(record.handle(), usize::from(record.len)).ok_or(corrupt)?;
+                let len = usize::from(record.len);
+                let object = pool.and_then(|pool| pool.bytes(record.handle(), len)).ok_or(corrupt)?;
                 let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
                 bytes.copy_from_slice(object);
                 drop(inner);
@@ -352,24 +368,34 @@ impl SwapDevice for Zram {
     }
 
     fn check(&self, entry: Entry) -> Option<u128> {
-        self.inner.lock().slots.get(entry.slot()).map(|record| check_value(record.check))
+        self.slots.get(entry.slot()).map(|record| check_value(record.check))
     }
 
     fn free(&self, entry: Entry) -> bool {
-        let mut inner = self.inner.lock();
-        let Some(record) = inner.slots.free(entry.slot()) else {
+        let slot = entry.slot();
+        let mut release = None;
+        let simple = self.slots.get(slot).is_some_and(|record| !record.in_pool());
+        let record = simple.then(|| self.slots.free_if(slot, |record| !record.in_pool())).flatten().or_else(|| {
+            let mut inner = self.inner.lock();
+            let record = self.slots.remove_if(slot, |_| true)?;
+            inner.forget(&record);
+            release = inner.pool.take_excess();
             drop(inner);
+            self.slots.give_back(slot);
+            Some(record)
+        });
+        let Some(record) = record else {
             self.bad_frees.fetch_add(1, Relaxed);
             return false;
         };
-        inner.forget(&record);
-        let release = inner.pool.take_excess();
-        drop(inner);
+        if record.kind == Kind::Same {
+            self.same_pages.fetch_sub(1, Relaxed);
+        }
         if let Some(release) = release {
             release.run();
             self.inner.lock().pool.released(release);
         }
-        if record.kind != Kind::Forward {
+        if record.kind != Kind::Forward && self.full.load(Relaxed) {
             self.full.store(false, Relaxed);
         }
         let in_file = if record.kind == Kind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
@@ -389,7 +415,7 @@ impl SwapDevice for Zram {
 
     fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
         // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
-        // page: it noted that it is young, one byte, and copied it; or it was decompressing it, which begins anew each time.
+        // page: it noted that it is young, in one step, and copied it; or it was decompressing it, which begins anew each time.
         unsafe {
             self.inner.free_in_child();
             self.codec.fork_child();
@@ -403,14 +429,16 @@ impl SwapDevice for Zram {
         usage.pool_limit_bytes += inner.pool.limit();
         usage.pool_compressed_bytes += inner.compressed_bytes;
         usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
-        usage.same_filled_pages += inner.same_pages;
+        let same_pages = self.same_pages.load(Relaxed);
+        usage.same_filled_pages += same_pages;
         usage.pool_peak_bytes += inner.pool.peak_bytes();
         usage.raw_pages += inner.raw_pages;
         usage.compacted_pages += inner.compacted_pages;
         // Pages that have a place in a file are counted there.
-        usage.slots_in_use += inner.pool_pages - inner.backed_pages + inner.same_pages;
-        usage.meta_bytes += (inner.slots.meta_bytes() + inner.pool.meta_bytes()) as u64;
+        usage.slots_in_use += inner.pool_pages - inner.backed_pages + same_pages;
+        usage.meta_bytes += inner.pool.meta_bytes() as u64;
         drop(inner);
+        usage.meta_bytes += self.slots.meta_bytes() as u64;
         usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
         usage.recompressed_pages += self.recompressed.load(Relaxed);
         if let Some(buffers) = self.writeback.try_lock() {

@@ -4,7 +4,7 @@ use super::Pager;
 use super::ahead::{self, Ahead};
 use super::fork::{self, Gate};
 use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups, lock};
-use super::lists::Lists;
+use super::lists::Shared;
 use super::readahead::Readahead;
 use super::space::{Mapping, Slot, Space};
 use super::{reclaim, signal, thread_mode};
@@ -241,7 +241,7 @@ impl Builder {
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
             frames,
             frame_memory,
-            lists: Mutex::new(Lists::default()),
+            lists: Shared::default(),
             readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,

@@ -6,6 +6,7 @@
 //! device.
 
 use super::inner::{Inner, count, lock};
+use super::lists::Lists;
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::device::LoadError;
@@ -169,22 +170,25 @@ impl Inner {
 
     /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there).
     pub(super) fn settle_ahead(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> (State, u16)) {
-        let mut lists = lock(&self.lists);
+        let mut local = Lists::default();
+        let (clock, present) = (self.lists.clock(), self.lists.present());
         for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
             let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
             *seen = seen.with_writable(true);
             if let State::Swapped(_) = seen.state() {
                 // How many pages have gone since this one went? If fewer than are present, it would still be here
                 // had it been preferred.
-                let distance = lists.clock.wrapping_sub(self.space.prev(page));
-                *seen = seen.with_hot(distance < lists.present());
+                let distance = clock.wrapping_sub(self.space.prev(page));
+                *seen = seen.with_hot(distance < present);
             }
             match to(i).0 {
-                State::Cached(_) => lists.link_ahead(&self.space, page),
-                _ => lists.link_mapped(&self.space, page, *seen),
+                State::Cached(_) => local.link_ahead(&self.space, page),
+                _ => local.link_mapped(&self.space, page, *seen),
             }
         }
-        drop(lists);
+        if done > 0 {
+            self.lists.lock().splice_front(&self.space, local);
+        }
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
             let word = self.space.word(claimed.first + i as u32);
@@ -290,7 +294,6 @@ impl Inner {
 
     /// A page of the swap cache is wanted back.
     fn refault(&self, page: u32, seen: Seen, f: FrameNo) {
-        lock(&self.lists).unlink(&self.space, page, seen);
         let entry = self.take_frame_entry(f);
         let copies = self.sweeps && self.room() > 0;
         self.held.fetch_add(i64::from(copies), Relaxed);
@@ -299,7 +302,10 @@ impl Inner {
         let (cached, credit) = (seen, seen.credit());
         // A page that was read ahead has not been used twice by that.
         let seen = seen.with_writable(true).with_hot(credit == 0 || seen.is_hot());
-        lock(&self.lists).link_mapped(&self.space, page, seen);
+        let mut lists = self.lists.lock();
+        lists.unlink(&self.space, page, cached);
+        lists.link_mapped(&self.space, page, seen);
+        drop(lists);
         self.space.word(page).unlock(seen, State::Mapped(entry));
         count(&self.counters.readahead_hits, credit as usize);
         if let Some(next) = self.readahead.on_hit(page, cached) {

@@ -7,7 +7,7 @@
 //! | `Ahead` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
 //! | `protecting` | that the words' *writable* is true | a batch of reclaim; a sweep |
-//! | `lists` | all lists | some links; words are only tried under it, never waited for |
+//! | `lists` | all lists | a splice, or some links; words are only tried under it, never waited for |
 //! | `Frames`, devices | their own | see there |
 //!
 //! Order: `protecting`, words (ascending), `lists`, frames, devices. Faults never take `protecting`, so reclaim may hold it
@@ -16,7 +16,7 @@
 use super::ahead::Ahead;
 use super::builder::Error;
 use super::fork::Gate;
-use super::lists::Lists;
+use super::lists::Shared;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
 use super::word::{Seen, State};
@@ -123,7 +123,7 @@ pub struct Inner {
     /// Per frame in use: the entry that may hold the same bytes (0: none). Belongs to who has its page busy.
     pub frame_entry: Vec<AtomicU64>,
     /// The lists.
-    pub lists: Mutex<Lists>,
+    pub lists: Shared,
     /// Readahead from devices.
     pub readahead: Readahead,
     /// First touches in order.
@@ -215,7 +215,7 @@ impl Inner {
     pub fn found(&self, page: u32) {
         let Some(seen) = self.space.word(page).try_lock() else { return };
         let seen = seen.with_writable(true);
-        lock(&self.lists).link_mapped(&self.space, page, seen);
+        self.lists.lock().link_mapped(&self.space, page, seen);
         self.held.fetch_add(1, Relaxed);
         self.space.word(page).unlock(seen, State::Mapped(None));
     }
@@ -385,7 +385,7 @@ impl Inner {
                 }
                 *place = Some(seen);
                 if let State::Mapped(_) | State::Cached(_) = seen.state() {
-                    lists.get_or_insert_with(|| lock(&self.lists)).unlink(&self.space, at + i as u32, seen);
+                    lists.get_or_insert_with(|| self.lists.lock()).unlink(&self.space, at + i as u32, seen);
                 }
                 mapped |= u64::from(matches!(seen.state(), State::Mapped(_))) << i;
             }

@@ -6,12 +6,84 @@
 //! moved out in runs (thread mode) wait in the swap cache, *cached*, where a touch brings them back. Pages that were read ahead and wait
 //! there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only when they
 //! have become too many.
+//!
+//! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for one
+//! page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until it is on a
+//! list that others can see, and whoever finds a page on a list has to make it busy first.
 
 use super::space::Space;
 use super::word::{Seen, State};
 use farpage_swap::lru::List;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// The lists; kept in a mutex.
+/// The lists, their lock, and what is known without it.
+#[derive(Debug, Default)]
+pub struct Shared {
+    lists: Mutex<Lists>,
+    /// Pages taken out so far.
+    clock: AtomicU32,
+    /// Pages present in regions when the lock was given back last.
+    present: AtomicU32,
+}
+
+/// The right to change the lists.
+pub struct Guard<'a> {
+    lists: MutexGuard<'a, Lists>,
+    present: &'a AtomicU32,
+}
+
+impl Shared {
+    /// Waits until the lock is free and takes it.
+    pub fn lock(&self) -> Guard<'_> {
+        let (mut lists, waited) = match self.lists.try_lock() {
+            Ok(lists) => (lists, 0),
+            Err(TryLockError::Poisoned(error)) => (error.into_inner(), 0),
+            Err(TryLockError::WouldBlock) => (self.lists.lock().unwrap_or_else(PoisonError::into_inner), 1),
+        };
+        lists.locked += 1;
+        lists.waited += waited;
+        Guard { lists, present: &self.present }
+    }
+
+    /// Another page is taken out: the count, this one included.
+    pub fn tick(&self) -> u32 {
+        self.clock.fetch_add(1, Relaxed).wrapping_add(1)
+    }
+
+    /// Pages taken out so far. Not less than any [`Shared::tick`] of a page that the caller has busy.
+    pub fn clock(&self) -> u32 {
+        self.clock.load(Relaxed)
+    }
+
+    /// Pages present in regions, as of the last change.
+    pub fn present(&self) -> u32 {
+        self.present.load(Relaxed)
+    }
+}
+
+impl Deref for Guard<'_> {
+    type Target = Lists;
+
+    fn deref(&self) -> &Lists {
+        &self.lists
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Lists {
+        &mut self.lists
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.present.store(self.lists.present(), Relaxed);
+    }
+}
+
+/// The lists: those of the pager, or local ones of pages that their owner has busy.
 #[derive(Debug, Default)]
 pub struct Lists {
     /// Pages in regions, youngest first.
@@ -22,8 +94,10 @@ pub struct Lists {
     pub cached: List,
     /// Pages in the swap cache that were read ahead and not touched yet, youngest first.
     pub ahead: List,
-    /// Pages taken out so far.
-    pub clock: u32,
+    /// How often the lock was taken so far.
+    pub locked: u64,
+    /// Of that, how often it was not free.
+    pub waited: u64,
 }
 
 impl Lists {
@@ -44,6 +118,20 @@ impl Lists {
     /// A page that the caller has busy was read ahead into a frame.
     pub fn link_ahead(&mut self, space: &Space, page: u32) {
         self.ahead.push_front(space, page);
+    }
+
+    /// Puts the pages of local lists onto these, as the youngest, and in their order.
+    pub fn splice_front(&mut self, space: &Space, mut local: Lists) {
+        self.mapped.splice_front(space, &mut local.mapped);
+        self.hot.splice_front(space, &mut local.hot);
+        self.cached.splice_front(space, &mut local.cached);
+        self.ahead.splice_front(space, &mut local.ahead);
+    }
+
+    /// The same, of pages in regions, as the oldest.
+    pub fn splice_back(&mut self, space: &Space, mut local: Lists) {
+        self.mapped.splice_back(space, &mut local.mapped);
+        self.hot.splice_back(space, &mut local.hot);
     }
 
     /// Takes a page that the caller has busy off its list.

@@ -202,7 +202,7 @@ impl Pager {
         let page = PAGE_SIZE as u64;
         let pages = |n: i64| n.max(0) as u64 * page;
         let (mapped, cached) = {
-            let lists = lock(&e.lists);
+            let lists = e.lists.lock();
             (u64::from(lists.present()), u64::from(lists.cached.len() + lists.ahead.len()))
         };
         let usage = e.swap.usage();

@@ -113,7 +113,7 @@ impl Inner {
     fn reclaim_step(&self) -> bool {
         self.free_now();
         let (cached, ahead) = {
-            let lists = lock(&self.lists);
+            let lists = self.lists.lock();
             (lists.cached.len() as usize, lists.ahead.len() as usize)
         };
         let mut moved = 0;
@@ -158,7 +158,7 @@ impl Inner {
         let before = free.len();
         let mut taken: Vec<Taken> = Vec::with_capacity(self.store_batch);
         {
-            let mut lists = lock(&self.lists);
+            let mut lists = self.lists.lock();
             let mut tries = 2 * self.store_batch;
             loop {
                 let ahead = lists.ahead.len() as usize > self.ahead_target() || lists.cached.is_empty();
@@ -218,7 +218,7 @@ impl Inner {
                     free.push(self.stored(*one, State::Swapped(entry)));
                 }
                 None => {
-                    lock(&self.lists).link_cached(&self.space, one.0);
+                    self.lists.lock().link_cached(&self.space, one.0);
                     self.space.word(one.0).unlock(one.1, one.1.state());
                 }
             }
@@ -306,10 +306,7 @@ impl Inner {
 
     /// A page's content is safe elsewhere; its frame, of no worth now, is the caller's.
     fn stored(&self, (page, seen, f): Taken, to: State) -> FrameNo {
-        let mut lists = lock(&self.lists);
-        lists.clock = lists.clock.wrapping_add(1);
-        self.space.set_prev(page, lists.clock);
-        drop(lists);
+        self.space.set_prev(page, self.lists.tick());
         self.space.word(page).unlock(seen.with_hot(false), to);
         f
     }

@@ -303,16 +303,17 @@ impl Inner {
         for i in (0..loaded).filter(|i| markers >> i & 1 == 0) {
             mapped[i] = kept(i);
         }
-        self.settle_ahead(claimed, loaded, |i| match markers >> i & 1 {
-            1 => (State::Cached(first + i as FrameNo), credit),
-            _ => (State::Mapped(mapped[i]), 0),
-        });
+        // Before anybody can touch them: a hit is never counted before its read.
         let ahead = loaded - usize::from(must && loaded > 0);
         count(&self.counters.swapped_in, loaded);
         count(&self.counters.readahead, ahead);
         if ahead > 0 {
             self.readahead.read(claimed.first, ahead);
         }
+        self.settle_ahead(claimed, loaded, |i| match markers >> i & 1 {
+            1 => (State::Cached(first + i as FrameNo), credit),
+            _ => (State::Mapped(mapped[i]), 0),
+        });
         match error {
             Some(error) if loaded == 0 => Err(Nothing::Unreadable(error)),
             _ => Ok(loaded),

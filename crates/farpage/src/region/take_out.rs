@@ -9,6 +9,7 @@
 //! writable pages pinned, and only a move finds that out.
 
 use super::inner::{Inner, count, lock};
+use super::lists::Lists;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
@@ -69,14 +70,9 @@ impl Inner {
         let gone = || c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
         let at_sweep = self.gone_at_sweep.load(Relaxed);
         let fresh = at_sweep == u64::MAX || gone() >= at_sweep + BATCH as u64;
-        let all_passed = self.passed.load(Relaxed) >= u64::from(lock(&self.lists).present());
+        let all_passed = self.passed.load(Relaxed) >= u64::from(self.lists.present());
         let sweep = writable.len() > stable.len() && (fresh || all_passed);
-        let put_back = |&(page, seen): &(u32, Seen)| self.put_back(page, seen, !sweep);
-        if sweep {
-            writable.iter().rev().for_each(put_back)
-        } else {
-            writable.iter().for_each(put_back)
-        }
+        self.put_back(&writable, !sweep);
         stable.sort_unstable_by_key(|(page, _)| *page);
         let stored = self.store_in_place(&stable);
         drop(reading);
@@ -99,7 +95,7 @@ impl Inner {
     /// Makes the oldest pages busy and takes them off their lists; how many, and how many were looked at.
     fn pick(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> (usize, usize) {
         let (mut n, mut looked) = (0, 0);
-        let mut lists = lock(&self.lists);
+        let mut lists = self.lists.lock();
         for _ in 0..2 * BATCH {
             let hot = lists.next_hot();
             let list = if hot { &mut lists.hot } else { &mut lists.mapped };
@@ -219,7 +215,7 @@ impl Inner {
                 self.free_entry(entry);
             }
             let Some(entry) = entry.filter(|_| !torn) else {
-                self.put_back(page, seen.with_writable(true), true);
+                self.put_back(&[(page, seen.with_writable(true))], true);
                 continue;
             };
             if let State::Mapped(old) = seen.state() {
@@ -232,12 +228,7 @@ impl Inner {
         gone.sort_unstable_by_key(|(page, _, _)| *page);
         self.discard_pages(&gone);
         self.held.fetch_sub(gone.len() as i64, Relaxed);
-        let mut lists = lock(&self.lists);
-        for (page, _, _) in &gone {
-            lists.clock = lists.clock.wrapping_add(1);
-            self.space.set_prev(*page, lists.clock);
-        }
-        drop(lists);
+        gone.iter().for_each(|(page, _, _)| self.space.set_prev(*page, self.lists.tick()));
         gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(seen.with_hot(false), *to));
         gone.len()
     }
@@ -302,7 +293,7 @@ impl Inner {
     /// were moved, and how many dealt with (at least one).
     fn move_run(&self, run: &[(u32, Seen)]) -> (usize, usize) {
         let Some((first, got)) = self.frames.take_empty(run.len()) else {
-            run.iter().for_each(|&(page, seen)| self.put_back(page, seen, true));
+            self.put_back(run, true);
             return (0, run.len());
         };
         let src = self.space.addr(run[0].0);
@@ -317,7 +308,7 @@ impl Inner {
         }
         let done = bytes / PAGE_SIZE;
         self.frames.put_empty(first + done as FrameNo, got - done);
-        let mut lists = lock(&self.lists);
+        let mut lists = self.lists.lock();
         for (f, (page, seen)) in (first..).zip(&run[..done]) {
             if let State::Mapped(entry) = seen.state() {
                 self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
@@ -340,21 +331,26 @@ impl Inner {
             self.held.fetch_sub(1, Relaxed);
             self.space.word(page).unlock(seen, State::None);
         } else {
-            self.put_back(page, seen, true); // the kernel has it pinned or locked
+            self.put_back(&[(page, seen)], true); // the kernel has it pinned or locked
         }
         (0, 1)
     }
 
-    /// Ends the busy state of a page that stays: as the youngest or the oldest of its list.
-    fn put_back(&self, page: u32, seen: Seen, youngest: bool) {
-        let mut lists = lock(&self.lists);
-        match (youngest, seen.is_hot()) {
-            (true, _) => lists.link_mapped(&self.space, page, seen),
-            (false, true) => lists.hot.push_back(&self.space, page),
-            (false, false) => lists.mapped.push_back(&self.space, page),
+    /// Ends the busy state of pages that stay, in order from old to young: as the youngest or the oldest of their lists.
+    fn put_back(&self, pages: &[(u32, Seen)], youngest: bool) {
+        if pages.is_empty() {
+            return;
+        }
+        let mut local = Lists::default();
+        pages.iter().for_each(|&(page, seen)| local.link_mapped(&self.space, page, seen));
+        let mut lists = self.lists.lock();
+        if youngest {
+            lists.splice_front(&self.space, local);
+        } else {
+            lists.splice_back(&self.space, local);
         }
         drop(lists);
-        self.space.word(page).unlock(seen, seen.state());
+        pages.iter().for_each(|&(page, seen)| self.space.word(page).unlock(seen, seen.state()));
     }
 }
 

@@ -1,10 +1,29 @@
 //! Which CPU runs the caller, for whatever is spread over CPUs. An answer may be old when it is used.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use super::raw::{gettid, nr, syscall};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
-/// Number of the CPU that runs the caller. From the kernel's shared page, without a system call or thread-local storage.
+/// Number of the CPU that runs the caller. From the kernel's shared page, without a system call or thread-local storage. Where
+/// the kernel does not answer (a seccomp filter): a number of the thread's own, so that threads are spread all the same.
 pub fn current() -> usize {
-    rustix::thread::sched_getcpu()
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    static ANSWERS: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match ANSWERS.load(Relaxed) {
+        UNKNOWN => {
+            let mut cpu = 0u32;
+            // SAFETY: writes the number to a local.
+            let asked = unsafe { syscall(nr::GETCPU, [std::ptr::from_mut(&mut cpu) as usize, 0, 0, 0, 0, 0]) };
+            ANSWERS.store(NO + u8::from(asked.is_ok()), Relaxed);
+            if asked.is_ok() { cpu as usize } else { own_number() }
+        }
+        NO => own_number(),
+        _ => rustix::thread::sched_getcpu(),
+    }
+}
+
+fn own_number() -> usize {
+    gettid() as usize
 }
 
 /// CPUs that this process may use, at least 1. (The numbers of [`current`] may be larger.)
@@ -18,4 +37,17 @@ pub fn count() -> usize {
     let count = set.map_or(1, |set| set.count() as usize).max(1);
     COUNT.store(count, Relaxed);
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_a_number_of_its_own_where_cpus_have_none() {
+        let (here, there) = (own_number(), std::thread::spawn(own_number).join().unwrap());
+        assert!(here != there && here == own_number());
+        assert!(rustix::thread::sched_getaffinity(None).unwrap().is_set(current()));
+        assert!(rustix::thread::sched_getaffinity(None).unwrap().is_set(current()), "asked the second time");
+    }
 }

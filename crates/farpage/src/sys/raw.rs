@@ -64,6 +64,8 @@ pub mod nr {
     pub const EXIT: u32 = 60;
     /// `sched_setattr`
     pub const SCHED_SETATTR: u32 = 314;
+    /// `getcpu`
+    pub const GETCPU: u32 = 309;
     /// `sched_getattr`
     pub const SCHED_GETATTR: u32 = 315;
     /// `getrandom`

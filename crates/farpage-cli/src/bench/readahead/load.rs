@@ -5,7 +5,7 @@ use crate::bench::compare::histogram::Histogram;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::conf::SwapSpec;
-use farpage::region::{Pager, ReadaheadTuning, Region, Stats};
+use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -101,7 +101,7 @@ pub struct Words {
     base: *mut u64,
     /// Number of 8-byte words.
     pub len: usize,
-    _region: Option<Region>,
+    region: Option<Region>,
 }
 
 // SAFETY: plain memory; the threads that share it write to places of their own.
@@ -112,14 +112,14 @@ impl Words {
         let len = bytes / 8;
         if let Some(pager) = pager {
             let mut region = pager.region(bytes).map_err(|e| Failure::new(format!("cannot make a region: {e}")))?;
-            return Ok(Words { base: region.as_mut_ptr().cast(), len, _region: Some(region) });
+            return Ok(Words { base: region.as_mut_ptr().cast(), len, region: Some(region) });
         }
         // SAFETY: a new mapping at an address of the kernel's choice; it stays as long as the process.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }
         .map_err(|e| Failure::new(format!("cannot map {bytes} bytes: {e}")))?;
-        Ok(Words { base: base.cast(), len, _region: None })
+        Ok(Words { base: base.cast(), len, region: None })
     }
 
     fn at(&self, i: usize) -> *mut u64 {
@@ -146,6 +146,8 @@ impl Words {
 }
 
 const WORDS: usize = PAGE_SIZE / 8;
+/// Pages that may have been read ahead, or be on their way, where a program stops: two of the largest windows.
+const REACH: usize = 256;
 
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -221,9 +223,9 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     fill(&rest, 2);
     (0..own).for_each(|page| words.write(page * WORDS + page % WORDS, stamp(page, 0)));
     let stop = AtomicBool::new(false);
-    let before = pager.and_then(|p| p.stats().ok());
+    let before = words.region.as_ref().and_then(|r| r.readahead_stats().ok()).unwrap_or_default();
     let mut histogram = Histogram::default();
-    let (mut accesses, mut wrong, mut writes) = (0u64, 0, 0);
+    let (mut accesses, mut wrong, mut writes, mut stopped_at) = (0u64, 0, 0, own);
     let start = Instant::now();
     std::thread::scope(|scope| {
         for thread in 0..spec.background {
@@ -252,6 +254,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
                 histogram.record((now - last).as_nanos() as u64);
                 (last, accesses) = (now, accesses + 1);
                 if now >= end {
+                    stopped_at = page + 1;
                     break 'time;
                 }
             }
@@ -260,7 +263,21 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
         stop.store(true, Relaxed);
     });
     let done = Done { wrong, ..measured(&histogram, accesses, start) };
-    Ok(with_hits(done, before, pager))
+    // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed, and
+    // nothing more is read ahead. Nobody else is at work then.
+    let Some((region, pager)) = words.region.as_ref().zip(pager) else { return Ok(done) };
+    let failed = |e| Failure::new(format!("bench load: {e}"));
+    let (timed, until) = (region.readahead_stats().map_err(failed)?, pager.stats().map_err(failed)?);
+    region.set_readahead(ReadaheadTuning::of(ReadaheadRule::None)).map_err(failed)?;
+    for page in stopped_at..own.min(stopped_at + REACH) {
+        words.read(page * WORDS + page % WORDS);
+    }
+    let after = pager.stats().map_err(failed)?;
+    Ok(Done {
+        swap_ra: timed.swap_ra - before.swap_ra + (after.swap_ra - until.swap_ra),
+        swap_ra_hit: timed.swap_ra_hit - before.swap_ra_hit + (after.swap_ra_hit - until.swap_ra_hit),
+        ..done
+    })
 }
 
 fn measured(histogram: &Histogram, accesses: u64, start: Instant) -> Done {

@@ -22,8 +22,9 @@ use std::process::ExitCode;
 pub const EXAMPLES: &str = "\
 Variants: none, slot and vma (the kernel's rules in a farpage region), stream (farpage's own), stream-exact (the same,
 every page read ahead unmapped until it is touched), kernel (the kernel itself: a swap file in DIR; needs root).
-Columns: throughput of the program that goes in order, latency of its accesses, HIT (pages read ahead that were used, of
-all threads), RA (pages read ahead). The rotational device is the file with a delay for every request that does not go
+Columns: throughput of the program that goes in order, latency of its accesses, HIT (pages read ahead for it that it
+used; when the time is over it goes on, untimed, through those that are left), RA (pages read ahead for it; on the
+kernel's side, by the whole machine). The rotational device is the file with a delay for every request that does not go
 on where the last one ended. On zram (farpage's default devices) nobody writes in the background; zram-random is reading
 at random.
 

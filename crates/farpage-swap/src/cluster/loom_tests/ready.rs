@@ -54,7 +54,7 @@ fn a_cluster_is_popped_and_pushed_during_a_pop() {
 /// [4], [5]: a cluster that is on a stack is emptied and taken for another order while a search pops it.
 #[test]
 fn an_emptied_cluster_is_passed_over() {
-    loom::model(|| {
+    few_preemptions(|| {
         let (swap, all) = full();
         assert_eq!(swap.put(all[3], 1), Ok(1));
         assert_eq!(swap.device(0).unwrap().ready_list(0), [1]);

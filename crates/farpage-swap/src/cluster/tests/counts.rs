@@ -81,3 +81,28 @@ fn swap_batches_free_what_can_be_freed() {
     assert_eq!(swap.in_use(0), 0);
     check(&swap);
 }
+
+/// The only references go without waiting for a lock that is held, and the slots are given out when it is not any more.
+#[test]
+fn swap_a_free_does_not_wait_for_a_lock() {
+    let swap = one(512 * 2);
+    let block = swap.alloc(0, 4, Fill::Swapped).unwrap();
+    let single = swap.alloc(0, 0, Fill::Swapped).unwrap();
+    let all: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).collect();
+    assert_eq!(swap.in_use(0), 1023);
+    let device = swap.device(0).unwrap();
+    let guards = [0, 1].map(|index| device.cluster(index).unwrap().state.lock(&sites::CLUSTER_ADMIN));
+    assert_eq!((swap.put(block, 16), swap.put(single, 1)), (Ok(16), Ok(1)));
+    assert!((0..16).all(|at| swap.lookup(block.offset(at)) == Word::FREE));
+    assert_eq!(swap.lookup(single), Word::FREE);
+    assert!(swap.lookup(all[0]).is_in_use());
+    assert_eq!(swap.in_use(0), 1023, "they are not given out yet");
+    drop(guards);
+    // Whoever has a lock looks after the unlock; these two guards do not.
+    assert!(swap.settle_all(device) && !swap.settle_all(device));
+    assert_eq!(swap.in_use(0), 1006);
+    assert_eq!(swap.put(single, 1), Err(CountError::NotInUse));
+    check(&swap);
+    assert_eq!(swap.alloc(0, 4, Fill::Swapped), Some(block));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(single));
+}

@@ -41,7 +41,7 @@ fn swap_a_search_looks_into_each_nonfull_cluster_once() {
     assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
     // A search for holes in the full list moves some to frag; one by one, all of them.
     while device.list_len(Flag::Frag, 4) < 18 {
-        device.isolate_few(4, 18).unwrap();
+        device.isolate_few(4, 18, |_, _| ()).unwrap();
     }
     // A block in each cluster, of which single slots are taken again: all say they have one, none has.
     for cluster in blocks.chunks(32) {

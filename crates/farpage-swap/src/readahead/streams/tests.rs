@@ -198,6 +198,22 @@ fn short_runs_make_it_careful_and_long_ones_trust_again() {
 }
 
 #[test]
+fn a_stream_that_leaves_out_a_part_each_time_reads_no_more_than_it_uses() {
+    // Every seventh page, but it began with two neighbours: windows of four, three of which are in vain each time.
+    let sparse = |stride: usize| std::iter::once(1000).chain((1001..).step_by(stride).take(1000));
+    for stride in [5, 6, 7, 9] {
+        let p = play_on(&mut Streams::new(), sparse(stride), 128, false);
+        assert!(p.ahead < 40, "{stride}: {p:?}");
+        let p = play_on(&mut Streams::with_strides(), sparse(stride), 128, false);
+        assert!(p.wasted_pct() < 6.0 && p.windows.len() < 100, "{stride}: {p:?}");
+    }
+    // Pages that are there already, now and then, are no reason.
+    let present = |page: &u64| page % 100 > 20;
+    let p = play_on(&mut Streams::new(), (0..40_000).filter(present), 128, false);
+    assert!(p.windows.len() < 1000, "{p:?}");
+}
+
+#[test]
 fn random_access_ends_readahead_within_a_few_misses() {
     let mut streams = Streams::with_strides();
     play_on(&mut streams, 0..4096, 128, true);

@@ -66,7 +66,7 @@ pub struct Backing {
     base: u64,
     is_block: bool,
     /// What is below does not take space back.
-    keeps_space: AtomicBool,
+    pub(super) keeps_space: AtomicBool,
     /// Part of the nonce of every page in this file.
     salt: Salt,
 }
@@ -102,7 +102,7 @@ impl Backing {
     /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole in
     /// a file, a discard of a block device. `false`: it does not do that, and is not asked again.
     pub fn discard(&self, slot: u64, count: u64) -> bool {
-        if self.keeps_space.load(Relaxed) {
+        if !self.discards() {
             return false;
         }
         let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
@@ -116,6 +116,11 @@ impl Backing {
             self.keeps_space.store(true, Relaxed);
         }
         result.is_ok()
+    }
+
+    /// Whether [`Backing::discard`] has not been refused yet.
+    pub fn discards(&self) -> bool {
+        !self.keeps_space.load(Relaxed)
     }
 
     /// Bytes of the filesystem that the file takes.

@@ -14,7 +14,7 @@
 
 use super::DeviceError;
 use super::backing::{Backing, MAGIC};
-use super::open::{Fail, swaps_to};
+use super::open::{Fail, block_size, swaps_to};
 use crate::PAGE_SIZE;
 use crate::sys::raw::{ErrnoText, nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -31,14 +31,14 @@ const BLKDISCARD: usize = 0x1277;
 /// Looks whether a device may be used, and changes nothing: for the launcher, before the program starts.
 pub fn check(path: &Path, rdev: u64, fail: Fail<'_>) -> Result<(), DeviceError> {
     let fd = claim(path, rdev, OFlags::RDONLY, fail)?;
-    slots_of(&fd, fail).map(drop)
+    slots_of(&fd, rdev, fail).map(drop)
 }
 
 /// Opens a device for the engine: what was on it is discarded. The device, and its slots (slot 0 included).
 pub fn open(path: &Path, rdev: u64, fail: Fail<'_>) -> Result<(Backing, u64), DeviceError> {
     let failed = |what: &str, errno: Errno| fail(format!("{what}: {}", ErrnoText(errno)), "use another device");
     let fd = claim(path, rdev, OFlags::RDWR, fail)?;
-    let slots = slots_of(&fd, fail)?;
+    let slots = slots_of(&fd, rdev, fail)?;
     let mut header = [0; PAGE_SIZE];
     header[..MAGIC.len()].copy_from_slice(MAGIC);
     let written = rustix::io::pwrite(&fd, &header, 0).map_err(|e| failed("cannot write its header", e))?;
@@ -88,7 +88,14 @@ fn user_of(rdev: u64) -> (String, &'static str) {
 }
 
 /// The slots of a device that holds nothing, or only what we left there.
-fn slots_of(fd: &OwnedFd, fail: Fail<'_>) -> Result<u64, DeviceError> {
+fn slots_of(fd: &OwnedFd, rdev: u64, fail: Fail<'_>) -> Result<u64, DeviceError> {
+    let block = block_size(rdev);
+    if block as usize > PAGE_SIZE {
+        return Err(fail(
+            format!("it transfers {block} bytes at least, and a page has {PAGE_SIZE}"),
+            "use another device",
+        ));
+    }
     let failed = |what: &str, errno: Errno| fail(format!("{what}: {}", ErrnoText(errno)), "use another device");
     let size = rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)).map_err(|e| failed("cannot tell its size", e))?;
     if size < FRONT + BACK + 64 * PAGE_SIZE as u64 {

@@ -3,7 +3,7 @@
 //! A page that was moved keeps its entry: the slot stays in use, and says that the page is elsewhere (`FileSlot::moved`).
 //! When the entry is freed, the other place becomes an *orphan*, which `space` frees.
 //!
-//! Locks: `inner` for look-ups; no lock across I/O.
+//! Locks: `inner` for the drain's look-ups and for what it moved; no lock across I/O.
 
 use super::*;
 
@@ -27,7 +27,9 @@ impl FileDevice {
                 inner.late = false;
             }
             let late = inner.late;
-            let Some(file) = inner.files.get_mut(id) else {
+            // Between the look at `failed`, which brought us here, and those at the slots; see the end of `write`.
+            fence(SeqCst);
+            let Some(file) = inner.files.get(id) else {
                 *hand = 0;
                 if late {
                     continue;
@@ -36,17 +38,18 @@ impl FileDevice {
                 self.drained.store(true, Relaxed);
                 return None;
             };
-            let found = file.as_mut().and_then(|file| match file.slots.next_in_use(from.max(1), HAND_STEPS) {
-                Ok(page) => Some((Some(page), page + 1)),
+            let found = file.as_ref().and_then(|file| match file.slots.next_in_use(from.max(1), HAND_STEPS) {
+                Ok(page) => Some((Some((file, page)), page + 1)),
                 Err(next) => (next != 0).then_some((None, next)),
             });
             *hand = found.map_or((id as u64 + 1) << PAGE_BITS, |(_, next)| (id as u64) << PAGE_BITS | next);
-            let page = found.and_then(|(page, _)| page);
-            let slot = page.and_then(|page| file.as_mut()?.slots.get_mut(page)).filter(|s| s.is_used() && !s.moved);
-            if let (Some(page), Some(slot)) = (page, slot) {
+            let Some((file, page)) = found.and_then(|(page, _)| page) else { continue };
+            let check = file.slots.update(page, |slot| {
                 slot.marked = true;
-                let check = check_value(slot.check);
-                return Some((Entry::new(self.index, (id as u64) << PAGE_BITS | page)?, check));
+                (!slot.moved).then_some(slot.check)
+            });
+            if let Some(check) = check {
+                return Some((Entry::new(self.index, (id as u64) << PAGE_BITS | page)?, check_value(check)));
             }
         }
     }
@@ -63,11 +66,17 @@ impl FileDevice {
     pub fn moved_to(&self, entry: Entry, to: Entry) -> bool {
         let Some((id, page)) = split(entry) else { return false };
         let mut inner = self.inner.lock();
-        let file = inner.files.get_mut(id).and_then(Option::as_mut);
-        let Some(slot) = file.and_then(|f| f.slots.get_mut(page)).filter(|s| s.is_used() && s.marked) else {
+        let file = inner.files.get(id).and_then(Option::as_ref);
+        let same = file.and_then(|file| {
+            file.slots.update(page, |slot| {
+                let same = slot.marked;
+                (slot.marked, slot.moved) = (false, true);
+                same.then_some(())
+            })
+        });
+        if same.is_none() {
             return false;
-        };
-        (slot.marked, slot.moved) = (false, true);
+        }
         inner.moved.insert(entry.slot(), to);
         self.any_moved.store(true, Relaxed);
         true
@@ -91,22 +100,14 @@ impl FileDevice {
 
     /// Gives the space of one empty cluster of the own file back to what is below; whether there was one.
     pub fn discard_one(&self) -> bool {
-        let (own, first, backing) = {
-            let mut inner = self.inner.lock();
-            // Of inherited files only what this process had is free: the parent may have the rest.
-            let Some(own) = inner.own else { return false };
-            let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return false };
-            let Some(backing) = file.backing.clone() else { return false };
-            let Some(first) = file.slots.begin_discard() else { return false };
-            (own, first, backing)
-        };
+        // Of inherited files only what this process had is free: the parent may have the rest.
+        let Some(own) = self.own.get() else { return false };
+        let Some(backing) = own.backing.get() else { return false };
+        let Some(first) = own.slots.begin_discard() else { return false };
         if backing.discard(first, CLUSTER_SLOTS as u64) {
             self.discarded.fetch_add(CLUSTER_SLOTS as u64, Relaxed);
         }
-        let mut inner = self.inner.lock();
-        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-            file.slots.end_discard(first);
-        }
+        own.slots.end_discard(first);
         true
     }
 }

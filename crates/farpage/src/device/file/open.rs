@@ -26,6 +26,8 @@ pub struct Opened {
     /// Slots at most, slot 0 included.
     pub slots_max: u64,
     pub rotational: bool,
+    /// Bytes; of a file: of the disk below its filesystem.
+    pub block_size: u32,
     pub warning: Option<String>,
 }
 
@@ -44,9 +46,9 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
         FileType::RegularFile => path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")),
         FileType::BlockDevice => {
             let (backing, slots) = block::open(path, stat.st_rdev, &error)?;
-            let rotational = is_rotational(stat.st_rdev);
+            let (rotational, block_size) = (is_rotational(stat.st_rdev), block_size(stat.st_rdev));
             let (file, slots_max) = (Some(backing), slots_max.min(slots));
-            return Ok(Opened { name, dir: None, file, slots_max, rotational, warning: None });
+            return Ok(Opened { name, dir: None, file, slots_max, rotational, block_size, warning: None });
         }
         _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
@@ -61,8 +63,8 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
     let in_memory = rustix::fs::statfs(path).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
     let warning = in_memory
         .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"));
-    let rotational = is_rotational(stat.st_dev);
-    Ok(Opened { name, dir: Some(Fd::new(dir)), file, slots_max, rotational, warning })
+    let (rotational, block_size) = (is_rotational(stat.st_dev), block_size(stat.st_dev).min(PAGE_SIZE as u32));
+    Ok(Opened { name, dir: Some(Fd::new(dir)), file, slots_max, rotational, block_size, warning })
 }
 
 /// What the launcher can see to before the program starts, without changing anything.
@@ -207,12 +209,20 @@ fn free_bytes(file: BorrowedFd<'_>, keep_free: Option<u64>) -> Result<u64, Errno
 
 /// Whether the disk under a filesystem has heads to move. Unknown: no.
 fn is_rotational(device: u64) -> bool {
+    queue(device, "rotational") == Some(1)
+}
+
+/// Bytes that a disk transfers at least. Unknown: 512.
+pub(super) fn block_size(device: u64) -> u32 {
+    queue(device, "logical_block_size").unwrap_or(512)
+}
+
+/// What the kernel says of a disk, or of a partition's disk.
+fn queue(device: u64, name: &str) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     // A partition has no queue of its own; its disk, one directory up, has.
-    ["", "../"].iter().any(|up| {
-        let path = format!("/sys/dev/block/{major}:{minor}/{up}queue/rotational");
-        let mut byte = [0];
-        let file = rustix::fs::openat(CWD, path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        file.is_ok_and(|fd| rustix::io::read(&fd, &mut byte) == Ok(1)) && byte == *b"1"
+    ["", "../"].iter().find_map(|up| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{up}queue/{name}");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
     })
 }

@@ -2,6 +2,7 @@
 
 mod block;
 mod content;
+mod threads;
 
 use super::*;
 use crate::device::testing::{Frame, Rng, check_of, page_of};
@@ -211,7 +212,7 @@ fn device_file_a_write_in_flight_is_not_taken_off() {
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let kept = device.store(&page_of(3).0, check_of(3)).unwrap();
     let (own, backing) = device.own_file().unwrap();
-    let (slot, _) = device.take(own, &backing, 1).unwrap();
+    let (slot, _) = device.take(own, backing, 1).unwrap();
     device.fail("somebody else's read failed", Errno::IO);
     let drained: Vec<_> = std::iter::from_fn(|| device.next_to_drain()).collect();
     assert_eq!(drained, [(kept, check_of(3))]);
@@ -228,7 +229,7 @@ fn device_file_a_write_that_ends_behind_the_drain_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let (own, backing) = device.own_file().unwrap();
-    let (slot, _) = device.take(own, &backing, 1).unwrap();
+    let (slot, _) = device.take(own, backing, 1).unwrap();
     // Slots come from a cluster for each CPU, so the next one need not lie behind it.
     let mut live = HashSet::new();
     while live.iter().filter(|entry: &&Entry| entry.slot() > slot).count() < 2 {
@@ -241,7 +242,7 @@ fn device_file_a_write_that_ends_behind_the_drain_is_found() {
     }
     let page = page_of(4);
     let mut out = [None];
-    device.write(own, &backing, &[(&page.0, check_of(4))], &[(0, slot)], &mut out).unwrap();
+    device.write(own, backing, &[(&page.0, check_of(4))], &[(0, slot)], &mut out).unwrap();
     let late = out[0].unwrap();
     assert_eq!(late.slot(), slot);
     named.extend(std::iter::from_fn(|| device.next_to_drain()).map(|(entry, _)| entry));

@@ -1,6 +1,7 @@
 //! Writing pages to the own file: slots, the file's growth, one batch, and what a failure means.
 //!
-//! Locks: `create` while the file is made; `inner` for tables, never across I/O; `scratch` for an instant.
+//! Locks: `create` while the file is made or grows; `scratch` for an instant; `inner` only for slots that failed, and on a
+//! device that has failed. None across the I/O of pages.
 
 use super::table::FileSlot;
 use super::*;
@@ -36,7 +37,7 @@ impl FileDevice {
             let mut taken = 0;
             let mut no_room = None;
             while taken < wanted && no_room.is_none() {
-                match self.take(own, &backing, wanted - taken) {
+                match self.take(own, backing, wanted - taken) {
                     Ok((first, n)) => {
                         places[taken..taken + n].iter_mut().zip(first..).for_each(|(place, slot)| place.1 = slot);
                         taken += n;
@@ -45,7 +46,7 @@ impl FileDevice {
                 }
             }
             if taken > 0 {
-                let written = self.write(own, &backing, pages, &places[..taken], out);
+                let written = self.write(own, backing, pages, &places[..taken], out);
                 result = written.and(result);
             }
             if let Some(error) = no_room {
@@ -56,65 +57,51 @@ impl FileDevice {
     }
 
     /// The own file, created if need be.
-    pub(super) fn own_file(&self) -> Result<(u8, Arc<Backing>), StoreError> {
+    pub(super) fn own_file(&self) -> Result<(&File, &Backing), StoreError> {
         if self.failed.load(Relaxed) {
             return Err(StoreError::Failed);
         }
-        let existing = || -> Result<(u8, Option<Arc<Backing>>), StoreError> {
-            let inner = self.inner.lock();
-            let own = inner.own.ok_or_else(|| self.no_room())?;
-            let file = inner.files.get(usize::from(own)).and_then(Option::as_ref);
-            Ok((own, file.and_then(|f| f.backing.clone())))
-        };
-        if let (own, Some(backing)) = existing()? {
+        let own = self.own.get().ok_or_else(|| self.no_room())?;
+        if let Some(backing) = own.backing.get() {
             return Ok((own, backing));
         }
         // A forked child has no part of a block device of its own: its pages go to the next device.
         let dir = self.dir.as_ref().ok_or_else(|| self.no_room())?;
         let _create = self.create.lock();
-        let (own, backing) = existing()?;
-        if let Some(backing) = backing {
-            return Ok((own, backing));
+        if own.backing.get().is_none() {
+            let made = dir.borrow().and_then(|dir| Backing::create_in(dir, self.use_tmpfile));
+            let backing = made.map_err(|errno| self.fail("cannot create a file there", errno))?;
+            // Nobody else sets it: that takes the lock.
+            let _ = own.backing.set(backing);
         }
-        let made = dir.borrow().and_then(|dir| Backing::create_in(dir, self.use_tmpfile));
-        let backing = Arc::new(made.map_err(|errno| self.fail("cannot create a file there", errno))?);
-        if let Some(Some(file)) = self.inner.lock().files.get_mut(usize::from(own)) {
-            file.backing = Some(backing.clone());
-        }
-        Ok((own, backing))
+        own.backing.get().map(|backing| (own, backing)).ok_or(StoreError::Failed)
     }
 
-    /// Takes up to `max` consecutive slots of the own file: (slot, how many).
-    pub(super) fn take(&self, own: u8, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
-        for may_grow in [true, false] {
-            let mut inner = self.inner.lock();
-            let epoch = inner.epoch;
-            let retry_second = inner.retry_second;
-            let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Full) };
-            // Drain may look at it before it is written.
-            let taken =
-                file.slots.alloc_run(cpu::current(), max, FileSlot { epoch, pending: true, ..FileSlot::default() });
-            if let Some(taken) = taken {
-                return Ok(taken);
-            }
-            let end = file.slots.slots();
-            drop(inner);
-            if !may_grow || end >= self.slots_max || now_second() < retry_second {
-                break;
-            }
-            // Outside of the lock: loads need not wait for the filesystem.
-            let granted = open::grant(backing, end, GROW_SLOTS, self.keep_free);
-            let granted = (granted / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64).min(self.slots_max);
-            let mut inner = self.inner.lock();
-            if granted <= end {
-                inner.retry_second = now_second() + 1;
-                break;
-            }
-            if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-                file.slots.grow(granted);
-            }
+    /// Takes up to `max` consecutive slots of the own file, without values: (slot, how many).
+    pub(super) fn take(&self, own: &File, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
+        let end = own.slots.slots();
+        let take = || own.slots.take_run(cpu::current(), max);
+        take().or_else(|| self.grow(own, backing, end).then(take)?).ok_or_else(|| self.no_room())
+    }
+
+    /// Makes the own file, which had `end` slots, larger; whether it is.
+    fn grow(&self, own: &File, backing: &Backing, end: u64) -> bool {
+        if end >= self.slots_max || now_second() < self.retry_second.load(Relaxed) {
+            return false;
         }
-        Err(self.no_room())
+        // Not a lock that loads take: they need not wait for the filesystem.
+        let _create = self.create.lock();
+        if own.slots.slots() > end {
+            return true;
+        }
+        let granted = open::grant(backing, end, GROW_SLOTS, self.keep_free);
+        let granted = (granted / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64).min(self.slots_max);
+        if granted <= end {
+            self.retry_second.store(now_second() + 1, Relaxed);
+            return false;
+        }
+        own.slots.grow(granted);
+        true
     }
 
     fn no_room(&self) -> StoreError {
@@ -124,38 +111,23 @@ impl FileDevice {
 
     /// There was no room; whether there may be by now without anything having been freed.
     pub(super) fn may_have_grown(&self) -> bool {
-        let inner = self.inner.lock();
-        let own = inner.own.and_then(|own| inner.files.get(usize::from(own))?.as_ref());
         // Room for more slots, or slots that the disk had no space for.
-        let has_room = own.is_some_and(|file| {
+        let has_room = self.own.get().is_some_and(|file| {
             let slots = file.slots.slots();
             (slots < self.slots_max || file.slots.in_use() + 1 < slots)
-                && (file.backing.is_some() || self.dir.is_some())
+                && (file.backing.get().is_some() || self.dir.is_some())
         });
-        has_room && inner.retry_second <= now_second()
-    }
-
-    /// Gives slots back that were not written.
-    fn give_back(&self, own: u8, slots: impl Iterator<Item = u64>) {
-        let mut inner = self.inner.lock();
-        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-            slots.for_each(|slot| _ = file.slots.free(slot));
-        }
+        has_room && self.retry_second.load(Relaxed) <= now_second()
     }
 
     /// Books a failed write: the slot is never used again, or, if only the disk is full, given back.
-    fn write_failed(&self, own: u8, slot: u64, errno: Errno) -> StoreError {
+    fn write_failed(&self, own: &File, slot: u64, errno: Errno) -> StoreError {
         if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
-            self.give_back(own, std::iter::once(slot));
-            self.inner.lock().retry_second = now_second() + 1;
+            own.slots.give_back(slot);
+            self.retry_second.store(now_second() + 1, Relaxed);
             return self.no_room();
         }
-        let mut inner = self.inner.lock();
-        if let Some(Some(file)) = inner.files.get_mut(usize::from(own)) {
-            file.slots.set(slot, FileSlot { bad: true, ..FileSlot::default() });
-            inner.bad += 1;
-        }
-        drop(inner);
+        self.inner.lock().bad.push(slot);
         self.write_errors.fetch_add(1, Relaxed);
         StoreError::Io(errno)
     }
@@ -164,13 +136,13 @@ impl FileDevice {
     /// itself. The last error, if there was one.
     pub(super) fn write(
         &self,
-        own: u8,
+        own: &File,
         backing: &Backing,
         pages: &[(&Page, u128)],
         places: &[(usize, u64)],
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
-        let sealed = self.seal(backing, pages, places);
+        let sealed = self.seal(own, backing, pages, places);
         let content = |at: usize| match &sealed {
             Some(sealed) => &sealed.pages[at].0,
             None => pages[places[at].0].0,
@@ -187,34 +159,31 @@ impl FileDevice {
         self.rings.run(&mut batch, &mut || {});
         let mut result = Ok(());
         let mut written = [false; BATCH_MAX];
-        for (at, ((&(_, slot), number), written)) in places.iter().zip(numbers).zip(&mut written).enumerate() {
+        for (at, ((&(i, slot), number), written)) in places.iter().zip(numbers).zip(&mut written).enumerate() {
             let mut outcome = number.map_or(Outcome::Failed(Errno::INVAL), |n| batch.outcome(n));
             if outcome != Outcome::Done {
                 outcome = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
             }
             match outcome {
-                Outcome::Done => *written = true,
+                Outcome::Done => {
+                    *written = true;
+                    let count = sealed.as_ref().map_or(0, |sealed| sealed.first + at as u64);
+                    let (check, epoch) = (check_words(pages[i].1), self.epoch.load(Relaxed));
+                    own.slots.insert(slot, FileSlot { check, epoch, count, ..FileSlot::default() });
+                    out[i] = Entry::new(self.index, u64::from(own.id) << PAGE_BITS | slot);
+                }
                 Outcome::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
                 Outcome::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
-        let mut inner = self.inner.lock();
-        let Some(Some(file)) = inner.files.get_mut(usize::from(own)) else { return Err(StoreError::Failed) };
-        for (at, (&(i, slot), _)) in places.iter().zip(written).enumerate().filter(|(_, (_, written))| *written) {
-            if let Some(record) = file.slots.get_mut(slot) {
-                record.pending = false;
-                record.check = check_words(pages[i].1);
-                record.set_count(sealed.as_ref().map_or(0, |sealed| sealed.first + at as u64));
-            }
-            out[i] = Entry::new(self.index, u64::from(own) << PAGE_BITS | slot);
-        }
-        // Who looked at the slots of this batch before passed over them. Under the lock, as the look at them is: either that
+        // Who looked at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that
         // one saw them booked, or this one sees that the device has failed.
+        fence(SeqCst);
         if self.failed.load(Relaxed) {
+            let mut inner = self.inner.lock();
             inner.late = true;
             self.drained.store(false, Relaxed);
         }
-        drop(inner);
         if let Some(sealed) = sealed {
             self.scratch.lock().push(sealed.pages);
         }
@@ -230,14 +199,11 @@ impl FileDevice {
     }
 
     /// Encrypts the pages of a batch into memory of the device's own; `None`: this device does not encrypt.
-    fn seal(&self, backing: &Backing, pages: &[(&Page, u128)], places: &[(usize, u64)]) -> Option<Sealed> {
+    fn seal(&self, own: &File, backing: &Backing, pages: &[(&Page, u128)], places: &[(usize, u64)]) -> Option<Sealed> {
         let cipher = self.cipher.as_ref()?;
         let spare = self.scratch.lock().pop();
         let mut copies = spare.unwrap_or_else(|| (0..BATCH_MAX).map(|_| Bounce([0; PAGE_SIZE])).collect());
-        let mut inner = self.inner.lock();
-        let first = inner.written;
-        inner.written += places.len() as u64;
-        drop(inner);
+        let first = own.written.fetch_add(places.len() as u64, Relaxed);
         for (count, (&(i, _), copy)) in (first..).zip(places.iter().zip(copies.iter_mut())) {
             copy.0 = *pages[i].0;
             cipher.apply(backing.salt(), count, &mut copy.0);

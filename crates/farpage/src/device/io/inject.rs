@@ -103,6 +103,8 @@ const REMEMBERED: usize = 1024;
 /// Decides what goes wrong. Thread-safe; the order of concurrent runs decides who gets which number.
 pub struct Injector {
     faults: Faults,
+    /// Bytes that are never torn apart.
+    unit: usize,
     runs: AtomicU64,
     /// Places (byte + 1) whose last run was upset; the next one is spared.
     upset: [AtomicU64; REMEMBERED],
@@ -114,10 +116,16 @@ impl Injector {
     pub fn new(faults: Faults) -> Injector {
         Injector {
             faults,
+            unit: 512,
             runs: AtomicU64::new(0),
             upset: [const { AtomicU64::new(0) }; REMEMBERED],
             count: AtomicU64::new(0),
         }
+    }
+
+    /// The same for a disk that transfers so many bytes at least, not more than a page (512 without this).
+    pub fn with_unit(self, bytes: usize) -> Injector {
+        Injector { unit: bytes, ..self }
     }
 
     /// Faults injected so far.
@@ -158,8 +166,9 @@ impl Injector {
             }
             hit
         };
-        // Whole sectors, or O_DIRECT would refuse the rest.
-        let part = (1 + more as usize % (len / 512 - 1).max(1)) * 512;
+        // Whole units, or O_DIRECT would refuse the rest.
+        let part = (1 + more as usize % (len / self.unit - 1).max(1)) * self.unit;
+        let units = crate::PAGE_SIZE / self.unit;
         let upset = if falls(f.delay) {
             let late = Timespec { tv_sec: 0, tv_nsec: (100 + more % 2900) as i64 * 1000 };
             let _ = rustix::thread::nanosleep(&late);
@@ -174,8 +183,8 @@ impl Injector {
             Upset::Torn(part)
         } else if direction == Direction::Read && falls(f.flip) {
             Upset::Flip(more as u32)
-        } else if direction == Direction::Write && falls(f.silent_torn) {
-            Upset::TornSilently((1 + more as usize % (crate::PAGE_SIZE / 512 - 1)) * 512)
+        } else if direction == Direction::Write && falls(f.silent_torn) && units > 1 {
+            Upset::TornSilently((1 + more as usize % (units - 1)) * self.unit)
         } else if direction == Direction::Write && falls(f.silent_flip) {
             Upset::FlipStored(more as u32)
         } else {

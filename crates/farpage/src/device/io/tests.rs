@@ -139,6 +139,25 @@ fn io_silent_faults_change_what_is_stored_and_nothing_else() {
 }
 
 #[test]
+fn io_a_torn_write_stores_whole_units() {
+    for unit in [512, 2048, 4096] {
+        let faults = Faults { torn: 20_000, short: 20_000, silent_torn: 20_000, ..Faults::none(3) };
+        let injector = Injector::new(faults).with_unit(unit);
+        let mut torn = 0;
+        for run in 0..300 {
+            let len = PAGE_SIZE * (1 + run as usize % 3);
+            if let Upset::Torn(bytes) | Upset::Short(bytes) | Upset::TornSilently(bytes) =
+                injector.upset(Direction::Write, run * 64 * 1024, len)
+            {
+                assert!(bytes > 0 && bytes < len && bytes % unit == 0, "{bytes} of {len}, {unit}");
+                torn += 1;
+            }
+        }
+        assert!(torn > 50, "{torn}");
+    }
+}
+
+#[test]
 fn io_neighbours_are_merged() {
     let dir = disk();
     let fd = file(dir.path(), true);

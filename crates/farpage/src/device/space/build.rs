@@ -74,7 +74,7 @@ impl SwapSpace {
                     // it (contract of this function).
                     let pool = unsafe { Pool::new(base, share, limit) };
                     let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
-                    let mut zram = Zram::new(index, *alg, pages_max, pool, files.clone());
+                    let mut zram = Zram::new(index, *alg, pages_max, pool, files.clone()).with_priority(prio(i));
                     if *recompress {
                         zram = zram.with_recompression();
                     }
@@ -118,7 +118,8 @@ fn open_file(
         Fault::Dying(seed) => Faults { dead_after: Some(DYING), ..Faults::none(seed) },
     });
     if let Some(faults) = faults {
-        file = file.with_faults(Arc::new(Injector::new(faults)));
+        let unit = file.caps().block_size as usize;
+        file = file.with_faults(Arc::new(Injector::new(faults).with_unit(unit)));
     }
     Ok(Some(Arc::new(file)))
 }

@@ -33,6 +33,7 @@ fn device_space_orders_devices_and_passes_pages_on() {
     let specs = [zram(None), file(dir.path(), Some(8 * 4096), None), file(dir.path(), None, Some(5))];
     let s = space(&region, 16 << 20, &specs).unwrap();
     assert_eq!(s.store(&page_of(1).0, 0).unwrap().device(), 0, "the file with prio=5 is first");
+    assert_eq!(s.devices.iter().map(|device| device.caps().priority).collect::<Vec<_>>(), [5, -1, -1]);
     let s = space(&region, 16 << 20, &specs[..2]).unwrap();
     let text = s.store(&page_of(1).0, check_of(1)).unwrap();
     assert_eq!((text.device(), s.is_synchronous(text)), (0, true));

@@ -47,7 +47,9 @@ impl Zram {
         let Some(backup) = self.forwarded(entry).filter(|_| self.worth.promote()) else { return false };
         let done = self.codec.compress(page, |bytes| {
             bytes.len() <= COMPRESSED_MAX
-                && self.new_object(bytes).is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
+                && self
+                    .new_object(Kind::Object, bytes)
+                    .is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
         });
         done.unwrap_or(false)
     }
@@ -55,27 +57,27 @@ impl Zram {
     /// Puts an object in the place of the forwarding; frees it if the slot is another page's by now.
     fn promoted(&self, slot: u64, backup: Entry, handle: Handle, len: usize) -> bool {
         let mut inner = self.inner.lock();
-        let found = inner.slots.get_mut(slot).filter(|r| r.kind == Kind::Forward && r.data() == backup.raw());
-        let Some(record) = found else {
-            inner.pool.free(handle);
-            return false;
-        };
-        *record = Record::backed(handle, len, backup, check_value(record.check));
-        inner.pool_pages += 1;
-        inner.backed_pages += 1;
-        inner.compressed_bytes += len as u64;
-        true
+        let done = self.slots.update(slot, |record| {
+            let same = record.kind == Kind::Forward && record.data() == backup.raw();
+            *record = Record::backed(handle, len, backup, check_value(record.check));
+            same.then_some(())
+        });
+        match done {
+            Some(()) => inner.backed_pages += 1,
+            None => inner.drop_object(handle, len),
+        }
+        done.is_some()
     }
 
     /// The page of `entry` is in memory again and memory is scarce: gives up its compressed copy if there is one in a
     /// file. Whether the entry takes no pool memory (any more).
     pub(super) fn drop_copy(&self, entry: Entry) -> bool {
         let mut inner = self.inner.lock();
-        let Some(record) = inner.slots.get(entry.slot()) else { return false };
+        let Some(record) = self.slots.get(entry.slot()) else { return false };
         if !record.in_pool() {
             return true;
         }
-        let given = inner.drop_backed(entry.slot());
+        let given = self.drop_backed(&mut inner, entry.slot());
         drop(inner);
         if given {
             self.full.store(false, Relaxed);
@@ -83,17 +85,16 @@ impl Zram {
         }
         given
     }
-}
 
-impl Inner {
     /// Lets a slot forward to its copy in a file again, if it has one.
-    pub(super) fn drop_backed(&mut self, slot: u64) -> bool {
-        let Some(record) = self.slots.get_mut(slot) else { return false };
-        let Some(backup) = record.backup() else { return false };
-        let old = *record;
-        *record = Record { young: false, ..Record::new(Kind::Forward, backup.raw(), 0, check_value(old.check)) };
-        self.forget(&old);
-        true
+    pub(super) fn drop_backed(&self, inner: &mut Inner, slot: u64) -> bool {
+        let old = self.slots.update(slot, |record| {
+            let old = *record;
+            let backup = old.backup()?;
+            *record = Record { young: false, ..Record::new(Kind::Forward, backup.raw(), 0, check_value(old.check)) };
+            Some(old)
+        });
+        old.inspect(|old| inner.forget(old)).is_some()
     }
 }
 

@@ -26,7 +26,7 @@ impl Zram {
         while tried < pages && steps > 0 {
             steps -= 1;
             let mut inner = self.inner.lock();
-            let slot = match inner.slots.next_in_use(inner.recompress_hand, 4) {
+            let slot = match self.slots.next_in_use(inner.recompress_hand, 4) {
                 Ok(slot) => slot,
                 Err(next) => {
                     inner.recompress_hand = next.max(1);
@@ -37,14 +37,10 @@ impl Zram {
                 }
             };
             inner.recompress_hand = slot + 1;
-            let Some(record) = inner.slots.get_mut(slot) else { continue };
-            if record.kind != Kind::Object || record.marked {
-                continue;
-            }
+            let Some(record) = self.slots.get(slot).filter(|r| r.kind == Kind::Object && !r.marked) else { continue };
             match record.packing {
-                Packing::Fresh => record.packing = Packing::Passed,
+                Packing::Fresh => self.slots.set_bits(slot, FLAGS, 0, PASSED),
                 Packing::Passed => {
-                    let record = *record;
                     drop(inner);
                     self.pack(dense, slot, &record);
                     tried += 1;
@@ -65,9 +61,7 @@ impl Zram {
         {
             // The object may have been moved or freed since: then its bytes are another's, or there are none.
             let inner = self.inner.lock();
-            let Some(object) =
-                self.same(&inner, slot, record).then(|| inner.pool.bytes(record.handle(), len)).flatten()
-            else {
+            let Some(object) = self.same(slot, record).then(|| inner.pool.bytes(record.handle(), len)).flatten() else {
                 return;
             };
             bytes.copy_from_slice(object);
@@ -77,35 +71,37 @@ impl Zram {
         }
         let made = dense.compress(&page, |bytes| {
             let smaller = Pool::size_of(bytes.len()) < Pool::size_of(len);
-            smaller.then(|| self.new_object(bytes).ok().map(|handle| (handle, bytes.len())))
+            smaller.then(|| self.new_object(Kind::Object, bytes).ok().map(|handle| (handle, bytes.len())))
         });
         let mut inner = self.inner.lock();
-        let same = self.same(&inner, slot, record);
+        let same = self.same(slot, record);
         match made.flatten() {
             Some(Some((handle, new_len))) if same => {
-                inner.pool.free(record.handle());
-                inner.compressed_bytes -= (len - new_len) as u64;
-                if let Some(record) = inner.slots.get_mut(slot) {
+                inner.drop_object(record.handle(), len);
+                self.slots.update(slot, |record| {
                     (record.data[0], record.len, record.packing) = (handle.raw(), new_len as u16, Packing::Dense);
-                }
+                    Some(())
+                });
                 self.recompressed.fetch_add(1, Relaxed);
                 self.full.store(false, Relaxed);
             }
-            Some(Some((handle, _))) => _ = inner.pool.free(handle),
+            Some(Some((handle, new_len))) => inner.drop_object(handle, new_len),
             // No room for the moment.
             Some(None) => {}
-            None => {
-                if let Some(record) = inner.slots.get_mut(slot).filter(|_| same) {
+            None if same => {
+                self.slots.update(slot, |record| {
                     record.packing = Packing::Stubborn;
-                }
+                    Some(())
+                });
             }
+            None => {}
         }
     }
 
     /// Whether a slot still holds the object that `record` describes. One that was freed and used again has not been
-    /// passed by the hand, which only this thread moves.
-    fn same(&self, inner: &Inner, slot: u64, record: &Record) -> bool {
-        inner.slots.get(slot).is_some_and(|now| {
+    /// passed by the hand, which only this thread moves. Caller has `inner`.
+    fn same(&self, slot: u64, record: &Record) -> bool {
+        self.slots.get(slot).is_some_and(|now| {
             now.kind == Kind::Object
                 && now.data[0] == record.data[0]
                 && now.packing == Packing::Passed

@@ -1,4 +1,4 @@
-//! What zram keeps for a slot. Plain data, behind `inner`.
+//! What zram keeps for a slot. Records of objects change behind `inner`.
 
 use super::{Entry, Handle, check_words};
 
@@ -13,9 +13,9 @@ pub(super) enum Kind {
     Forward,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Two halves, so that the record is aligned to 4 and takes 32 bytes.
+    /// Low half first.
     pub(super) data: [u32; 2],
     pub(super) check: [u32; 4],
     /// Bytes of an object.
@@ -44,7 +44,38 @@ pub(super) enum Packing {
     Dense,
 }
 
-const _: () = assert!(size_of::<Record>() <= 32);
+/// 32-bit words of a [`Record`].
+pub(super) const WORDS: usize = 8;
+/// The word of a record that has these bits.
+pub(super) const FLAGS: usize = 7;
+pub(super) const YOUNG: u32 = 1 << 4;
+pub(super) const MARKED: u32 = 1 << 5;
+/// The bit by which [`Packing::Passed`] differs from [`Packing::Fresh`].
+pub(super) const PASSED: u32 = 1 << 2;
+
+impl From<Record> for [u32; WORDS] {
+    fn from(record: Record) -> [u32; WORDS] {
+        let ([low, high], [a, b, c, d]) = (record.data, record.check);
+        let len = u32::from(record.len) | u32::from(record.backup_high) << 16;
+        let flags = if record.young { YOUNG } else { 0 } | if record.marked { MARKED } else { 0 };
+        [low, high, a, b, c, d, len, record.kind as u32 | (record.packing as u32) << 2 | flags]
+    }
+}
+
+impl From<[u32; WORDS]> for Record {
+    fn from([low, high, a, b, c, d, len, flags]: [u32; WORDS]) -> Record {
+        Record {
+            data: [low, high],
+            check: [a, b, c, d],
+            len: len as u16,
+            backup_high: (len >> 16) as u16,
+            kind: [Kind::Same, Kind::Object, Kind::Raw, Kind::Forward][(flags & 3) as usize],
+            young: flags & YOUNG != 0,
+            marked: flags & MARKED != 0,
+            packing: [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense][(flags >> 2 & 3) as usize],
+        }
+    }
+}
 
 impl Record {
     /// A record of a page just stored.
@@ -77,5 +108,29 @@ impl Record {
 
     pub(super) fn in_pool(&self) -> bool {
         matches!(self.kind, Kind::Object | Kind::Raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_the_same_in_words() {
+        for kind in [Kind::Same, Kind::Object, Kind::Raw, Kind::Forward] {
+            for packing in [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense] {
+                let one =
+                    Record { packing, backup_high: 0xabcd, ..Record::new(kind, u64::MAX - 5, 4096, 77 << 96 | 3) };
+                let one = Record { young: kind == Kind::Raw, marked: kind == Kind::Same, ..one };
+                let words = <[u32; WORDS]>::from(one);
+                let back = Record::from(words);
+                assert!(back == one);
+                assert!(words[FLAGS] & YOUNG != 0 || !one.young);
+            }
+        }
+        let passed = Record { packing: Packing::Passed, ..Record::default() };
+        let mut words = <[u32; WORDS]>::from(passed);
+        words[FLAGS] &= !PASSED;
+        assert!(Record::from(words).packing == Packing::Fresh);
     }
 }

@@ -295,7 +295,7 @@ fn device_zram_cold_pages_are_compressed_anew_and_wanted_ones_are_not() {
         device.recompress(64);
     }
     let after = usage(&device);
-    let dense = |entry: Entry| device.inner.lock().slots.get(entry.slot()).unwrap().packing == Packing::Dense;
+    let dense = |entry: Entry| device.slots.get(entry.slot()).unwrap().packing == Packing::Dense;
     assert!(hot().all(|&(entry, _)| !dense(entry)));
     println!(
         "{} -> {} bytes, pool {} -> {}",
@@ -352,4 +352,28 @@ fn device_zram_recompression_beside_everything_else() {
     assert_eq!((end.slots_in_use, end.pool_compressed_bytes, end.bad_frees), (0, 0, 0));
     println!("{} recompressed", end.recompressed_pages);
     assert!(end.recompressed_pages > 0);
+}
+
+/// What needs no lock of the pool: this hangs if one of these takes it.
+#[test]
+fn device_zram_looks_up_and_keeps_words_without_the_lock_of_the_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::new(16 << 20);
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let device = zram(&region, Alg::Lz4, 1 << 20, vec![file]);
+    let far = device.store(&page_of(1).0, check_of(1)).unwrap();
+    assert_eq!(device.writeback(1), 1);
+    let near = device.store(&page_of(2).0, check_of(2)).unwrap();
+    let inner = device.inner.lock();
+    assert_eq!((device.check(near), device.resolve(near)), (Some(check_of(2)), near));
+    assert!(device.is_synchronous(near) && !device.is_synchronous(far) && device.resolve(far).device() == 1);
+    expect(&device, far, 1);
+    let zeros = Frame::boxed();
+    let same = device.store(&zeros.0, 7).unwrap();
+    let mut page = Frame::boxed();
+    assert_eq!(device.load(same, &mut page.0), Ok(()));
+    assert!(page.0 == zeros.0 && device.free(same));
+    assert!(device.free(far));
+    drop(inner);
+    expect(&device, near, 2);
 }

@@ -2,9 +2,10 @@
 //! A page that has a copy in a file already only gives up its place in the pool.
 //!
 //! Locks: `writeback` for the whole move (one thread at a time), `inner` for short holds: a few hundred slots of the
-//! clock hand, one page's copy. Decompression and file I/O run without `inner`; the mark of a record tells afterwards
+//! clock hand (records of objects change nowhere else meanwhile), one page's copy. Decompression and file I/O run without `inner`; the mark of a record tells afterwards
 //! whether its slot is still the page that was written.
 
+use super::record::MARKED;
 use super::*;
 
 /// Slots a hand passes in one hold of the lock.
@@ -46,7 +47,7 @@ impl Zram {
     fn mark_oldest(&self, out: &mut [u64], want: usize) -> (usize, usize) {
         let (mut found, mut dropped) = (0, 0);
         // Two rounds: the first may only make everything old.
-        let mut steps = 2 * self.inner.lock().slots.in_use() + HAND_STEPS as u64;
+        let mut steps = 2 * self.slots.in_use() + HAND_STEPS as u64;
         while found + dropped < want && steps > 0 {
             let mut inner = self.inner.lock();
             for _ in 0..HAND_STEPS {
@@ -54,7 +55,7 @@ impl Zram {
                     break;
                 }
                 steps -= 1;
-                let slot = match inner.slots.next_in_use(inner.hand, HAND_STEPS) {
+                let slot = match self.slots.next_in_use(inner.hand, HAND_STEPS) {
                     Ok(slot) => slot,
                     Err(next) => {
                         inner.hand = next.max(1);
@@ -62,15 +63,15 @@ impl Zram {
                     }
                 };
                 inner.hand = slot + 1;
-                let Some(record) = inner.slots.get_mut(slot) else { continue };
-                if !record.in_pool() || std::mem::take(&mut record.young) || record.marked {
-                    continue;
-                }
-                if record.backup().is_some() {
+                let Some(record) = self.slots.get(slot).filter(Record::in_pool) else { continue };
+                if record.young {
+                    self.slots.set_bits(slot, FLAGS, YOUNG, 0);
+                } else if record.marked {
+                } else if record.backup().is_some() {
                     self.worth.note(false);
-                    dropped += usize::from(inner.drop_backed(slot));
+                    dropped += usize::from(self.drop_backed(&mut inner, slot));
                 } else if let Some(place) = out.get_mut(found) {
-                    record.marked = true;
+                    self.slots.set_bits(slot, FLAGS, 0, MARKED);
                     *place = slot;
                     found += 1;
                 }
@@ -124,7 +125,7 @@ impl Zram {
     fn copy_marked(&self, slot: u64, into: &mut Page) -> Option<u128> {
         let mut bytes = [0; COMPRESSED_MAX];
         let inner = self.inner.lock();
-        let record = inner.slots.get(slot).filter(|record| record.marked)?;
+        let record = self.slots.get(slot).filter(|record| record.marked)?;
         let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
         let codec = self.codec_of(&record);
         if record.kind == Kind::Raw {
@@ -141,18 +142,21 @@ impl Zram {
     }
 
     fn unmark(&self, slot: u64) {
-        let mut inner = self.inner.lock();
-        if let Some(record) = inner.slots.get_mut(slot) {
-            record.marked = false;
+        let _inner = self.inner.lock();
+        if self.slots.get(slot).is_some_and(|record| record.marked) {
+            self.slots.set_bits(slot, FLAGS, MARKED, 0);
         }
     }
 
     /// Lets a slot forward to the file, if it is still the page that was written.
     fn forward(&self, slot: u64, entry: Entry) -> bool {
         let mut inner = self.inner.lock();
-        let Some(record) = inner.slots.get_mut(slot).filter(|record| record.marked) else { return false };
-        let old = *record;
-        *record = Record { young: false, ..Record::new(Kind::Forward, entry.raw(), 0, check_value(old.check)) };
+        let old = self.slots.update(slot, |record| {
+            let old = *record;
+            *record = Record { young: false, ..Record::new(Kind::Forward, entry.raw(), 0, check_value(old.check)) };
+            old.marked.then_some(old)
+        });
+        let Some(old) = old else { return false };
         inner.forget(&old);
         self.full.store(false, Relaxed);
         true
@@ -177,7 +181,7 @@ impl Zram {
             }
             for _ in 0..HAND_STEPS.min(steps) {
                 steps -= 1;
-                let slot = match inner.slots.next_in_use(inner.compact_hand, HAND_STEPS) {
+                let slot = match self.slots.next_in_use(inner.compact_hand, HAND_STEPS) {
                     Ok(slot) => slot,
                     Err(next) => {
                         inner.compact_hand = next.max(1);
@@ -192,13 +196,14 @@ impl Zram {
                     }
                 };
                 inner.compact_hand = slot + 1;
-                let Some(record) = inner.slots.get(slot).filter(Record::in_pool) else { continue };
+                let Some(record) = self.slots.get(slot).filter(Record::in_pool) else { continue };
                 let Some(handle) = inner.pool.relocate(record.handle()) else { continue };
                 inner.compacted = true;
                 inner.compacted_pages += 1;
-                if let Some(record) = inner.slots.get_mut(slot) {
+                self.slots.update(slot, |record| {
                     record.data[0] = handle.raw();
-                }
+                    Some(())
+                });
             }
         }
         self.trim();

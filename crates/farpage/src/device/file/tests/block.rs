@@ -15,10 +15,18 @@ struct Loop {
 impl Loop {
     /// `None`: there are none here, or not for us.
     fn new(bytes: u64) -> Option<Loop> {
+        Loop::with_sectors(bytes, 512)
+    }
+
+    fn with_sectors(bytes: u64, sector: u32) -> Option<Loop> {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let file = dir.path().join("disk");
         File::create(&file).unwrap().set_len(bytes).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().ok()?;
+        let out = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &sector.to_string()])
+            .arg(&file)
+            .output()
+            .ok()?;
         let path = String::from_utf8_lossy(&out.stdout).trim().to_owned();
         if !out.status.success() || path.is_empty() {
             println!("skipped: no loop device: {}", String::from_utf8_lossy(&out.stderr));
@@ -99,6 +107,23 @@ fn device_block_keeps_pages_for_one_user_at_a_time() {
         expect(&device, entry, 3);
         assert_eq!(device.take_warning(), None);
     }
+}
+
+#[test]
+fn device_block_sectors_of_a_page_are_taken_and_larger_ones_refused() {
+    let Some(disk) = Loop::with_sectors(8 << 20, 4096) else { return };
+    let device = FileDevice::open(1, &disk.path, None).unwrap();
+    assert_eq!((device.caps().block_size, device.caps().discard), (4096, true));
+    let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
+    expect(&device, entry, 3);
+    // A disk that cannot discard: clusters are used again as they are.
+    device.own.get().unwrap().backing.get().unwrap().keeps_space.store(true, Relaxed);
+    assert!(!device.caps().discard);
+    drop(device);
+    // Older kernels have none.
+    let Some(disk) = Loop::with_sectors(8 << 20, 8192) else { return };
+    let refusal = disk.refusal();
+    assert!(refusal.contains("transfers 8192 bytes at least, and a page has 4096"), "{refusal}");
 }
 
 #[test]

@@ -15,7 +15,8 @@ fn store_all(device: &FileDevice, seeds: std::ops::Range<u64>) -> Vec<(Entry, u6
 /// What is on the disk in a slot.
 fn raw(device: &FileDevice, entry: Entry) -> Box<Frame> {
     let mut frame = Frame::boxed();
-    let (backing, slot) = device.find(entry).unwrap();
+    let (file, slot, _) = device.find(entry).unwrap();
+    let backing = file.backing.get().unwrap();
     let n = rustix::io::pread(backing.fd.borrow().unwrap(), &mut frame.0, backing.at(slot)).unwrap();
     assert_eq!(n, PAGE_SIZE);
     frame
@@ -53,7 +54,8 @@ fn device_file_encrypts_every_page_with_a_nonce_of_its_own() {
     assert!(back.0 == page.0);
     let mut bytes = raw(&device, entry);
     bytes.0[77] ^= 1;
-    let (backing, slot) = device.find(entry).unwrap();
+    let (file, slot, _) = device.find(entry).unwrap();
+    let backing = file.backing.get().unwrap();
     rustix::io::pwrite(backing.fd.borrow().unwrap(), &bytes.0, backing.at(slot)).unwrap();
     assert!(matches!(device.load(entry, &mut back.0), Err(LoadError::Corrupt { .. })));
 }

@@ -1,0 +1,106 @@
+//! Reading a page of a file: finding it, one transfer, and whether what came is right.
+//!
+//! Locks: `inner` only to look an inherited file up; none across I/O.
+
+use super::table::{File, FileSlot};
+use super::*;
+use std::ops::Deref;
+
+/// A file that stays there as long as this lives.
+pub(super) enum Found<'a> {
+    Own(&'a File),
+    Inherited(Arc<File>),
+}
+
+impl Deref for Found<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Found::Own(file) => file,
+            Found::Inherited(file) => file,
+        }
+    }
+}
+
+impl FileDevice {
+    /// As `SwapDevice::load`.
+    pub(super) fn read(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        let (device, slot) = (self.index, entry.slot());
+        let (file, page, _) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
+        let backing = file.backing.get().ok_or(LoadError::NotInUse { device, slot })?;
+        let outcome = if aligned(into) || !backing.is_direct() {
+            self.transfer_one(backing, page, Direction::Read, into)
+        } else {
+            let mut bounce = Bounce([0; PAGE_SIZE]);
+            let outcome = self.transfer_one(backing, page, Direction::Read, &mut bounce.0);
+            into.copy_from_slice(&bounce.0);
+            outcome
+        };
+        match outcome {
+            Outcome::Done if self.complete(entry, into) => Ok(()),
+            Outcome::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
+            Outcome::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
+            Outcome::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
+        }
+    }
+
+    /// The file of an entry in use, the page in it, and what is kept for it.
+    pub(super) fn find(&self, entry: Entry) -> Option<(Found<'_>, u64, FileSlot)> {
+        let (id, page) = split(entry)?;
+        let own = self.own.get().filter(|own| usize::from(own.id) == id);
+        let file = match own {
+            Some(own) => Found::Own(own),
+            None => Found::Inherited(self.inner.lock().files.get(id)?.clone()?),
+        };
+        let slot = file.slots.get(page)?;
+        Some((file, page, slot))
+    }
+
+    /// Whether a page that was read is the one that was stored, decrypted if need be.
+    pub(super) fn unseal(&self, entry: Entry, page: &mut Page) -> bool {
+        if self.cipher.is_none() && self.key.get().is_none() {
+            return true;
+        }
+        let Some((file, _, slot)) = self.find(entry) else { return false };
+        if let Some(cipher) = &self.cipher {
+            let Some(backing) = file.backing.get() else { return false };
+            cipher.apply(backing.salt(), slot.count, page);
+        }
+        self.key.get().is_none_or(|key| check_value(slot.check) == key.hash(page))
+    }
+
+    /// Transfers one page, aligned; switches O_DIRECT off if that is what the kernel minds.
+    pub(super) fn transfer_one(&self, backing: &Backing, slot: u64, direction: Direction, page: &mut Page) -> Outcome {
+        for last in [false, true] {
+            let mut batch = Batch::new(direction);
+            let place = self.place_in(backing, slot);
+            // SAFETY: the page is borrowed mutably until after `run`.
+            unsafe { batch.push(&place, page) };
+            self.rings.run(&mut batch, &mut || {});
+            match batch.outcome(0) {
+                Outcome::Failed(Errno::INVAL) if !last && backing.give_up_direct().is_ok() => {}
+                outcome => return outcome,
+            }
+        }
+        Outcome::Failed(Errno::INVAL)
+    }
+
+    pub(super) fn place_in(&self, backing: &Backing, slot: u64) -> Place {
+        Place {
+            fd: backing.fd.raw().unwrap_or(-1),
+            at: backing.at(slot),
+            direct: backing.is_direct(),
+            injector: self.injector.clone(),
+        }
+    }
+
+    /// Counts what keeps failing.
+    fn read_failed(&self, error: LoadError) -> LoadError {
+        self.read_errors.fetch_add(1, Relaxed);
+        if self.reads_failed.fetch_add(1, Relaxed) + 1 >= READ_ERRORS_MAX {
+            self.fail("reads keep failing", if let LoadError::Io { errno, .. } = error { errno } else { Errno::IO });
+        }
+        error
+    }
+}

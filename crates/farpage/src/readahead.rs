@@ -1,0 +1,365 @@
+//! Which pages come in with one that is missing, under `farpage run`, and whether they were wanted.
+//!
+//! ```text
+//!   fault on a swapped page    -> on_miss -> Plan: these pages, or these slots     (swap_in brings them in)
+//!   touch of a page that waits -> on_hit
+//! ```
+//! The rules are pure ([`farpage_swap::readahead`]); this module keeps their states. Streams have one for each thread, so
+//! that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's rules
+//! have one for each mapping, or one in all.
+//!
+//! Pages read ahead are mapped at once, so their first touch is invisible. But one in many, a *marker*, anywhere among them,
+//! is left out. It has the *credit* of all that were read since the last one: if it is touched while its neighbours are
+//! still there, they count as used; if not, they do not. With `exact`, and with the kernel's rules, all pages read ahead
+//! wait in the swap cache, with a mark in their words; their first touch is a minor fault, which takes the mark and counts it.
+//!
+//! Caller: `swap_in`, `ahead`, `fault`, all on the pager's thread; the writer, for [`SlotPages`]. No locks.
+
+use crate::device::Entry;
+use crate::page_table::{Node, Vpn};
+use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Threads with streams of their own; more share.
+const THREADS: usize = 8;
+/// Mappings whose state the kernel's rule keeps.
+const MAPPINGS: usize = 16;
+/// Most pages of a window of ours by default: the fault waits for all of them.
+const DEFAULT_MAX: u32 = 32;
+/// Windows take this part of the budget at most.
+const BUDGET_PART: u64 = 64;
+/// Most pages of one of the kernel's windows, and of a strided one.
+pub(crate) const LIST_MAX: usize = 32;
+/// A marker stands for about so many pages at most: it costs a fault.
+const MARK_EVERY: u32 = 1024;
+/// Markers that are remembered; of those that are not touched, the oldest are forgotten.
+const MARKERS: usize = 1024;
+/// At first for this part of those read ahead so far, so that there is something to tell early.
+const MARK_PART: u32 = 8;
+/// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
+const SLOTS: usize = 1 << 22;
+
+/// What to bring in for a fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// The page's neighbours in this window, up to the first that is not swapped out.
+    Run(Window),
+    /// All pages of this window that are swapped out, [`LIST_MAX`] at most.
+    Each(Window),
+    /// What lies in these slots of the page's device.
+    Slots(Range<u64>),
+}
+
+/// What is known of one mapping.
+struct Mapping {
+    start: Vpn,
+    vma: VmaState,
+    /// Pages read ahead that no marker stands for yet.
+    unmarked: u32,
+    /// Pages read ahead and marked; the exact number does not matter once it is large.
+    marked: u32,
+}
+
+/// A page that was left out, see the module documentation.
+struct Marker {
+    credit: u32,
+    /// Distance to the pages beside it in its window.
+    step: u64,
+    made: u64,
+}
+
+/// See the module documentation.
+pub(crate) struct Readahead {
+    tuning: Tuning,
+    max: u32,
+    /// Whose turn it is among `streams`.
+    own: usize,
+    streams: Box<[Streams; THREADS]>,
+    /// The one used last first.
+    mappings: Vec<Mapping>,
+    cluster: ClusterState,
+    markers: BTreeMap<Vpn, Marker>,
+    /// Counts markers.
+    made: u64,
+    random: u32,
+}
+
+impl Readahead {
+    /// For a program with a budget of `ram` bytes.
+    pub(crate) fn new(tuning: Tuning, ram: u64) -> Readahead {
+        let share = (ram / crate::PAGE_SIZE as u64 / BUDGET_PART).clamp(8, 512) as u32;
+        let own = match (tuning.rule, tuning.page_cluster) {
+            (Rule::Stream, None) => DEFAULT_MAX,
+            _ => tuning.max_pages(),
+        };
+        Readahead {
+            tuning,
+            max: own.min(share),
+            own: 0,
+            streams: Box::new([const { Streams::with_strides() }; THREADS]),
+            mappings: Vec::with_capacity(MAPPINGS),
+            markers: BTreeMap::new(),
+            made: 0,
+            random: 1,
+            cluster: ClusterState::default(),
+        }
+    }
+
+    /// The next calls are for a fault of thread `tid`.
+    pub(crate) fn fault_of(&mut self, tid: u32) {
+        self.own = (tid.wrapping_mul(0x9e37_79b9) >> 29) as usize;
+    }
+
+    /// Whose streams were asked last, for [`Readahead::resume`].
+    pub(crate) fn turn(&self) -> usize {
+        self.own
+    }
+
+    /// The next calls are for a fault that was put off, with what [`Readahead::turn`] said then.
+    pub(crate) fn resume(&mut self, turn: usize) {
+        self.own = turn % THREADS;
+    }
+
+    /// Whether every page read ahead waits for its touch.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.tuning.is_exact()
+    }
+
+    /// Whether windows may be read before the program comes to them: only streams know where they are going.
+    pub(crate) fn reads_next(&self) -> bool {
+        self.tuning.rule == Rule::Stream
+    }
+
+    /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`.
+    pub(crate) fn on_miss(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Plan {
+        let cluster = self.max.ilog2().min(LIST_MAX.ilog2());
+        match self.tuning.rule {
+            _ if self.max == 1 => Plan::Run(Window::single(vpn)),
+            Rule::None => Plan::Run(Window::single(vpn)),
+            Rule::Stream => match self.on_stream(vpn) {
+                window if window.stride == 1 => Plan::Run(window),
+                window => Plan::Each(window),
+            },
+            Rule::Vma => {
+                let range = self.mapping(mapping.0).vma.on_miss(vpn, mapping.0, mapping.1, cluster);
+                Plan::Each(Window::of(range.start, (range.end - range.start) as u32))
+            }
+            // The end of the device: slots behind it belong to no page.
+            Rule::Slot => Plan::Slots(self.cluster.on_miss(entry.slot(), u64::MAX >> 24, cluster)),
+        }
+    }
+
+    /// The window of the stream that a fault at `vpn` continues, or begins: the thread's own, or one handed on to it.
+    pub(crate) fn on_stream(&mut self, vpn: Vpn) -> Window {
+        let own = self.own;
+        self.own = (0..THREADS).map(|i| (own + i) % THREADS).find(|i| self.streams[*i].follows(vpn)).unwrap_or(own);
+        self.streams[self.own].on_fault(vpn, self.max)
+    }
+
+    /// What really came in of the last window of neighbours.
+    pub(crate) fn on_served(&mut self, start: Vpn, pages: u32) {
+        self.streams[self.own].on_served(start, pages);
+    }
+
+    /// A page that waited was touched; `ahead`: it had been read ahead, and this is its first touch.
+    pub(crate) fn on_hit(&mut self, vpn: Vpn, mapping: Vpn, ahead: bool) {
+        match self.tuning.rule {
+            Rule::Vma => self.mapping(mapping).vma.on_hit(vpn, ahead),
+            Rule::Slot if ahead => self.cluster.on_hit(),
+            _ => {}
+        }
+    }
+
+    /// Whether [`Readahead::on_hit`] is to be told also of pages that had not been read ahead.
+    pub(crate) fn wants_all_touches(&self) -> bool {
+        self.tuning.rule == Rule::Vma
+    }
+
+    /// `n` pages, the i-th being `page(i)`, `step` apart (or more), are about to be mapped in the mapping that starts at
+    /// `start`, all of them read ahead. Which one is to be left out, if it is time for a marker.
+    pub(crate) fn marker(&mut self, start: Vpn, n: usize, step: u64, page: impl Fn(usize) -> Vpn) -> Option<usize> {
+        // What is brought in now is no marker any more.
+        if !self.markers.is_empty() {
+            for i in 0..n {
+                self.markers.remove(&page(i));
+            }
+        }
+        let m = self.mapping(start);
+        m.unmarked += n as u32;
+        // One alone would be a page that is not read ahead.
+        if n < 2 || m.unmarked < (m.marked / MARK_PART).min(MARK_EVERY) {
+            return None;
+        }
+        let credit = std::mem::take(&mut m.unmarked) - 1;
+        m.marked = m.marked.saturating_add(credit);
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let at = ((u64::from(self.random) * n as u64) >> 32) as usize;
+        if self.markers.len() == MARKERS
+            && let Some(oldest) = self.markers.iter().min_by_key(|(_, m)| m.made).map(|(vpn, _)| *vpn)
+        {
+            self.markers.remove(&oldest);
+        }
+        self.made += 1;
+        self.markers.insert(page(at), Marker { credit, step, made: self.made });
+        Some(at)
+    }
+
+    /// If the page is a marker: it is none any more, and its credit, if `is_there` of one of its neighbours.
+    pub(crate) fn take_marker(&mut self, vpn: Vpn, is_there: impl Fn(Vpn) -> bool) -> Option<u32> {
+        let m = self.markers.remove(&vpn)?;
+        let used = is_there(vpn + m.step) || vpn.checked_sub(m.step).is_some_and(is_there);
+        Some(if used { m.credit } else { 0 })
+    }
+
+    fn mapping(&mut self, start: Vpn) -> &mut Mapping {
+        let known = self.mappings.iter().position(|m| m.start == start);
+        let at = known.unwrap_or_else(|| {
+            self.mappings.truncate(MAPPINGS - 1);
+            self.mappings.push(Mapping { start, vma: VmaState::default(), unmarked: 0, marked: 0 });
+            self.mappings.len() - 1
+        });
+        self.mappings[..=at].rotate_right(1);
+        &mut self.mappings[0]
+    }
+}
+
+/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word.
+pub struct SlotPages(Box<[AtomicU32]>);
+
+impl SlotPages {
+    /// If the rule wants it.
+    pub fn new(tuning: Tuning) -> Option<SlotPages> {
+        // SAFETY: all zero bits are such a word. Not written here: what is never used takes no memory.
+        let new = || SlotPages(unsafe { Box::<[AtomicU32]>::new_zeroed_slice(SLOTS).assume_init() });
+        (tuning.rule == Rule::Slot).then(new)
+    }
+
+    fn word(&self, entry: Entry) -> &AtomicU32 {
+        &self.0[entry.raw() as usize % SLOTS]
+    }
+
+    /// The page of `node` was stored in a slot.
+    pub fn stored(&self, node: Node, entry: Entry) {
+        self.word(entry).store(node.0, Relaxed);
+    }
+
+    /// The page that was stored in a slot last, perhaps.
+    pub fn page_of(&self, entry: Entry) -> Node {
+        Node(self.word(entry).load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Readahead {
+        Readahead::new(Tuning::parse(text).unwrap(), 64 << 20)
+    }
+
+    fn pages(plan: Plan) -> Vec<u64> {
+        match plan {
+            Plan::Run(w) | Plan::Each(w) => w.iter().collect(),
+            Plan::Slots(slots) => slots.collect(),
+        }
+    }
+
+    fn miss(r: &mut Readahead, vpn: Vpn) -> Vec<u64> {
+        pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000)))
+    }
+
+    #[test]
+    fn each_rule_has_its_windows() {
+        let sizes = |text| {
+            let (mut r, mut at) = (of(text), 1000);
+            let mut next = || {
+                let n = miss(&mut r, at).len();
+                at += n as u64;
+                n
+            };
+            [(); 6].map(|()| next())
+        };
+        assert_eq!(sizes("none"), [1; 6]);
+        assert_eq!(sizes("stream,page_cluster=0"), [1; 6]);
+        assert_eq!(sizes("stream"), [1, 4, 8, 16, 32, 32]);
+        assert_eq!(sizes("stream,page_cluster=9"), [1, 4, 8, 16, 32, 64]);
+        assert_eq!(Readahead::new(Tuning::parse("page_cluster=9").unwrap(), 8 << 20).max, 32);
+        // The kernel's, clipped to the mapping, and to its own limit of 32.
+        let mut vma = of("vma,page_cluster=9");
+        assert_eq!(miss(&mut vma, 1000), (1000..1005).collect::<Vec<_>>());
+        (1001..1005).for_each(|page| vma.on_hit(page, 1000, true));
+        assert_eq!(miss(&mut vma, 1005), (1005..1013).collect::<Vec<_>>());
+        let mut slots = of("vma_ra_enabled=0");
+        (0..6).for_each(|_| slots.on_hit(0, 1000, true));
+        assert_eq!(miss(&mut slots, 1000), (40..48).collect::<Vec<_>>(), "around the slot, not the page");
+        let mut strided = of("stream");
+        let windows = [0, 9, 18, 27].map(|i| miss(&mut strided, 5000 + i));
+        assert_eq!(windows[3], [5027, 5036]);
+    }
+
+    #[test]
+    fn threads_have_streams_of_their_own_and_take_over_each_others() {
+        let mut r = of("stream");
+        let windows = |r: &mut Readahead, tid, page| {
+            r.fault_of(tid);
+            miss(r, page).len()
+        };
+        assert_eq!((windows(&mut r, 1, 1000), windows(&mut r, 1, 1001)), (1, 4));
+        // More faults at random of another thread than there are streams.
+        (0..100).for_each(|i| assert_eq!(windows(&mut r, 2, 100_000 + i * i * 77), 1));
+        assert_eq!(windows(&mut r, 1, 1005), 8);
+        assert_eq!(windows(&mut r, 3, 1013), 16, "handed on");
+    }
+
+    #[test]
+    fn the_kernels_rule_has_a_state_for_each_mapping() {
+        let mut r = of("vma");
+        let mut miss = |mapping: u64, page| {
+            let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000));
+            pages(plan).len()
+        };
+        // Random faults in one end its readahead; the other does not know.
+        let random = [300, 100, 900, 350, 700].map(|page| miss(0, page));
+        assert_eq!((random, miss(5000, 5300)), ([8, 4, 2, 1, 1], 8));
+        (1..20).for_each(|i| assert_eq!(miss(i * 10_000, i * 10_000 + 300), 8));
+        assert_eq!(miss(0, 300), 8, "forgotten");
+    }
+
+    #[test]
+    fn markers_stand_for_all_that_was_read_ahead() {
+        let mut r = of("stream");
+        let (mut read, mut used, mut markers, mut places) = (0, 0, 0, [0u32; 31]);
+        for i in 0..20_000 {
+            let first = 10_000 + i * 32;
+            read += 31;
+            if let Some(at) = r.marker(1000, 31, 1, |i| first + i as u64) {
+                (read, markers) = (read - 1, markers + 1);
+                places[at] += 1;
+                used += r.take_marker(first + at as u64, |_| true).unwrap();
+                assert_eq!(r.take_marker(first + at as u64, |_| true), None);
+            }
+            assert!(read - used < 64 + read / 8 && read - used < 1100, "{read} {used}");
+        }
+        assert!((580..700).contains(&markers), "{markers}");
+        assert!(places.iter().all(|n| *n > 5), "anywhere: {places:?}");
+        assert_eq!((r.marker(1000, 0, 1, |_| 0), r.marker(5000, 1, 1, |_| 0)), (None, None));
+    }
+
+    #[test]
+    fn markers_count_only_while_their_neighbours_are_there() {
+        let mut r = of("stream");
+        let at = 100 + 7 * r.marker(0, 4, 7, |i| 100 + 7 * i as u64).unwrap() as u64;
+        assert_eq!(r.take_marker(at, |vpn| vpn == at + 1 || vpn == at - 1), Some(0), "too late");
+        let at = 100 + 7 * r.marker(0, 4, 7, |i| 100 + 7 * i as u64).unwrap() as u64;
+        assert_eq!(r.take_marker(at, |vpn| vpn == at + 7), Some(3));
+        let at = 100 + r.marker(0, 4, 1, |i| 100 + i as u64).unwrap() as u64;
+        r.marker(9000, 1, 1, |_| at);
+        assert_eq!(r.take_marker(at, |_| true), None, "read again");
+        // As many as are remembered, of as many mappings.
+        (0..2000u64).for_each(|i| assert!(r.marker(i << 20, 9, 1, |k| (i << 20) + k as u64).is_some()));
+        assert_eq!(r.markers.len(), MARKERS);
+        assert!(r.markers.range(..1 << 29).next().is_none(), "the oldest went");
+    }
+}

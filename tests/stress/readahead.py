@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""What `farpage run` reads ahead, by rule and by the way in which a program goes through its memory.
+
+    readahead.py FARPAGE PATTERNS
+
+Counters only, no times: how many faults read a device, how many pages were read ahead, how many of them were used."""
+
+import json
+import subprocess
+import sys
+import tempfile
+
+MB, PASSES = 64, 2
+PAGES = MB * 256
+ZRAM, FILE = "zram", "file:/var/tmp"
+
+
+def run(pattern, rule, swap=ZRAM, ram="24M", mb=MB):
+    """The counters of a run, and what the program printed."""
+    farpage, patterns = sys.argv[1:]
+    with tempfile.NamedTemporaryFile() as stats:
+        command = [farpage, "run", "--ram", ram, "--verify", "--swap", swap, "--readahead", rule]
+        command += ["--stats-json", stats.name, "--", patterns, pattern, str(mb), str(PASSES)]
+        done = subprocess.run(command, timeout=300, stdout=subprocess.PIPE, text=True)
+        assert done.returncode == 0, (command, done.stdout)
+        counters = json.load(open(stats.name))
+    ra, hit = counters["swap_ra"], counters["swap_ra_hit"]
+    share = 100 * hit / ra if ra else None
+    print(f"{pattern:8} {rule:16} {swap[:4]}  {counters['pgmajfault']:6} major faults, {counters['pswpin']:6} pages in, "
+          f"{ra:6} ahead" + (f", {share:5.1f} % used" if ra else ""))
+    assert hit <= ra <= counters["pswpin"]
+    return counters, share, done.stdout
+
+
+def reads(pattern, rule, most, least_used, swap=ZRAM):
+    """Reading ahead works: at most `most` major faults for each page that came in; hits of `least_used` percent."""
+    counters, used, _ = run(pattern, rule, swap)
+    assert counters["pswpin"] > PAGES / 2, "the test is no test"
+    assert counters["pgmajfault"] <= most * counters["pswpin"], "hardly anything was read ahead"
+    assert used >= least_used, "what was read ahead was not used"
+    return counters
+
+
+for swap in (FILE, ZRAM):
+    up = reads("up", "stream", 1 / 10, 90, swap)
+    reads("down", "stream", 1 / 10, 90, swap)
+    reads("stride", "stream", 1 / 3, 85, swap)
+    reads("several", "stream", 1 / 8, 85, swap)
+    reads("up", "exact", 1 / 10, 97, swap)
+    reads("up", "vma", 1 / 3, 95, swap)
+    reads("up", "slot", 1 / 2, 60, swap)
+rows = [row for row in up["readahead"] if row["swap_ra"] > PAGES / 2]
+assert len(rows) == 1 and rows[0]["window"] in (1, 32) and rows[0]["ra_hit_pct"] > 90, up["readahead"]
+for rule in ("stream", "exact"):
+    reads("threads", rule, 1 / 2, 85)
+    reads("stride", rule, 1 / 3, 85)
+# Larger windows, fewer faults (as far as there are free frames); none, none.
+large = reads("up", "page_cluster=9", 1 / 10, 90)
+assert large["pgmajfault"] < up["pgmajfault"]
+for rule in ("none", "page_cluster=0"):
+    assert run("up", rule)[0]["swap_ra"] == 0
+
+# At random there is nothing to win: it stops within a few misses.
+for rule in ("stream", "exact", "vma"):
+    counters, _, _ = run("random", rule)
+    assert counters["swap_ra"] * (10 if rule == "vma" else 50) < counters["pswpin"], "read ahead at random"
+
+# Where it goes on for a few pages only, little is read in vain.
+for rule in ("stream", "exact"):
+    counters, _, _ = run("runs", rule)
+    assert (counters["swap_ra"] - counters["swap_ra_hit"]) * 20 < counters["pswpin"], "read in vain"
+
+# Nothing comes in behind the end of a mapping.
+for rule in ("stream", "exact", "vma,page_cluster=5", "page_cluster=9"):
+    assert run("ends", rule, mb=48, ram="16M")[2] == "0\n", "pages of another mapping came in"
