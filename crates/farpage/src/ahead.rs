@@ -87,6 +87,15 @@ impl Window {
     }
 }
 
+/// The part of `[start, end)` around `vpn` that is in none of the windows. No page is in two: the mark in its word says that the
+/// content that was read for it is right, and must mean one window.
+fn clear_of(vpn: Vpn, (start, end): (Vpn, Vpn), windows: impl Iterator<Item = (Vpn, Vpn)>) -> (Vpn, Vpn) {
+    windows.fold((start, end), |(start, end), (first, last)| match first > vpn {
+        true => (start, end.min(first)),
+        false => (start.max(last), end),
+    })
+}
+
 /// What there is of a page that may have been read in advance.
 pub(crate) enum Flight {
     /// Nothing.
@@ -303,6 +312,8 @@ impl Pager {
         if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
             return false;
         }
+        let windows = self.ahead.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
+        let (start, end) = clear_of(vpn, (start, end), windows);
         let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
             true => (start, end),
             false if stream.down => (end - u64::from(READAHEAD_MAX), end),
@@ -363,5 +374,19 @@ impl Pager {
     /// Frees the frames of a window that has landed.
     fn throw_away(&self, window: &Window) {
         self.e.frames.put_free(window.frame, window.entries.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_is_in_two_windows() {
+        let clear = |windows: &[(Vpn, Vpn)]| clear_of(50, (40, 60), windows.iter().copied());
+        assert_eq!(clear(&[]), (40, 60));
+        assert_eq!(clear(&[(10, 20), (70, 80)]), (40, 60));
+        assert_eq!(clear(&[(30, 45), (55, 57), (51, 52), (42, 43)]), (45, 51));
+        assert_eq!(clear(&[(49, 50), (51, 90)]), (50, 51));
     }
 }
