@@ -101,7 +101,7 @@ impl Pager {
         // What is known of this place may be of what was there before, if that is being told just now.
         if new != [(first, last)] || self.order.names(start, end) {
             if self.changing() {
-                self.order.add_fresh(start, end);
+                self.add_fresh(start, end);
                 return;
             }
             if new.is_empty() {
@@ -129,7 +129,7 @@ impl Pager {
         self.unadvised.push((start, room));
         // Asked after the mapping was looked at: if no change is pending now, none was then.
         if self.changing() {
-            self.order.add_fresh(start, end);
+            self.add_fresh(start, end);
             return;
         }
         // Only what was not managed before may have pages that are on no list.

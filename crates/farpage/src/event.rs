@@ -92,7 +92,7 @@ impl Pager {
             managed.remove(first, last);
             known.iter().for_each(|(s, t)| _ = managed.insert(shift + (s - first), shift + (t - first)));
             if known != [(first, last)] {
-                self.order.add_fresh(to, to + len); // the rest has yet to be looked at
+                self.add_fresh(to, to + len); // the rest has yet to be looked at
             }
         }
         // Nothing of the old content of `to` may survive there.

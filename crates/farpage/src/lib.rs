@@ -39,6 +39,7 @@ pub mod reclaim;
 pub mod region;
 pub mod size;
 pub mod stat;
+mod stragglers;
 mod swap_in;
 pub mod sys;
 pub mod trace;

@@ -25,10 +25,9 @@
 //! While any of this goes on, a change is pending for the kernel, which then moves and copies no page. When none is pending,
 //! all has been told.
 //!
-//! What remains: a thread that gets no CPU between the end of its change and its first message, for so long that another one,
-//! which moved something to the place that became free, has had both its messages read (about 100 us) and moves it on; or, if
-//! the place is fresh, without moving on. Then the two places may exchange what was swapped out. The same if both were moved
-//! to registered places.
+//! What this cannot know is whose message it is if the thread that is missing has been overtaken by one that took its place, told
+//! both its messages and moved on. So nobody may get that far: when a message is missing, or may be, [`Order::push`] says so,
+//! and [`crate::stragglers`] has the next one read only when all that could be on their way have had time to arrive.
 //!
 //! Caller: the pager, with each message it reads. No locks.
 
@@ -176,12 +175,13 @@ pub(crate) fn is_known_after(
 impl Order {
     /// A change was read. To be followed by [`Order::next`] until that has nothing. `is_known(start, end)`: after all that was
     /// applied, something is mapped in that range (bytes). `is_mapped`: whether something is mapped at an address now.
+    /// `true`: a change that was made before has not been told, or may not have been.
     pub(crate) fn push(
         &mut self,
         m: Message,
         is_known: impl Fn(usize, usize) -> bool,
         is_mapped: impl Fn(usize) -> bool,
-    ) {
+    ) -> bool {
         self.read += 1;
         let now = self.read;
         let opened = match m {
@@ -221,6 +221,8 @@ impl Order {
                 w.early = None;
             }
         }
+        let is_early = |at: usize| self.waiting.get(at).is_some_and(|w| w.early.is_some());
+        is_early(at) || is_early(at + 1) || self.opened.last().is_some_and(|opened| opened.read == now)
     }
 
     /// The next change to be applied. `is_known` as in [`Order::push`].

@@ -18,6 +18,7 @@ use crate::place::{COPY_MAX, Scratch};
 use crate::placement::{Eager, Placement};
 use crate::readahead::Readahead;
 use crate::stat::Stat;
+use crate::stragglers::Stragglers;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{Proc, is_mapped};
 use crate::sys::raw::{ErrnoText, fatal, warn};
@@ -29,6 +30,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// Between two looks at threads that have yet to tell a change.
+const NAP: Duration = Duration::from_micros(50);
 
 /// A fault that waits to be served.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +75,8 @@ pub struct Pager {
     pub(crate) zeros: Vec<(Vpn, Vpn)>,
     /// Changes of mappings that were read.
     pub(crate) order: Order,
+    /// Who may not have told one that was made before.
+    stragglers: Stragglers,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) dead: Vec<Entry>,
     /// Mappings heard of; empty in between.
@@ -132,6 +138,7 @@ impl Engine {
 
     pub(crate) fn make_pager(&'static self, opened: Opened) -> Result<Box<Pager>, String> {
         let Opened { uffd, trash, maps, kick } = opened;
+        let no_proc = |e| format!("cannot open /proc: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -139,7 +146,7 @@ impl Engine {
             uffd,
             kick,
             maps,
-            placement: Placement::new().map_err(|e| format!("cannot open /proc: {}", ErrnoText::from(e)))?,
+            placement: Placement::new().map_err(no_proc)?,
             eager: Eager::default(),
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
@@ -151,6 +158,7 @@ impl Engine {
             unadvised: Vec::new(),
             zeros: Vec::new(),
             order: Order::default(),
+            stragglers: Stragglers::new().map_err(no_proc)?,
             dead: Vec::new(),
             news: Vec::new(),
             events: None,
@@ -280,13 +288,38 @@ impl Pager {
         }
     }
 
+    /// Reads messages, unless one is waited for that comes before them.
+    pub(crate) fn next_messages(&mut self, batch: &mut [Message]) -> usize {
+        if self.stragglers.any() {
+            if self.changing() {
+                std::thread::sleep(NAP);
+                return 0;
+            }
+            self.stragglers.clear();
+        }
+        match self.uffd.read(batch) {
+            Ok(n) => n,
+            Err(e) => give_up("reading the userfaultfd failed", e),
+        }
+    }
+
+    /// Notes a change that was read. `is_known` as in [`Order::push`].
+    pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) {
+        if self.order.push(change, is_known, |at| is_mapped(&self.maps, at)) {
+            self.stragglers.note();
+        }
+    }
+
+    /// `[start, end)` (bytes) was looked at while a change was pending.
+    pub(crate) fn add_fresh(&mut self, start: usize, end: usize) {
+        self.order.add_fresh(start, end);
+        self.stragglers.note();
+    }
+
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
     pub(crate) fn read_messages(&mut self) -> usize {
         let mut batch = [Message::Unmap { start: 0, end: 0 }; BATCH];
-        let n = match self.uffd.read(&mut batch) {
-            Ok(n) => n,
-            Err(e) => give_up("reading the userfaultfd failed", e),
-        };
+        let n = self.next_messages(&mut batch);
         if n == 0 {
             return 0;
         }
@@ -316,7 +349,8 @@ impl Pager {
             }
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
             change => {
-                self.order.push(change, |start, end| self.e.is_known(start, end), |at| is_mapped(&self.maps, at));
+                let e = self.e;
+                self.note_change(change, |start, end| e.is_known(start, end));
                 while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
                     self.change(change);
                 }

@@ -10,7 +10,6 @@ use crate::order::is_known_after;
 use crate::page_table::{FrameNo, State, Vpn};
 use crate::pager::Pager;
 use crate::stat::Stat;
-use crate::sys::proc::is_mapped;
 use crate::sys::raw::{ErrnoText, warn};
 use crate::sys::thread::fetch_fd;
 use crate::sys::uffd::{Message, Refused};
@@ -84,7 +83,7 @@ impl Pager {
                 && pending.len() + more <= PENDING_MAX
                 && !held.is_full(more)
                 && self.order.has_room();
-            let n = if room { self.uffd.read(&mut one).unwrap_or(0) } else { 0 };
+            let n = if room { self.next_messages(&mut one) } else { 0 };
             match one[0] {
                 _ if n == 0 => self.sleep(Some(200_000)),
                 Message::Fault { tid, .. } => {
@@ -101,8 +100,7 @@ impl Pager {
                         let told = pending.iter().rev().filter_map(Pending::event);
                         is_known_after((start, end), told, |start, end| self.e.is_known(start, end))
                     };
-                    let mapped = |at| is_mapped(&self.maps, at);
-                    self.order.push(event, |start, end| is_known(&pending, start, end), mapped);
+                    self.note_change(event, |start, end| is_known(&pending, start, end));
                     while let Some(event) = self.order.next(|start, end| is_known(&pending, start, end)) {
                         held.note(event);
                         f.helped.event();
@@ -133,7 +131,7 @@ impl Pager {
         // Until all is told; a change that was made just now may be in the copy.
         while self.changing() || self.order.waits() {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let read = self.uffd.read(&mut one).unwrap_or(0) == 1;
+            let read = self.next_messages(&mut one) == 1;
             match one[0] {
                 _ if !read && !self.changing() => {
                     while let Some(event) = self.order.rest(|start, end| self.e.is_known(start, end)) {
@@ -145,8 +143,8 @@ impl Pager {
                 Message::Fault { .. } => self.accept(one[0], Instant::now()),
                 Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
                 event => {
-                    let mapped = |at| is_mapped(&self.maps, at);
-                    self.order.push(event, |start, end| self.e.is_known(start, end), mapped);
+                    let e = self.e;
+                    self.note_change(event, |start, end| e.is_known(start, end));
                     while let Some(event) = self.order.next(|start, end| self.e.is_known(start, end)) {
                         held.note(event);
                         self.change(event);

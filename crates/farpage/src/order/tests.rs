@@ -84,7 +84,7 @@ struct Thread {
     hole: Option<(usize, usize, bool)>,
     untold: Vec<Message>,
     queued: bool,
-    /// Made before other threads' changes that were told since: it must not be overtaken twice, see the module documentation.
+    /// Made before other threads' changes that were told since: it is not overtaken twice, see `stragglers`.
     overtaken: bool,
 }
 

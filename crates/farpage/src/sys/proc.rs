@@ -4,6 +4,7 @@ use super::raw::{Errno, nr, syscall};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::pread;
+use std::time::Duration;
 
 /// An open `/proc`, kept so that a program that changes its root directory does not cut the engine off.
 #[derive(Debug)]
@@ -70,19 +71,41 @@ fn hex(text: &[u8]) -> Option<usize> {
     (!text.is_empty()).then_some(value)
 }
 
-/// The CPU on which thread `tid` of this process ran last.
-pub fn cpu_of(proc: &Proc, tid: u32) -> Option<usize> {
+/// What `/proc/self/task/TID/stat` says behind the thread's name: the state, field 3, comes first.
+fn stat_of(proc: &Proc, tid: u32, text: &mut [u8; 512]) -> Option<(usize, usize)> {
     use std::io::Write;
     let mut path = [0u8; 48];
     let mut rest = &mut path[..];
     write!(rest, "self/task/{tid}/stat").ok()?;
     let len = 48 - rest.len();
     let fd = openat(proc, &path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut text = [0u8; 512];
-    let n = rustix::io::read(&fd, &mut text).ok()?;
-    // The name, in parentheses, may contain anything; field 39 is the 37th behind it.
+    let n = rustix::io::read(&fd, &mut *text).ok()?;
+    // The name, in parentheses, may contain anything.
     let end = text[..n].iter().rposition(|b| *b == b')')?;
-    number(text[end + 2..n].split(|b| *b == b' ').nth(36)?).map(|cpu| cpu as usize)
+    (end + 2 < n).then_some((end + 2, n))
+}
+
+/// The CPU on which thread `tid` of this process ran last.
+pub fn cpu_of(proc: &Proc, tid: u32) -> Option<usize> {
+    let mut text = [0u8; 512];
+    let (start, end) = stat_of(proc, tid, &mut text)?;
+    number(text[start..end].split(|b| *b == b' ').nth(39 - 3)?).map(|cpu| cpu as usize)
+}
+
+/// Whether thread `tid` of this process has a CPU, or waits for nothing else.
+pub fn is_running(proc: &Proc, tid: u32) -> bool {
+    let mut text = [0u8; 512];
+    stat_of(proc, tid, &mut text).is_some_and(|(state, _)| text[state] == b'R')
+}
+
+/// The CPU time that thread `tid` of this process has had. `None`: there is no such thread.
+pub fn cpu_time(tid: u32) -> Option<Duration> {
+    // The kernel's name for the scheduler's clock of one thread: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED.
+    let clock = !(tid as usize) << 3 | 4 | 2;
+    let mut time = [0u64; 2];
+    // SAFETY: the call fills the two words, seconds and nanoseconds.
+    unsafe { syscall(nr::CLOCK_GETTIME, [clock, std::ptr::from_mut(&mut time) as usize, 0, 0, 0, 0]) }.ok()?;
+    Some(Duration::new(time[0], time[1] as u32))
 }
 
 /// One line of `/proc/self/maps` as far as adoption cares.
@@ -213,18 +236,29 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     Some(Mapping { start, end, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
-/// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
-/// thread ends or the process forks), found through the kernel's record of its robust futex list.
+/// Calls `each` with every thread of this process.
 ///
 /// # Errors
 /// As opening and reading `/proc/self/task`.
-pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno> {
+pub fn threads(proc: &Proc, mut each: impl FnMut(u32)) -> Result<(), Errno> {
     let dir = openat(proc, "self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buf = [const { std::mem::MaybeUninit::<u8>::uninit() }; 2048];
     let mut iter = rustix::fs::RawDir::new(dir, &mut buf);
     while let Some(entry) = iter.next() {
-        let entry = entry?;
-        let Some(tid) = number(entry.file_name().to_bytes()) else { continue };
+        if let Some(tid) = number(entry?.file_name().to_bytes()) {
+            each(tid as u32);
+        }
+    }
+    Ok(())
+}
+
+/// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
+/// thread ends or the process forks), found through the kernel's record of its robust futex list.
+///
+/// # Errors
+/// As [`threads`].
+pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno> {
+    threads(proc, |tid| {
         let (mut head, mut len) = (0usize, 0usize);
         let args =
             [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
@@ -232,8 +266,7 @@ pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Err
         if unsafe { syscall(nr::GET_ROBUST_LIST, args) }.is_ok() && head != 0 {
             each(head);
         }
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -272,7 +305,12 @@ mod tests {
         })
         .unwrap();
         assert!(n > 5 && found);
-        assert!(cpu_of(&proc, super::super::raw::gettid()).is_some());
+        let own = super::super::raw::gettid();
+        assert!(cpu_of(&proc, own).is_some() && is_running(&proc, own));
+        let time = cpu_time(own).unwrap();
+        assert!(time > Duration::ZERO);
+        while cpu_time(own).unwrap() == time {}
+        assert!(cpu_time(0x0fff_ffff).is_none() && !is_running(&proc, 0x0fff_ffff));
         let page = vec![1u8; 1 << 20];
         let maps = proc.file("self/maps").unwrap();
         let Mapping { start, end, adoptable } = mapping_from(&maps, page.as_ptr() as usize).unwrap().unwrap();

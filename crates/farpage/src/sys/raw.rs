@@ -56,6 +56,8 @@ pub mod nr {
     pub const SCHED_SETAFFINITY: u32 = 203;
     /// `sched_getaffinity`
     pub const SCHED_GETAFFINITY: u32 = 204;
+    /// `clock_gettime`
+    pub const CLOCK_GETTIME: u32 = 228;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
     /// `perf_event_open`

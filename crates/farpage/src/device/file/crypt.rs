@@ -7,8 +7,8 @@
 //! slot. There is no authentication tag: a page is compared with its keyed 128-bit hash after it was decrypted.
 //!
 //! The key has a page of its own, which is locked (the kernel's swap does not get it) and no part of core dumps. It is
-//! overwritten when the device goes; a forked child overwrites its own copy, so neither has to ask the other. What the
-//! cipher keeps on the stack while it works on a page is not looked after.
+//! overwritten when the device goes; a forked child overwrites its own copy, so neither has to ask the other. Of the key
+//! nothing stays on the stack where the cipher has worked; what may stay is the key derived from it for one nonce, that is one page.
 //!
 //! No locks.
 
@@ -111,6 +111,33 @@ mod tests {
 
     fn cipher(byte: u8) -> Cipher {
         Cipher(Box::new(Key([byte; 32])))
+    }
+
+    #[test]
+    fn no_part_of_the_key_stays_on_the_stack() {
+        use std::os::unix::fs::FileExt;
+        const LOOK: usize = 64 << 10;
+        #[inline(never)]
+        fn copy(cipher: &Cipher) {
+            std::hint::black_box(&mut [cipher.0.0; 64]);
+        }
+        let parts = |cipher: &Cipher, stack: &[u8]| {
+            stack.windows(8).filter(|part| cipher.0.0.chunks(8).any(|key| key == *part)).count()
+        };
+        let run = move || {
+            let (cipher, mut page) = (Cipher::random().unwrap(), Box::new([7; PAGE_SIZE]));
+            let (mem, mut stacks) =
+                (std::fs::File::open("/proc/self/mem").unwrap(), [vec![0u8; LOOK], vec![0u8; LOOK]]);
+            let from = (std::ptr::from_ref(&page).addr() - LOOK) as u64;
+            cipher.apply(&Salt([1; 16]), 2, &mut page);
+            mem.read_exact_at(&mut stacks[0], from).unwrap();
+            copy(&cipher);
+            mem.read_exact_at(&mut stacks[1], from).unwrap();
+            stacks.map(|stack| parts(&cipher, &stack))
+        };
+        // A thread of its own, whose stack has been used for nothing else.
+        let [left, copied] = std::thread::Builder::new().stack_size(1 << 20).spawn(run).unwrap().join().unwrap();
+        assert!(left == 0 && copied > 0, "{left} parts; {copied} where there is a copy");
     }
 
     #[test]
