@@ -109,6 +109,9 @@ pub struct Injector {
     /// Places (byte + 1) whose last run was upset; the next one is spared.
     upset: [AtomicU64; REMEMBERED],
     count: AtomicU64,
+    /// The next write waits here twice: when it begins, and to go on.
+    #[cfg(test)]
+    gate: std::sync::Mutex<Option<std::sync::Arc<std::sync::Barrier>>>,
 }
 
 impl Injector {
@@ -120,7 +123,15 @@ impl Injector {
             runs: AtomicU64::new(0),
             upset: [const { AtomicU64::new(0) }; REMEMBERED],
             count: AtomicU64::new(0),
+            #[cfg(test)]
+            gate: Default::default(),
         }
+    }
+
+    /// Nothing goes wrong; the first write waits at `gate` when it begins, and a second time to go on.
+    #[cfg(test)]
+    pub fn with_gate(gate: std::sync::Arc<std::sync::Barrier>) -> Injector {
+        Injector { gate: std::sync::Mutex::new(Some(gate)), ..Injector::new(Faults::none(0)) }
     }
 
     /// The same for a disk that transfers so many bytes at least, not more than a page (512 without this).
@@ -137,6 +148,13 @@ impl Injector {
     pub fn upset(&self, direction: Direction, at: u64, len: usize) -> Upset {
         let run = self.runs.fetch_add(1, Relaxed);
         let f = &self.faults;
+        #[cfg(test)]
+        if direction == Direction::Write
+            && let Some(gate) = self.gate.lock().unwrap().take()
+        {
+            gate.wait();
+            gate.wait();
+        }
         if direction == Direction::Write && f.dead_after.is_some_and(|after| run >= after) {
             self.count.fetch_add(1, Relaxed);
             return Upset::Error;

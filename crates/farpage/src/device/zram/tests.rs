@@ -1,8 +1,10 @@
 //! Compressed pages: content, refusal, demotion, and threads at the same slots.
 
 use super::*;
+use crate::device::io::inject::Injector;
 use crate::device::testing::{Frame, Region, Rng, check_of, page_of};
 use std::collections::HashMap;
+use std::sync::Barrier;
 use std::sync::atomic::AtomicUsize;
 
 fn zram(region: &Region, alg: Alg, limit: u64, files: Vec<Arc<FileDevice>>) -> Zram {
@@ -181,6 +183,34 @@ fn device_zram_keeps_pages_whose_writeback_fails() {
         assert!(device.free(entry));
     }
     assert_eq!(usage(&*file).slots_in_use, 0);
+}
+
+/// Would hang if anything here waited for the file.
+#[test]
+fn device_zram_nobody_waits_for_a_page_that_is_being_moved_out() {
+    let (dir, gate) = (tempfile::tempdir().unwrap(), Arc::new(Barrier::new(2)));
+    let file = FileDevice::open(1, dir.path(), None).unwrap().with_faults(Arc::new(Injector::with_gate(gate.clone())));
+    let (file, region) = (Arc::new(file), Region::new(16 << 20));
+    let device = zram(&region, Alg::Lz4, 16 << 20, vec![file.clone()]);
+    let mut kept: Vec<_> = (1..100).map(|s| (device.store_raw(&page_of(s).0, check_of(s)).unwrap(), s)).collect();
+    std::thread::scope(|scope| {
+        let moves = scope.spawn(|| device.writeback(50));
+        gate.wait();
+        // Its pages are being written.
+        kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+        kept.extend((100..150).map(|s| (device.store_raw(&page_of(s).0, check_of(s)).unwrap(), s)));
+        for (entry, _) in kept.drain(..20) {
+            assert!(device.free(entry));
+        }
+        assert_eq!((device.writeback(10), usage(&*file).slots_in_use > 0), (0, true), "one at a time");
+        gate.wait();
+        assert!(moves.join().unwrap() > 0);
+    });
+    kept.iter().for_each(|&(entry, seed)| expect(&device, entry, seed));
+    for (entry, _) in kept {
+        assert!(device.free(entry));
+    }
+    assert_eq!((usage(&device).slots_in_use, usage(&*file).slots_in_use), (0, 0));
 }
 
 #[test]
