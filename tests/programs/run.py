@@ -147,6 +147,8 @@ def run_case(case, options, base):
     launcher += ["--verify"] * options.verify
     for spec in options.swap:
         launcher += ["--swap", spec]
+    if options.readahead:
+        launcher += ["--readahead", options.readahead]
     others = OtherCounters(options.farpage)
     run, trouble = execute(
         case, launcher + ["--"] + argv, env, os.path.join(work, "farpage"), options.guard, budget * TOLERANCE, others
@@ -158,7 +160,7 @@ def run_case(case, options, base):
     except (OSError, ValueError):
         main = {}
     counters = [main] + [c for c in others.last.values() if c.get("pid") != main.get("pid")]
-    for name in ("pswpout", "pswpin", "swpout_zero", "swpout_clean", "pgmajfault"):
+    for name in ("pswpout", "pswpin", "swpout_zero", "swpout_clean", "pgmajfault", "swap_ra", "swap_ra_hit"):
         row[name] = sum(c.get(name, 0) for c in counters)
 
     faults = [trouble] if trouble else []
@@ -183,6 +185,11 @@ def run_case(case, options, base):
     return row
 
 
+def wasted(row):
+    """Of the pages read ahead, those that were not used."""
+    return f"{100 * (1 - row['swap_ra_hit'] / row['swap_ra']):.1f}" if row["swap_ra"] else "-"
+
+
 COLUMNS = [
     ("case", 18, lambda r: r["case"]),
     ("plain MiB", 10, lambda r: f"{r['plain_peak'] / MIB:.1f}"),
@@ -193,6 +200,8 @@ COLUMNS = [
     ("ratio", 6, lambda r: f"{r['seconds'] / max(r['plain_seconds'], 0.01):.1f}"),
     ("pswpout", 9, lambda r: f"{r['pswpout']}"),
     ("pswpin", 9, lambda r: f"{r['pswpin']}"),
+    ("ahead %", 8, lambda r: f"{100 * r['swap_ra'] / max(r['pswpin'], 1):.1f}"),
+    ("wasted %", 9, lambda r: wasted(r)),
     ("result", 0, lambda r: r["result"].splitlines()[0]),
 ]
 
@@ -218,6 +227,7 @@ def main():
     parser.add_argument("--plain", action="store_true", help="plain runs only: sizes and times")
     parser.add_argument("--verify", action="store_true", help="pass --verify to farpage")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="pass --swap SPEC to farpage")
+    parser.add_argument("--readahead", metavar="SPEC", help="pass --readahead SPEC to farpage")
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
     parser.add_argument("--keep", metavar="DIR", help="copy the files of failed cases to DIR/CASE")
     parser.add_argument("--guard", type=float, default=300.0, metavar="S", help="a run this long hangs (300)")
