@@ -17,6 +17,7 @@ use crate::reclaim::CleanBalance;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
+use farpage_swap::splice::Linking;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -115,6 +116,7 @@ pub struct Builder {
     seek_us: u32,
     threads: usize,
     inherit: bool,
+    linking: Linking,
 }
 
 impl Default for Builder {
@@ -128,6 +130,7 @@ impl Default for Builder {
             seek_us: 0,
             threads,
             inherit: false,
+            linking: Linking::Spliced,
         }
     }
 }
@@ -188,6 +191,12 @@ impl Builder {
         self
     }
 
+    /// How pages that come in together are put on the pager's lists, for measurements. Default: spliced.
+    pub fn linking(mut self, how: Linking) -> Builder {
+        self.linking = how;
+        self
+    }
+
     /// Builds the pager and starts its threads.
     ///
     /// # Errors
@@ -241,7 +250,7 @@ impl Builder {
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
             frames,
             frame_memory,
-            lists: Shared::default(),
+            lists: Shared::new(self.linking),
             readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,

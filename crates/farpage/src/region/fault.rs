@@ -6,7 +6,6 @@
 //! device.
 
 use super::inner::{Inner, count, lock};
-use super::lists::Lists;
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::device::LoadError;
@@ -170,7 +169,6 @@ impl Inner {
 
     /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there).
     pub(super) fn settle_ahead(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> (State, u16)) {
-        let mut local = Lists::default();
         let (clock, present) = (self.lists.clock(), self.lists.present());
         for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
             let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
@@ -181,14 +179,12 @@ impl Inner {
                 let distance = clock.wrapping_sub(self.space.prev(page));
                 *seen = seen.with_hot(distance < present);
             }
-            match to(i).0 {
-                State::Cached(_) => local.link_ahead(&self.space, page),
-                _ => local.link_mapped(&self.space, page, *seen),
-            }
         }
-        if done > 0 {
-            self.lists.lock().splice_front(&self.space, local);
-        }
+        let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
+            let ahead = matches!(to(i).0, State::Cached(_));
+            seen.map(|seen| (claimed.first + i as u32, seen, ahead))
+        });
+        self.lists.add(&self.space, came);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
             let word = self.space.word(claimed.first + i as u32);

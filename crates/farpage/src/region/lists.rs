@@ -14,14 +14,16 @@
 use super::space::Space;
 use super::word::{Seen, State};
 use farpage_swap::lru::List;
+use farpage_swap::splice::Linking;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// The lists, their lock, and what is known without it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shared {
     lists: Mutex<Lists>,
+    linking: Linking,
     /// Pages taken out so far.
     clock: AtomicU32,
     /// Pages present in regions when the lock was given back last.
@@ -35,6 +37,31 @@ pub struct Guard<'a> {
 }
 
 impl Shared {
+    /// Empty lists. `linking`: how pages that come in together are linked; spliced unless for a measurement.
+    pub fn new(linking: Linking) -> Shared {
+        Shared { lists: Mutex::default(), linking, clock: AtomicU32::new(0), present: AtomicU32::new(0) }
+    }
+
+    /// Pages that the caller has busy came in together, each into a region or, read ahead, into a frame (`true`).
+    pub fn add(&self, space: &Space, pages: impl Iterator<Item = (u32, Seen, bool)>) {
+        let mut pages = pages.peekable();
+        if pages.peek().is_none() {
+            return;
+        }
+        match self.linking {
+            Linking::OneByOne => pages.for_each(|one| self.lock().link(space, one)),
+            Linking::Batched => {
+                let mut lists = self.lock();
+                pages.for_each(|one| lists.link(space, one));
+            }
+            Linking::Spliced => {
+                let mut local = Lists::default();
+                pages.for_each(|one| local.link(space, one));
+                self.lock().splice_front(space, local);
+            }
+        }
+    }
+
     /// Waits until the lock is free and takes it.
     pub fn lock(&self) -> Guard<'_> {
         let (mut lists, waited) = match self.lists.try_lock() {
@@ -101,6 +128,13 @@ pub struct Lists {
 }
 
 impl Lists {
+    fn link(&mut self, space: &Space, (page, seen, ahead): (u32, Seen, bool)) {
+        match ahead {
+            true => self.link_ahead(space, page),
+            false => self.link_mapped(space, page, seen),
+        }
+    }
+
     /// A page that the caller has busy came in: it is the youngest of its list.
     pub fn link_mapped(&mut self, space: &Space, page: u32, seen: Seen) {
         if seen.is_hot() {

@@ -146,6 +146,10 @@ pub struct Stats {
     pub allocstall: u64,
     /// Pages taken above the budget because nothing could be swapped out.
     pub over_budget: u64,
+    /// How often the lock of the page lists was taken.
+    pub lru_lock: u64,
+    /// Of that, how often somebody had it.
+    pub lru_lock_wait: u64,
 }
 
 impl Pager {
@@ -201,9 +205,10 @@ impl Pager {
         e.look_at_overhead();
         let page = PAGE_SIZE as u64;
         let pages = |n: i64| n.max(0) as u64 * page;
-        let (mapped, cached) = {
+        let (mapped, cached, lru_lock, lru_lock_wait) = {
             let lists = e.lists.lock();
-            (u64::from(lists.present()), u64::from(lists.cached.len() + lists.ahead.len()))
+            let cached = u64::from(lists.cached.len() + lists.ahead.len());
+            (u64::from(lists.present()), cached, lists.locked, lists.waited)
         };
         let usage = e.swap.usage();
         let c = &e.counters;
@@ -230,6 +235,8 @@ impl Pager {
             wp_fault: c.protection_faults.load(Relaxed),
             allocstall: c.stalls.load(Relaxed),
             over_budget: c.over_budget.load(Relaxed),
+            lru_lock,
+            lru_lock_wait,
         })
     }
 

@@ -10,9 +10,11 @@
 use super::content::Content;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::failure::{Failure, Result, why};
+use clap::ValueEnum;
 use farpage::PAGE_SIZE;
 use farpage::conf::SwapSpec;
 use farpage::region::{Pager, Region};
+use farpage_swap::splice::Linking;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
@@ -32,7 +34,39 @@ pub enum MemoryKind {
     File(PathBuf),
     /// A farpage region. The process as a whole gets this much anonymous memory, bytes; swap devices as for
     /// `farpage run`.
-    Region(u64, Vec<String>),
+    Region(u64, Vec<String>, Variant),
+}
+
+/// How pages that come in together get onto the lists of a region's pager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// The lock is taken for each page
+    OneByOne,
+    /// The lock is taken once, and the pages are linked under it
+    Batched,
+    /// The pages are linked before, and spliced under the lock: what the library does
+    #[default]
+    Spliced,
+}
+
+impl Variant {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::OneByOne => "one-by-one",
+            Variant::Batched => "batched",
+            Variant::Spliced => "spliced",
+        }
+    }
+
+    fn linking(self) -> Linking {
+        match self {
+            Variant::OneByOne => Linking::OneByOne,
+            Variant::Batched => Linking::Batched,
+            Variant::Spliced => Linking::Spliced,
+        }
+    }
 }
 
 /// What the process is to do.
@@ -92,6 +126,8 @@ pub struct Done {
     pub max_ns: u64,
     /// Of a region: memory of the compressed pool, and the bytes that it stands for.
     pub pool: Option<(u64, u64)>,
+    /// Of a region: how often the lock of its lists was taken, and how often somebody had it.
+    pub lru_locks: Option<(u64, u64)>,
 }
 
 /// Plain anonymous memory, for `fault`.
@@ -123,10 +159,10 @@ struct Regions {
 }
 
 impl Regions {
-    fn new(ram: u64, swap: &[String]) -> Result<Regions> {
+    fn new(ram: u64, swap: &[String], variant: Variant) -> Result<Regions> {
         // The limit is for the whole process, as the kernel's is.
         let budget = ram.saturating_sub(rss_anon());
-        let mut builder = Pager::builder().budget(budget);
+        let mut builder = Pager::builder().budget(budget).linking(variant.linking());
         if !swap.is_empty() {
             let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();
             builder = builder.swap(devices.map_err(|e| Failure::new(format!("--swap: {e}")))?);
@@ -224,7 +260,9 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     let memory = match &spec.memory {
         MemoryKind::Anonymous => Anonymous.map(pages).map_err(Failure::new)?,
         MemoryKind::File(directory) => map_file(directory, spec.data)?,
-        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages).map_err(Failure::new)?,
+        MemoryKind::Region(ram, swap, variant) => {
+            regions.insert(Regions::new(*ram, swap, *variant)?).map(pages).map_err(Failure::new)?
+        }
     };
     let source: &dyn Source = regions.as_ref().map_or(&Anonymous, |regions| regions as &dyn Source);
     let bench = Bench {
@@ -248,6 +286,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
+        done.lru_locks = Some((after.lru_lock - before.lru_lock, after.lru_lock_wait - before.lru_lock_wait));
         if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
             eprintln!("{before:?}\n{after:?}");
         }
@@ -270,5 +309,6 @@ fn done(measured: &Measured, before: &libc::rusage, after: &libc::rusage) -> Don
         buckets: measured.latencies.sparse(),
         max_ns: measured.latencies.max_ns(),
         pool: None,
+        lru_locks: None,
     }
 }

@@ -21,7 +21,7 @@ mod side;
 mod workload;
 
 use crate::failure::{Failure, Result, say, why};
-use child::{MemoryKind, Spec};
+use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
 use farpage::conf::parse_idle_poll;
 use farpage::size;
@@ -44,7 +44,8 @@ it only farpage is measured.
 Examples:
   sudo farpage bench compare
   sudo farpage bench compare --workload seq-read,rand-read --rounds 5 --html report.html
-  sudo farpage bench compare --against file --ram 256M --data 1G";
+  sudo farpage bench compare --against file --ram 256M --data 1G
+  sudo farpage bench compare --workload fault --threads 4 --linking one-by-one,batched,spliced";
 
 /// `farpage bench compare`.
 #[derive(Debug, Args)]
@@ -82,6 +83,9 @@ pub struct CompareArgs {
     /// With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub idle_poll: Option<String>,
+    /// With --mode region: how pages that come in get onto the pager's lists; several alternate [default: spliced]
+    #[arg(long, value_name = "HOW", value_enum, value_delimiter = ',')]
+    pub linking: Vec<Variant>,
     /// Where files for --against file and mmap go
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
@@ -175,6 +179,10 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     if idle.is_some() && args.mode != Mode::Run {
         return Err(Failure::new("--idle-poll: only with --mode run"));
     }
+    if !args.linking.is_empty() && args.mode != Mode::Region {
+        return Err(Failure::new("--linking: only with --mode region"));
+    }
+    let variants = if args.linking.is_empty() { vec![Variant::default()] } else { args.linking.clone() };
     let mut workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
     if args.against == Against::Mmap {
         // It maps and unmaps memory without a file.
@@ -223,24 +231,25 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     let (mut rows, mut failed) = (Vec::new(), false);
     for workload in workloads {
         let before = cpu_ticks();
-        let mut rounds = Vec::new();
+        let mut rounds: Vec<Vec<Round>> = variants.iter().map(|_| Vec::new()).collect();
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
-            match round(args, &setting, &spec, with_kernel) {
-                Ok(round) => rounds.push(round),
-                Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
-                Err(failure) => {
-                    say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
-                    failed = true;
+            for (variant, rounds) in variants.iter().zip(&mut rounds) {
+                match round(args, &setting, &spec, *variant, with_kernel) {
+                    Ok(round) => rounds.push(round),
+                    Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
+                    Err(failure) => {
+                        say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
+                        failed = true;
+                    }
                 }
             }
         }
-        if rounds.is_empty() {
-            continue;
+        for (variant, rounds) in variants.iter().zip(rounds).filter(|(_, rounds)| !rounds.is_empty()) {
+            let row = Row::new(workload, (args.mode == Mode::Region).then_some(*variant), args.threads, rounds);
+            tell(&report::line(&row, !args.linking.is_empty()));
+            rows.push(row);
         }
-        let row = Row::new(workload, args.threads, rounds);
-        tell(&report::line(&row));
-        rows.push(row);
         if let Some(note) = stolen(workload, before, cpu_ticks()) {
             tell(&note);
             setting.notes.push(note);
@@ -286,7 +295,7 @@ fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -
 }
 
 /// Both sides, once.
-fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) -> Result<Round> {
+fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, variant: Variant, with_kernel: bool) -> Result<Round> {
     let kernel = with_kernel.then(|| kernel_run(args, setting, spec)).transpose()?;
     let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
     let ram = setting.ram + pool;
@@ -301,7 +310,7 @@ fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) 
             side::run(spec, &Pager::Run(ram, &options))
         }
         Mode::Region => {
-            let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };
+            let spec = Spec { memory: MemoryKind::Region(ram, swap, variant), ..spec.clone() };
             side::run(&spec, &Pager::Itself)
         }
     };

@@ -8,8 +8,8 @@ use crate::json::Object;
 pub const HEADER: &str = "\
 workload   side      ops/s   us/page  CPU s/GiB  (user   sys)  majflt  p50 us  p99 us  p99.9 us   max us  pool MiB ratio  RssAnon MiB  speed: kernel's time / farpage's";
 
-/// The lines of one row.
-pub fn line(row: &Row) -> String {
+/// The lines of one row; `variants`: there are several, so say which, and what it does to the lists' lock.
+pub fn line(row: &Row, variants: bool) -> String {
     let mut out = String::new();
     let name = row.workload.name();
     if let Some(kernel) = row.kernel() {
@@ -22,6 +22,13 @@ pub fn line(row: &Row) -> String {
     }
     if let Some(p99) = row.p99_ratio() {
         out.push_str(&format!(", p99 {:.2}", p99.median));
+    }
+    if let (true, Some(variant), Some((locks, waits))) = (variants, row.variant, row.lru_locks()) {
+        out.push_str(&format!(
+            "  {}: {locks:.4} LRU locks an access, {:.2} in 1000 of them waited for",
+            variant.name(),
+            1e3 * waits / locks.max(f64::MIN_POSITIVE)
+        ));
     }
     out
 }
@@ -64,6 +71,11 @@ fn json_row(setting: &Setting, row: &Row) -> Object {
     object.put("mode", setting.mode.name());
     object.put("against", setting.against.name());
     object.put("threads", row.threads);
+    if let (Some(variant), Some((locks, waits))) = (row.variant, row.lru_locks()) {
+        object.put("variant", variant.name());
+        object.put("lru_locks_per_page", locks);
+        object.put("lru_lock_waits_per_page", waits);
+    }
     let ratio = row.ratio();
     object.put("ratio_median", ratio.map(|r| r.median));
     object.put("ratio_min", ratio.map(|r| r.min));
@@ -107,7 +119,7 @@ mod tests {
     #[test]
     fn json_has_the_promised_keys() {
         let round = super::super::row::Round { kernel: Some(Sample::default()), farpage: Sample::default(), ram: 7 };
-        let row = Row::new(Workload::RandRead, 2, vec![round]);
+        let row = Row::new(Workload::RandRead, None, 2, vec![round]);
         let (mode, against) = (Mode::Run, Against::Zram);
         let setting = Setting { ram: 1, data: 2, threads: 2, mode, against, rounds: 1, notes: vec!["a".into()] };
         let value: serde_json::Value = serde_json::from_str(&json(&setting, &[row]).line()).unwrap();

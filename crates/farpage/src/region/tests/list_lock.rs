@@ -1,6 +1,7 @@
 //! How often the lists' lock is taken: threads that fault at the same time must not meet there.
 
 use super::*;
+use farpage_swap::splice::Linking;
 
 /// Four times the budget.
 const PAGES: usize = 8192;
@@ -11,11 +12,12 @@ const THREADS: usize = 4;
 /// `rounds` times, in the order that `at` says.
 fn taken(
     mode: FaultMode,
+    linking: Linking,
     advice: Advice,
     rounds: usize,
     at: impl Fn(usize) -> usize + Sync,
 ) -> Option<(u64, u64, u64)> {
-    let builder = Pager::builder().budget(BUDGET).swap([file()]).fault_mode(mode);
+    let builder = Pager::builder().budget(BUDGET).swap([file()]).fault_mode(mode).linking(linking);
     let pager = match builder.build() {
         Ok(pager) => pager,
         Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
@@ -59,9 +61,21 @@ fn the_lock_is_taken_seldom() {
     ];
     for (mode, advice, most) in cases {
         let at = |i: usize| if advice == Advice::Random { mix(i as u64) as usize } else { i };
-        let Some((locked, waited, pages)) = taken(mode, advice, 4, at) else { continue };
+        let Some((locked, waited, pages)) = taken(mode, Linking::Spliced, advice, 4, at) else { continue };
         let each = locked as f64 / pages as f64;
         println!("{mode:?}, {advice:?}: {pages} pages, {each:.3} locks a page, {waited} of {locked} waited");
         assert!(each < most, "{mode:?}, {advice:?}: {each}");
     }
+}
+
+#[test]
+fn pages_linked_one_by_one_take_a_lock_each() {
+    let locks = |linking| {
+        let (locked, _, pages) = taken(FaultMode::Signal, linking, Advice::Normal, 2, |i| i).unwrap();
+        locked as f64 / pages as f64
+    };
+    // Half of the pages come in, the others go.
+    let (single, batched) = (locks(Linking::OneByOne), locks(Linking::Batched));
+    println!("one by one {single:.3} locks a page, batched {batched:.3}");
+    assert!(single > 0.45 && batched < 0.2, "{single} {batched}");
 }
