@@ -43,6 +43,9 @@ struct Avail {
     device: u8,
 }
 
+/// See [`Swap::first`].
+const ONLY: u32 = 1 << 31;
+
 struct Admin {
     used: [bool; DEVICES],
     priority: [i32; DEVICES],
@@ -57,7 +60,7 @@ pub struct Swap<E: Env = ()> {
     devices: [OnceLock<Box<Device<E::Meter>>>; DEVICES],
     admin: Lock<Admin, E::Meter>,
     avail: Lock<Vec<Avail>, E::Meter>,
-    /// Number + 1 of the device that is asked first, if it has no equal; 0: none.
+    /// Number + 1 of the device that is asked first, if it has no equal; 0: none. With [`ONLY`]: there is no other one.
     first: AtomicU32,
     pub(super) hints: Hints,
     pub(super) tables: TablePool<E::Meter>,
@@ -191,23 +194,34 @@ impl<E: Env> Swap<E> {
 
     fn note_first(&self, avail: &[Avail]) {
         let first = match avail {
-            [only] => Some(only),
-            [first, second, ..] if first.priority > second.priority => Some(first),
-            _ => None,
+            [only] => (u32::from(only.device) + 1) | ONLY,
+            [first, second, ..] if first.priority > second.priority => u32::from(first.device) + 1,
+            _ => 0,
         };
-        self.first.store(first.map_or(0, |first| u32::from(first.device) + 1), Ordering::Relaxed);
+        self.first.store(first, Ordering::Relaxed);
     }
 
     /// Whether an allocation that used up a cluster of this device may go straight to its next one: it would be asked
     /// anyway.
     #[inline]
     pub(super) fn may_go_on(&self, device: u8) -> bool {
-        self.first.load(Ordering::Relaxed) == u32::from(device) + 1
+        self.first.load(Ordering::Relaxed) & !ONLY == u32::from(device) + 1
             && self.device(device).is_some_and(|device| !device.rotational.load(Ordering::Relaxed))
     }
 
     /// The first device with room that was not tried, moved behind its equals. Marks it as tried.
     pub(super) fn next_device(&self, tried: &mut u64) -> Option<&Device<E::Meter>> {
+        // Without an equal there is no turn to take, and no need for the lock.
+        let first = self.first.load(Ordering::Relaxed);
+        if let Some(device) = (first & !ONLY).checked_sub(1) {
+            if *tried & 1 << device == 0 {
+                *tried |= 1 << device;
+                return self.device(device as u8);
+            }
+            if first & ONLY != 0 {
+                return None;
+            }
+        }
         let mut avail = self.avail.lock(&sites::AVAIL_NEXT);
         let at = avail.iter().position(|a| *tried >> a.device & 1 == 0)?;
         let chosen = avail.remove(at);

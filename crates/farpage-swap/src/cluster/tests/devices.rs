@@ -28,6 +28,54 @@ fn swap_equal_devices_take_turns_cluster_by_cluster() {
     check(&swap);
 }
 
+/// Counts how often a device was chosen under the lock of the list.
+struct Chosen;
+static CHOSEN: AtomicUsize = AtomicUsize::new(0);
+
+impl crate::lock::Meter for Chosen {
+    const ON: bool = true;
+    fn acquired(site: &'static crate::lock::Site, _: Option<u64>) {
+        CHOSEN.fetch_add(usize::from(site == &sites::AVAIL_NEXT), Ordering::Relaxed);
+    }
+}
+
+impl Env for Chosen {
+    type Meter = Chosen;
+}
+
+#[test]
+fn swap_a_device_without_an_equal_is_chosen_without_the_lists_lock() {
+    let swap = Swap::new(1, Chosen);
+    let all = |swap: &Swap<Chosen>, device: u8, order: u8| {
+        let (before, mut n) = (CHOSEN.load(Ordering::Relaxed), 0);
+        while swap.alloc(0, order, Fill::Swapped).inspect(|entry| assert_eq!(entry.device, device)).is_some() {
+            n += 1;
+        }
+        (n, CHOSEN.load(Ordering::Relaxed) - before)
+    };
+    swap.swapon(device(512 * 3, 1)).unwrap();
+    assert_eq!(all(&swap, 0, 9), (2, 0), "alone, and in vain");
+    // Full, it is on the list no more; nobody is.
+    assert_eq!(all(&swap, 0, 0), (511, 1));
+    swap.swapon(device(512 * 5, 7)).unwrap();
+    assert_eq!(swap.put(Entry { device: 0, slot: 512 }, 512), Ok(512));
+    let before = CHOSEN.load(Ordering::Relaxed);
+    for _ in 0..4 * 32 {
+        assert_eq!(swap.alloc(0, 4, Fill::Swapped).map(|entry| entry.device), Some(1));
+    }
+    assert_eq!(CHOSEN.load(Ordering::Relaxed), before, "first of two");
+    // With an equal there are turns to take.
+    let swap = Swap::new(1, Chosen);
+    for _ in 0..2 {
+        swap.swapon(device(512 * 9, 1)).unwrap();
+    }
+    let before = CHOSEN.load(Ordering::Relaxed);
+    for _ in 0..512 * 8 {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+    }
+    assert!(CHOSEN.load(Ordering::Relaxed) - before >= 8);
+}
+
 #[test]
 fn swap_a_search_looks_into_each_nonfull_cluster_once() {
     let swap = one(512 * 20);
