@@ -5,6 +5,7 @@
 //! frames without waiting. Which others: `readahead`; here zero pages and the swap cache, in `swap_in` what is on a
 //! device.
 
+use super::demand;
 use super::inner::{Inner, count, lock};
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
@@ -260,7 +261,7 @@ impl Inner {
         let mut stalled = false;
         loop {
             let room = self.room();
-            if room - (n as i64) < self.free_target() as i64 / 2 {
+            if room - (n as i64) < demand::low(self.free_target()) {
                 self.wake_reclaim(false);
             }
             let room = room.clamp(0, n as i64) as usize;

@@ -240,7 +240,7 @@ impl Inner {
         self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
     }
 
-    /// Room, and free frames at most, that reclaim keeps in store, pages.
+    /// Room, and free frames at most, that reclaim keeps in store, pages: the high watermark.
     pub fn free_target(&self) -> usize {
         (self.limit.load(Relaxed) as usize / 128).clamp(32, 512).min(self.frames.len() / 4)
     }

@@ -38,6 +38,7 @@
 
 mod ahead;
 mod builder;
+mod demand;
 mod fault;
 mod fork;
 mod inner;

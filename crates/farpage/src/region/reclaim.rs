@@ -6,9 +6,10 @@
 //! ```
 //! (`take_out`.) Pages that were read ahead wait in the swap cache in either mode.
 //!
-//! The first thread keeps room and free frames in store; the others help while threads wait. None of them waits for
-//! a busy page. Storing may allocate, which is why faulting threads never do it.
+//! The first thread keeps room and free frames in store; the others help while threads wait (`demand`). None of them waits
+//! for a busy page. Storing may allocate, which is why faulting threads never do it.
 
+use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
 use super::inner::{Inner, count, lock};
 use super::take_out::add_page;
@@ -40,10 +41,12 @@ pub fn main(e: &Inner, index: usize) {
     let first = index == 0;
     e.reclaimers[index].store(crate::sys::raw::gettid(), SeqCst);
     let w = &e.wakeups;
+    let mut running = false;
     while !w.stop.load(SeqCst) {
         let working = e.enter_work();
         let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
-        let wanted = if first { e.wanted() } else { w.waiting.load(SeqCst) > 0 };
+        let wanted = if first { e.wanted(running) } else { e.demand(true).helpers >= index as u32 };
+        running = wanted;
         if first && !wanted {
             w.stuck.store(false, SeqCst);
         }
@@ -67,7 +70,7 @@ pub fn main(e: &Inner, index: usize) {
             }
             w.asleep.store(true, SeqCst);
             // Somebody may have taken the last frames before that was set.
-            if !wanted && e.wanted() && w.asleep.swap(false, SeqCst) {
+            if !wanted && e.wanted(false) && w.asleep.swap(false, SeqCst) {
                 continue;
             }
             // With nothing to gain, not too soon again: pages may have been unpinned, or device space freed.
@@ -90,9 +93,16 @@ const COMPACT: usize = 4096;
 
 impl Inner {
     /// Frames must be freed, or pages given back to the kernel.
-    fn wanted(&self) -> bool {
+    fn wanted(&self, running: bool) -> bool {
         let (room, target) = (self.room(), self.free_target() as i64);
-        room < target / 2 || (room < target && (self.frames.free_count() as i64) < target / 2) || self.is_short()
+        let few = || room < target && (self.frames.free_count() as i64) < target / 2;
+        self.demand(running).first || few() || self.is_short()
+    }
+
+    /// What the room in the budget asks for.
+    fn demand(&self, running: bool) -> Demand {
+        let waiting = self.wakeups.waiting.load(SeqCst);
+        Supply { room: self.room(), high: self.free_target(), waiting }.demand(running)
     }
 
     /// Hardly any frame is left to load into: the others wait in the swap cache.
@@ -124,7 +134,7 @@ impl Inner {
             false => !short && cached < self.cached_target(),
         };
         if few {
-            moved = self.take_out();
+            moved = self.take_out(self.demand(true).batch);
         }
         // Below the target the pages in the cache get their second chance, unless nothing else can be had.
         let spare = if self.sweeps {

@@ -10,6 +10,7 @@
 //!
 //! Called by whoever has the page busy: faults, readahead. Takes the frames' lock and no other.
 
+use super::demand;
 use super::fault::RUN;
 use super::inner::{Inner, ZERO_PAGES, count};
 use super::word::State;
@@ -58,7 +59,7 @@ impl Inner {
     /// Frames, and as much room in the budget, which is taken.
     fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
         let room = self.room();
-        if room - (want as i64) < self.free_target() as i64 / 2 {
+        if room - (want as i64) < demand::low(self.free_target()) {
             self.wake_reclaim(false);
         }
         let n = room.clamp(0, want as i64) as usize;

@@ -8,6 +8,7 @@
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
 
+use super::demand::BATCH_MAX;
 use super::inner::{Inner, count, lock};
 use super::lists::Lists;
 use super::word::{Seen, State};
@@ -24,17 +25,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// `process_madvise`, x86-64.
 const PROCESS_MADVISE: u32 = 440;
-/// Pages taken out in one go.
-const BATCH: usize = 64;
+/// As many pages gone make it likely that the oldest are others now.
+const FRESH: u64 = 64;
 
 impl Inner {
-    /// Takes the oldest pages out; how many.
-    pub(super) fn take_out(&self) -> usize {
-        let mut picked = [None; BATCH];
+    /// Takes up to `batch` of the oldest pages out; how many.
+    pub(super) fn take_out(&self, batch: usize) -> usize {
+        let mut picked = [None; BATCH_MAX];
+        let picked = &mut picked[..batch.min(BATCH_MAX)];
         if self.sweeps {
-            return self.take_out_in_place(&mut picked);
+            return self.take_out_in_place(picked);
         }
-        let (n, _) = self.pick(&mut picked);
+        let (n, _) = self.pick(picked);
         let picked = &mut picked[..n];
         picked.sort_unstable_by_key(|one| one.map(|(page, _)| page));
         let (mut moved, mut at) = (0, 0);
@@ -54,7 +56,7 @@ impl Inner {
         moved
     }
 
-    fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> usize {
+    fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>]) -> usize {
         // Nobody may declare pages unwritable between the look at their words and the end of their content.
         let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
         let sweeps = self.counters.sweeps.load(Relaxed);
@@ -69,7 +71,7 @@ impl Inner {
         let c = &self.counters;
         let gone = || c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
         let at_sweep = self.gone_at_sweep.load(Relaxed);
-        let fresh = at_sweep == u64::MAX || gone() >= at_sweep + BATCH as u64;
+        let fresh = at_sweep == u64::MAX || gone() >= at_sweep + FRESH;
         let all_passed = self.passed.load(Relaxed) >= u64::from(self.lists.present());
         let sweep = writable.len() > stable.len() && (fresh || all_passed);
         self.put_back(&writable, !sweep);
@@ -93,13 +95,13 @@ impl Inner {
     }
 
     /// Makes the oldest pages busy and takes them off their lists; how many, and how many were looked at.
-    fn pick(&self, picked: &mut [Option<(u32, Seen)>; BATCH]) -> (usize, usize) {
+    fn pick(&self, picked: &mut [Option<(u32, Seen)>]) -> (usize, usize) {
         let (mut n, mut looked) = (0, 0);
         let mut lists = self.lists.lock();
-        for _ in 0..2 * BATCH {
+        for _ in 0..2 * picked.len() {
             let hot = lists.next_hot();
             let list = if hot { &mut lists.hot } else { &mut lists.mapped };
-            let Some(page) = list.back().filter(|_| n < BATCH) else { break };
+            let Some(page) = list.back().filter(|_| n < picked.len()) else { break };
             looked += 1;
             match self.space.word(page).try_lock() {
                 Some(seen) if seen.pins() == 0 => {
