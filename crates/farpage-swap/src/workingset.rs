@@ -30,6 +30,10 @@
 //! (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA 2007).
 //! The numbers below were chosen with `farpage sim` (docs/lru.md has the tables). Pure; the caller locks.
 
+mod page;
+
+pub use page::{Pages, Rank, Shadow, Words};
+
 use crate::lru::{Links, List};
 
 /// Probation's share of the pages in memory: one in this many.
@@ -55,82 +59,6 @@ const CREDIT: u32 = 64;
 const READ_COST: u32 = 4;
 /// The stage earns something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
-
-/// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page is
-/// in memory (3 bits).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Rank(u8);
-
-impl Rank {
-    /// On probation.
-    pub const NEW: Rank = Rank(0);
-    /// On main, just come there.
-    pub const HOT: Rank = Rank(1);
-    /// The highest.
-    pub const MAX: Rank = Rank(4);
-
-    /// Of the number that [`Rank::bits`] gave; what is too high is the highest.
-    pub fn from_bits(bits: u8) -> Rank {
-        Rank(bits).min(Rank::MAX)
-    }
-
-    /// As a number below 8.
-    pub fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// Whether a page of this rank is on main.
-    pub fn is_hot(self) -> bool {
-        self >= Rank::HOT
-    }
-
-    /// The rank of a page that was wanted back while it was cached.
-    #[must_use]
-    pub fn raised(self) -> Rank {
-        Rank(self.0 + 1).min(Rank::MAX)
-    }
-}
-
-/// Where the ranks of the pages live, beside their links. Setters take `&self`, as in [`Links`].
-pub trait Pages: Links {
-    /// The rank of `n`, which is cached.
-    fn rank(&self, n: u32) -> Rank;
-    /// Sets the rank of `n`, which is cached and stays so.
-    fn set_rank(&self, n: u32, rank: Rank);
-}
-
-/// The words of the pages, for what pager and writer do to cached pages at the same time.
-pub trait Words: Pages {
-    /// What a word says.
-    type Word: Copy;
-    /// Changes the word of `n` if it still is `from`.
-    fn change(&self, n: u32, from: Self::Word, to: Self::Word) -> bool;
-}
-
-/// What is noted of a page that leaves: count of departures by then, and the queue it was on.
-///
-/// ```text
-///   | departures:31 | main:1 |
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shadow(u32);
-
-impl Shadow {
-    /// Of the number that [`Shadow::bits`] gave.
-    pub fn from_bits(bits: u32) -> Shadow {
-        Shadow(bits)
-    }
-
-    /// As a number.
-    pub fn bits(self) -> u32 {
-        self.0
-    }
-
-    /// Whether the page was on main.
-    fn was_hot(self) -> bool {
-        self.0 & 1 != 0
-    }
-}
 
 /// Pages on their way through memory.
 #[derive(Debug, Default)]
