@@ -24,13 +24,21 @@
 //! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`WorkingSet::rank_of`] for what follows from that.
+//! * Pages beside one that was wanted back soon are not unmapped for a while: [`alone`].
 //! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
 //!
 //! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in VMS
 //! (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA 2007).
 //! The numbers below were chosen with `farpage sim` (docs/lru.md has the tables). Pure; the caller locks.
 
+mod alone;
+mod page;
+
+pub use alone::{STRETCH_PAGES, Tick};
+pub use page::{Pages, Rank, Shadow, Words};
+
 use crate::lru::{Links, List};
+use alone::Clock;
 
 /// Probation's share of the pages in memory: one in this many.
 const PROBATION_SHARE: u32 = 12;
@@ -38,6 +46,8 @@ const PROBATION_SHARE: u32 = 12;
 const PROBATION_MIN: u32 = 64;
 /// ... but not in a memory so small that this would be more than one page in so many.
 const PROBATION_MOST: u32 = 8;
+/// A refault distance is short up to one in so many of the pages in memory.
+const NEAR_PART: u32 = 4;
 /// One in so many pages that come back after long goes to main all the same.
 const FAR_LOTS: u32 = 32;
 /// The stage is counted in so many parts of the pages in memory: at the beginning, at least, at most.
@@ -55,82 +65,6 @@ const CREDIT: u32 = 64;
 const READ_COST: u32 = 4;
 /// The stage earns something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
-
-/// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page is
-/// in memory (3 bits).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Rank(u8);
-
-impl Rank {
-    /// On probation.
-    pub const NEW: Rank = Rank(0);
-    /// On main, just come there.
-    pub const HOT: Rank = Rank(1);
-    /// The highest.
-    pub const MAX: Rank = Rank(4);
-
-    /// Of the number that [`Rank::bits`] gave; what is too high is the highest.
-    pub fn from_bits(bits: u8) -> Rank {
-        Rank(bits).min(Rank::MAX)
-    }
-
-    /// As a number below 8.
-    pub fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// Whether a page of this rank is on main.
-    pub fn is_hot(self) -> bool {
-        self >= Rank::HOT
-    }
-
-    /// The rank of a page that was wanted back while it was cached.
-    #[must_use]
-    pub fn raised(self) -> Rank {
-        Rank(self.0 + 1).min(Rank::MAX)
-    }
-}
-
-/// Where the ranks of the pages live, beside their links. Setters take `&self`, as in [`Links`].
-pub trait Pages: Links {
-    /// The rank of `n`, which is cached.
-    fn rank(&self, n: u32) -> Rank;
-    /// Sets the rank of `n`, which is cached and stays so.
-    fn set_rank(&self, n: u32, rank: Rank);
-}
-
-/// The words of the pages, for what pager and writer do to cached pages at the same time.
-pub trait Words: Pages {
-    /// What a word says.
-    type Word: Copy;
-    /// Changes the word of `n` if it still is `from`.
-    fn change(&self, n: u32, from: Self::Word, to: Self::Word) -> bool;
-}
-
-/// What is noted of a page that leaves: count of departures by then, and the queue it was on.
-///
-/// ```text
-///   | departures:31 | main:1 |
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shadow(u32);
-
-impl Shadow {
-    /// Of the number that [`Shadow::bits`] gave.
-    pub fn from_bits(bits: u32) -> Shadow {
-        Shadow(bits)
-    }
-
-    /// As a number.
-    pub fn bits(self) -> u32 {
-        self.0
-    }
-
-    /// Whether the page was on main.
-    fn was_hot(self) -> bool {
-        self.0 & 1 != 0
-    }
-}
 
 /// Pages on their way through memory.
 #[derive(Debug, Default)]
@@ -168,6 +102,7 @@ pub struct WorkingSet {
     /// How many pages of main may be unmapped to fill its stage, in parts of a page.
     credit: u32,
     earned: Earned,
+    clock: Clock,
 }
 
 impl Default for WorkingSet {
@@ -186,7 +121,12 @@ impl WorkingSet {
             stage: STAGE_START,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
+            clock: Clock::new(),
         }
+    }
+
+    fn pages(&self) -> u32 {
+        self.probation.len() + self.main.len()
     }
 
     /// Pages in memory and mapped.
@@ -214,20 +154,24 @@ impl WorkingSet {
     /// given it up already; otherwise one in 32. The lots are for what goes in circles through more than memory holds:
     /// it would push itself out for ever; this way a part of it stays.
     pub fn rank_of(&self, shadow: Shadow) -> Rank {
-        let pages = self.probation.len() + self.main.len();
+        let pages = self.pages();
         let distance = self.distance(shadow);
         // Fibonacci hashing: a lot that does not follow the order of departures.
         let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;
         let one_in = match distance {
-            d if d <= pages / 4 && !shadow.was_hot() => 1,
+            d if d <= pages / NEAR_PART && !shadow.was_hot() => 1,
             d if d <= pages / 2 => 2,
             _ => FAR_LOTS,
         };
         if lot.is_multiple_of(one_in) { Rank::HOT } else { Rank::NEW }
     }
 
-    /// A page was read because it was touched. Say so once for each, for the length of the stage.
-    pub fn note_read(&mut self) {
+    /// A page that left at `shadow` was read because it was touched. Say so once for each, for the length of the stage; and
+    /// if it was wanted back soon, its neighbours are left alone.
+    pub fn note_read(&mut self, pages: &impl Pages, n: u32, shadow: Shadow) {
+        if self.distance(shadow) <= self.pages() / NEAR_PART {
+            pages.set_wanted(n, self.clock.now());
+        }
         self.earned.read_back += 1;
         self.look_at_stage();
     }
@@ -279,11 +223,12 @@ impl WorkingSet {
     }
 
     /// A cached page is mapped again because it was touched; its rank from now on.
-    pub fn refault(&mut self, links: &impl Links, n: u32, rank: Rank) -> Rank {
-        self.uncache(links, n, rank);
+    pub fn refault(&mut self, pages: &impl Pages, n: u32, rank: Rank) -> Rank {
+        self.uncache(pages, n, rank);
+        pages.set_wanted(n, self.clock.now());
         self.earned.wanted_back += 1;
         self.look_at_stage();
-        self.map(links, n, rank.raised());
+        self.map(pages, n, rank.raised());
         rank.raised()
     }
 
@@ -302,7 +247,7 @@ impl WorkingSet {
                 cached.push_front(pages, n);
                 continue;
             }
-            self.departures = self.departures.wrapping_add(1);
+            self.departs();
             let earned = if hot { CREDIT * MAIN_PACE } else { CREDIT / PROBATION_PACE };
             self.credit = self.credit.saturating_add(earned).min(CREDIT.saturating_mul(self.main.len()));
             return Some((n, Shadow(self.departures << 1 | u32::from(hot))));
@@ -311,8 +256,13 @@ impl WorkingSet {
 
     /// A page leaves memory that was on none of the lists; its shadow.
     pub fn leave(&mut self) -> Shadow {
-        self.departures = self.departures.wrapping_add(1);
+        self.departs();
         Shadow(self.departures << 1)
+    }
+
+    fn departs(&mut self) {
+        self.departures = self.departures.wrapping_add(1);
+        self.clock.on_departure(self.pages());
     }
 
     /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.
@@ -350,11 +300,12 @@ impl WorkingSet {
     }
 
     /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
-    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have.
+    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have. What is left alone is
+    /// passed over and becomes the youngest of its list, but not where nothing else is there.
     ///
     /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
     /// took the next page of main out, all of main would go round and round beside a pass over much data.
-    pub fn oldest(&self, links: &impl Links, target: u32, out: &mut [u32]) -> usize {
+    pub fn oldest(&mut self, pages: &impl Pages, target: u32, out: &mut [u32]) -> usize {
         let (cold, hot) = self.stages(target);
         let wanted = |queue: &Queue, stage: u32, keep: u32| {
             stage.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
@@ -363,20 +314,29 @@ impl WorkingSet {
         let keep = self.probation_share() / 2;
         let paced = (self.credit / CREDIT) as usize;
         let (cold, hot) = (wanted(&self.probation, cold, keep), wanted(&self.main, hot, 0).min(paced));
+        let first_cold = self.probation.len() > self.probation_share();
         let len = out.len();
         // Both are short: in proportion, and at least one, so that neither waits for ever.
         let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };
-        let mut n = tail(&self.probation.mapped, links, &mut out[..of_cold.min(len)]);
+        let WorkingSet { clock, probation: Queue { mapped: probation, .. }, main: Queue { mapped: main, .. }, .. } =
+            self;
+        let mut passes = Clock::passes(len);
+        let mut n = clock.oldest(probation, pages, &mut passes, &mut out[..of_cold.min(len)]);
         let from_main = hot.min(len - n);
-        n += tail(&self.main.mapped, links, &mut out[n..][..from_main]);
+        n += clock.oldest(main, pages, &mut passes, &mut out[n..][..from_main]);
         if n > 0 {
             return n;
         }
-        // Neither stage is short: whoever has pages and is to leave next.
-        let first_cold = self.probation.len() > self.probation_share();
-        let (first, then) = if first_cold { (&self.probation, &self.main) } else { (&self.main, &self.probation) };
-        let n = tail(&first.mapped, links, out);
-        n + tail(&then.mapped, links, &mut out[n..])
+        // Neither stage is short: whoever has pages and is to leave next. With no passes left, any page will do.
+        let (first, then) = if first_cold { (probation, main) } else { (main, probation) };
+        for mut passes in [passes, 0] {
+            n = clock.oldest(first, pages, &mut passes, out);
+            n += clock.oldest(then, pages, &mut passes, &mut out[n..]);
+            if n > 0 {
+                break;
+            }
+        }
+        n
     }
 
     /// Up to `out.len()` of the oldest mapped pages of main, although it is not their turn: where all of probation stays.
@@ -395,12 +355,12 @@ impl WorkingSet {
     /// for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it becomes
     /// shorter; while they cost less than half of those, longer.
     pub fn stage_target(&self, most: u32) -> u32 {
-        let pages = self.probation.len() + self.main.len();
+        let pages = self.pages();
         (pages / STAGE_PARTS * self.stage).min(most).max(1)
     }
 
     fn look_at_stage(&mut self) {
-        let pages = self.probation.len() + self.main.len();
+        let pages = self.pages();
         let Earned { entered, wanted_back, read_back } = self.earned;
         if wanted_back.saturating_add(read_back) < (pages / 16).max(32) {
             return;
@@ -421,7 +381,7 @@ impl WorkingSet {
     }
 
     fn probation_share(&self) -> u32 {
-        let pages = self.probation.len() + self.main.len();
+        let pages = self.pages();
         (pages / PROBATION_SHARE).max(PROBATION_MIN.min(pages / PROBATION_MOST))
     }
 

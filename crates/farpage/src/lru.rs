@@ -96,7 +96,7 @@ impl Lru {
         let shadow = table.shadow(node);
         let distance = self.set.distance(shadow);
         let rank = self.set.rank_of(shadow);
-        self.set.note_read();
+        self.set.note_read(table, node.0, shadow);
         self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
         self.map(table, node, to, rank);
     }
@@ -185,7 +185,7 @@ impl Lru {
     }
 
     /// Up to `out.len()` pages to be moved out next, so that `target` are in the swap cache; they stay on their lists.
-    pub fn oldest_active(&self, table: &PageTable, target: usize, out: &mut [u32]) -> usize {
+    pub fn oldest_active(&mut self, table: &PageTable, target: usize, out: &mut [u32]) -> usize {
         self.set.oldest(table, u32::try_from(target).unwrap_or(u32::MAX), out)
     }
 

@@ -17,20 +17,23 @@
 //! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
 //! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
 //! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
-//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
+//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]). Beside the leaves lies a byte for each 32
+//! pages: when one of them was last wanted back.
 
 use crate::arena::Part;
 use crate::device::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
-use farpage_swap::workingset::{Pages, Rank, Shadow, Words};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick, Words};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages of a leaf.
 pub const LEAF_PAGES: usize = 512;
 const LEAF_BITS: u32 = 9;
 const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
 const LEAVES_MAX: usize = 1 << 21;
+/// Stretches of neighbours in a leaf.
+const LEAF_STRETCHES: usize = LEAF_PAGES / STRETCH_PAGES as usize;
 /// Bits of the word of a page in memory: its rank.
 const RANK_SHIFT: u32 = 3;
 const RANK_MASK: u64 = 7 << RANK_SHIFT;
@@ -99,13 +102,16 @@ struct Leaf {
 const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
 
 /// Address space the table needs.
-pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * 4 + LEAVES_MAX * size_of::<Leaf>();
+pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>() + LEAF_STRETCHES);
 
 /// See the module documentation.
 pub struct PageTable {
     dir: &'static [AtomicU32],
     home: &'static [AtomicU32],
     leaves: &'static [Leaf],
+    /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young marks of the old
+    /// one; they age.
+    wanted: &'static [AtomicU8],
     /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
     taken: AtomicUsize,
     /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
@@ -125,13 +131,15 @@ impl PageTable {
         let leaves = part.base;
         let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
         let home = dir + DIR_ENTRIES * 4;
-        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
+        let wanted = home + LEAVES_MAX * 4;
+        // SAFETY: the four arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
         // are valid atomics.
         unsafe {
             PageTable {
                 dir: std::slice::from_raw_parts(dir as *const AtomicU32, DIR_ENTRIES),
                 home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
                 leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
+                wanted: std::slice::from_raw_parts(wanted as *const AtomicU8, LEAVES_MAX * LEAF_STRETCHES),
                 taken: AtomicUsize::new(1),
                 free: AtomicU32::new(0),
                 live: AtomicUsize::new(0),
@@ -318,7 +326,7 @@ impl PageTable {
 
     /// Bytes of RAM the table takes: leaves in use, directory pages not counted.
     pub fn bytes(&self) -> usize {
-        self.live.load(Ordering::Relaxed) * size_of::<Leaf>()
+        self.live.load(Ordering::Relaxed) * (size_of::<Leaf>() + LEAF_STRETCHES)
     }
 }
 
@@ -353,6 +361,12 @@ impl Pages for PageTable {
                 Err(now) => seen = now,
             }
         }
+    }
+    fn wanted(&self, n: u32) -> Tick {
+        Tick::from_bits(self.wanted[(n / STRETCH_PAGES) as usize].load(Ordering::Relaxed))
+    }
+    fn set_wanted(&self, n: u32, tick: Tick) {
+        self.wanted[(n / STRETCH_PAGES) as usize].store(tick.bits(), Ordering::Relaxed);
     }
 }
 

@@ -171,7 +171,7 @@ impl Pager {
         let mut oldest = [0; BATCH];
         let target = e.cached_target();
         let n = {
-            let lru = lock(&e.lru);
+            let mut lru = lock(&e.lru);
             let spare = lru.active_len().saturating_sub(RESIDENT_MIN);
             let out = &mut oldest[..want.min(BATCH).min(spare)];
             match of {

@@ -138,11 +138,15 @@ impl Pages for Ranked {
     fn set_rank(&self, n: u32, rank: Rank) {
         self.1[n as usize].set(rank);
     }
+    fn wanted(&self, _: u32) -> Tick {
+        Tick::default()
+    }
+    fn set_wanted(&self, _: u32, _: Tick) {}
 }
 
 #[test]
 fn oldest_names_each_page_once() {
-    let links = Nodes::new(300);
+    let links = Ranked(Nodes::new(300), Vec::new());
     let mut set = WorkingSet::new();
     (0..100).for_each(|n| set.map(&links, n, Rank::NEW));
     (100..130).for_each(|n| set.map(&links, n, Rank::HOT));
