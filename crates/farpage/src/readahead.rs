@@ -38,6 +38,8 @@ const MARK_EVERY: u32 = 1024;
 const MARKERS: usize = 1024;
 /// At first for this part of those read ahead so far, so that there is something to tell early.
 const MARK_PART: u32 = 8;
+/// ... but for so many, itself included: it would be hard to tell anything by reading nothing ahead.
+const MARK_LEAST: u32 = 4;
 /// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
 const SLOTS: usize = 1 << 22;
 
@@ -188,8 +190,8 @@ impl Readahead {
         }
         let m = self.mapping(start);
         m.unmarked += n as u32;
-        // One alone would be a page that is not read ahead.
-        if n < 2 || m.unmarked < (m.marked / MARK_PART).min(MARK_EVERY) {
+        // Windows of one page are sampled like all others: what they bring may be used more often, or less.
+        if n == 0 || m.unmarked < (m.marked / MARK_PART).clamp(MARK_LEAST, MARK_EVERY) {
             return None;
         }
         let credit = std::mem::take(&mut m.unmarked) - 1;
@@ -345,6 +347,24 @@ mod tests {
         assert!((580..700).contains(&markers), "{markers}");
         assert!(places.iter().all(|n| *n > 5), "anywhere: {places:?}");
         assert_eq!((r.marker(1000, 0, 1, |_| 0), r.marker(5000, 1, 1, |_| 0)), (None, None));
+    }
+
+    #[test]
+    fn windows_of_one_page_have_markers_of_their_own() {
+        // Single pages that are used, and now and then a long window that is not: each counts for what it is.
+        let mut r = of("stream");
+        let (mut read, mut used) = (0u32, 0);
+        for i in 0..20_000u64 {
+            let (first, n) = (i << 10, if i % 100 == 0 { 25 } else { 1 });
+            read += n as u32;
+            if let Some(at) = r.marker(1000, n, 9, |k| first + 9 * k as u64) {
+                read -= 1;
+                used += if n == 1 { r.take_marker(first + 9 * at as u64, |_| true).unwrap() } else { 0 };
+            }
+        }
+        // A fifth of all pages are of the long ones.
+        let share = f64::from(used) / f64::from(read);
+        assert!((0.6..0.95).contains(&share), "{used} of {read}");
     }
 
     #[test]
