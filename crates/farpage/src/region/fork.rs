@@ -122,7 +122,7 @@ impl Inner {
         if self.inherit { self.workers.enter(|| false) } else { Inside(None) }
     }
 
-    /// Frees what children held that are gone.
+    /// Frees what children held that are gone. Inside of a gate: a fork in between would copy a lock that is held.
     pub fn collect_leases(&self) {
         lock(&self.leases).retain(|(pipe, lease)| {
             // Nobody ever writes: end of file means that no process holds the other end any more.

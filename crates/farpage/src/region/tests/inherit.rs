@@ -75,10 +75,22 @@ fn a_child_has_a_copy_and_neither_sees_the_others_writes() {
         // What was kept for the children is free again.
         let collected = |_: &usize| {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            pager.owner.inner.collect_leases();
-            lock(&pager.owner.inner.leases).is_empty()
+            let e = &pager.owner.inner;
+            // Other tests fork meanwhile, and their children have this pager too.
+            let _working = e.enter_work();
+            e.collect_leases();
+            lock(&e.leases).is_empty()
         };
         assert!((0..3000).any(|i| collected(&i)), "the leases of children that are gone were not ended");
+    }
+}
+
+/// Sets the flag when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -91,6 +103,7 @@ fn forks_in_the_middle_of_everything() {
         write_all(still.view_mut(), 2);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let ends = Over(&over); // also if a child goes wrong
             let noise: Vec<_> = (0..2)
                 .map(|seed| {
                     let (pager, over) = (&pager, &over);
@@ -111,7 +124,7 @@ fn forks_in_the_middle_of_everything() {
                 assert_eq!(still.view::<u64>()[page * 512 + 5], word(page, 5, 2));
                 ended_well(child);
             }
-            over.store(true, Ordering::SeqCst);
+            drop(ends);
             noise.into_iter().for_each(|thread| thread.join().unwrap());
         });
         assert_eq!(wrong(still.view(), 2), None);
