@@ -36,7 +36,7 @@ use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
 use rustix::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex; a panic elsewhere does not matter, because a panic ends the process.
@@ -105,6 +105,8 @@ pub struct Engine {
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// What program threads tell.
     pub notes: Notes,
+    /// Threads that the program has started, before activation.
+    pub started: AtomicUsize,
     /// The kernel's news of mappings, on their way to the pager ([`crate::news`]).
     pub events: AtomicPtr<MappingEvents>,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
@@ -210,6 +212,7 @@ impl Engine {
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
+            started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),
             pinned: Mutex::new(BTreeSet::new()),
             lost: Mutex::new(BTreeSet::new()),

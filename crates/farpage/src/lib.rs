@@ -7,6 +7,7 @@
 
 pub mod adopt;
 mod ahead;
+mod approach;
 pub mod arena;
 pub mod budget;
 pub mod child;

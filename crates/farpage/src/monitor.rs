@@ -7,10 +7,12 @@
 
 use crate::PAGE_SIZE;
 use crate::adopt::ADOPT_MIN;
+use crate::approach::{Approach, Look, Next};
 use crate::engine::{Engine, give_up, lock};
 use crate::pager::Opened;
 use crate::pool_share::{PoolShare, Sample, Stuck};
 use crate::stat::StatPage;
+use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
 use crate::sys::raw::{message, warn};
@@ -35,6 +37,8 @@ pub struct Monitor {
     pinned: Instant,
     last_rss: i64,
     quiet: u32,
+    /// Before activation: how near it is.
+    approach: Approach,
     /// Activation failed; said once.
     failed: bool,
     /// How much of the budget is for compressed pages.
@@ -97,6 +101,7 @@ impl Monitor {
             pinned: now,
             last_rss: 0,
             quiet: 0,
+            approach: Approach::default(),
             failed: false,
             stuck: Stuck::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
@@ -114,18 +119,20 @@ impl Monitor {
         e.budget.sample(rss, before);
         e.publish_levels(rss);
         if !e.active.load(Relaxed) {
-            let threshold = e.budget.activation();
+            let look = Look { rss, threads: self.proc.threads(), cpus: cpu::count() };
+            let next = self.approach.step(look, &e.budget, Instant::now());
             let asked = e.early_notes();
-            if (rss >= threshold || asked) && !self.failed {
+            if (next == Next::Manage || asked) && !self.failed {
                 self.activate();
             }
             if asked && self.failed {
                 while e.notes.take().is_some() {}
                 e.notes.finish();
             }
-            // Half of the time in which two fast threads could fill what is left (0.7 pages a microsecond).
-            let room = (threshold - rss).max(0) as u64;
-            return Duration::from_micros((room * 7 / 10).clamp(1_000, 100_000));
+            return match next {
+                Next::Wait(time) => time,
+                Next::Manage => Duration::from_millis(1),
+            };
         }
         self.look_after(rss);
         self.divide_budget();

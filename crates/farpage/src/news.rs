@@ -13,6 +13,7 @@ use crate::adopt::ADOPT_MIN;
 use crate::engine::{Engine, OPENER, lock};
 use crate::notes::Note;
 use crate::pager::Pager;
+use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
 use crate::sys::raw::{nr, syscall};
@@ -32,6 +33,10 @@ impl Engine {
     pub fn thread_started(&self, block: usize) {
         for _ in 0..10 {
             if self.notes.post(Note::Thread(block)).is_some() {
+                // From here on a program may need looking at sooner than its memory lets expect.
+                if !self.is_active() && self.started.fetch_add(1, SeqCst) + 1 == cpu::count() {
+                    self.ring();
+                }
                 return;
             }
             // A thousand threads at once: whoever takes the notes is woken, and gets a moment.

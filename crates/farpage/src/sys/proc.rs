@@ -2,7 +2,7 @@
 
 use super::raw::{Errno, nr, syscall};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::io::pread;
 use std::time::Duration;
 
@@ -30,6 +30,15 @@ impl Proc {
     /// As openat.
     pub fn file(&self, path: &str) -> Result<OwnedFd, Errno> {
         openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+impl Proc {
+    /// Threads of this process, the caller's included; 1 where that cannot be read.
+    pub fn threads(&self) -> usize {
+        // A directory for each, which names its parent.
+        let links = statat(&self.0, "self/task", AtFlags::empty()).map_or(0, |stat| stat.st_nlink as usize);
+        links.saturating_sub(2).max(1)
     }
 }
 
@@ -295,6 +304,13 @@ mod tests {
     fn own_process() {
         let proc = Proc::open().unwrap();
         assert!(rss_anon_pages(&proc.file("self/statm").unwrap()).unwrap() > 10);
+        let (stop, before) = (std::sync::Barrier::new(4), proc.threads());
+        std::thread::scope(|scope| {
+            (0..3).for_each(|_| drop(scope.spawn(|| stop.wait())));
+            // Other tests start and end threads, too.
+            assert!(before >= 1 && (0..100).any(|_| proc.threads() >= 4));
+            stop.wait();
+        });
         let (mut n, mut last, mut found) = (0, 0, false);
         let here = std::ptr::from_ref(&last) as usize;
         mappings(&proc.file("self/maps").unwrap(), &mut vec![0; 8192], |m| {
