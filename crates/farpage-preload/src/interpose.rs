@@ -73,12 +73,16 @@ pub unsafe extern "C" fn pthread_create(
     if real == 0 {
         return libc::EAGAIN;
     }
+    let engine = engine();
+    if let Some(engine) = engine {
+        engine.thread_starts();
+    }
     // SAFETY: libc's function of this name has this type.
     let real: PthreadCreate = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let result = unsafe { real(thread, attr, start, arg) };
     if result == 0
-        && let Some(engine) = engine()
+        && let Some(engine) = engine
     {
         // SAFETY: set by a successful call; with glibc the handle is the address of the control block.
         engine.thread_started(unsafe { *thread } as usize);

@@ -65,6 +65,8 @@ pub struct Wakeups {
     pub writer_tid: AtomicU32,
     /// Counts requests to the monitor.
     pub monitor: AtomicU32,
+    /// 1 once the monitor has begun to look.
+    pub monitor_looks: AtomicU32,
     /// Nobody wakes this word: to wait for it is to sleep.
     pub never: AtomicU32,
 }

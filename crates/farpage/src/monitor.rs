@@ -61,6 +61,8 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         Ok(m) => m,
         Err(error) => give_up("cannot read /proc", error),
     };
+    e.wakeups.monitor_looks.store(1, SeqCst);
+    futex::wake_all(&e.wakeups.monitor_looks);
     e.fork.child_start(&monitor.proc, e);
     loop {
         e.fork.pass_gate();

@@ -28,6 +28,15 @@ const USER_END: usize = (1 << 47) - PAGE_SIZE;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Engine {
+    /// A thread is about to be started. The monitor, which was started along with the program, is to look by then: later it has to
+    /// wait for a CPU behind as many threads as there are. Called on a program thread.
+    pub fn thread_starts(&self) {
+        let word = &self.wakeups.monitor_looks;
+        if word.load(SeqCst) == 0 {
+            futex::wait(word, 0, Some(PATIENCE.as_nanos() as u64));
+        }
+    }
+
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
     /// program thread.
     pub fn thread_started(&self, block: usize) {
