@@ -120,9 +120,7 @@ impl Engine {
         }
         let found = self.events.swap(std::ptr::null_mut(), SeqCst);
         // SAFETY: the opener made it of a box and left it here; the swap gives it to one taker.
-        let events = *unsafe { Box::from_raw(found) };
-        events.enable();
-        Some(events)
+        Some(*unsafe { Box::from_raw(found) })
     }
 
     /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
