@@ -101,7 +101,8 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns
+test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns \
+	$(TESTS)/handlers $(TESTS)/confined
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -130,6 +131,14 @@ $(TESTS)/clones: tests/stress/clones.c
 $(TESTS)/moves: tests/stress/moves.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+$(TESTS)/handlers: tests/stress/handlers.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+$(TESTS)/confined: tests/stress/confined.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
 
 $(TESTS)/lost: tests/stress/lost.c
 	@mkdir -p $(TESTS)
@@ -163,6 +172,10 @@ stress: build test-programs
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
+	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/handlers 96 3
+	if [ $$(id -u) = 0 ]; then for how in setuid undumpable chroot; do \
+		$(FARPAGE) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
+	else echo "skipped: confined needs root"; fi
 	tests/stress/children.py $(FARPAGE)
 	$(FARPAGE) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json

@@ -1,6 +1,8 @@
 //! Forks that go round libc's `fork()`, so that its handlers do not run: `_Fork`, `clone` without shared memory, and the
 //! system calls made through `syscall`. Their children are to see the right bytes too, so the handlers are called here.
 //!
+//! And libc's handlers themselves: the engine's have to be the first ([`__register_atfork`]).
+//!
 //! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing is
 //! swapped out and all pass through: their children have no engine then, and may do what a process with one thread may
 //! (`unshare(CLONE_NEWUSER)`, `setns`).
@@ -9,6 +11,7 @@ use crate::descriptors;
 use crate::interpose::{found, next, no_such_function};
 use farpage::engine::engine;
 use farpage::fork;
+use farpage::preload::follow_forks;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
 use std::arch::asm;
@@ -17,11 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
+static REAL_REGISTER: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks the functions up. By the initialiser: later, a signal handler may ask.
 pub fn find() {
     REAL_FORK.store(next(c"_Fork"), Relaxed);
     REAL_CLONE.store(next(c"clone"), Relaxed);
+    REAL_REGISTER.store(next(c"__register_atfork"), Relaxed);
 }
 
 /// A child made with these has its own memory, or not: its parent's descriptors, or its own.
@@ -136,6 +141,32 @@ pub extern "C" fn _Fork() -> libc::pid_t {
         -1 => Err(raw::Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
         pid => Ok(pid as usize),
     })) as libc::pid_t
+}
+
+type Handler = Option<unsafe extern "C" fn()>;
+
+/// As libc's, which `pthread_atfork` calls, that part of it being in each program; the engine's handlers come before the first.
+/// May be called before the initialiser, by what is initialised earlier.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    before: Handler,
+    parent: Handler,
+    child: Handler,
+    dso: *mut c_void,
+) -> c_int {
+    follow_forks();
+    let real = found(&REAL_REGISTER, c"__register_atfork");
+    if real == 0 {
+        return libc::ENOMEM;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int =
+        unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(before, parent, child, dso) }
 }
 
 type Start = extern "C" fn(*mut c_void) -> c_int;

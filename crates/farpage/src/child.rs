@@ -29,7 +29,7 @@ impl Engine {
     /// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
     /// as zeros.
     pub fn activate_child(&'static self, proc: &Proc, verdict: &Verdict) -> Result<(), String> {
-        let mut pager = self.make_pager(self.open(proc)?)?;
+        let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
         let mut mapped = RangeSet::new();
         let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));

@@ -109,7 +109,7 @@ impl Engine {
     /// One line: why memory cannot be managed.
     pub fn activate(&'static self, proc: &Proc, opened: Option<Opened>) -> Result<(), String> {
         let opened = opened.map_or_else(|| self.open(proc), Ok)?;
-        let mut pager = self.make_pager(opened)?;
+        let mut pager = self.make_pager(opened, proc)?;
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy: what
         // is registered makes those wait instead.
         pager.adopt_news();
@@ -136,9 +136,9 @@ impl Engine {
         Ok(Opened { uffd, trash, maps, kick })
     }
 
-    pub(crate) fn make_pager(&'static self, opened: Opened) -> Result<Box<Pager>, String> {
+    pub(crate) fn make_pager(&'static self, opened: Opened, proc: &Proc) -> Result<Box<Pager>, String> {
         let Opened { uffd, trash, maps, kick } = opened;
-        let no_proc = |e| format!("cannot open /proc: {}", ErrnoText::from(e));
+        let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
@@ -146,7 +146,7 @@ impl Engine {
             uffd,
             kick,
             maps,
-            placement: Placement::new().map_err(no_proc)?,
+            placement: Placement::new(proc.try_clone().map_err(no_proc)?),
             eager: Eager::default(),
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
@@ -158,7 +158,7 @@ impl Engine {
             unadvised: Vec::new(),
             zeros: Vec::new(),
             order: Order::default(),
-            stragglers: Stragglers::new().map_err(no_proc)?,
+            stragglers: Stragglers::new(proc.try_clone().map_err(no_proc)?),
             dead: Vec::new(),
             news: Vec::new(),
             events: None,

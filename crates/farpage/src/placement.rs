@@ -108,13 +108,9 @@ impl Last {
 
 impl Placement {
     /// Nothing placed yet.
-    ///
-    /// # Errors
-    /// `/proc` cannot be opened.
-    pub fn new() -> Result<Placement, rustix::io::Errno> {
-        let proc = Proc::open()?;
+    pub fn new(proc: Proc) -> Placement {
         let (looked, last) = (Instant::now(), Last::default());
-        Ok(Placement { proc, looked, pager: None, writer: None, last, trial: Trial::new(looked), apart: false })
+        Placement { proc, looked, pager: None, writer: None, last, trial: Trial::new(looked), apart: false }
     }
 
     /// One thread causes all faults, and pager and writer share a CPU.
@@ -216,7 +212,7 @@ mod tests {
         let main = crate::sys::raw::gettid();
         // The "pager" is a thread of its own: it is moved about.
         let pager = std::thread::spawn(move || {
-            let mut placement = Placement::new().unwrap();
+            let mut placement = Placement::new(Proc::open().unwrap());
             let mut now = placement.looked;
             let look = |tid: u32| {
                 now += LOOK_EVERY;

@@ -4,6 +4,7 @@ use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::engine::Engine;
 use crate::heap::Heap;
 use crate::sys::raw::{message, set_quiet, warn};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
 /// cannot have one goes on without, and says so: the launcher has checked everything before.
@@ -25,14 +26,26 @@ pub unsafe fn start(heap: &'static Heap) {
     });
     match started {
         Ok(_) => {
-            // SAFETY: three handlers that live as long as the process (the library is never unloaded).
-            let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-            if failed != 0 {
+            if !follow_forks() {
                 message("cannot follow forks: out of memory");
             }
         }
         Err(why) => warn(&format!("{why}; this process goes on without a budget")),
     }
+}
+
+/// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in which they
+/// were registered, and those of others (allocators have some) may touch pages that are swapped out: so this must be done
+/// before anybody else registers any, engine or not. Without an engine they do nothing.
+pub fn follow_forks() -> bool {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static FAILED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, SeqCst) {
+        // SAFETY: three handlers that live as long as the process (the library is never unloaded).
+        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } != 0;
+        FAILED.store(failed, SeqCst);
+    }
+    !FAILED.load(SeqCst)
 }
 
 unsafe extern "C" fn prepare() {

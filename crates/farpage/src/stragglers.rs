@@ -8,7 +8,7 @@
 //! Caller: the pager. No locks.
 
 use crate::sys::proc::{Proc, cpu_time, is_running, threads};
-use crate::sys::raw::{Errno, gettid};
+use crate::sys::raw::gettid;
 use std::time::{Duration, Instant};
 
 /// CPU time in which a thread comes from the end of its change to its message, many times over (it takes about 2 us).
@@ -31,11 +31,8 @@ pub(crate) struct Stragglers {
 
 impl Stragglers {
     /// None so far.
-    ///
-    /// # Errors
-    /// `/proc` cannot be opened.
-    pub(crate) fn new() -> Result<Stragglers, Errno> {
-        Ok(Stragglers { proc: Proc::open()?, threads: Vec::with_capacity(THREADS), since: Instant::now() })
+    pub(crate) fn new(proc: Proc) -> Stragglers {
+        Stragglers { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
     }
 
     /// A message is missing: notes who runs.
@@ -82,7 +79,7 @@ mod tests {
     fn who_sleeps_or_has_run_is_not_waited_for() {
         let (stop, spinner) = (AtomicBool::new(false), AtomicU32::new(0));
         let asleep = std::sync::Mutex::new(());
-        let mut stragglers = Stragglers::new().unwrap();
+        let mut stragglers = Stragglers::new(Proc::open().unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 spinner.store(gettid(), Relaxed);

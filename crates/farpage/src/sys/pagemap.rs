@@ -39,8 +39,7 @@ const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as
 /// # Errors
 /// No `/proc` here.
 pub fn own() -> Result<OwnedFd, Errno> {
-    use rustix::fs::{Mode, OFlags, open};
-    open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    super::proc::Proc::open()?.file("self/pagemap")
 }
 
 /// Calls `each(start, end)`, in bytes, for every run of pages in `[start, end)` that have memory (or kernel swap)

@@ -24,12 +24,39 @@ impl Proc {
         Proc(fd)
     }
 
+    /// The same, once more.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn try_clone(&self) -> Result<Proc, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Proc)
+    }
+
     /// Opens a file of this process, for example `self/statm`.
+    ///
+    /// The files of a process that must not be dumped belong to root: one that has given its privileges up, or whose program
+    /// may only be executed, cannot open all of its own. It may say that it can be dumped, though; so it does for this moment.
     ///
     /// # Errors
     /// As openat.
     pub fn file(&self, path: &str) -> Result<OwnedFd, Errno> {
-        openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let open = || openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        match open() {
+            Err(Errno::ACCESS) => {}
+            other => return other,
+        }
+        const GET_DUMPABLE: usize = 3;
+        const SET_DUMPABLE: usize = 4;
+        // SAFETY: about who may look at the process; touches no memory.
+        let dumpable = |call, to| unsafe { syscall(nr::PRCTL, [call, to, 0, 0, 0, 0]) };
+        if dumpable(GET_DUMPABLE, 0)? == 1 {
+            return Err(Errno::ACCESS);
+        }
+        dumpable(SET_DUMPABLE, 1)?;
+        let file = open();
+        // What it was, or 2, which means as much for whoever is not root and cannot be said.
+        dumpable(SET_DUMPABLE, 0)?;
+        file
     }
 }
 

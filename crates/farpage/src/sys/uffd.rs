@@ -151,6 +151,9 @@ pub struct OpenError {
 
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(e @ (Errno::PERM | Errno::ACCESS)) = self.features {
+            return write!(f, "a userfaultfd opens, but its ioctls are refused (a seccomp filter?): {}", ErrnoText(e));
+        }
         if let Some(e) = self.features {
             return write!(
                 f,
