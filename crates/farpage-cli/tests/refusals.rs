@@ -155,30 +155,41 @@ fn other_machines_and_loaders() {
 }
 
 #[test]
-fn a_limit_on_address_space() {
+fn limits_too_low_for_the_engine() {
     if !works_here() {
         println!("skipped: farpage run does not work for this user");
         return;
     }
-    let limited = |program: &str| {
+    let limited = |resource, to: u64| {
         let mut command = run_unforced();
-        command.arg(program);
+        command.arg("true");
         // SAFETY: setrlimit is async-signal-safe.
         unsafe {
-            command.pre_exec(|| {
-                let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: 8 << 30 };
-                if libc::setrlimit(libc::RLIMIT_AS, &limit) == 0 {
-                    Ok(())
-                } else {
-                    Err(std::io::Error::last_os_error())
-                }
+            command.pre_exec(move || {
+                let limit = libc::rlimit { rlim_cur: to, rlim_max: to };
+                if libc::setrlimit(resource, &limit) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             })
         };
         command
     };
-    let error =
-        refused(&mut limited("true"), 125, "the limit on address space (ulimit -v) is 8.0 GiB; farpage reserves");
-    assert!(error.contains("ulimit -v unlimited"), "{error}");
+    for (resource, to, says, help) in [
+        (
+            libc::RLIMIT_AS,
+            8 << 30,
+            "the limit on address space (ulimit -v) is 8.0 GiB; farpage reserves",
+            "ulimit -v unlimited",
+        ),
+        (
+            libc::RLIMIT_DATA,
+            8 << 30,
+            "the limit on private memory (ulimit -d) is 8.0 GiB; farpage reserves",
+            "ulimit -d unlimited",
+        ),
+        (libc::RLIMIT_NOFILE, 16, "the limit on open files (ulimit -n) is 16; farpage needs", "ulimit -n 1024"),
+    ] {
+        let error = refused(&mut limited(resource, to), 125, says);
+        assert!(error.contains(help), "{error}");
+    }
 }
 
 #[test]

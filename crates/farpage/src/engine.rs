@@ -173,7 +173,7 @@ impl Engine {
     pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
         let arena = Arena::reserve(arena_sizes(conf.ram)).map_err(|e| {
             format!(
-                "cannot reserve address space for the engine: {}; is there a limit (ulimit -v)?",
+                "cannot reserve address space for the engine: {}; is there a limit (ulimit -v, ulimit -d)?",
                 ErrnoText::from(e)
             )
         })?;

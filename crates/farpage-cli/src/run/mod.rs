@@ -22,6 +22,7 @@ use farpage::conf::{self, Conf, SwapSpec};
 use farpage::engine::address_space_bytes;
 use farpage::probe::{self, Probe};
 use farpage::size;
+use farpage::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
@@ -61,7 +62,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     };
     let probe = Probe::take(device.as_ref().map(Device::fd));
     probe.verdict().map_err(Failure::from).or_else(forgivable)?;
-    check_address_space(conf.ram).or_else(forgivable)?;
+    check_limits(conf.ram).or_else(forgivable)?;
     let name = args.program.first().cloned().unwrap_or_default();
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
@@ -141,16 +142,28 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     Ok(conf)
 }
 
-/// Whether the engine can reserve the address space that it needs.
-fn check_address_space(ram: u64) -> Result<()> {
+/// Files that the engine has open besides those of its devices, one more for each CPU.
+const FILES: u64 = 48;
+
+/// Whether the engine can reserve the address space that it needs, and open its files.
+fn check_limits(ram: u64) -> Result<()> {
     let need = address_space_bytes(ram);
-    match getrlimit(Resource::As).current {
-        Some(limit) if limit < need => Err(Failure::new(format!(
-            "the limit on address space (ulimit -v) is {}; farpage reserves {} for a budget of {}\n  \
-             reserved is not used: raise the limit (ulimit -v unlimited); --ram limits memory instead",
-            size::format(limit),
-            size::format(need),
-            size::format(ram)
+    for (resource, what, flag) in [(Resource::As, "address space", "-v"), (Resource::Data, "private memory", "-d")] {
+        if let Some(limit) = getrlimit(resource).current.filter(|limit| *limit < need) {
+            return Err(Failure::new(format!(
+                "the limit on {what} (ulimit {flag}) is {}; farpage reserves {} for a budget of {}\n  \
+                 reserved is not used: raise the limit (ulimit {flag} unlimited); --ram limits memory instead",
+                size::format(limit),
+                size::format(need),
+                size::format(ram)
+            )));
+        }
+    }
+    let files = FILES + cpu::count() as u64;
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < files => Err(Failure::new(format!(
+            "the limit on open files (ulimit -n) is {limit}; farpage needs {files}\n  raise it: ulimit -n {}",
+            1024.max(files)
         ))),
         _ => Ok(()),
     }

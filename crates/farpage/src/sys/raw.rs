@@ -99,6 +99,8 @@ impl std::fmt::Display for ErrnoText {
             Errno::INVAL => "Invalid argument",
             Errno::MFILE | Errno::NFILE => "Too many open files",
             Errno::FBIG => "File too large",
+            Errno::NOMEM => "Cannot allocate memory",
+            Errno::AGAIN => "Resource temporarily unavailable",
             Errno::NOSPC => "No space left on device",
             Errno::ROFS => "Read-only file system",
             Errno::DQUOT => "Disk quota exceeded",

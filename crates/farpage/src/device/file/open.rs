@@ -105,10 +105,14 @@ fn open_directory(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> 
 
 fn may_create(dir: &OwnedFd, error: Fail<'_>) -> Result<(), DeviceError> {
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-    rustix::fs::accessat(dir, c".", access, AtFlags::empty()).map_err(|errno| {
-        let remedy = "use a directory that you may write to";
-        error(format!("cannot create files there: {}", ErrnoText(errno)), remedy)
-    })
+    let remedy = "use a directory that you may write to";
+    let refused = |errno| error(format!("cannot create files there: {}", ErrnoText(errno)), remedy);
+    rustix::fs::accessat(dir, c".", access, AtFlags::empty()).map_err(refused)?;
+    // Root may write to /proc and /sys, and yet cannot create a file there. That there is no room now is no error: there may be later.
+    match Backing::create_in(dir.as_fd(), true) {
+        Err(errno) if !matches!(errno, Errno::NOSPC | Errno::DQUOT) => Err(refused(errno)),
+        _ => Ok(()),
+    }
 }
 
 const NEITHER: &str = "it is neither a directory, a regular file nor a block device";
