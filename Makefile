@@ -102,7 +102,7 @@ breakages:
 	scripts/breakages.py
 
 test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns \
-	$(TESTS)/handlers $(TESTS)/confined
+	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -140,6 +140,10 @@ $(TESTS)/confined: tests/stress/confined.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
 
+$(TESTS)/wipe: tests/stress/wipe.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
+
 $(TESTS)/lost: tests/stress/lost.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
@@ -173,6 +177,7 @@ stress: build test-programs
 		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/handlers 96 3
+	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/wipe 96
 	if [ $$(id -u) = 0 ]; then for how in setuid undumpable chroot; do \
 		$(FARPAGE) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
 	else echo "skipped: confined needs root"; fi

@@ -8,7 +8,7 @@
 //! (`unshare(CLONE_NEWUSER)`, `setns`).
 
 use crate::descriptors;
-use crate::interpose::{found, next, no_such_function};
+use crate::interpose::{self, found, next, no_such_function};
 use farpage::engine::engine;
 use farpage::fork;
 use farpage::preload::follow_forks;
@@ -83,6 +83,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         // These set errno themselves.
         // SAFETY: caller's promise.
         libc::SYS_close => return unsafe { descriptors::close(a as c_int) }.into(),
+        // SAFETY: caller's promise.
+        libc::SYS_madvise => return unsafe { interpose::madvise(a as *mut c_void, b, c as c_int) }.into(),
         libc::SYS_close_range => {
             // SAFETY: caller's promise.
             return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();

@@ -4,13 +4,13 @@
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a large mapping can be filled before anybody hears of it: its thread goes on when it is registered |
-//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once |
+//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else.
 
 use farpage::engine::{Engine, engine};
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 /// libc's functions (or those of another preloaded library), found by the initialiser.
 pub struct Real {
@@ -164,6 +164,12 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     let real: Madvise = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let result = unsafe { real(addr, len, advice) };
+    if advice == libc::MADV_WIPEONFORK
+        && result == 0
+        && let Some(engine) = engine()
+    {
+        engine.wipes.store(true, SeqCst);
+    }
     if advice == libc::MADV_FREE && result == 0 && engine().is_some_and(Engine::is_active) {
         // The first call has said that all of it is private anonymous memory, whose content the caller gives up.
         // SAFETY: see above; a write of another thread during the call may be lost in either case.

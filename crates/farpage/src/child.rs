@@ -10,10 +10,11 @@ use crate::fork::Verdict;
 use crate::page_table::{State, Vpn};
 use crate::pager::Pager;
 use crate::sys::pagemap::present_runs;
-use crate::sys::proc::{Proc, mappings};
+use crate::sys::proc::{Proc, mappings, wiped_mappings};
 use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Stack that the handlers in the child may use.
 const DEAD_STACK: usize = 256 * 1024;
@@ -67,6 +68,11 @@ impl Engine {
         }
         helped.extend(log.flatten());
         helped.sort_unstable();
+        if self.wipes.load(SeqCst) {
+            let smaps = proc.file("self/smaps").map_err(read)?;
+            wiped_mappings(&smaps, &mut buffer, |start, end| pager.change(Message::Unmap { start, end }))
+                .map_err(read)?;
+        }
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {

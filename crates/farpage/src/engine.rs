@@ -107,6 +107,8 @@ pub struct Engine {
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// What program threads tell.
     pub notes: Notes,
+    /// The program has asked for memory that its children have without content.
+    pub wipes: AtomicBool,
     /// Threads that the program has started, before activation.
     pub started: AtomicUsize,
     /// The kernel's news of mappings, on their way to the pager ([`crate::news`]).
@@ -214,6 +216,7 @@ impl Engine {
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
+            wipes: AtomicBool::new(false),
             started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),
             pinned: Mutex::new(BTreeSet::new()),

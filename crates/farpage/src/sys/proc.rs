@@ -168,6 +168,30 @@ pub fn mappings(maps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(Mapping)) -
     })
 }
 
+/// Calls `each(start, end)`, in bytes, for every mapping that a child has without its pages (`MADV_WIPEONFORK`). `smaps` walks
+/// all page tables. `buf` is scratch memory, at least 8 KiB.
+///
+/// # Errors
+/// As pread.
+pub fn wiped_mappings(smaps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
+    let mut current = None;
+    lines(smaps, buf, |line| match line.strip_prefix(b"VmFlags:") {
+        Some(flags) if flags.split(|b| *b == b' ').any(|flag| flag == b"wf") => {
+            if let Some((start, end)) = current.take() {
+                each(start, end);
+            }
+        }
+        Some(_) => current = None,
+        // Of all lines only a mapping's first has such a word in front.
+        None => current = line.split(|b| *b == b' ').next().and_then(range).or(current),
+    })
+}
+
+fn range(text: &[u8]) -> Option<(usize, usize)> {
+    let mut bounds = text.split(|b| *b == b'-');
+    Some((hex(bounds.next()?)?, hex(bounds.next()?)?))
+}
+
 fn lines(file: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
     let (mut offset, mut held) = (0u64, 0usize);
     loop {
@@ -262,8 +286,7 @@ pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
 
 fn parse_line(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|b| *b == b' ').filter(|f| !f.is_empty());
-    let mut range = fields.next()?.split(|b| *b == b'-');
-    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let (start, end) = range(fields.next()?)?;
     let perms = fields.next()?;
     let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
@@ -324,6 +347,26 @@ mod tests {
             b"1000-2000 rwxp 00000000 00:00 0",
         ] {
             assert!(!parse_line(no).unwrap().adoptable, "{}", String::from_utf8_lossy(no));
+        }
+    }
+
+    #[test]
+    fn mappings_that_a_fork_wipes() {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+        let smaps = Proc::open().unwrap().file("self/smaps").unwrap();
+        let all = || {
+            let mut found = Vec::new();
+            wiped_mappings(&smaps, &mut vec![0; 8192], |start, end| found.push((start, end))).unwrap();
+            found
+        };
+        // SAFETY: new memory, of which the two pages in the middle are given advice; gone at the end, unused.
+        unsafe {
+            let base = mmap_anonymous(std::ptr::null_mut(), 4 << 12, ProtFlags::READ, MapFlags::PRIVATE).unwrap();
+            madvise(base.byte_add(1 << 12), 2 << 12, Advice::LinuxWipeOnFork).unwrap();
+            let at = base as usize;
+            assert!(all().contains(&(at + (1 << 12), at + (3 << 12))), "{:x?}", all());
+            munmap(base, 4 << 12).unwrap();
+            assert!(!all().iter().any(|(start, _)| (at..at + (4 << 12)).contains(start)));
         }
     }
 
