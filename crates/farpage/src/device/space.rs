@@ -4,8 +4,8 @@
 //! means the next one. An incompressible page that no other device takes is stored as it is by the first device that
 //! refused it. A page that nobody takes stays in memory ([`StoreError::Full`]).
 //!
-//! Priorities: a higher `prio` first; devices without one come after those with `prio >= 0`, in the order given;
-//! equal ones in the order given.
+//! Priorities: a higher `prio` first; devices without one come after those with `prio >= 0`, in the order given. Queued devices
+//! that were given the same one take turns, a batch each, as the kernel's do.
 //!
 //! No locks of its own; the list of devices does not change after `build`.
 
@@ -46,6 +46,8 @@ pub struct SwapSpace {
     next_lease: AtomicU32,
     /// How many devices come before the first queued one.
     first_queued: usize,
+    /// Counts batches, for devices that take turns.
+    turn: AtomicU32,
     rings: Arc<Rings>,
     /// Pages that a batch did not bring (in order).
     queued_failures: AtomicU64,
@@ -115,13 +117,28 @@ impl SwapSpace {
         raw.map(Some).ok_or(StoreError::Full)
     }
 
+    /// The devices from the first queued one on, in the order in which they are asked this time.
+    fn queued(&self) -> impl Iterator<Item = &Arc<dyn SwapDevice>> {
+        let devices = &self.devices[self.first_queued..];
+        let turn = self.turn.fetch_add(1, Relaxed) as usize;
+        (0..devices.len()).map(move |i| {
+            let prio = devices[i].caps().priority;
+            let like = |device: &&Arc<dyn SwapDevice>| device.caps().priority == prio;
+            let before = devices[..i].iter().rev().take_while(like).count();
+            let equal = before + devices[i..].iter().take_while(like).count();
+            // Without a priority of their own they are not equal: they have an order.
+            let turn = if prio < 0 { 0 } else { turn };
+            &devices[i - before + (before + turn) % equal]
+        })
+    }
+
     /// Stores pages for which [`SwapSpace::store_now`] said `Ok(None)`; otherwise as [`SwapSpace::store_batch`].
     ///
     /// # Errors
     /// As [`SwapSpace::store_batch`].
     pub fn store_queued(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
         let mut result = StoreError::Full;
-        for device in &self.devices[self.first_queued..] {
+        for device in self.queued() {
             match device.store_batch(pages, out) {
                 Err(error @ StoreError::Io(_)) => result = error,
                 Ok(()) | Err(StoreError::Incompressible | StoreError::Full | StoreError::Failed) => {}

@@ -51,6 +51,7 @@ impl SwapSpace {
             files: Vec::new(),
             next_lease: AtomicU32::new(0),
             first_queued: 0,
+            turn: AtomicU32::new(0),
             rings,
             queued_failures: AtomicU64::new(0),
             drained: AtomicU64::new(0),

@@ -27,6 +27,37 @@ fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
 }
 
 #[test]
+fn files_of_the_same_priority_take_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |prio, size| file(dir.path(), size, prio);
+    let region = Region::new(1 << 20);
+    let used = |specs: &[SwapSpec], batches: u64| -> Vec<u64> {
+        let s = space(&region, 1 << 20, specs).unwrap();
+        for batch in 0..batches {
+            let pages: Vec<_> = (4 * batch..4 * batch + 4).map(page_of).collect();
+            let pages: Vec<_> = pages.iter().zip(4 * batch..).map(|(page, seed)| (&page.0, check_of(seed))).collect();
+            let mut out = [None; 4];
+            s.store_batch(&pages, &mut out).unwrap();
+            // A batch stays together, and can be read back.
+            assert!(out.iter().all(|entry| entry.unwrap().device() == out[0].unwrap().device()));
+            out.iter().zip(4 * batch..).for_each(|(entry, seed)| expect(&s, entry.unwrap(), seed));
+        }
+        let slots = |file: &Arc<FileDevice>| {
+            let mut usage = Usage::default();
+            file.add_usage(&mut usage);
+            usage.slots_in_use
+        };
+        s.files.iter().map(slots).collect()
+    };
+    assert_eq!(used(&[of(Some(5), None), of(Some(5), None), of(Some(5), None)], 6), [8, 8, 8]);
+    assert_eq!(used(&[of(Some(7), None), of(Some(5), None), of(Some(5), None)], 6), [24, 0, 0]);
+    // One that is full is passed over (a page of its nine is its header); what is left goes to the one behind.
+    assert_eq!(used(&[of(Some(5), Some(9 * 4096)), of(Some(5), None), of(Some(3), None)], 8), [8, 24, 0]);
+    // In the order given, without a priority.
+    assert_eq!(used(&[of(None, None), of(None, None)], 4), [16, 0]);
+}
+
+#[test]
 fn device_space_orders_devices_and_passes_pages_on() {
     let dir = tempfile::tempdir().unwrap();
     let region = Region::new(16 << 20);
