@@ -102,12 +102,9 @@ impl<T: Copy + From<[u32; N]> + Into<[u32; N]>, const N: usize> SlotMap<T, N> {
         SlotMap::with_options(DeviceOptions { slots, ..DeviceOptions::default() }, cpus)
     }
 
-    /// The same for a device whose empty clusters are given back to what is below it ([`SlotMap::begin_discard`]).
-    pub fn with_discard(slots: u64, cpus: usize) -> SlotMap<T, N> {
-        SlotMap::with_options(DeviceOptions { slots, discard: true, ..DeviceOptions::default() }, cpus)
-    }
-
-    fn with_options(options: DeviceOptions, cpus: usize) -> SlotMap<T, N> {
+    /// The same for a device of which more is known. With `discard`, empty clusters are given back to what is below it
+    /// ([`SlotMap::begin_discard`]).
+    pub fn with_options(options: DeviceOptions, cpus: usize) -> SlotMap<T, N> {
         let slots = AtomicU64::new(options.slots);
         let swap = Swap::new(cpus, ());
         // The first of many devices is never refused.

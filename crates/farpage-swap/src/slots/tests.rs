@@ -47,7 +47,7 @@ proptest! {
     #[test]
     fn slots_match_a_map(first in 0u64..2600, discard: bool, ops in prop::collection::vec(op(), 1..300)) {
         let mut slots = first;
-        let a = if discard { Map::with_discard(slots, 1) } else { Map::new(slots, 1) };
+        let a = if discard { Map::with_options(DeviceOptions { slots, discard: true, ..DeviceOptions::default() }, 1) } else { Map::new(slots, 1) };
         // A cluster that is being discarded.
         let mut away: Option<u64> = None;
         let is_away = |away: Option<u64>, slot: u64| away.is_some_and(|first| (first..first + 512).contains(&slot));
@@ -149,7 +149,7 @@ proptest! {
 
 #[test]
 fn slots_that_wait_to_be_given_back_are_used_before_smaller_blocks() {
-    let a = Map::with_discard(512 * 3, 1);
+    let a = Map::with_options(DeviceOptions { slots: 512 * 3, discard: true, ..DeviceOptions::default() }, 1);
     let runs: Vec<u64> =
         (0..64).map_while(|_| a.take_run(0, 32)).map(|(first, n)| if n == 32 { first } else { 0 }).collect();
     runs.iter()

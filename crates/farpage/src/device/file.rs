@@ -119,7 +119,7 @@ impl FileDevice {
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
     pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
         let opened = open::open(path, size)?;
-        let (inner, own) = Inner::new(opened.file);
+        let (inner, own) = Inner::new(opened.file, opened.rotational);
         Ok(FileDevice {
             index,
             name: opened.name,

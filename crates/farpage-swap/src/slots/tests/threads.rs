@@ -74,7 +74,7 @@ fn own(map: &SlotMap<[u32; WORDS], WORDS>, me: u32, steps: usize) {
 #[test]
 fn slots_threads_find_whole_values_of_the_right_slot() {
     let steps = if cfg!(miri) { 40 } else { 100_000 };
-    let map = SlotMap::with_discard(SLOTS / 2, 4);
+    let map = SlotMap::with_options(DeviceOptions { slots: SLOTS / 2, discard: true, ..DeviceOptions::default() }, 4);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let map = &map;

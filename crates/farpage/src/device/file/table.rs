@@ -8,6 +8,7 @@ use super::PAGE_BITS;
 use super::backing::Backing;
 use crate::device::Entry;
 use crate::sys::cpu;
+use farpage_swap::cluster::DeviceOptions;
 use farpage_swap::slots::SlotMap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Release};
@@ -61,13 +62,11 @@ pub struct File {
 }
 
 impl File {
-    fn new(id: u8, backing: Option<Backing>) -> File {
+    fn new(id: u8, backing: Option<Backing>, rotational: bool) -> File {
+        let discard = backing.as_ref().is_none_or(Backing::discards);
+        let options = DeviceOptions { rotational, discard, ..DeviceOptions::default() };
         let backing = backing.map_or_else(OnceLock::new, OnceLock::from);
-        let mut file = File { id, backing, slots: SlotMap::with_discard(0, cpu::count()), written: AtomicU64::new(0) };
-        if !file.discards() {
-            file.slots = SlotMap::new(0, cpu::count());
-        }
-        file
+        File { id, backing, slots: SlotMap::with_options(options, cpu::count()), written: AtomicU64::new(0) }
     }
 
     /// Whether empty clusters are given back to what is below, as far as is known.
@@ -108,12 +107,13 @@ pub struct Inner {
     /// A write has ended since the device failed: the slots may be ones that the drain has passed over, because they had
     /// no value.
     pub late: bool,
+    rotational: bool,
 }
 
 impl Inner {
-    /// With an own file, which is `backing` if there is one already.
-    pub fn new(backing: Option<Backing>) -> (Inner, Own) {
-        let file = Arc::new(File::new(0, backing));
+    /// With an own file, which is `backing` if there is one already. `rotational`: slots are taken in order, by all CPUs together.
+    pub fn new(backing: Option<Backing>, rotational: bool) -> (Inner, Own) {
+        let file = Arc::new(File::new(0, backing, rotational));
         let own = Own(AtomicPtr::default());
         own.set(Some(&file));
         let inner = Inner {
@@ -124,6 +124,7 @@ impl Inner {
             moved: HashMap::new(),
             orphans: Vec::new(),
             late: false,
+            rotational,
         };
         (inner, own)
     }
@@ -187,7 +188,7 @@ impl Inner {
         }
         let id = self.files.iter().position(Option::is_none).unwrap_or(self.files.len());
         let Ok(number) = u8::try_from(id) else { return };
-        let file = Arc::new(File::new(number, None));
+        let file = Arc::new(File::new(number, None, self.rotational));
         own.set(Some(&file));
         match self.files.get_mut(id) {
             Some(place) => *place = Some(file),
@@ -199,6 +200,20 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_of_a_rotational_device_come_in_order_whoever_takes_them() {
+        let in_order = |rotational| {
+            let (_inner, own) = Inner::new(None, rotational);
+            let slots = &own.get().unwrap().slots;
+            slots.grow(1 << 14);
+            let any = FileSlot { check: [0; 4], epoch: 0, marked: false, moved: false, count: 0 };
+            let taken: Vec<u64> = (0..64).map(|cpu| slots.alloc(cpu, any).unwrap()).collect();
+            taken.windows(2).all(|pair| pair[1] == pair[0] + 1)
+        };
+        assert!(in_order(true));
+        assert_eq!(in_order(false), cpu::count() == 1, "other devices have a place for each CPU");
+    }
 
     #[test]
     fn a_slot_is_the_same_in_words() {
