@@ -13,7 +13,7 @@
 //! them costs two acquisitions of the index lock a page), and no separate map of counts.
 //!
 //! *Count* is the number of references to the slot (page table entries of one or more processes); a count above
-//! [`COUNT_MAX`] is kept outside the word (`cluster::count`). One value of the field says *pending*: the only reference of a
+//! [`COUNT_MAX`] is kept outside the word (`cluster::refs`). One value of the field says *pending*: the only reference of a
 //! swapped-out slot was given back while somebody had the cluster's lock. For everybody the slot is free, but it is given
 //! out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0 that is cached is *lazily free*: it
 //! keeps its place so that the page need not be written again, and is reclaimed when space is short.

@@ -49,6 +49,38 @@ fn swap_work_reclaims_each_full_cluster_of_a_full_device_once() {
     check(&swap);
 }
 
+#[test]
+fn swap_nothing_lazily_free_is_reclaimed_up_to_half() {
+    // By the worker: the device was full, and is not any more when it comes to it.
+    let swap = one(512 * 8);
+    let capacity = swap.capacity(0);
+    let lazy = capacity / 2;
+    (0..lazy).for_each(|frame| _ = swap.alloc(0, 0, Fill::Cached(frame)).unwrap());
+    let used: Vec<Entry> =
+        std::iter::from_fn(|| swap.alloc(0, 0, Fill::Swapped)).take((capacity - lazy) as usize).collect();
+    assert_eq!((wanted(&swap), used.len() as u64), (1, capacity - lazy));
+    assert_eq!(swap.put_all(&used), (used.len(), 0));
+    while swap.work(3) {}
+    assert_eq!((swap.in_use(0), swap.env().unbound.lock().unwrap().len()), (lazy, 0));
+
+    // By searches, for which there are free clusters.
+    let swap = one(512 * 8);
+    let reclaimed = || swap.env().unbound.lock().unwrap().len();
+    let mut frame = 0;
+    while swap.in_use(0) + 16 <= capacity / 2 {
+        swap.alloc(0, 4, Fill::Cached(frame)).unwrap();
+        frame += 16;
+        assert_eq!(reclaimed(), 0, "{} of {capacity} slots in use", swap.in_use(0));
+    }
+    // From there on they are taken before the device is full.
+    while frame < capacity / 16 * 16 {
+        swap.alloc(0, 4, Fill::Cached(frame)).unwrap();
+        frame += 16;
+    }
+    assert!(reclaimed() > 0 && swap.in_use(0) < capacity / 16 * 16, "{}", swap.in_use(0));
+    check(&swap);
+}
+
 /// A worker that sleeps until it is woken leaves nothing behind: all emptied clusters are discarded in the end.
 #[test]
 fn swap_a_sleeping_worker_is_woken() {
