@@ -10,6 +10,7 @@
 //! | [`workingset`] | which page leaves memory next |
 //! | [`sim`] | policies under page traces |
 //! | [`readahead`] | how many pages to bring in around a fault |
+//! | [`split`] | work that its owner and a helper do together |
 //! | [`range`] | sets of page ranges (what is managed, what is not) |
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ pub mod readahead;
 pub mod sim;
 pub mod slots;
 pub mod splice;
+pub mod split;
 pub mod sync;
 pub mod table;
 pub mod workingset;

@@ -14,10 +14,8 @@ use crate::table::{COUNT_MANY, COUNT_MAX, Word};
 /// Why counts were not changed. Nothing was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountError {
-    /// A slot is not in use, or has no such reference: a bug of the caller.
+    /// A slot is not in use, or has no such reference: a bug of the caller, or its frame was reclaimed meanwhile.
     NotInUse,
-    /// A first reference to a slot whose frame is not the caller's: it was reclaimed meanwhile.
-    NotCached,
 }
 
 /// What is left to do when slots were freed and their cluster is unlocked.
@@ -29,10 +27,10 @@ pub(super) struct Freed {
 
 impl<E: Env> Swap<E> {
     /// One more reference to each of `n` slots from `first` on. A slot gets its first reference only while it is cached
-    /// (in a frame that the caller has locked).
+    /// (in a frame that the caller has locked): without reference and frame it is free.
     ///
     /// # Errors
-    /// Some slot is not in use, or has no reference and is not cached; no count was changed.
+    /// Some slot is not in use; no count was changed.
     pub fn dup(&self, first: Entry, n: usize) -> Result<(), CountError> {
         self.each_cluster(first, n, |device, at, n, undo| {
             let mut state = self.lock(device, at.cluster(), &sites::CLUSTER_COUNT).ok_or(CountError::NotInUse)?;
@@ -40,14 +38,9 @@ impl<E: Env> Swap<E> {
             let table = table.as_mut().ok_or(CountError::NotInUse)?;
             let range = at.place()..at.place() + n;
             if !undo {
-                for place in range.clone() {
-                    let word = table.word(place);
-                    if !word.is_in_use() {
-                        return Err(CountError::NotInUse);
-                    }
-                    if word.count() == 0 && word.frame().is_none() {
-                        return Err(CountError::NotCached);
-                    }
+                // A slot in use without a reference has a frame: otherwise it would be free.
+                if range.clone().any(|place| !table.word(place).is_in_use()) {
+                    return Err(CountError::NotInUse);
                 }
             }
             let mut change = |place: usize, undo: bool| {

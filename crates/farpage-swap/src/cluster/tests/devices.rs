@@ -347,6 +347,31 @@ fn swap_nothing_to_give() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// The bitmap search against one that looks at every slot.
+    /// [22] for any devices: the highest that has room, and those of equal priority keep level, cluster by cluster.
+    #[test]
+    fn swap_devices_take_turns_by_priority(devices in prop::collection::vec((1u64..7, 0i32..3), 2..6)) {
+        let swap = Swap::new(1, ());
+        for &(clusters, priority) in &devices {
+            swap.swapon(device(512 * clusters, priority)).unwrap();
+        }
+        let all: Vec<(u8, i32)> = devices.iter().zip(0..).map(|(&(_, priority), device)| (device, priority)).collect();
+        let has_room = |device: u8| swap.in_use(device) < swap.capacity(device);
+        loop {
+            let highest = all.iter().filter(|&&(device, _)| has_room(device)).map(|&(_, priority)| priority).max();
+            let Some(entry) = swap.alloc(0, 0, Fill::Swapped) else {
+                prop_assert_eq!(highest, None, "[11]");
+                break;
+            };
+            prop_assert_eq!(Some(devices[usize::from(entry.device)].1), highest, "[22] a lower device before a higher one");
+            let level = all.iter().filter(|&&(device, priority)| Some(priority) == highest && has_room(device));
+            let level: Vec<u64> = level.map(|&(device, _)| swap.stats(device).clusters).collect();
+            if let (Some(least), Some(most)) = (level.iter().min(), level.iter().max()) {
+                prop_assert!(most - least <= 1, "[22] {level:?}");
+            }
+        }
+        check(&swap);
+    }
+
     #[test]
     fn table_find_is_the_first_aligned_block(bits in prop::collection::vec(0u16..512, 0..500), from in 0usize..512, order in 0usize..10) {
         let pool = crate::table::TablePool::<()>::new();

@@ -79,6 +79,27 @@ fn swap_nothing_lazily_free_is_reclaimed_up_to_half() {
     }
     assert!(reclaimed() > 0 && swap.in_use(0) < capacity / 16 * 16, "{}", swap.in_use(0));
     check(&swap);
+
+    // In the cluster that a search is in: each block has a lazily freed slot, and the others are free.
+    let slots_of = |first: Entry| (0..16).map(move |at| first.offset(at));
+    for others in [0, 5] {
+        let swap = one(512 * 8);
+        let reclaimed = || swap.env().unbound.lock().unwrap().len();
+        let blocks: Vec<Entry> = (0..31).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+        (0..others * 32).for_each(|_| _ = swap.alloc(1, 4, Fill::Swapped).unwrap());
+        for (frame, &block) in blocks.iter().enumerate() {
+            let first = slots_of(block).next().unwrap();
+            swap.cache_insert(first, 1, frame as u64).unwrap();
+            slots_of(block).for_each(|slot| _ = swap.put(slot, 1).unwrap());
+        }
+        swap.env().unbound.lock().unwrap().clear();
+        let next = swap.alloc(0, 4, Fill::Swapped).unwrap();
+        assert!(!slots_of(blocks[30]).any(|slot| slot == next), "the last block of the cluster");
+        let next = swap.alloc(0, 4, Fill::Swapped).unwrap();
+        let here = next.cluster() == blocks[0].cluster();
+        assert_eq!((here, reclaimed()), if others == 0 { (false, 0) } else { (true, 1) }, "{others}, {next:?}");
+        check(&swap);
+    }
 }
 
 /// A worker that sleeps until it is woken leaves nothing behind: all emptied clusters are discarded in the end.
