@@ -102,7 +102,7 @@ breakages:
 	scripts/breakages.py
 
 test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns \
-	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe
+	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe $(TESTS)/huge $(TESTS)/first $(TESTS)/sparse
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -144,6 +144,18 @@ $(TESTS)/wipe: tests/stress/wipe.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
 
+$(TESTS)/huge: tests/stress/huge.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+$(TESTS)/first: tests/stress/first.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
+$(TESTS)/sparse: tests/stress/sparse.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
+
 $(TESTS)/lost: tests/stress/lost.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
@@ -161,6 +173,9 @@ stress: build test-programs
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
+	FARPAGE_CONF='ram:16777216;swap:zram;verify;reader' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so $(TESTS)/ahead 48 60 60
+	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;reader' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 14
 	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
 	$(FARPAGE) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
 	for rule in exact vma slot; do $(FARPAGE) run --ram 24M --verify --readahead $$rule -- \
@@ -170,6 +185,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
 	tests/stress/zeros.py $(FARPAGE)
+	tests/stress/full.py $(FARPAGE) $(TESTS)/patterns
 	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
@@ -178,6 +194,10 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/handlers 96 3
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/wipe 96
+	if [ $$(id -u) = 0 ]; then $(FARPAGE) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
+	$(FARPAGE) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
+	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;squeeze' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+		$(TESTS)/first 24 4 2000
 	if [ $$(id -u) = 0 ]; then for how in setuid undumpable chroot; do \
 		$(FARPAGE) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
 	else echo "skipped: confined needs root"; fi

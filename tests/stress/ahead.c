@@ -1,10 +1,11 @@
 /* Memory that changes right behind a sequential reader, where a swapper has read, or is reading, the old content in advance.
  *
- *     ahead MB ROUNDS
+ *     ahead MB ROUNDS [WORDS]
  *
  * Each round reads a region in order up to some page, then replaces the pages behind it (discards and writes them, maps anew, or
  * moves other pages there), touches enough other memory at random to have them swapped out, and reads on. Every
- * page must have the content it was given last. Run it with much less memory than MB. */
+ * page must have the content it was given last. Run it with much less memory than MB. WORDS: so many of a page
+ * do not compress (512: all). */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -23,12 +24,14 @@ static uint64_t next(void)
 	return state;
 }
 
-/* Content that does not compress: it goes to a file, where reading ahead is done. */
+/* Words that differ: all, so the pages go to a file; or few, so that they can be compressed. */
+static int differ = WORDS;
+
 static void fill(uint64_t *page, uint64_t tag)
 {
 	uint64_t x = tag * 0x9e3779b97f4a7c15ull | 1;
 	page[0] = tag;
-	for (int i = 1; i < WORDS; i++) {
+	for (int i = 1; i < differ; i++) {
 		x ^= x << 13;
 		x ^= x >> 7;
 		x ^= x << 17;
@@ -41,13 +44,16 @@ static int is_filled(const uint64_t *page, uint64_t tag)
 	uint64_t x = tag * 0x9e3779b97f4a7c15ull | 1;
 	if (page[0] != tag)
 		return 0;
-	for (int i = 1; i < WORDS; i++) {
+	for (int i = 1; i < differ; i++) {
 		x ^= x << 13;
 		x ^= x >> 7;
 		x ^= x << 17;
 		if (page[i] != x)
 			return 0;
 	}
+	for (int i = differ; i < WORDS; i++)
+		if (page[i] != 0)
+			return 0;
 	return 1;
 }
 
@@ -66,6 +72,8 @@ int main(int argc, char **argv)
 {
 	size_t pages = (argc > 1 ? atol(argv[1]) : 64) * 256 / 2;
 	long rounds = argc > 2 ? atol(argv[2]) : 100;
+	if (argc > 3 && atoi(argv[3]) < WORDS)
+		differ = atoi(argv[3]);
 	uint64_t *read = map(NULL, pages * PAGE), *other = map(NULL, pages * PAGE);
 	uint64_t *tags = calloc(pages, sizeof *tags);
 	uint64_t tag = 0;

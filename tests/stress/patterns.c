@@ -2,7 +2,7 @@
  *
  *     patterns PATTERN MB PASSES
  *
- * up, down, stride (every 7th page, seven times), several (six streams up and two down at once), random, runs (of 12 pages,
+ * up, down, stride (every 7th page, seven times), order (the same jumps in each pass; the pages are written to), several (six streams up and two down at once), random, runs (of 12 pages,
  * at random places), threads (eight at once, each in order through pages of its own, with pages at random between), ends (in order
  * through the middle one of three mappings; prints how many pages of the others have come into memory by that). */
 #define _GNU_SOURCE
@@ -83,6 +83,11 @@ static void pass(const char *pattern)
 		static uint64_t at;
 		for (size_t i = 0; i < pages; i++)
 			check(mix(at++) % pages);
+	} else if (!strcmp(pattern, "order")) {
+		for (size_t i = 0, page = 0; i < pages; i++, page = (page * 1597 + 51749) % pages) {
+			check(page);
+			memory[page * WORDS + 1]++;
+		}
 	} else if (!strcmp(pattern, "threads")) {
 		pthread_t threads[STREAMS];
 		for (size_t i = 0; i < STREAMS; i++)

@@ -54,9 +54,10 @@ assert len(rows) == 1 and rows[0]["window"] in (1, 32) and rows[0]["ra_hit_pct"]
 for rule in ("stream", "exact"):
     reads("threads", rule, 1 / 2, 85)
     reads("stride", rule, 1 / 3, 85)
-# Larger windows, fewer faults (as far as there are free frames); none, none.
+# Larger windows, fewer of them (as far as there are free frames); none, none. The reader's windows are not the faults'.
 large = reads("up", "page_cluster=9", 1 / 10, 90)
-assert large["pgmajfault"] < up["pgmajfault"]
+windows = [row["pgmajfault"] + row["swap_ra_windows_hit"] for row in (large, up)]
+assert windows[0] < windows[1], windows
 for rule in ("none", "page_cluster=0"):
     assert run("up", rule)[0]["swap_ra"] == 0
 
@@ -64,6 +65,15 @@ for rule in ("none", "page_cluster=0"):
 for rule in ("stream", "exact", "vma"):
     counters, _, _ = run("random", rule)
     assert counters["swap_ra"] * (10 if rule == "vma" else 50) < counters["pswpin"], "read ahead at random"
+
+# Nor is there on a disk with heads. Only where pages are wanted in the order in which they went out, nothing but their places says so.
+SEEKS = FILE + ",fault=seeks:1"
+counters, _, _ = run("random", "stream", SEEKS)
+assert counters["swap_ra"] * 10 < counters["pswpin"], "read ahead at random"
+counters, used, _ = run("order", "stream", SEEKS)
+assert counters["swap_ra"] * 20 > counters["pswpin"] and used > 60, "not read in the order of the slots"
+counters, _, _ = run("order", "stream")
+assert counters["swap_ra"] * 50 < counters["pswpin"], "memory has no heads"
 
 # Where it goes on for a few pages only, little is read in vain.
 for rule in ("stream", "exact"):

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <ucontext.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -150,15 +151,18 @@ static void prepare(struct worker *w, int index, size_t pages)
 
 static void on_signal(int sig, siginfo_t *info, void *context)
 {
-	(void)context;
+	const greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
+	unsigned long ip = regs[REG_RIP];
 	/* What is mapped there tells a wrong mapping from a wrong page. */
 	FILE *maps = fopen("/proc/self/maps", "r");
 	char line[256];
 	unsigned long at = (unsigned long)info->si_addr, from, to;
 	while (maps && fgets(line, sizeof line, maps))
-		if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= at + (1 << 20) && at < to + (1 << 20))
+		if (sscanf(line, "%lx-%lx", &from, &to) == 2 &&
+		    ((from <= at + (1 << 20) && at < to + (1 << 20)) || (from <= ip && ip < to)))
 			fputs(line, stderr);
-	fail("signal %d (%s) at address %p", sig, sig == SIGSEGV ? "SIGSEGV" : "SIGBUS", info->si_addr);
+	fail("signal %d (%s) at address %p, instruction %#lx, error %llx", sig, sig == SIGSEGV ? "SIGSEGV" : "SIGBUS",
+	     info->si_addr, ip, regs[REG_ERR]);
 }
 
 static void help(void)

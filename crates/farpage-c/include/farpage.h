@@ -266,6 +266,10 @@ typedef struct fp_stats {
    * Pages taken above the budget because nothing could be swapped out.
    */
   uint64_t over_budget;
+  /**
+   * Of swap_ra, pages that were touched later.
+   */
+  uint64_t swap_ra_hit;
 } fp_stats;
 
 #ifdef __cplusplus

@@ -91,6 +91,8 @@ pub struct fp_stats {
     pub allocstall: u64,
     /// Pages taken above the budget because nothing could be swapped out.
     pub over_budget: u64,
+    /// Of swap_ra, pages that were touched later.
+    pub swap_ra_hit: u64,
 }
 
 /// Sets all members to their defaults.
@@ -255,6 +257,7 @@ pub unsafe extern "C" fn fp_pager_stats(pager: *const fp_pager, stats: *mut fp_s
         wp_fault: s.wp_fault,
         allocstall: s.allocstall,
         over_budget: s.over_budget,
+        swap_ra_hit: s.swap_ra_hit,
     };
     let known = size.min(size_of::<fp_stats>());
     // SAFETY: stats has `size` bytes (caller's promise); ours has `known`.

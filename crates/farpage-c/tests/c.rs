@@ -46,7 +46,7 @@ fn run(source: &str) -> String {
             cc.arg(libraries.join("libfarpage.a")).args(PRIVATE);
         }
         assert!(cc.status().unwrap().success(), "{source} does not compile, shared: {shared}");
-        let output = Command::new(&program).output().unwrap();
+        let output = Command::new(&program).env("FARPAGE", libraries.join("farpage")).output().unwrap();
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{source}, shared: {shared}: {}\n{stdout}{stderr}", output.status);
         eprint!("{stderr}");
@@ -70,6 +70,11 @@ fn every_function_does_and_refuses_what_the_header_says() {
 #[test]
 fn a_handler_that_interrupts_malloc_or_farpage_may_touch_a_region() {
     assert_eq!(run("tests/handler.c"), "");
+}
+
+#[test]
+fn farpage_stat_shows_the_pagers_of_a_c_program() {
+    assert_eq!(run("tests/stat.c"), "");
 }
 
 #[test]

@@ -23,9 +23,19 @@ Examples:
   sudo farpage run --user alice --ram 2G -- node server.js";
 
 const STAT_EXAMPLES: &str = "\
-Columns: PID, COMMAND, BUDGET (--ram), RSS (resident anonymous memory as the kernel counts it), SWAPPED (bytes whose
-only copy is on a swap device), POOL (RAM of the compressed pool), FILE (bytes on file devices), MAJFLT (faults that
-read a swap device).
+Columns, a row for each program under farpage run, and one for each pager:
+  BUDGET   --ram, or what the pager was built with
+  RSS      resident anonymous memory as the kernel counts it; of a pager, what
+           counts against its budget
+  SWAPPED  bytes whose only copy is on a swap device
+  POOL     RAM of the compressed pool
+  FILE     bytes on file devices
+  MAJFLT   faults that read a swap device
+  PAGER    number of the pager in its process, from 1; -: the program's memory
+
+JSON: the program's values, null without farpage run; \"pagers\", a list, each
+with the same names as far as they apply. With --watch also \"interval_s\", and
+\"per_second\" of both, null where nothing was read before.
 
 Examples:
   farpage stat
@@ -63,7 +73,7 @@ pub enum Command {
     /// Run a program under a RAM budget
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
-    /// Show the counters of programs that run under farpage
+    /// Show the counters of programs that run under farpage or have pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
     /// Say what works here for this user, why not, and how to allow it
@@ -96,7 +106,7 @@ pub enum Command {
 pub struct RunArgs {
     /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
     /// available memory]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
@@ -159,4 +169,19 @@ pub struct DoctorArgs {
     /// One JSON object
     #[arg(short = 'J', long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Texts with line breaks of their own must not be broken once more.
+    #[test]
+    fn the_help_of_stat_fits_a_terminal() {
+        let stat = Cli::command().find_subcommand("stat").cloned().expect("there is such a command");
+        let shown = stat.term_width(80).render_help().to_string();
+        assert!(shown.contains(STAT_EXAMPLES), "{shown}");
+        assert!(STAT_EXAMPLES.lines().all(|line| line.len() < 80));
+    }
 }

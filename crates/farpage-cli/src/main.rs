@@ -26,7 +26,9 @@ fn main() -> ExitCode {
     early::restore_sigpipe();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            // "To pass it as a value, use --": that would make it the program.
+            error.remove(clap::error::ContextKind::Suggested);
             let _ = error.print();
             return match (error.use_stderr(), under_run()) {
                 (false, _) => ExitCode::SUCCESS,

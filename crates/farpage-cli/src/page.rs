@@ -4,7 +4,7 @@
 //! aligned word, so a copy is as good.
 
 use crate::json::Object;
-use farpage::stat::{MAGIC, Stat, Value};
+use farpage::stat::{FAMILY, MAGIC, Stat, Value};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -37,22 +37,43 @@ impl MappingReadahead {
     }
 }
 
+/// What a file that should be a page turned out to be.
+#[derive(Debug)]
+pub enum Found {
+    /// A page.
+    Page(Page),
+    /// Nobody has set it up yet.
+    Empty,
+    /// A page of another version of farpage.
+    OtherVersion,
+}
+
 /// A copy of a page.
 #[derive(Debug)]
 pub struct Page(Box<Stat>);
 
 impl Page {
-    /// Reads the page; `None`: no engine has set it up.
+    /// Reads the page.
     ///
     /// # Errors
     /// The file cannot be read or is too short.
-    pub fn read(file: &File) -> io::Result<Option<Page>> {
+    pub fn read(file: &File) -> io::Result<Found> {
         let mut bytes = vec![0; size_of::<Stat>()];
         file.read_exact_at(&mut bytes, 0)?;
         // SAFETY: Stat is repr(C) and consists of u64 atomics only, valid for all bit patterns; the source has its
         // size, and read_unaligned asks for no alignment.
         let stat = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Stat>()) };
-        Ok((stat.magic.load(Relaxed) == MAGIC).then(|| Page(Box::new(stat))))
+        let magic = stat.magic.load(Relaxed);
+        Ok(match magic {
+            MAGIC => Found::Page(Page(Box::new(stat))),
+            _ if magic.to_le_bytes().starts_with(FAMILY) => Found::OtherVersion,
+            _ => Found::Empty,
+        })
+    }
+
+    /// Number of the pager in its process, from 1; `None`: the page is an engine's.
+    pub fn pager(&self) -> Option<u64> {
+        Some(self.0.pager.load(Relaxed)).filter(|n| *n > 0)
     }
 
     /// Process that wrote it, as that process sees itself.
@@ -75,7 +96,7 @@ impl Page {
         self.0.fault_percentile_ns(share)
     }
 
-    /// Readahead by mapping, in address order.
+    /// Readahead by mapping (of a pager: by region), in address order.
     pub fn readahead(&self) -> Vec<MappingReadahead> {
         let copy = |m: &farpage::stat::MappingReadahead| MappingReadahead {
             start: m.start.load(Relaxed) * farpage::PAGE_SIZE as u64,
@@ -95,13 +116,15 @@ impl Page {
         ["active", "adopted_ranges", "pgsteal_anon", "pgfault"].iter().any(|n| self.get(n) > 0)
     }
 
-    /// Appends every value and the latencies.
+    /// Appends every value and, of an engine, the latencies.
     pub fn to_json(&self, object: &mut Object) {
         for value in self.values() {
             object.put(value.name, value.value);
         }
-        for (key, share) in SHARES {
-            object.put(key, self.percentile(share));
+        if self.pager().is_none() {
+            for (key, share) in SHARES {
+                object.put(key, self.percentile(share));
+            }
         }
         let mappings = self.readahead().into_iter().map(|m| {
             let mut row = Object::default();
@@ -117,7 +140,7 @@ impl Page {
         object.put_list("readahead", mappings.collect());
     }
 
-    /// What [`Page::to_json`] writes, with null for every value: no engine ran.
+    /// What [`Page::to_json`] writes of an engine, with null for every value: none ran.
     pub fn nulls(object: &mut Object) {
         // SAFETY: as in `read`: all-zero is a valid Stat.
         let empty: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
@@ -160,11 +183,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         assert!(Page::read(&file).is_err());
         file.set_len(farpage::stat::STAT_BYTES as u64).unwrap();
-        assert!(Page::read(&file).unwrap().is_none());
+        assert!(matches!(Page::read(&file).unwrap(), Found::Empty));
+        file.write_all_at(b"farpage0", 0).unwrap();
+        assert!(matches!(Page::read(&file).unwrap(), Found::OtherVersion));
         file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
         file.write_all_at(&77u64.to_ne_bytes(), 8).unwrap();
-        let page = Page::read(&file).unwrap().unwrap();
-        assert_eq!(page.pid(), 77);
+        let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
+        assert_eq!((page.pid(), page.pager()), (77, None));
         assert!(!page.was_active());
     }
 }

@@ -23,21 +23,43 @@ fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().unwrap()
 }
 
-/// Recency is good in all of them. docs/lru.md has the numbers, also for memories where hardly anything is read back and a
-/// few hundred reads are a large ratio.
+/// The goal: at most so many times the reads of exact least-recently-used order, in percent.
+const GOAL: u64 = 110;
+/// Where it is missed: trace, memory in percent of its pages, and the bound that is kept instead. Nearly everything is hot
+/// there and hardly anything is read back, so a few hundred reads are a large ratio (docs/lru.md).
+const MISSED: [(&str, u64, u64); 2] = [("sort", 50, 140), ("cc1", 50, 255)];
+
+/// Recency is good in all of them.
 #[test]
 fn real_traces_are_about_as_good_as_least_recently_used() {
     let traces = traces();
     assert!(traces.len() >= 3);
+    let mut missed = 0;
     for path in traces {
-        let value = sim(&["--trace", path.to_str().unwrap(), "--ram", "25%", "--ram", "12.5%", "--policy", "ours"]);
-        for row in value["rows"].as_array().unwrap() {
+        for percent in [50u64, 25, 12] {
+            let ram = if percent == 12 { "12.5%".to_string() } else { format!("{percent}%") };
+            let value = sim(&["--trace", path.to_str().unwrap(), "--ram", &ram, "--policy", "ours"]);
+            let row = &value["rows"][0];
             let (ours, lru, opt) = (number(row, "reads"), number(row, "lru_reads"), number(row, "opt_reads"));
-            let accesses = number(row, "accesses");
             assert!(opt <= ours && opt <= lru, "{row}");
-            assert!(ours <= lru + lru / 8 + accesses / 5000, "{row}");
+            let name = path.file_name().unwrap().to_str().unwrap().split('.').next().unwrap();
+            let known = MISSED.iter().find(|(trace, at, _)| *trace == name && *at == percent);
+            missed += usize::from(known.is_some());
+            let most = known.map_or(GOAL, |(_, _, most)| *most);
+            assert!(ours * 100 <= lru * most, "{name} in {ram}: {ours} reads, {lru} least recently used: {row}");
         }
     }
+    assert_eq!(missed, MISSED.len(), "a name without its trace");
+}
+
+/// The same numbers each time: no hash order, no clock.
+#[test]
+fn a_trace_gives_the_same_numbers_again() {
+    let path = traces().into_iter().find(|path| path.to_str().unwrap().contains("sort")).unwrap();
+    let run = || sim(&["--trace", path.to_str().unwrap()]);
+    let (first, again) = (run(), run());
+    assert!(first["rows"].as_array().unwrap().len() > 10);
+    assert_eq!(first, again);
 }
 
 /// Where the pages lie is used: 1.135 x LRU on average, and 1.182 if nothing is left alone.

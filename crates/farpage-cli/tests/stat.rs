@@ -45,7 +45,7 @@ fn table_of_all() {
     let out = quiet(farpage().arg("stat"));
     let mut lines = out.lines();
     let head: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
-    assert_eq!(head, ["PID", "COMMAND", "BUDGET", "RSS", "SWAPPED", "POOL", "FILE", "MAJFLT"]);
+    assert_eq!(head, ["PID", "COMMAND", "BUDGET", "RSS", "SWAPPED", "POOL", "FILE", "MAJFLT", "PAGER"]);
     let row = lines.find(|l| l.split_whitespace().next() == Some(&program.pid())).expect("our process is listed");
     assert!(row.contains("sleep") && row.contains("1000 B"), "{row}");
     let raw = quiet(farpage().args(["stat", "-b"]));
@@ -67,6 +67,7 @@ fn sheet_of_one() {
     assert!(out.lines().all(|l| l.len() <= 140), "{out}");
     let one = json(&quiet(farpage().args(["stat", "-J", &program.pid()])));
     assert_eq!((&one["schema"], &one["budget_bytes"]), (&1.into(), &1000.into()));
+    assert!(one.get("per_second").is_none() && one.get("wp_fault").is_none() && one.get("used_bytes").is_none());
 }
 
 #[test]
@@ -81,8 +82,9 @@ fn watch_ends_with_the_process() {
     assert_eq!(out.status.code(), Some(0));
     let lines: Vec<Value> = text(&out.stdout).lines().map(json).collect();
     assert!(lines.len() >= 2, "{}", lines.len());
-    assert!(lines[0].get("per_second").is_none());
+    assert!(["interval_s", "per_second"].iter().all(|key| lines[0].get(key).is_some_and(Value::is_null)));
     assert_eq!(lines[1]["per_second"]["pswpin"], 0.0);
+    assert!(lines.iter().all(|line| line["pagers"] == Value::Array(Vec::new())));
 }
 
 #[test]

@@ -23,7 +23,7 @@
 //!   and goes round once more instead. That costs nothing, it is unmapped already.
 //! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
-//!   distance*). See [`WorkingSet::rank_of`] for what follows from that.
+//!   distance*). See [`Ages::rank_of`] for what follows from that.
 //! * Pages beside one that was wanted back soon are not unmapped for a while: [`alone`].
 //! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
 //!
@@ -31,9 +31,12 @@
 //! (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA 2007).
 //! The numbers below were chosen with `farpage sim` (docs/lru.md has the tables). Pure; the caller locks.
 
+mod ages;
 mod alone;
+mod next;
 mod page;
 
+pub use ages::Ages;
 pub use alone::{STRETCH_PAGES, Tick};
 pub use page::{Pages, Rank, Shadow, Words};
 
@@ -46,10 +49,6 @@ const PROBATION_SHARE: u32 = 12;
 const PROBATION_MIN: u32 = 64;
 /// ... but not in a memory so small that this would be more than one page in so many.
 const PROBATION_MOST: u32 = 8;
-/// A refault distance is short up to one in so many of the pages in memory.
-const NEAR_PART: u32 = 4;
-/// One in so many pages that come back after long goes to main all the same.
-const FAR_LOTS: u32 = 32;
 /// The stage is counted in so many parts of the pages in memory: at the beginning, at least, at most.
 const STAGE_PARTS: u32 = 64;
 const STAGE_START: u32 = 8;
@@ -94,6 +93,8 @@ struct Earned {
 /// The lists.
 #[derive(Debug)]
 pub struct WorkingSet {
+    /// Probation's share: one page in this many.
+    share: u32,
     probation: Queue,
     main: Queue,
     departures: u32,
@@ -114,7 +115,13 @@ impl Default for WorkingSet {
 impl WorkingSet {
     /// Empty lists.
     pub const fn new() -> WorkingSet {
+        WorkingSet::with_probation(PROBATION_SHARE)
+    }
+
+    /// Empty lists; one page in `share` is on probation.
+    pub const fn with_probation(share: u32) -> WorkingSet {
         WorkingSet {
+            share,
             probation: Queue::new(),
             main: Queue::new(),
             departures: 0,
@@ -144,32 +151,25 @@ impl WorkingSet {
         self.probation.cached.len() + self.main.cached.len()
     }
 
-    /// How many pages left memory since the one that left at `shadow`: its refault distance.
-    pub fn distance(&self, shadow: Shadow) -> u32 {
-        self.departures.wrapping_sub(shadow.0 >> 1) & (u32::MAX >> 1)
+    /// What tells how long a page was away; also for those who do not have the lock.
+    pub fn ages(&self) -> Ages {
+        Ages { departures: self.departures, pages: self.pages() }
     }
 
-    /// The rank of a page that left at `shadow` and comes back now because it was touched: hot if its refault distance
-    /// is at most a quarter of the pages in memory; one in two, by lot, if it is at most half of them, or if main has
-    /// given it up already; otherwise one in 32. The lots are for what goes in circles through more than memory holds:
-    /// it would push itself out for ever; this way a part of it stays.
+    /// [`Ages::distance`].
+    pub fn distance(&self, shadow: Shadow) -> u32 {
+        self.ages().distance(shadow)
+    }
+
+    /// [`Ages::rank_of`].
     pub fn rank_of(&self, shadow: Shadow) -> Rank {
-        let pages = self.pages();
-        let distance = self.distance(shadow);
-        // Fibonacci hashing: a lot that does not follow the order of departures.
-        let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;
-        let one_in = match distance {
-            d if d <= pages / NEAR_PART && !shadow.was_hot() => 1,
-            d if d <= pages / 2 => 2,
-            _ => FAR_LOTS,
-        };
-        if lot.is_multiple_of(one_in) { Rank::HOT } else { Rank::NEW }
+        self.ages().rank_of(shadow)
     }
 
     /// A page that left at `shadow` was read because it was touched. Say so once for each, for the length of the stage; and
     /// if it was wanted back soon, its neighbours are left alone.
     pub fn note_read(&mut self, pages: &impl Pages, n: u32, shadow: Shadow) {
-        if self.distance(shadow) <= self.pages() / NEAR_PART {
+        if self.ages().is_near(shadow) {
             pages.set_wanted(n, self.clock.now());
         }
         self.earned.read_back += 1;
@@ -186,6 +186,11 @@ impl WorkingSet {
         self.queue(rank).mapped.splice_front(links, batch);
     }
 
+    /// As [`WorkingSet::map_all`], but they are the oldest: the next to be unmapped.
+    pub fn map_all_oldest(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
+        self.queue(rank).mapped.splice_back(links, batch);
+    }
+
     /// A mapped page is gone, or goes elsewhere.
     pub fn unmap(&mut self, links: &impl Links, n: u32, rank: Rank) {
         self.queue(rank).mapped.remove(links, n);
@@ -198,9 +203,13 @@ impl WorkingSet {
 
     /// A mapped page was unmapped into the cache.
     pub fn cache(&mut self, links: &impl Links, n: u32, rank: Rank) {
-        let queue = self.queue(rank);
-        queue.mapped.remove(links, n);
-        queue.cached.push_front(links, n);
+        self.unmap(links, n, rank);
+        self.cache_unlisted(links, n, rank);
+    }
+
+    /// The same, of a page that the caller has taken off its list before.
+    pub fn cache_unlisted(&mut self, links: &impl Links, n: u32, rank: Rank) {
+        self.queue(rank).cached.push_front(links, n);
         self.earned.entered += 1;
         if rank.is_hot() {
             self.credit = self.credit.saturating_sub(CREDIT);
@@ -234,6 +243,17 @@ impl WorkingSet {
 
     /// The page that leaves memory now, and its shadow.
     pub fn depart(&mut self, pages: &impl Pages) -> Option<(u32, Shadow)> {
+        self.depart_if(pages, &mut 0, |_| true)
+    }
+
+    /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened `refusals`
+    /// times, which is counted down.
+    pub fn depart_if(
+        &mut self,
+        pages: &impl Pages,
+        refusals: &mut usize,
+        may: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Shadow)> {
         let cold = !self.probation.cached.is_empty();
         // Main's turn, or the pager has not come to unmap what is next.
         let hot = !cold || (self.probation.len() <= self.probation_share() && !self.main.cached.is_empty());
@@ -247,6 +267,11 @@ impl WorkingSet {
                 cached.push_front(pages, n);
                 continue;
             }
+            if !may(n) {
+                cached.push_front(pages, n);
+                *refusals = refusals.checked_sub(1)?;
+                continue;
+            }
             self.departs();
             let earned = if hot { CREDIT * MAIN_PACE } else { CREDIT / PROBATION_PACE };
             self.credit = self.credit.saturating_add(earned).min(CREDIT.saturating_mul(self.main.len()));
@@ -254,10 +279,17 @@ impl WorkingSet {
         }
     }
 
-    /// A page leaves memory that was on none of the lists; its shadow.
-    pub fn leave(&mut self) -> Shadow {
+    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::depart`] takes one of
+    /// main in its place.
+    pub fn is_behind(&self) -> bool {
+        let Queue { mapped, cached } = &self.probation;
+        cached.is_empty() && !mapped.is_empty() && self.probation.len() > self.probation_share()
+    }
+
+    /// A page leaves memory that was on none of the lists; its shadow. `rank`: its rank while it was mapped, or the lowest.
+    pub fn leave(&mut self, rank: Rank) -> Shadow {
         self.departs();
-        Shadow(self.departures << 1)
+        Shadow(self.departures << 1 | u32::from(rank.is_hot()))
     }
 
     fn departs(&mut self) {
@@ -299,51 +331,6 @@ impl WorkingSet {
         None
     }
 
-    /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
-    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have. What is left alone is
-    /// passed over and becomes the youngest of its list, but not where nothing else is there.
-    ///
-    /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
-    /// took the next page of main out, all of main would go round and round beside a pass over much data.
-    pub fn oldest(&mut self, pages: &impl Pages, target: u32, out: &mut [u32]) -> usize {
-        let (cold, hot) = self.stages(target);
-        let wanted = |queue: &Queue, stage: u32, keep: u32| {
-            stage.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
-        };
-        // What has just come is not unmapped again.
-        let keep = self.probation_share() / 2;
-        let paced = (self.credit / CREDIT) as usize;
-        let (cold, hot) = (wanted(&self.probation, cold, keep), wanted(&self.main, hot, 0).min(paced));
-        let first_cold = self.probation.len() > self.probation_share();
-        let len = out.len();
-        // Both are short: in proportion, and at least one, so that neither waits for ever.
-        let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };
-        let WorkingSet { clock, probation: Queue { mapped: probation, .. }, main: Queue { mapped: main, .. }, .. } =
-            self;
-        let mut passes = Clock::passes(len);
-        let mut n = clock.oldest(probation, pages, &mut passes, &mut out[..of_cold.min(len)]);
-        let from_main = hot.min(len - n);
-        n += clock.oldest(main, pages, &mut passes, &mut out[n..][..from_main]);
-        if n > 0 {
-            return n;
-        }
-        // Neither stage is short: whoever has pages and is to leave next. With no passes left, any page will do.
-        let (first, then) = if first_cold { (probation, main) } else { (main, probation) };
-        for mut passes in [passes, 0] {
-            n = clock.oldest(first, pages, &mut passes, out);
-            n += clock.oldest(then, pages, &mut passes, &mut out[n..]);
-            if n > 0 {
-                break;
-            }
-        }
-        n
-    }
-
-    /// Up to `out.len()` of the oldest mapped pages of main, although it is not their turn: where all of probation stays.
-    pub fn oldest_of_main(&self, links: &impl Links, out: &mut [u32]) -> usize {
-        tail(&self.main.mapped, links, out)
-    }
-
     /// Mapped pages of probation, and of main.
     pub fn mapped_lens(&self) -> (u32, u32) {
         (self.probation.mapped.len(), self.main.mapped.len())
@@ -382,17 +369,12 @@ impl WorkingSet {
 
     fn probation_share(&self) -> u32 {
         let pages = self.pages();
-        (pages / PROBATION_SHARE).max(PROBATION_MIN.min(pages / PROBATION_MOST))
+        (pages / self.share.max(1)).max(PROBATION_MIN.min(pages / PROBATION_MOST))
     }
 
     fn queue(&mut self, rank: Rank) -> &mut Queue {
         if rank.is_hot() { &mut self.main } else { &mut self.probation }
     }
-}
-
-/// The oldest nodes of a list.
-fn tail(list: &List, links: &impl Links, out: &mut [u32]) -> usize {
-    out.iter_mut().zip(list.iter(links).rev()).map(|(out, n)| *out = n).count()
 }
 
 #[cfg(all(test, loom))]

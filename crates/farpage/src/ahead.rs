@@ -18,20 +18,26 @@
 //! those that wait, and the faults of the others are served, or read, meanwhile.
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
-//! Compressed pages are not read in advance: the pager would have to do it itself, now instead of later.
+//!
+//! *Compressed pages* are read in advance by a thread ([`crate::reader`]), if that brings in more pages a second than to do without, which is
+//! tried ([`Trial`]): it takes an idle CPU, and, while the reader runs, what is moved from one place to another costs
+//! an interrupt of the reader's CPU.
 //!
 //! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the devices.
 
-use crate::device::read_queue::{Arrived, ReadQueue, Submitted};
-use crate::device::{Entry, Page};
+mod begin;
+
+use crate::device::Entry;
+use crate::device::read_queue::{Arrived, ReadQueue};
 use crate::fault::Outcome;
 use crate::page_table::{FrameNo, Vpn};
 use crate::pager::Pager;
+use crate::reader::Ticket;
 use crate::stat::Stat;
-use crate::swap_in::READAHEAD_MAX;
 use crate::sys::uffd::Refused;
+use crate::trial::Trial;
 use farpage_swap::readahead;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Windows read in advance at the same time, of all sequential readers together.
 const WINDOWS_MAX: usize = 8;
@@ -54,6 +60,8 @@ pub(crate) struct Window {
     frame: FrameNo,
     /// Pages that are in their frames, from the first on; `None`: still on their way.
     loaded: Option<usize>,
+    /// The reader has it, and not the queue.
+    ticket: Option<Ticket>,
     asked: Option<Asked>,
 }
 
@@ -65,6 +73,13 @@ struct Asked {
     streams: usize,
     since: Instant,
 }
+
+/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `placement` tries.
+const EPOCH: Duration = Duration::from_millis(50);
+/// Often: programs do not read in order for long, and the wrong way costs a quarter.
+const TRY_OFTEN: u32 = 2;
+/// Compressed windows that are read in advance for one reader: one is loaded while the other is placed.
+const COMPRESSED_DEPTH: usize = 2;
 
 /// Whether more than one thread waits for pages these days.
 #[derive(Debug, Default)]
@@ -87,15 +102,6 @@ impl Window {
     }
 }
 
-/// The part of `[start, end)` around `vpn` that is in none of the windows. No page is in two: the mark in its word says that the
-/// content that was read for it is right, and must mean one window.
-fn clear_of(vpn: Vpn, (start, end): (Vpn, Vpn), windows: impl Iterator<Item = (Vpn, Vpn)>) -> (Vpn, Vpn) {
-    windows.fold((start, end), |(start, end), (first, last)| match first > vpn {
-        true => (start, end.min(first)),
-        false => (start.max(last), end),
-    })
-}
-
 /// What there is of a page that may have been read in advance.
 pub(crate) enum Flight {
     /// Nothing.
@@ -115,12 +121,18 @@ pub(crate) struct Ahead {
     last_tag: u64,
     /// Windows that are read in advance for one reader; one more each time that one was late.
     depth: usize,
+    /// Whether the reader pays; begun with the first window that it could have.
+    trial: Option<Trial>,
 }
 
 impl Pager {
     /// Whether the page is in a window that was read in advance, and how far that is.
     pub(crate) fn flight_with(&mut self, vpn: Vpn) -> Flight {
         let Some(mut at) = self.ahead.windows.iter().position(|w| w.has(vpn)) else { return Flight::None };
+        if let Some(ticket) = self.ahead.windows[at].ticket.take() {
+            let window = &mut self.ahead.windows[at];
+            window.loaded = Some(self.e.reader.take_over(self.e, ticket, window.entries.len()));
+        }
         if self.ahead.windows[at].loaded.is_none() {
             self.land();
             match self.ahead.windows.iter().position(|w| w.has(vpn)) {
@@ -142,6 +154,12 @@ impl Pager {
         while let Some(arrived) = self.ahead.queue.next(&self.e.space) {
             self.note_arrived(arrived);
         }
+        let e = self.e;
+        for window in &mut self.ahead.windows {
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.reader.is_over(ticket)) {
+                window.loaded = Some(e.reader.take_over(e, ticket, window.entries.len()));
+            }
+        }
     }
 
     fn note_arrived(&mut self, arrived: Arrived) {
@@ -151,7 +169,7 @@ impl Pager {
     }
 
     /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
-    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: &Window) -> Option<Outcome> {
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: Window) -> Option<Outcome> {
         let e = self.e;
         let loaded = window.loaded.unwrap_or(0);
         let usable = |i: usize| {
@@ -212,7 +230,7 @@ impl Pager {
                     continue;
                 }
                 end = if exact { at + 1 } else { marker.filter(|m| (at..end).contains(m)).unwrap_or(end) };
-                let (done, refused) = self.place_read(window, at, end, at == wanted);
+                let (done, refused) = self.place_read(&window, at, end, at == wanted);
                 placed += done;
                 if at + done < end {
                     stop = Some(refused);
@@ -252,112 +270,13 @@ impl Pager {
         (placed.done, placed.stop)
     }
 
-    /// Has the window behind `served` read if the stream is sure enough and the pages are on a file. `stream`: the window that
-    /// was just brought in, as it was asked for.
-    pub(crate) fn read_next(&mut self, mapping: (Vpn, Vpn), served: (Vpn, Vpn), stream: readahead::Window) {
-        let e = self.e;
-        let want = (stream.pages as usize).min(READAHEAD_MAX as usize);
-        if want < WINDOW_MIN || stream.stride != 1 || !e.space.has_queued() || !self.readahead.reads_next() {
-            return;
-        }
-        let mut edge = served;
-        for _ in 0..self.ahead.depth.max(1) {
-            let (low, high) = match stream.down {
-                true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
-                false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
-            };
-            let there = self.ahead.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
-            edge = match there {
-                Some(w) => (w.start, w.start + w.entries.len() as u64),
-                None => match self.read(low, high, stream.down) {
-                    Some(window) => window,
-                    None => break,
-                },
-            };
-        }
-    }
-
-    /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages.
-    fn read(&mut self, low: Vpn, high: Vpn, down: bool) -> Option<(Vpn, Vpn)> {
-        let e = self.e;
-        let near = |i: u64| if down { high - 1 - i } else { low + i };
-        let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
-        let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
-        let in_advance = self.ahead.windows.iter().filter(|w| w.asked.is_none()).count();
-        if n < WINDOW_MIN || !queued || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
-            return None;
-        }
-        let (frame, n) = match e.frames.take_free(n) {
-            Some((frame, got)) if got >= WINDOW_MIN => (frame, got),
-            Some((frame, got)) => {
-                e.frames.put_free(frame, got);
-                return None;
-            }
-            None => return None,
-        };
-        let start = if down { high - n as u64 } else { low };
-        self.submit(start, frame, n, None);
-        Stat::add(&e.stat.swap_ra_windows, 1);
-        Some((start, start + n as u64))
-    }
-
-    /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault asked for.
-    /// `false`: they are better read at once, by the caller.
-    pub(crate) fn ask(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
-        let e = self.e;
-        let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
-        if self.ahead.crowd.left == 0 || e.space.rings().refused() || !queued() {
-            return false;
-        }
-        if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
-            return false;
-        }
-        let windows = self.ahead.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
-        let (start, end) = clear_of(vpn, (start, end), windows);
-        let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
-            true => (start, end),
-            false if stream.down => (end - u64::from(READAHEAD_MAX), end),
-            false => (start, start + u64::from(READAHEAD_MAX)),
-        };
-        let want = (end - start) as usize;
-        let Some((frame, got)) = e.frames.take_free(want) else { return false };
-        let (start, n) = if got == want { (start, want) } else { (vpn, got.min((end - vpn) as usize)) };
-        if n < got {
-            e.frames.put_free(frame + n as FrameNo, got - n);
-        }
-        self.submit(start, frame, n, Some(Asked { stream, streams: self.readahead.turn(), since: Instant::now() }));
-        true
-    }
-
-    /// Starts to read `n` swapped pages from `start` on into as many free frames.
-    fn submit(&mut self, start: Vpn, frame: FrameNo, n: usize, asked: Option<Asked>) {
-        let e = self.e;
-        let entries: Vec<Entry> = (start..start + n as u64).filter_map(|vpn| e.table.swapped(vpn)).collect();
-        for (vpn, entry) in (start..).zip(&entries) {
-            if let Some(node) = e.table.node(vpn) {
-                e.table.mark_reading(node, *entry);
-            }
-        }
-        // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has landed.
-        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frame_mut(frame + i as FrameNo) }).collect();
-        self.ahead.last_tag += 1;
-        let tag = self.ahead.last_tag;
-        // SAFETY: as above; the queue is only used on this thread.
-        let submitted = unsafe { self.ahead.queue.submit(&e.space, tag, &entries, &mut pages) };
-        drop(pages);
-        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, asked });
-        if let Submitted::Done(arrived) = submitted {
-            self.note_arrived(arrived);
-        }
-    }
-
-    /// Drops the oldest window that is not on its way.
+    /// Drops the oldest window that is not on its way from a file.
     pub(crate) fn drop_one(&mut self) -> bool {
         self.land();
-        let landed = self.ahead.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some());
-        let Some((at, _)) = landed.min_by_key(|(_, w)| w.tag) else { return false };
+        let idle = self.ahead.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some() || w.ticket.is_some());
+        let Some((at, _)) = idle.min_by_key(|(_, w)| w.tag) else { return false };
         let window = self.ahead.windows.swap_remove(at);
-        self.throw_away(&window);
+        self.throw_away(window);
         true
     }
 
@@ -367,26 +286,15 @@ impl Pager {
             self.note_arrived(arrived);
         }
         while let Some(window) = self.ahead.windows.pop() {
-            self.throw_away(&window);
+            self.throw_away(window);
         }
     }
 
-    /// Frees the frames of a window that has landed.
-    fn throw_away(&self, window: &Window) {
+    /// Frees the frames of a window that is not on its way from a file.
+    fn throw_away(&self, window: Window) {
+        if let Some(ticket) = window.ticket {
+            self.e.reader.take_back(ticket);
+        }
         self.e.frames.put_free(window.frame, window.entries.len());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_page_is_in_two_windows() {
-        let clear = |windows: &[(Vpn, Vpn)]| clear_of(50, (40, 60), windows.iter().copied());
-        assert_eq!(clear(&[]), (40, 60));
-        assert_eq!(clear(&[(10, 20), (70, 80)]), (40, 60));
-        assert_eq!(clear(&[(30, 45), (55, 57), (51, 52), (42, 43)]), (45, 51));
-        assert_eq!(clear(&[(49, 50), (51, 90)]), (50, 51));
     }
 }

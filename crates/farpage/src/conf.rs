@@ -81,6 +81,8 @@ pub enum Fault {
     Silent(u64),
     /// `fault=dying:SEED`: after some time every write fails.
     Dying(u64),
+    /// `fault=seeks:US`: a disk with heads, which take so many microseconds to move.
+    Seeks(u64),
 }
 
 impl Fault {
@@ -92,6 +94,7 @@ impl Fault {
             "lost" => Some(Fault::Lost(seed)),
             "silent" => Some(Fault::Silent(seed)),
             "dying" => Some(Fault::Dying(seed)),
+            "seeks" => Some(Fault::Seeks(seed)),
             _ => None,
         }
     }
@@ -104,6 +107,7 @@ impl fmt::Display for Fault {
             Fault::Lost(seed) => write!(f, "lost:{seed}"),
             Fault::Silent(seed) => write!(f, "silent:{seed}"),
             Fault::Dying(seed) => write!(f, "dying:{seed}"),
+            Fault::Seeks(us) => write!(f, "seeks:{us}"),
         }
     }
 }
@@ -119,6 +123,10 @@ pub struct Conf {
     pub readahead: Tuning,
     /// Keep a checksum of every swapped-out page and abort on a mismatch.
     pub verify: bool,
+    /// For tests: whenever zeros need a frame, all that can be taken out of the program is taken out first.
+    pub squeeze: bool,
+    /// For tests: compressed windows are read in advance by the thread for it, whether or not that pays.
+    pub reader: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
     /// No warnings: only errors go to stderr.
@@ -272,6 +280,8 @@ impl Conf {
             swap: SwapSpec::defaults(),
             readahead: Tuning::default(),
             verify: false,
+            squeeze: false,
+            reader: false,
             verbose: false,
             quiet: false,
             idle_poll: Idle::Auto,
@@ -292,6 +302,8 @@ impl Conf {
                 ("readahead", v) => conf.readahead = parse_readahead(v)?,
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
+                ("squeeze", "") => conf.squeeze = true,
+                ("reader", "") => conf.reader = true,
                 ("verbose", "") => conf.verbose = true,
                 ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
@@ -337,15 +349,14 @@ impl fmt::Display for Conf {
         if self.idle_poll != Idle::Auto {
             write!(f, ";idle-poll:{}", self.idle_poll)?;
         }
-        if self.verify {
-            f.write_str(";verify")?;
-        }
-        if self.verbose {
-            f.write_str(";verbose")?;
-        }
-        if self.quiet {
-            f.write_str(";quiet")?;
-        }
+        let flags = [
+            (self.verify, "verify"),
+            (self.squeeze, "squeeze"),
+            (self.reader, "reader"),
+            (self.verbose, "verbose"),
+            (self.quiet, "quiet"),
+        ];
+        flags.iter().filter(|(set, _)| *set).try_for_each(|(_, name)| write!(f, ";{name}"))?;
         if let Some(path) = &self.trace {
             write!(f, ";trace:{}", path.display())?;
         }
@@ -360,9 +371,9 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;quiet;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;squeeze;reader;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
-            "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
+            "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }

@@ -5,6 +5,7 @@
 //! | monitor | samples resident memory, activates, finds new mappings | never the program's memory |
 //! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
 //! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
+//! | reader | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
 //! | opener | opens perf's events at the start, and ends | nothing |
 //!
 //! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
@@ -27,6 +28,7 @@ use crate::notes::Notes;
 use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::pool_share::{LoadTimes, PoolShare};
 use crate::readahead::SlotPages;
+use crate::reader::Reader;
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
@@ -120,6 +122,8 @@ pub struct Engine {
     pub lost: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
     pub trash: Mutex<Option<Uffd>>,
+    /// Windows that are decompressed in advance.
+    pub reader: Reader,
     /// Threads sleep and wake here.
     pub wakeups: Wakeups,
     /// Fork protocol.
@@ -130,24 +134,32 @@ pub struct Engine {
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
     pub clean: crate::reclaim::CleanBalance,
+    /// Slots are to be freed whose pages are in the program, too.
+    pub copies_wanted: AtomicBool,
+    /// The warning that tables take much of the budget has been given.
+    spread_warned: AtomicBool,
     /// The warning that all devices are full has been given.
     pub full_warned: AtomicBool,
     tls_below: usize,
     inherited_uffd: AtomicI32,
 }
 
+/// Tables that take more than this part of the budget are worth a word.
+const META_PART: u64 = 4;
 const HEAP_BYTES: usize = 4 << 30;
 const POOL_BYTES_MAX: usize = 64 << 30;
 /// Frames hold what has just been taken out; more than this is never needed at once.
 const FRAMES_BYTES_MAX: usize = 64 << 30;
-/// Stacks, by index: monitor, pager, writer, opener.
-const STACKS: usize = 4;
+/// Stacks, by index: monitor, pager, writer, opener, reader.
+const STACKS: usize = 5;
 /// Index of the pager's stack.
 pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
 /// Index of the opener's stack.
 pub const OPENER: usize = 3;
+/// Index of the reader's stack.
+pub const READER: usize = 4;
 
 /// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
 fn arena_sizes(ram: u64) -> [usize; 5] {
@@ -204,7 +216,7 @@ impl Engine {
             table,
             frames,
             frame_entry,
-            slot_pages: SlotPages::new(conf.readahead),
+            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
             lru: Mutex::new(Lru::new(budget.promised() as usize)),
             space,
             dead: Mutex::new(Vec::new()),
@@ -222,11 +234,14 @@ impl Engine {
             pinned: Mutex::new(BTreeSet::new()),
             lost: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),
+            reader: Reader::default(),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             fork: Fork::default(),
             active: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: crate::reclaim::CleanBalance::default(),
+            copies_wanted: AtomicBool::new(false),
+            spread_warned: AtomicBool::new(false),
             full_warned: AtomicBool::new(false),
             tls_below: tls_below(),
             inherited_uffd: AtomicI32::new(inherited_uffd()),
@@ -360,6 +375,16 @@ impl Engine {
         freed
     }
 
+    /// The devices are full: has the pager free slots of which the page is in the program, too. False: there are none.
+    pub fn want_copies(&self) -> bool {
+        self.clean.note_full();
+        let any = self.table.copies() > 0;
+        if any && !self.copies_wanted.swap(true, Ordering::AcqRel) {
+            self.kick_pager();
+        }
+        any
+    }
+
     /// Brings the pool's size into the budget.
     pub fn account_pool(&self) {
         self.budget.pool_is((self.space.pool_bytes() / PAGE_SIZE as u64) as i64);
@@ -396,27 +421,16 @@ impl Engine {
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
-        set(&s.meta_bytes, (self.table.bytes() + self.heap.used_bytes()) as u64);
-        let usage = self.space.usage();
-        set(&s.pool_bytes, usage.pool_bytes);
-        set(&s.pool_compressed_bytes, usage.pool_compressed_bytes);
-        set(&s.pool_orig_bytes, usage.pool_orig_bytes);
-        set(&s.pool_limit_bytes, usage.pool_limit_bytes);
-        set(&s.pool_peak_bytes, usage.pool_peak_bytes);
-        set(&s.same_filled_pages, usage.same_filled_pages);
-        set(&s.huge_pages, usage.raw_pages);
-        set(&s.pages_compacted, usage.compacted_pages);
-        set(&s.pool_recompressed, usage.recompressed_pages);
-        set(&s.incompressible_pages, usage.incompressible_pages);
-        set(&s.discarded_bytes, usage.discarded_bytes);
-        set(&s.drained_pages, usage.drained_pages);
-        set(&s.bad_slots, usage.bad_slots);
-        set(&s.file_bytes, usage.file_bytes);
+        let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
+        set(&s.meta_bytes, meta);
+        if meta > self.conf.ram / META_PART && !self.spread_warned.swap(true, Ordering::Relaxed) {
+            let (meta, of) = (crate::size::format(meta), crate::size::format(self.conf.ram));
+            warn(&format!(
+                "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
+            ));
+        }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
-        set(&s.pool_writeback, usage.writeback);
-        set(&s.pool_old_loads, usage.pool_old_loads);
-        set(&s.write_errors, usage.write_errors);
-        set(&s.read_errors, usage.read_errors);
+        s.publish_usage(&self.space.usage());
     }
 
     /// The part of a candidate range that may be managed.

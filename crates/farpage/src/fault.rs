@@ -128,7 +128,12 @@ impl Pager {
         loop {
             let state = e.table.state(node);
             match state {
-                State::None | State::Mapped(_) => return self.zero_fill(vpn, node, state),
+                State::None | State::Mapped(_) => {
+                    if let Some(outcome) = self.zero_fill(vpn, node, state) {
+                        return outcome;
+                    }
+                    // Reclaim on the way has learnt more of the page: look again.
+                }
                 State::Swapped(entry) => return self.swap_in(vpn, entry),
                 // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
                 State::Writeback(_) => return Outcome::Later,
@@ -153,44 +158,55 @@ impl Pager {
         lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
 
-    /// First touch, or a page that the program discarded: zeros.
-    fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Outcome {
+    /// First touch, or a page that the program discarded: zeros. `None`: the page is in another state by now.
+    fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Option<Outcome> {
         let e = self.e;
         let (low, high) = self.range_of(vpn);
         if let State::Mapped(entry) = state {
-            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one;
-            // then the kernel refuses the zero page below and nothing happens.
-            let placed = self.place_zeros(vpn, 1);
-            return match (placed.done, placed.stop) {
-                (1, _) => {
-                    // Reclaim on the way may have noticed that the page was gone, and taken it off its list.
-                    let mut lru = lock(&e.lru);
-                    let stale = e.table.state(node) == State::Mapped(entry);
-                    if stale {
-                        lru.unmap(&e.table, node, State::None);
-                    }
-                    lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
-                    drop(lru);
-                    e.free_entry(entry.filter(|_| stale));
-                    Stat::add(&e.stat.swpin_zero, 1);
-                    Outcome::Served
-                }
-                (_, stop) => self.unplaced(vpn, stop),
-            };
+            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one; then the
+            // kernel refuses the zero page below and nothing happens. But not if reclaim has taken the page out in between.
+            let zeros = self.zeros_for(1);
+            if e.table.state(node) != state {
+                self.give_zeros_back(zeros);
+                return None;
+            }
+            let placed = self.place_zeros(vpn, zeros, 1);
+            if placed.done == 0 {
+                return Some(self.unplaced(vpn, placed.stop));
+            }
+            let mut lru = lock(&e.lru);
+            lru.unmap(&e.table, node, State::None);
+            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+            drop(lru);
+            e.free_entry(entry);
+            Stat::add(&e.stat.swpin_zero, 1);
+            return Some(Outcome::Served);
         }
         let tight = e.budget.pressure();
         let window = self.zero_streams.on_fault(vpn, if tight { ZERO_MAX_TIGHT } else { ZERO_MAX });
-        let lost = lock(&e.lost);
-        let untouched =
-            |v: Vpn| v == vpn || e.table.node(v).is_none_or(|n| e.table.state(n) == State::None) && !lost.contains(&v);
+        let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
-        let (start, end) = run_around(vpn, low, high, untouched);
-        drop(lost);
+        let (start, end) = {
+            let lost = lock(&e.lost);
+            run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
+        };
         let mut at = start;
         let mut outcome = None;
         while at < end {
-            let placed = self.place_zeros(at, ((end - at) as usize).min(64));
+            let zeros = self.zeros_for(((end - at) as usize).min(64));
+            // Now, not before: see `zeros_for`. (What is lost becomes so in faults only.)
+            let n = (at..end).take(zeros.n).take_while(|v| is_none(*v)).count();
+            if n == 0 {
+                self.give_zeros_back(zeros);
+                match at < vpn {
+                    true => at = vpn,
+                    false if at == vpn => return None,
+                    false => break,
+                }
+                continue;
+            }
+            let placed = self.place_zeros(at, zeros, n);
             let mut batch = Batch::default();
             for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -209,13 +225,13 @@ impl Pager {
                     continue;
                 }
                 if at == vpn {
-                    return self.unplaced(vpn, Some(stop));
+                    return Some(self.unplaced(vpn, Some(stop)));
                 }
                 break;
             }
         }
         self.zero_streams.on_served(start, (at - start) as u32);
-        outcome.unwrap_or(Outcome::Later)
+        Some(outcome.unwrap_or(Outcome::Later))
     }
 
     /// A page of the swap cache is wanted back. `None`: a writer has just taken it.

@@ -36,6 +36,7 @@ pub mod pool_share;
 pub mod preload;
 pub mod probe;
 pub mod readahead;
+mod reader;
 pub mod reclaim;
 pub mod region;
 pub mod size;
@@ -44,6 +45,7 @@ mod stragglers;
 mod swap_in;
 pub mod sys;
 pub mod trace;
+mod trial;
 pub mod writer;
 
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};

@@ -169,7 +169,7 @@ impl Lru {
             let most = if self.set.cached() > 0 { self.ahead_max } else { AHEAD_MIN };
             let old = if self.ahead.len() > most { self.ahead.pop_back(table) } else { None };
             let next = match old {
-                Some(n) => Some((n, self.set.leave())).and_then(|(n, shadow)| {
+                Some(n) => Some((n, self.set.leave(Rank::NEW))).and_then(|(n, shadow)| {
                     let (from, to) = writeback(n, shadow)?;
                     table.change(Node(n), from, to).then_some((n, to))
                 }),

@@ -68,13 +68,14 @@ pub enum State {
 
 /// The bits of a word that say which [`State`] it is.
 const KIND_MASK: u64 = 7;
+const MAPPED: u64 = 1;
 const SWAPPED: u64 = 4;
 
 impl State {
     fn encode(self) -> u64 {
         match self {
             State::None => 0,
-            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 1,
+            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | MAPPED,
             State::Cached(f) => u64::from(f) << 16 | 2,
             State::Writeback(f) => u64::from(f) << 16 | 3,
             State::Swapped(e) => e.raw() << 16 | SWAPPED,
@@ -84,7 +85,7 @@ impl State {
     fn decode(word: u64) -> State {
         let payload = word >> 16;
         match word & KIND_MASK {
-            1 => State::Mapped(Entry::from_raw(payload)),
+            MAPPED => State::Mapped(Entry::from_raw(payload)),
             2 => State::Cached(payload as FrameNo),
             3 => State::Writeback(payload as FrameNo),
             SWAPPED => Entry::from_raw(payload).map_or(State::None, State::Swapped),
@@ -119,6 +120,8 @@ pub struct PageTable {
     live: AtomicUsize,
     /// Pages that are `Swapped`.
     swapped: AtomicU64,
+    /// Pages that are `Mapped` and have a clean copy.
+    copies: AtomicU64,
 }
 
 impl PageTable {
@@ -144,6 +147,7 @@ impl PageTable {
                 free: AtomicU32::new(0),
                 live: AtomicUsize::new(0),
                 swapped: AtomicU64::new(0),
+                copies: AtomicU64::new(0),
             }
         }
     }
@@ -263,11 +267,38 @@ impl PageTable {
     #[inline]
     fn count(&self, from: u64, to: u64) {
         let is_swapped = |word: u64| word & KIND_MASK == SWAPPED;
-        match (is_swapped(from), is_swapped(to)) {
-            (false, true) => self.swapped.fetch_add(1, Ordering::Relaxed),
-            (true, false) => self.swapped.fetch_sub(1, Ordering::Relaxed),
-            _ => return,
+        let has_copy = |word: u64| word & KIND_MASK == MAPPED && word >> 16 != 0;
+        let count = |counter: &AtomicU64, before: bool, now: bool| match (before, now) {
+            (false, true) => counter.fetch_add(1, Ordering::Relaxed),
+            (true, false) => counter.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
         };
+        count(&self.swapped, is_swapped(from), is_swapped(to));
+        count(&self.copies, has_copy(from), has_copy(to));
+    }
+
+    /// Pages in the program of which there is a clean copy, too.
+    pub fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    /// Pages in the program lose their clean copies: the entries go to `out`, until it has `want`, and are the caller's to free.
+    /// Goes on at `hand`, and around the table once at most. Pager only.
+    pub fn take_copies(&self, hand: &mut u32, want: usize, out: &mut Vec<Entry>) {
+        let nodes = (self.taken.load(Ordering::Relaxed) << LEAF_BITS) as u32;
+        for _ in 0..nodes {
+            if out.len() >= want || self.copies() == 0 {
+                return;
+            }
+            // Leaf 0 is none.
+            *hand = if (1 << LEAF_BITS..nodes).contains(hand) { *hand } else { 1 << LEAF_BITS };
+            let node = Node(*hand);
+            *hand += 1;
+            if let State::Mapped(Some(entry)) = self.state(node) {
+                out.push(entry);
+                self.set_ranked(node, State::Mapped(None), self.rank(node.0));
+            }
+        }
     }
 
     /// Pages whose only copy is on a device.
@@ -481,6 +512,32 @@ pub(crate) mod tests {
         assert_eq!(t.swapped_pages(), 1);
         assert!(t.change(nodes[2], State::Swapped(entry), State::None));
         assert_eq!(t.swapped_pages(), 0);
+    }
+
+    #[test]
+    fn pages_lose_their_copies_and_nothing_else() {
+        let t = table();
+        let entry = |raw| Entry::from_raw(raw).unwrap();
+        // In two leaves, the others in between.
+        let nodes: Vec<Node> = [7, 8, 9, 600, 601].map(|vpn| t.node_or_create(vpn).unwrap()).into();
+        t.set_ranked(nodes[0], State::Mapped(Some(entry(5))), Rank::HOT);
+        t.set(nodes[1], State::Mapped(None));
+        t.set(nodes[2], State::Swapped(entry(6)));
+        t.set(nodes[3], State::Mapped(Some(entry(7))));
+        t.set(nodes[4], State::Mapped(Some(entry(8))));
+        assert_eq!(t.copies(), 3);
+        let (mut hand, mut taken) = (0, Vec::new());
+        t.take_copies(&mut hand, 2, &mut taken);
+        assert_eq!((taken.as_slice(), t.copies()), (&[entry(5), entry(7)][..], 1));
+        assert_eq!((t.state(nodes[0]), t.rank(nodes[0].0)), (State::Mapped(None), Rank::HOT));
+        // A page behind the hand is found the next time around.
+        t.set(nodes[1], State::Mapped(Some(entry(9))));
+        taken.clear();
+        t.take_copies(&mut hand, 9, &mut taken);
+        assert_eq!((taken.as_slice(), t.copies()), (&[entry(8), entry(9)][..], 0));
+        assert_eq!(t.state(nodes[2]), State::Swapped(entry(6)));
+        t.take_copies(&mut hand, 9, &mut taken);
+        assert_eq!(taken.len(), 2);
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub struct Pager {
     /// Pages placed so far, and at the last step of reclaim.
     pub(crate) placed: u64,
     pub(crate) placed_before: u64,
+    /// Where the search for clean copies goes on.
+    pub(crate) copies_hand: u32,
     /// For pages that are copied into the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
@@ -151,6 +153,7 @@ impl Engine {
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
             placed_before: 0,
+            copies_hand: 0,
             scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
@@ -325,7 +328,8 @@ impl Pager {
         }
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            self.placement.look(tid, self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.placed, since);
+            let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.reader.tid()];
+            self.placement.look(tid, others, self.placed, since);
             self.eager.fault();
         }
         self.stay_awake(n, since);

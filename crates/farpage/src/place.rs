@@ -39,6 +39,14 @@ pub(crate) enum Stage {
     Frames(FrameNo),
 }
 
+/// Memory for zero pages that are to be placed.
+pub(crate) struct Zeros {
+    /// Frames from this one on, owned; `None`: new pages of the kernel.
+    frames: Option<FrameNo>,
+    /// Pages.
+    pub n: usize,
+}
+
 /// Result of putting a run of frames into place.
 pub(crate) struct Placed {
     /// Pages that are there now.
@@ -48,21 +56,33 @@ pub(crate) struct Placed {
 }
 
 impl Pager {
-    /// Puts up to `n` zero pages at `vpn`.
-    pub(crate) fn place_zeros(&mut self, vpn: Vpn, n: usize) -> Placed {
-        let e = self.e;
-        if e.budget.room() >= n as i64 {
-            return self.copy_in(vpn, ZEROS.as_ptr() as usize, n);
+    /// Memory for up to `n` zero pages. May reclaim, and reclaim takes out pages of which nothing was known before (it scans):
+    /// whatever was known of any page has to be looked at again before the zeros are placed.
+    pub(crate) fn zeros_for(&mut self, n: usize) -> Zeros {
+        if self.e.budget.room() >= n as i64 {
+            return Zeros { frames: None, n };
         }
-        let Some((first, got)) = self.frames_for(n) else {
-            // Nothing can be reclaimed: the program goes on above its budget.
-            return self.copy_in(vpn, ZEROS.as_ptr() as usize, 1);
-        };
-        for f in first..first + got as FrameNo {
+        // If nothing can be reclaimed, the program goes on above its budget.
+        self.frames_for(n).map_or(Zeros { frames: None, n: 1 }, |(first, n)| Zeros { frames: Some(first), n })
+    }
+
+    /// Puts `n` zero pages at `vpn`, not more than there are. What is left of them is given back.
+    pub(crate) fn place_zeros(&mut self, vpn: Vpn, zeros: Zeros, n: usize) -> Placed {
+        let e = self.e;
+        let Some(first) = zeros.frames else { return self.copy_in(vpn, ZEROS.as_ptr() as usize, n) };
+        e.frames.put_free(first + n as FrameNo, zeros.n - n);
+        for f in first..first + n as FrameNo {
             // SAFETY: taken from the free frames, so it has a page and is ours.
             unsafe { e.frame_mut(f) }.fill(0);
         }
-        self.place_frames(vpn, first, got)
+        self.place_frames(vpn, first, n)
+    }
+
+    /// Zeros that are not needed.
+    pub(crate) fn give_zeros_back(&self, zeros: Zeros) {
+        if let Some(first) = zeros.frames {
+            self.e.frames.put_free(first, zeros.n);
+        }
     }
 
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
@@ -220,6 +240,9 @@ impl Pager {
 
     /// Free frames or reclaimed ones; `None` if nothing can be reclaimed.
     pub(crate) fn frames_for(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+        if self.e.conf.squeeze {
+            self.squeeze();
+        }
         if let Some(run) = self.e.frames.take_free(n) {
             return Some(run);
         }

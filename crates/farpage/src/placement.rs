@@ -1,4 +1,4 @@
-//! On which CPUs pager and writer run, and whether the pager should wait for the next fault without sleeping. Called by the
+//! On which CPUs pager, writer and reader run, and whether the pager should wait for the next fault without sleeping. Called by the
 //! pager only; no lock.
 //!
 //! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there, and, for a
@@ -6,7 +6,8 @@
 //! from, and the writer anywhere. Where one thread causes all of them, there are two ways:
 //!
 //! * *Scattered*: the same. The writer uses the CPU of the thread that waits.
-//! * *Gathered*: the writer has the pager's CPU. The thread sleeps while its fault is served, so that is when pages are moved
+//! * *Gathered*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the thread's, it would be
+//!   interrupted for what the pager moves. The thread sleeps while its fault is served, so that is when pages are moved
 //!   out ([`crate::reclaim`]); the writer would be the only other thread that runs, and would be interrupted and waited for
 //!   at every page. The thread that is woken is put on an idle CPU, so on another than the pager's; to follow it there
 //!   only makes it go back. And if its next fault usually comes soon, the pager looks for it for some microseconds instead
@@ -17,12 +18,18 @@
 use crate::sys::cpu;
 use crate::sys::proc::{Proc, cpu_of};
 use crate::sys::thread::{allowed_cpus, run_on, run_on_any};
+use crate::trial::Trial;
 use std::time::{Duration, Instant};
 
 /// How often the pager looks where the faults come from.
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 /// Looks in a row at which the same thread was the one that waited, for it to be taken for the only one.
 const ALONE_AFTER: u32 = 4;
+
+/// How long one way is tried. Long against a look, short against a program's phases.
+const EPOCH: Duration = Duration::from_millis(32);
+/// Seldom: the wrong way can take twice as long.
+const TRY_OFTEN: u32 = 16;
 
 /// Where the engine's threads were put.
 #[derive(Debug)]
@@ -31,60 +38,11 @@ pub struct Placement {
     looked: Instant,
     /// The CPU the pager was put on.
     pager: Option<usize>,
-    /// The CPU the writer was put on; `None`: any.
-    writer: Option<usize>,
+    /// The CPUs that writer and reader were put on; `None`: any.
+    others: [Option<usize>; 2],
     last: Last,
     trial: Trial,
     apart: bool,
-}
-
-/// How long one way is tried. Long against a look, short against a program's phases.
-const EPOCH: Duration = Duration::from_millis(32);
-/// An epoch that lasts longer had a pause in it, when nothing was wanted: it says nothing.
-const EPOCH_MAX: Duration = Duration::from_millis(256);
-/// One epoch in so many goes to the way that seems to be slower.
-const TRY_EVERY: u32 = 16;
-/// Pages below which an epoch says nothing.
-const PAGES_MIN: u64 = 64;
-
-/// Which of two ways brings more pages in.
-#[derive(Debug)]
-struct Trial {
-    gathered: bool,
-    /// Pages a second: scattered, gathered. `None`: not tried yet.
-    rates: [Option<f64>; 2],
-    epochs: u32,
-    begun: Instant,
-    /// The count of pages then.
-    pages: u64,
-}
-
-impl Trial {
-    fn new(now: Instant) -> Trial {
-        Trial { gathered: true, rates: [None; 2], epochs: 0, begun: now, pages: 0 }
-    }
-
-    /// `pages` have been brought in by now: the way to go.
-    fn turn(&mut self, pages: u64, now: Instant) -> bool {
-        let (time, got) = (now - self.begun, pages - self.pages);
-        if time < EPOCH || got < PAGES_MIN {
-            return self.gathered;
-        }
-        (self.begun, self.pages) = (now, pages);
-        if time > EPOCH_MAX {
-            return self.gathered;
-        }
-        self.epochs += 1;
-        let rate = got as f64 / time.as_secs_f64();
-        let known = &mut self.rates[usize::from(self.gathered)];
-        *known = Some(known.map_or(rate, |old| (old * 3.0 + rate) / 4.0));
-        self.gathered = match self.rates {
-            [None, _] => false,
-            [_, None] => true,
-            [Some(scattered), Some(gathered)] => (gathered >= scattered) != self.epochs.is_multiple_of(TRY_EVERY),
-        };
-        self.gathered
-    }
 }
 
 /// Which thread had the faults that were looked at last.
@@ -110,12 +68,20 @@ impl Placement {
     /// Nothing placed yet.
     pub fn new(proc: Proc) -> Placement {
         let (looked, last) = (Instant::now(), Last::default());
-        Placement { proc, looked, pager: None, writer: None, last, trial: Trial::new(looked), apart: false }
+        Placement {
+            proc,
+            looked,
+            pager: None,
+            others: [None; 2],
+            last,
+            trial: Trial::new(EPOCH, TRY_OFTEN, looked),
+            apart: false,
+        }
     }
 
     /// One thread causes all faults, and pager and writer share a CPU.
     pub fn is_gathered(&self) -> bool {
-        self.writer.is_some()
+        self.others[0].is_some()
     }
 
     /// As [`Placement::is_gathered`], and the thread runs on another CPU.
@@ -124,25 +90,27 @@ impl Placement {
     }
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
-    /// milliseconds where it and thread `writer` run.
-    pub fn look(&mut self, tid: u32, writer: u32, pages: u64, now: Instant) {
+    /// milliseconds where it and `others` run: the writer and the reader, 0 where there is none yet.
+    pub fn look(&mut self, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;
         }
         self.looked = now;
-        let gathered = self.last.look(tid) && writer != 0 && self.trial.turn(pages, now);
+        let gathered = self.last.look(tid) && others[0] != 0 && self.trial.turn(pages, now);
         let Some(theirs) = cpu_of(&self.proc, tid) else { return };
-        let here = if gathered { self.writer.unwrap_or_else(cpu::current) } else { theirs };
+        let here = if gathered { self.others[0].unwrap_or_else(cpu::current) } else { theirs };
         if self.pager != Some(here) {
             self.pager = Some(here);
             run_on(0, here);
         }
-        match (self.writer, gathered) {
-            (None, true) => run_on(writer, here),
-            (Some(_), false) => run_on_any(writer, &allowed_cpus(tid)),
-            _ => {}
+        for (other, put) in others.into_iter().zip(&mut self.others).filter(|(other, _)| *other != 0) {
+            match (*put, gathered) {
+                (None, true) => run_on(other, here),
+                (Some(_), false) => run_on_any(other, &allowed_cpus(tid)),
+                _ => {}
+            }
+            *put = gathered.then_some(here);
         }
-        self.writer = gathered.then_some(here);
         self.apart = gathered && theirs != here;
     }
 }
@@ -216,7 +184,7 @@ mod tests {
             let mut now = placement.looked;
             let look = |tid: u32| {
                 now += LOOK_EVERY;
-                placement.look(tid, writer_tid, 0, now);
+                placement.look(tid, [writer_tid, 0], 0, now);
                 (placement.is_gathered(), allowed_cpus(writer_tid), allowed_cpus(0))
             };
             let tids = std::iter::repeat_n(writer_tid, ALONE_AFTER as usize).chain([main]);
@@ -230,45 +198,6 @@ mod tests {
         assert!(gathered && cpus(&writers) == 1 && writers == pagers);
         let (gathered, writers, _) = seen[ALONE_AFTER as usize];
         assert!(!gathered && writers == allowed);
-    }
-
-    #[test]
-    fn a_pause_says_nothing_about_a_way() {
-        let mut now = Instant::now();
-        let mut trial = Trial::new(now);
-        let mut pages = 0;
-        let mut turn = |pause: Duration, more: u64| {
-            now += pause;
-            pages += more;
-            trial.turn(pages, now)
-        };
-        assert!(turn(Duration::from_secs(5), 1000), "the first epoch began long before the first fault");
-        assert!(!turn(EPOCH, 2000), "the other is to be tried");
-        assert!(turn(EPOCH, 1000), "and is slower");
-        assert!((0..8).all(|_| turn(Duration::from_secs(1), 100)), "still");
-    }
-
-    #[test]
-    fn the_faster_way_is_found_and_found_again() {
-        let mut now = Instant::now();
-        let mut trial = Trial::new(now);
-        let mut pages = 0;
-        // Share of epochs that went one way, while it brings so many pages an epoch.
-        let mut run = |scattered: u64, gathered: u64| {
-            let mut way = trial.gathered;
-            let mut count = 0;
-            for _ in 0..200 {
-                pages += if way { gathered } else { scattered };
-                now += EPOCH;
-                way = trial.turn(pages, now);
-                count += u32::from(way);
-            }
-            count
-        };
-        assert!(run(1000, 2000) > 180);
-        let back = run(2000, 500);
-        assert!(back < 60, "{back}");
-        assert_eq!(run(0, 0) % 200, 0, "nothing to go by: nothing changes");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::page_table::{Node, Vpn};
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Threads with streams of their own; more share.
@@ -32,6 +33,8 @@ const DEFAULT_MAX: u32 = 32;
 const BUDGET_PART: u64 = 64;
 /// Most pages of one of the kernel's windows, and of a strided one.
 pub(crate) const LIST_MAX: usize = 32;
+/// Most pages that are read in slot order beside our own rule, the kernel's default.
+const BESIDE_MAX: u32 = 8;
 /// A marker stands for about so many pages at most: it costs a fault.
 const MARK_EVERY: u32 = 1024;
 /// Markers that are remembered; of those that are not touched, the oldest are forgotten.
@@ -42,6 +45,8 @@ const MARK_PART: u32 = 8;
 const MARK_LEAST: u32 = 4;
 /// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
 const SLOTS: usize = 1 << 22;
+/// So many are made room for at a time.
+const PIECE: usize = 1 << 12;
 
 /// What to bring in for a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,13 +139,16 @@ impl Readahead {
         self.tuning.rule == Rule::Stream
     }
 
-    /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`.
-    pub(crate) fn on_miss(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Plan {
+    /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`; `rotational`: its device has heads
+    /// to move. What a stream does not explain there is read with what lies beside it, for as long as that is of use.
+    pub(crate) fn on_miss(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn), rotational: bool) -> Plan {
         let cluster = self.max.ilog2().min(LIST_MAX.ilog2());
         match self.tuning.rule {
             _ if self.max == 1 => Plan::Run(Window::single(vpn)),
             Rule::None => Plan::Run(Window::single(vpn)),
             Rule::Stream => match self.on_stream(vpn) {
+                // Not if all pages read ahead wait: whose touch it is that counts could not be told then.
+                window if window.pages == 1 && rotational && !self.is_exact() => self.in_slot_order(entry),
                 window if window.stride == 1 => Plan::Run(window),
                 window => Plan::Each(window),
             },
@@ -148,9 +156,17 @@ impl Readahead {
                 let range = self.mapping(mapping.0).vma.on_miss(vpn, mapping.0, mapping.1, cluster);
                 Plan::Each(Window::of(range.start, (range.end - range.start) as u32))
             }
-            // The end of the device: slots behind it belong to no page.
-            Rule::Slot => Plan::Slots(self.cluster.on_miss(entry.slot(), u64::MAX >> 24, cluster)),
+            Rule::Slot => self.in_slot_order(entry),
         }
+    }
+
+    fn in_slot_order(&mut self, entry: Entry) -> Plan {
+        let most = self.max.min(match self.tuning.rule {
+            Rule::Slot => LIST_MAX as u32,
+            _ => BESIDE_MAX,
+        });
+        // The end of the device: slots behind it belong to no page.
+        Plan::Slots(self.cluster.on_miss(entry.slot(), u64::MAX >> 24, most.ilog2()))
     }
 
     /// The window of the stream that a fault at `vpn` continues, or begins: the thread's own, or one handed on to it.
@@ -169,7 +185,8 @@ impl Readahead {
     pub(crate) fn on_hit(&mut self, vpn: Vpn, mapping: Vpn, ahead: bool) {
         match self.tuning.rule {
             Rule::Vma => self.mapping(mapping).vma.on_hit(vpn, ahead),
-            Rule::Slot if ahead => self.cluster.on_hit(),
+            // Only what was read in slot order waits for its touch then.
+            Rule::Slot | Rule::Stream if ahead => self.cluster.on_hit(),
             _ => {}
         }
     }
@@ -227,29 +244,34 @@ impl Readahead {
     }
 }
 
-/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word.
-pub struct SlotPages(Box<[AtomicU32]>);
+/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot, in pieces that
+/// are made when they are needed.
+pub struct SlotPages(Box<[OnceLock<Box<[AtomicU32]>>]>);
 
 impl SlotPages {
-    /// If the rule wants it.
-    pub fn new(tuning: Tuning) -> Option<SlotPages> {
-        // SAFETY: all zero bits are such a word. Not written here: what is never used takes no memory.
-        let new = || SlotPages(unsafe { Box::<[AtomicU32]>::new_zeroed_slice(SLOTS).assume_init() });
-        (tuning.rule == Rule::Slot).then(new)
+    /// If the rule wants it; `rotational`: a device has heads to move.
+    pub fn new(tuning: Tuning, rotational: bool) -> Option<SlotPages> {
+        let new = || SlotPages((0..SLOTS / PIECE).map(|_| OnceLock::new()).collect());
+        (tuning.rule == Rule::Slot || tuning.rule == Rule::Stream && rotational).then(new)
     }
 
-    fn word(&self, entry: Entry) -> &AtomicU32 {
-        &self.0[entry.raw() as usize % SLOTS]
+    /// Its piece, and the place in it.
+    fn place(entry: Entry) -> (usize, usize) {
+        let at = entry.raw() as usize % SLOTS;
+        (at / PIECE, at % PIECE)
     }
 
     /// The page of `node` was stored in a slot.
     pub fn stored(&self, node: Node, entry: Entry) {
-        self.word(entry).store(node.0, Relaxed);
+        let (piece, at) = SlotPages::place(entry);
+        let new = || (0..PIECE).map(|_| AtomicU32::new(0)).collect();
+        self.0[piece].get_or_init(new)[at].store(node.0, Relaxed);
     }
 
     /// The page that was stored in a slot last, perhaps.
     pub fn page_of(&self, entry: Entry) -> Node {
-        Node(self.word(entry).load(Relaxed))
+        let (piece, at) = SlotPages::place(entry);
+        Node(self.0[piece].get().map_or(0, |piece| piece[at].load(Relaxed)))
     }
 }
 
@@ -269,7 +291,7 @@ mod tests {
     }
 
     fn miss(r: &mut Readahead, vpn: Vpn) -> Vec<u64> {
-        pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000)))
+        pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000), false))
     }
 
     #[test]
@@ -302,6 +324,28 @@ mod tests {
     }
 
     #[test]
+    fn slot_order_is_for_disks_with_heads_and_what_no_stream_explains() {
+        let mut r = of("stream");
+        let miss = |r: &mut Readahead, vpn, slot, rotational| {
+            r.on_miss(vpn, Entry::new(1, slot).unwrap(), (1000, 2_000_000), rotational)
+        };
+        let slots = |r: &mut Readahead, vpn, slot| match miss(r, vpn, slot, true) {
+            Plan::Slots(slots) => slots.end - slots.start,
+            plan => panic!("{plan:?}"),
+        };
+        // Eight at first; not used: less each time.
+        let anywhere = [(90_000, 70), (50_000, 500), (7000, 300), (400_000, 100)];
+        assert_eq!(anywhere.map(|(vpn, slot)| slots(&mut r, vpn, slot)), [8, 4, 2, 1]);
+        // The slot behind the last one: two, and more while they are used.
+        assert_eq!(slots(&mut r, 300_000, 101), 2);
+        (0..9).for_each(|_| r.on_hit(0, 1000, true));
+        assert_eq!(slots(&mut r, 120_000, 103), 8);
+        // A stream knows better, and memory has no heads.
+        assert_eq!(pages(miss(&mut r, 60_001, 17, true)).len(), 4);
+        assert_eq!(miss(&mut r, 110_000, 18, false), Plan::Run(Window::single(110_000)));
+    }
+
+    #[test]
     fn threads_have_streams_of_their_own_and_take_over_each_others() {
         let mut r = of("stream");
         let windows = |r: &mut Readahead, tid, page| {
@@ -319,7 +363,7 @@ mod tests {
     fn the_kernels_rule_has_a_state_for_each_mapping() {
         let mut r = of("vma");
         let mut miss = |mapping: u64, page| {
-            let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000));
+            let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000), false);
             pages(plan).len()
         };
         // Random faults in one end its readahead; the other does not know.

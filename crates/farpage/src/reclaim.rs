@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// Pages moved out per step.
 pub const BATCH: usize = 64;
 
+/// Slots freed in one go whose pages are in the program, too.
+const COPIES: usize = 256;
+
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would take
 /// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
 const RESIDENT_MIN: usize = 64;
@@ -32,9 +35,14 @@ enum Oldest {
     Hot,
 }
 
-/// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
+/// Pages that keep no slot after the devices were full.
+const SCARCE: u32 = 4096;
+
+/// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed. Not while
+/// slots are scarce: what is kept then is soon looked for again.
 #[derive(Debug, Default)]
 pub struct CleanBalance {
+    scarce: AtomicU32,
     unchanged: AtomicU32,
     changed: AtomicU32,
     turn: AtomicU32,
@@ -50,8 +58,18 @@ impl CleanBalance {
         }
     }
 
-    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes.
+    /// The devices are full.
+    pub fn note_full(&self) {
+        self.scarce.store(SCARCE, Relaxed);
+    }
+
+    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes. Called by the pager only.
     pub fn keep(&self) -> bool {
+        let scarce = self.scarce.load(Relaxed);
+        if scarce > 0 {
+            self.scarce.store(scarce - 1, Relaxed);
+            return false;
+        }
         let (good, bad) = (self.unchanged.load(Relaxed), self.changed.load(Relaxed));
         good * 4 + 64 > good + bad || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
     }
@@ -63,6 +81,9 @@ impl Pager {
         let e = self.e;
         if !e.budget.pressure() {
             return false;
+        }
+        if e.copies_wanted.load(Relaxed) {
+            self.drop_copies();
         }
         let cached = lock(&e.lru).cached_len();
         let short = e.frames.free_count() < e.free_target() / 2 || e.budget.excess() > 0;
@@ -78,6 +99,18 @@ impl Pager {
         }
         self.placed_before = self.placed;
         (self.shrink(BATCH) > 0) | made_room
+    }
+
+    /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many. (The kernel
+    /// frees such slots where it looks for free ones, once more than half of all are used.)
+    fn drop_copies(&mut self) -> usize {
+        let e = self.e;
+        let mut entries = Vec::with_capacity(COPIES);
+        e.table.take_copies(&mut self.copies_hand, COPIES, &mut entries);
+        entries.iter().for_each(|entry| e.free_entry(Some(*entry)));
+        e.copies_wanted.store(false, Relaxed);
+        e.wake_writer();
+        entries.len()
     }
 
     /// Gives free frames back to the kernel, so that there is room for pages that are copied in.
@@ -127,7 +160,10 @@ impl Pager {
                 return true;
             }
             if refused {
-                return false;
+                if self.drop_copies() == 0 {
+                    return false;
+                }
+                continue;
             }
             if freed == 0 {
                 // Everything cached is in the writer's hands, or the pages left cannot be moved just now.
@@ -161,6 +197,12 @@ impl Pager {
         false
     }
 
+    /// All that can be taken out of the program is.
+    pub(crate) fn squeeze(&mut self) {
+        while self.scan_step() {}
+        while self.shrink(BATCH) > 0 {}
+    }
+
     /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
     pub(crate) fn shrink(&mut self, want: usize) -> usize {
         self.shrink_some(Oldest::InTurn, want)
@@ -172,7 +214,8 @@ impl Pager {
         let target = e.cached_target();
         let n = {
             let mut lru = lock(&e.lru);
-            let spare = lru.active_len().saturating_sub(RESIDENT_MIN);
+            let keep = if e.conf.squeeze { 0 } else { RESIDENT_MIN };
+            let spare = lru.active_len().saturating_sub(keep);
             let out = &mut oldest[..want.min(BATCH).min(spare)];
             match of {
                 Oldest::InTurn => lru.oldest_active(&e.table, target, out),
@@ -311,5 +354,7 @@ mod tests {
         assert_eq!(kept, 10);
         (0..3000).for_each(|_| balance.note(true));
         assert!((0..100).all(|_| balance.keep()));
+        balance.note_full();
+        assert!((0..SCARCE).all(|_| !balance.keep()) && balance.keep());
     }
 }

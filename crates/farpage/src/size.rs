@@ -36,7 +36,7 @@ pub fn parse_of(text: &str, whole: Option<u64>) -> Result<u64, SizeError> {
     if lower == "%" {
         let whole = whole.ok_or_else(|| bad("is a percentage, which is not possible here"))?;
         if !(value > 0.0 && value <= 100.0) {
-            return Err(bad("is not between 0% and 100%"));
+            return Err(SizeError(format!("size {text:?} is not above 0% and at most 100%; write for example 50%")));
         }
         return Ok((whole as f64 * value / 100.0) as u64);
     }

@@ -1,19 +1,28 @@
-//! Counters of one process, in one shared page range that `farpage stat` and `farpage run --stats` read from outside.
+//! What `farpage stat` and `farpage run --stats` read from outside: the counters of one engine, or of one pager of regions.
 //!
-//! The engine is the only writer; every field is one atomic word, so readers need no lock. Names are the kernel's
-//! (`/proc/vmstat`) where the kernel has the counter. The page is a memfd named [`MEMFD_NAME`]: it goes away with the
-//! last process that holds it, whatever happens.
+//! The engine, or the pager, is the only writer, and counts in the page itself; every field is one atomic word, so neither
+//! side needs a lock, and a signal handler may count. Names are the kernel's (`/proc/vmstat`) where the kernel has the
+//! counter. The page is a memfd named [`MEMFD_NAME`] (`page`): it goes away with the last process that holds it, whatever
+//! happens.
 
-use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+mod page;
+
+pub use page::StatPage;
+pub(crate) use page::{RW, new_memfd};
+
+use crate::device::Usage;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Name of the memfd: `/proc/PID/task/TID/fd/N` links to `/memfd:farpage-stat (deleted)`.
 pub const MEMFD_NAME: &str = "farpage-stat";
 /// `comm` of the engine's first thread; its descriptor table holds the memfd.
 pub const THREAD_NAME: &str = "farpage-monitor";
-/// First word of the page.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage1");
+/// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
+pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
+/// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage2");
+/// The bytes of [`MAGIC`] that are the same in all versions.
+pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
 pub const STAT_BYTES: usize = 16 * 1024;
 
@@ -36,23 +45,54 @@ macro_rules! fields {
             $($($(#[doc = $doc])+ pub $name: AtomicU64,)+)+
             /// Readahead by mapping; unused entries have no pages.
             pub readahead: [MappingReadahead; READAHEADS],
-            /// Fault service times, from the message read to the thread woken; see [`bucket_of`].
+            /// Fault service times, from the message read to the thread woken; see [`bucket_of`]. The engine's only.
             pub fault_ns: [AtomicU64; BUCKETS],
+            /// Number of the pager in its process, from 1; 0: an engine's page.
+            pub pager: AtomicU64,
         }
 
         impl Stat {
-            /// Every named value in order: name, one-line description, value, whether it only grows.
+            /// Every named value that engine or pager has, in order: name, one-line description, value, whether it only grows.
             pub fn values(&self) -> Vec<Value> {
-                vec![$($(Value {
+                let mut values = vec![$($((stringify!($kind), Value {
                     name: stringify!($name),
                     help: concat!($($doc),+),
                     value: self.$name.load(Relaxed),
-                    counter: stringify!($kind).as_bytes()[0] == b'c',
-                }),+),+]
+                    counter: stringify!($kind).ends_with("counter"),
+                })),+),+];
+                let pager = self.pager.load(Relaxed) > 0;
+                values.retain(|(kind, value)| match pager {
+                    true => !ENGINE_ONLY.contains(&value.name),
+                    false => !kind.starts_with("pager"),
+                });
+                values.into_iter().map(|(_, value)| value).collect()
             }
         }
     };
 }
+
+/// Values that a pager of regions does not have.
+const ENGINE_ONLY: [&str; 19] = [
+    "active",
+    "rss_anon_bytes",
+    "rss_anon_peak_bytes",
+    "pgmajfault_queued",
+    "swap_ra_windows",
+    "swap_ra_windows_hit",
+    "pgsteal_anon",
+    "move_skipped",
+    "cow_unshared",
+    "event_remove",
+    "event_unmap",
+    "event_remap",
+    "adopted_ranges",
+    "forks",
+    "over_budget_samples",
+    "swap_full",
+    "pages_lost",
+    "idle_poll_ns",
+    "verified",
+];
 
 /// Readahead in one managed mapping.
 #[repr(C)]
@@ -175,7 +215,7 @@ fields! {
         forks,
         /// Samples of resident anonymous memory above budget + 5 %.
         over_budget_samples,
-        /// Pages that had to stay in RAM because every device was full or failing.
+        /// Tries to swap a page out that failed because no device had room; the page stays in RAM.
         swap_full,
         /// Compressed pages moved on to a file device.
         pool_writeback,
@@ -204,6 +244,19 @@ fields! {
         /// Checksums compared by `--verify` and found equal.
         verified,
     }
+    // Pagers only. Behind the others, so that these have the same places everywhere.
+    pager_level {
+        /// What counts against the budget: pages of regions, frames, pool, tables.
+        used_bytes,
+        /// Pages that are pinned.
+        pinned_bytes,
+    }
+    pager_counter {
+        /// Faults by writing to a page that was write-protected to see that.
+        wp_fault,
+        /// Pages taken above the budget because nothing could be swapped out.
+        over_budget,
+    }
 }
 
 impl Stat {
@@ -211,6 +264,16 @@ impl Stat {
     #[inline]
     pub fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Relaxed);
+    }
+
+    /// Adds up to `n` hits of pages read ahead, no more than were read: a forked child counts from zero, but has its
+    /// parent's pages.
+    #[inline]
+    pub fn add_hits(hit: &AtomicU64, ra: &AtomicU64, n: u64) {
+        let _ = hit.fetch_update(Relaxed, Relaxed, |hit| {
+            let n = n.min(ra.load(Relaxed).saturating_sub(hit));
+            (n > 0).then_some(hit + n)
+        });
     }
 
     /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, and its window. Called by one thread
@@ -232,13 +295,9 @@ impl Stat {
 
     /// Books that `hits` pages read ahead were used, in the mapping that starts at page `start`. Called by one thread only.
     pub fn note_touched(&self, start: u64, hits: u64) {
-        // No more than were read: a forked child counts from zero, but has its parent's pages.
-        let add = |hit: &AtomicU64, ra: &AtomicU64| {
-            Stat::add(hit, hits.min(ra.load(Relaxed).saturating_sub(hit.load(Relaxed))));
-        };
-        add(&self.swap_ra_hit, &self.swap_ra);
+        Stat::add_hits(&self.swap_ra_hit, &self.swap_ra, hits);
         if let Some(m) = self.readahead_of(start) {
-            add(&m.swap_ra_hit, &m.swap_ra);
+            Stat::add_hits(&m.swap_ra_hit, &m.swap_ra, hits);
         }
     }
 
@@ -250,6 +309,32 @@ impl Stat {
     #[inline]
     pub fn record_fault(&self, ns: u64) {
         Stat::add(&self.fault_ns[bucket_of(ns)], 1);
+    }
+
+    /// Takes over what the swap devices know of themselves.
+    pub(crate) fn publish_usage(&self, usage: &Usage) {
+        for (value, to) in [
+            (&self.pool_bytes, usage.pool_bytes),
+            (&self.pool_compressed_bytes, usage.pool_compressed_bytes),
+            (&self.pool_orig_bytes, usage.pool_orig_bytes),
+            (&self.pool_limit_bytes, usage.pool_limit_bytes),
+            (&self.pool_peak_bytes, usage.pool_peak_bytes),
+            (&self.same_filled_pages, usage.same_filled_pages),
+            (&self.huge_pages, usage.raw_pages),
+            (&self.pages_compacted, usage.compacted_pages),
+            (&self.pool_recompressed, usage.recompressed_pages),
+            (&self.incompressible_pages, usage.incompressible_pages),
+            (&self.discarded_bytes, usage.discarded_bytes),
+            (&self.drained_pages, usage.drained_pages),
+            (&self.bad_slots, usage.bad_slots),
+            (&self.file_bytes, usage.file_bytes),
+            (&self.pool_writeback, usage.writeback),
+            (&self.pool_old_loads, usage.pool_old_loads),
+            (&self.write_errors, usage.write_errors),
+            (&self.read_errors, usage.read_errors),
+        ] {
+            value.store(to, Relaxed);
+        }
     }
 
     /// The latency in nanoseconds below which `share` (0 to 1) of the served faults stayed; `None` before the first.
@@ -289,98 +374,6 @@ pub fn bucket_end(i: usize) -> u64 {
     }
     let (log, sub) = (i / SUB + 1, i % SUB);
     (SUB as u64 + sub as u64 + 1) << (log - 2)
-}
-
-/// The mapping behind a [`Stat`] and its descriptor.
-#[derive(Debug)]
-pub struct StatPage;
-
-/// Descriptor of the memfd: in the engine's table and, until [`StatPage::close_descriptor`], in the program's.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-/// The descriptor came from the launcher and stays open in the program's table, for a program that execs itself.
-static FROM_LAUNCHER: AtomicBool = AtomicBool::new(false);
-/// Where counters go if there is no memory for a page of their own: they count, but nobody sees them.
-static NOWHERE: [AtomicU64; STAT_BYTES / 8] = [const { AtomicU64::new(0) }; STAT_BYTES / 8];
-
-impl StatPage {
-    /// The page of this process: the one the launcher made for it, else a new one.
-    pub fn of_environment() -> &'static Stat {
-        let given = std::env::var(crate::conf::ENV_STAT_FD).ok().and_then(|v| {
-            let (fd, pid) = v.split_once(':')?;
-            let (fd, pid) = (fd.parse::<RawFd>().ok()?, pid.parse::<u32>().ok()?);
-            (pid == std::process::id()).then_some(fd)
-        });
-        let map = |fd: RawFd| -> Option<&'static Stat> {
-            // SAFETY: the descriptor is open: the launcher's word, or just made.
-            let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            let at = unsafe { mmap(std::ptr::null_mut(), STAT_BYTES, RW, MapFlags::SHARED, borrowed, 0) }.ok()?;
-            // SAFETY: mapped for good, zeroed or written by an earlier image of this process; atomics only.
-            Some(unsafe { &*at.cast::<Stat>() })
-        };
-        let stat = match given.and_then(|fd| Some((fd, map(fd)?))) {
-            Some((fd, stat)) => {
-                FROM_LAUNCHER.store(true, Relaxed);
-                DESCRIPTOR.store(fd, Relaxed);
-                Some(stat)
-            }
-            None => new_memfd().and_then(|fd| {
-                let raw = fd.into_raw_fd();
-                DESCRIPTOR.store(raw, Relaxed);
-                map(raw)
-            }),
-        };
-        // SAFETY: as large as a Stat (checked below), zeroed, atomics only.
-        let stat = stat.unwrap_or(unsafe { &*NOWHERE.as_ptr().cast::<Stat>() });
-        stat.pid.store(u64::from(std::process::id()), Relaxed);
-        stat.magic.store(MAGIC, Relaxed);
-        stat
-    }
-
-    /// In a forked child: puts a new page in place of the parent's, at the same address.
-    pub fn renew(stat: &'static Stat, budget_bytes: u64) {
-        let at = std::ptr::from_ref(stat).cast_mut().cast::<std::ffi::c_void>();
-        FROM_LAUNCHER.store(false, Relaxed);
-        DESCRIPTOR.store(-1, Relaxed);
-        let flags = MapFlags::FIXED;
-        match new_memfd() {
-            Some(fd) => {
-                // SAFETY: replaces the mapping of the same size that holds the parent's page; atomics only, so other
-                // content is no surprise to anybody.
-                if unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) }.is_ok() {
-                    DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
-                }
-            }
-            None => {
-                // SAFETY: as above.
-                let _ = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::PRIVATE) };
-            }
-        }
-        stat.budget_bytes.store(budget_bytes, Relaxed);
-        stat.pid.store(u64::from(std::process::id()), Relaxed);
-        stat.magic.store(MAGIC, Relaxed);
-    }
-
-    /// The memfd's number, which the engine's table keeps.
-    pub fn descriptor() -> Option<RawFd> {
-        Some(DESCRIPTOR.load(Relaxed)).filter(|fd| *fd >= 0)
-    }
-
-    /// Closes the memfd in the program's table, once the engine has a table of its own.
-    pub fn close_descriptor() {
-        if let Some(fd) = StatPage::descriptor().filter(|_| !FROM_LAUNCHER.load(Relaxed)) {
-            // SAFETY: made by this module; in the program's table nobody else knows it.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
-    }
-}
-
-const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
-
-fn new_memfd() -> Option<OwnedFd> {
-    let fd = rustix::fs::memfd_create(MEMFD_NAME, rustix::fs::MemfdFlags::CLOEXEC).ok()?;
-    rustix::fs::ftruncate(&fd, STAT_BYTES as u64).ok()?;
-    Some(fd)
 }
 
 const _: () = assert!(size_of::<Stat>() <= STAT_BYTES);

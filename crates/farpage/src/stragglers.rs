@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 /// CPU time in which a thread comes from the end of its change to its message, many times over (it takes about 2 us).
 const ON_ITS_WAY: Duration = Duration::from_micros(200);
 
-/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may take memory
+/// for what it is not; on a machine that is busy to this point the program stands still anyway.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Threads that are noted at most.
 const THREADS: usize = 512;

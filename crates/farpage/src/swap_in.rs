@@ -52,7 +52,7 @@ impl Pager {
             Flight::None => {}
             Flight::OnItsWay => return Outcome::Later,
             Flight::Here(window) => {
-                if let Some(outcome) = self.swap_in_read(vpn, &window) {
+                if let Some(outcome) = self.swap_in_read(vpn, window) {
                     return outcome;
                 }
                 at_once = true;
@@ -68,7 +68,7 @@ impl Pager {
                 e.stat.note_touched(mapping.0, credit.into());
                 Plan::Run(Window::single(vpn))
             }
-            None => self.readahead.on_miss(vpn, entry, mapping),
+            None => self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry)),
         };
         let window = match plan {
             Plan::Run(window) => window,
@@ -78,11 +78,18 @@ impl Pager {
                     true => list_of(vpn, others().rev()),
                     false => list_of(vpn, others()),
                 };
-                return self.swap_in_each(mapping, &list, window);
+                return self.swap_in_each(mapping, &list, window, self.readahead.is_exact());
             }
             Plan::Slots(slots) => {
                 let list = self.beside(vpn, entry, slots);
-                return self.swap_in_each(mapping, &list, Window::of(vpn, list.len() as u32));
+                // The slots of neighbours say no more than a stream will, which reads more of them.
+                let streams = self.readahead.reads_next() && list[1..].iter().any(|v| v.abs_diff(vpn) == 1);
+                if list.len() > 1 && !streams {
+                    // Stride 0: they need not be neighbours in the program.
+                    let window = Window { stride: 0, ..Window::of(vpn, list.len() as u32) };
+                    return self.swap_in_each(mapping, &list, window, true);
+                }
+                Window::single(vpn)
             }
         };
         let (low, high) = (mapping.0.max(window.start), mapping.1.min(window.end()));
@@ -91,7 +98,7 @@ impl Pager {
             match self.flight_with(vpn) {
                 // Nothing could be queued after all.
                 Flight::Here(window) => {
-                    if let Some(outcome) = self.swap_in_read(vpn, &window) {
+                    if let Some(outcome) = self.swap_in_read(vpn, window) {
                         return outcome;
                     }
                 }
@@ -100,7 +107,7 @@ impl Pager {
         }
         if self.readahead.is_exact() && end - start > 1 {
             let list: Vec<Vpn> = if window.down { (start..=vpn).rev().collect() } else { (vpn..end).collect() };
-            return self.swap_in_each(mapping, &list, window);
+            return self.swap_in_each(mapping, &list, window, true);
         }
         let mut outcome = Outcome::Later;
         let (mut ahead, mut reached) = (0, end);
@@ -153,8 +160,8 @@ impl Pager {
     }
 
     /// Brings in what is swapped out of `list`, with one read. The first page is waited for. The others wait for their
-    /// touch if the rule is exact, or are mapped.
-    fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window) -> Outcome {
+    /// touch (`wait`), or are mapped.
+    fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window, wait: bool) -> Outcome {
         let (e, vpn) = (self.e, list[0]);
         let mut frames = Vec::with_capacity(list.len());
         let mut run = self.frames_or_room(list.len());
@@ -179,7 +186,7 @@ impl Pager {
         if loaded == 0 {
             return match error {
                 // Perhaps it is not the first page that cannot be read.
-                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn)),
+                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn), wait),
                 Some(error) => {
                     let stop = self.lose(vpn, entries[0], &error);
                     self.unplaced(vpn, stop)
@@ -187,8 +194,7 @@ impl Pager {
                 None => Outcome::Later,
             };
         }
-        let exact = self.readahead.is_exact();
-        let marker = match exact {
+        let marker = match wait {
             true => None,
             false => self.readahead.marker(mapping.0, loaded - 1, window.stride.into(), |i| found[i + 1].0),
         };
@@ -201,7 +207,7 @@ impl Pager {
                 e.frames.put_free(f, 1);
                 continue;
             }
-            if exact && i > 0 {
+            if wait && i > 0 {
                 self.leave(*at, f, *entry);
                 came += 1;
                 continue;

@@ -207,8 +207,8 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
 
 /// The page could not be stored: it stays in the swap cache.
 fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
-    // Not full if there are slots that only wait to be freed: the next try finds them.
-    if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 {
+    // Not full if there are slots that only wait to be freed, or that hold what is in the program, too: the next try finds them.
+    if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 && !e.want_copies() {
         Stat::add(&e.stat.swap_full, 1);
         e.warn_full();
     }

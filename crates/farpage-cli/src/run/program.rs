@@ -26,6 +26,7 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
         return match executable(Path::new(name)) {
             Ok(()) => Ok(PathBuf::from(name)),
             Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => fail(NOT_FOUND, errno),
+            Err(Errno::ACCESS) => fail_denied(Path::new(name)),
             Err(errno) => fail(NOT_EXECUTABLE, errno),
         };
     }
@@ -40,11 +41,18 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
         }
     }
     match denied {
-        Some(file) => {
-            Err(Failure::with_status(NOT_EXECUTABLE, format!("cannot run {}: permission denied", shown(&file))))
-        }
-        None => Err(Failure::with_status(NOT_FOUND, format!("cannot run {}: not found in PATH", shown(name)))),
+        Some(file) => fail_denied(&file),
+        None => Err(Failure::with_status(NOT_FOUND, format!("cannot run {}: not found in PATH", shown(name)))
+            .help("write it with its directory, as in ./prog, or add that to PATH")),
     }
+}
+
+fn fail_denied(file: &Path) -> Result<PathBuf> {
+    let help = match file.is_dir() {
+        true => String::from("it is a directory; name a program"),
+        false => format!("ls -l says who may; if it is a program of yours    chmod +x {}", shown(file)),
+    };
+    Err(Failure::with_status(NOT_EXECUTABLE, format!("cannot run {}: permission denied", shown(file))).help(help))
 }
 
 /// A regular file with execute permission for us; everything else is EACCES, as for `execve`.

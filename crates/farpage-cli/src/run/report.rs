@@ -31,12 +31,18 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
     };
     let peak = page.get("rss_anon_peak_bytes");
     let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
-    row("peak anonymous", size::format(peak), share);
+    match peak {
+        0 => row("peak anonymous", "-".into(), "not known: it ended before anybody looked".into()),
+        _ => row("peak anonymous", size::format(peak), share),
+    }
     row("max RSS", size::format(ended.max_rss), "files included".into());
     if page.was_active() {
         managed_rows(page, &mut row);
     } else {
-        out.push_str("  never reached the budget: nothing was managed\n");
+        out.push_str(match peak > budget {
+            true => "  ended, or was below the budget again, before memory could be managed: nothing was\n",
+            false => "  never reached the budget: nothing was managed\n",
+        });
     }
     out
 }
@@ -78,7 +84,7 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     for (name, what) in [
         ("allocstall", "faults waited for reclaim"),
         ("over_budget_samples", "samples were above the budget + 5%"),
-        ("swap_full", "pages had to stay in RAM: devices full or failing"),
+        ("swap_full", "tries to swap a page out failed: no device had room"),
         ("write_errors", "device write errors"),
         ("read_errors", "device read errors"),
         ("drained_pages", "pages taken off devices that failed"),

@@ -7,7 +7,7 @@
 use super::exec::Image;
 use super::keep_across_exec;
 use crate::failure::{Failure, Result, why};
-use crate::page::Page;
+use crate::page::{Found, Page};
 use farpage::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::MemfdFlags;
@@ -116,7 +116,10 @@ pub fn run(image: &Image) -> Result<Ended> {
     }
     let (how, max_rss) = signals.pass_on_until_end(pid)?;
     let wall = start.elapsed();
-    let page = Page::read(&page).map_err(|e| fail("read the statistics page", &e))?;
+    let page = match Page::read(&page).map_err(|e| fail("read the statistics page", &e))? {
+        Found::Page(page) => Some(page),
+        Found::Empty | Found::OtherVersion => None,
+    };
     Ok(Ended { pid, how, wall, max_rss, page })
 }
 

@@ -59,7 +59,7 @@ pub fn lookup(text: &str) -> Result<User> {
             "--user {text}: uid {uid} is not in the passwd database, so its group is unknown"
         ))
         .help(format!("name the group too    --user {uid}:GID"))),
-        (None, None, _) => Err(Failure::new(format!("--user {text}: no such user"))),
+        (None, None, _) => Err(Failure::new(format!("--user {text}: no such user")).help("list them    getent passwd")),
     }
 }
 

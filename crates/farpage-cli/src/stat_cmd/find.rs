@@ -1,22 +1,36 @@
-//! Finds engines from outside: a thread with the engine's name, and the statistics page among its descriptors.
+//! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of these.
+//! An engine's thread has a table of its own, a pager's shares the program's.
 
 use crate::failure::{Failure, Result};
-use crate::page::Page;
-use farpage::stat::{MEMFD_NAME, THREAD_NAME};
+use crate::page::{Found, Page};
+use farpage::stat::{MEMFD_NAME, PAGER_THREAD_NAME, THREAD_NAME};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A process that runs under farpage.
+/// A process that runs under farpage, or has pagers.
 #[derive(Debug)]
 pub struct Managed {
     /// Process.
     pub pid: u32,
     /// Its `comm`.
     pub command: String,
-    /// Its page; `None`: not ours to read.
-    pub page: Option<Page>,
+    /// Its pages, the engine's first, then the pagers' by number; `None`: not ours to read.
+    pub pages: Option<Vec<Page>>,
+}
+
+impl Managed {
+    /// The engine's page.
+    pub fn engine(&self) -> Option<&Page> {
+        self.pages.as_deref().and_then(engine)
+    }
+}
+
+/// The engine's page among those of a process.
+pub fn engine(pages: &[Page]) -> Option<&Page> {
+    pages.iter().find(|page| page.pager().is_none())
 }
 
 /// Why a process has no [`Managed`].
@@ -24,8 +38,10 @@ pub struct Managed {
 pub enum Absent {
     /// No such process.
     Process,
-    /// It does not run under farpage.
+    /// It does not run under farpage and has no pager.
     Engine,
+    /// It does, but with another version of farpage than this command's.
+    Version,
 }
 
 impl Absent {
@@ -34,8 +50,14 @@ impl Absent {
         match self {
             Absent::Process => Failure::with_status(1, format!("cannot show process {pid}: no such process")),
             Absent::Engine => {
-                Failure::with_status(1, format!("cannot show process {pid}: it does not run under farpage"))
-                    .help("farpage stat without a number lists the processes that do")
+                let why = "it does not run under farpage and has no pager to show";
+                Failure::with_status(1, format!("cannot show process {pid}: {why}"))
+                    .help("farpage stat without a number lists the processes that can be shown")
+            }
+            Absent::Version => {
+                let why = "its farpage is of another version than this command";
+                Failure::with_status(1, format!("cannot show process {pid}: {why}"))
+                    .help("use the farpage command that belongs to the program's library")
             }
         }
     }
@@ -53,20 +75,31 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     // A thread's number opens /proc/TID too; only the leader counts as a process.
     let is_leader = dir.join("task").join(pid.to_string()).exists();
     let command = fs::read_to_string(dir.join("comm")).ok().filter(|_| is_leader).ok_or(Absent::Process)?;
-    let thread = engine_thread(&dir).ok_or(Absent::Engine)?;
-    let page = match pages(&thread) {
-        Ok(pages) => {
-            let own = own_pids(&dir);
-            // An inherited page of another process may lie open beside its own.
-            Some(pages.into_iter().find(|p| own.contains(&p.pid())).ok_or(Absent::Engine)?)
+    let threads = threads(&dir);
+    if threads == [None, None] {
+        return Err(Absent::Engine);
+    }
+    let own = own_pids(&dir);
+    let mut found = Pages::default();
+    for (thread, pagers) in threads.iter().zip([false, true]) {
+        let Some(thread) = thread else { continue };
+        match found.add(thread, pagers, &own) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Managed { pid, command: command.trim_end().to_owned(), pages: None });
+            }
+            // It has ended meanwhile.
+            Err(_) | Ok(()) => {}
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => None,
-        Err(_) => return Err(Absent::Engine),
-    };
-    Ok(Managed { pid, command: command.trim_end().to_owned(), page })
+    }
+    if found.pages.is_empty() {
+        return Err(if found.other_version { Absent::Version } else { Absent::Engine });
+    }
+    found.pages.sort_by_key(|(page, _)| page.pager());
+    let pages = found.pages.into_iter().map(|(page, _)| page).collect();
+    Ok(Managed { pid, command: command.trim_end().to_owned(), pages: Some(pages) })
 }
 
-/// Every process that runs under farpage, by number.
+/// Every process that runs under farpage or has pagers, by number.
 pub fn all() -> Result<Vec<Managed>> {
     let entries = fs::read_dir("/proc")
         .map_err(|e| Failure::with_status(1, format!("cannot read /proc: {}", crate::failure::why(&e))))?;
@@ -75,26 +108,54 @@ pub fn all() -> Result<Vec<Managed>> {
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 
-fn engine_thread(dir: &Path) -> Option<PathBuf> {
-    let tasks = fs::read_dir(dir.join("task")).ok()?;
-    tasks
-        .flatten()
-        .map(|t| t.path())
-        .find(|task| fs::read(task.join("comm")).is_ok_and(|comm| comm.trim_ascii_end() == THREAD_NAME.as_bytes()))
-}
-
-fn pages(thread: &Path) -> io::Result<Vec<Page>> {
-    let link_start = format!("/memfd:{MEMFD_NAME}");
-    let mut pages = Vec::new();
-    for entry in fs::read_dir(thread.join("fd"))? {
-        let path = entry?.path();
-        let Ok(link) = fs::read_link(&path) else { continue };
-        if link.as_os_str().as_bytes().starts_with(link_start.as_bytes()) {
-            let page = fs::File::open(&path).and_then(|file| Page::read(&file));
-            pages.extend(page.ok().flatten());
+/// A thread of the engine, and one of a pager.
+fn threads(dir: &Path) -> [Option<PathBuf>; 2] {
+    let mut found = [None, None];
+    let Ok(tasks) = fs::read_dir(dir.join("task")) else { return found };
+    for task in tasks.flatten().map(|t| t.path()) {
+        let comm = fs::read(task.join("comm")).unwrap_or_default();
+        for (thread, name) in found.iter_mut().zip([THREAD_NAME, PAGER_THREAD_NAME]) {
+            if comm.trim_ascii_end() == name.as_bytes() {
+                thread.get_or_insert_with(|| task.clone());
+            }
         }
     }
-    Ok(pages)
+    found
+}
+
+/// The pages of a process, with the number of the file of each.
+#[derive(Default)]
+struct Pages {
+    pages: Vec<(Page, u64)>,
+    other_version: bool,
+}
+
+impl Pages {
+    /// Adds those that a thread has open: pagers' or an engine's. Pages of other processes, inherited, may lie beside them,
+    /// and one may be open twice.
+    fn add(&mut self, thread: &Path, pagers: bool, own: &[u64]) -> io::Result<()> {
+        let link_start = format!("/memfd:{MEMFD_NAME}");
+        for entry in fs::read_dir(thread.join("fd"))? {
+            let path = entry?.path();
+            let Ok(link) = fs::read_link(&path) else { continue };
+            if !link.as_os_str().as_bytes().starts_with(link_start.as_bytes()) {
+                continue;
+            }
+            let Ok(file) = fs::File::open(&path) else { continue };
+            let inode = file.metadata().map_or(0, |m| m.ino());
+            match Page::read(&file) {
+                Ok(Found::OtherVersion) => self.other_version = true,
+                Ok(Found::Page(page)) => {
+                    let wanted = own.contains(&page.pid()) && page.pager().is_some() == pagers;
+                    if wanted && self.pages.iter().all(|(_, known)| *known != inode) {
+                        self.pages.push((page, inode));
+                    }
+                }
+                Ok(Found::Empty) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The process's number in each of its pid namespaces.

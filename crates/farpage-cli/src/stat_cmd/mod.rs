@@ -1,4 +1,4 @@
-//! `farpage stat`: live counters of programs that run under farpage.
+//! `farpage stat`: live counters of programs that run under farpage, and of the pagers that programs build.
 
 pub mod find;
 mod show;
@@ -11,6 +11,7 @@ use find::{Absent, Managed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use show::Watch;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,8 +27,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
     };
     match (args.pid, interval) {
         (Some(pid), None) => {
-            let (one, page) = readable(pid)?;
-            print(&one_text(args, &one, &page, None));
+            print(&one_text(args, &readable(pid)?, Watch::No));
         }
         (Some(pid), Some(interval)) => watch_one(args, pid, interval)?,
         (None, None) => print(&all_text(args)?),
@@ -40,29 +40,31 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn readable(pid: u32) -> Result<(Managed, Page)> {
-    let mut one = find::process(pid).map_err(|absent| absent.failure(pid))?;
-    let page = one.page.take().ok_or_else(|| find::no_permission(pid))?;
-    Ok((one, page))
+fn readable(pid: u32) -> Result<Managed> {
+    let one = find::process(pid).map_err(|absent| absent.failure(pid))?;
+    if one.pages.is_some() { Ok(one) } else { Err(find::no_permission(pid)) }
 }
 
 fn watch_one(args: &StatArgs, pid: u32, interval: Duration) -> Result<()> {
     let process = open_process(pid).ok_or_else(|| Absent::Process.failure(pid))?;
-    let (mut one, mut page) = readable(pid)?;
-    let mut before: Option<(Page, Instant)> = None;
+    let mut one = readable(pid)?;
+    let mut before: Option<(Vec<Page>, Instant)> = None;
     loop {
         let now = Instant::now();
-        let seconds = before.as_ref().map(|(_, at)| now.duration_since(*at).as_secs_f64());
+        let watch = match &before {
+            Some((pages, at)) => Watch::Since(pages, now.duration_since(*at).as_secs_f64()),
+            None => Watch::Begun,
+        };
         clear_screen(args);
-        print(&one_text(args, &one, &page, before.as_ref().map(|b| &b.0).zip(seconds)));
-        before = Some((page, now));
+        print(&one_text(args, &one, watch));
+        before = Some((one.pages.take().unwrap_or_default(), now));
         loop {
             if ended_within(&process, interval) {
                 return Ok(());
             }
             match readable(pid) {
-                Ok((next, next_page)) => {
-                    (one, page) = (next, next_page);
+                Ok(next) => {
+                    one = next;
                     break;
                 }
                 // Between an exec and the new engine's start there is nothing to show for a moment.
@@ -87,12 +89,12 @@ fn ended_within(process: &OwnedFd, most: Duration) -> bool {
     matches!(poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
 }
 
-fn one_text(args: &StatArgs, one: &Managed, page: &Page, before: show::Before<'_>) -> String {
+fn one_text(args: &StatArgs, one: &Managed, watch: Watch<'_>) -> String {
     if !args.json {
-        return show::sheet(one, page, before, args.bytes);
+        return show::sheets(one, watch, args.bytes);
     }
     let mut object = Object::with_schema();
-    show::json(one, page, before, &mut object);
+    show::json(one, watch, &mut object);
     json_text(args, &object)
 }
 
@@ -100,13 +102,13 @@ fn all_text(args: &StatArgs) -> Result<String> {
     let all = find::all()?;
     if !args.json {
         if all.is_empty() {
-            crate::failure::say("farpage: no process runs under farpage");
+            crate::failure::say("farpage: no process runs under farpage or has a pager");
         }
         return Ok(show::table(&all, args.bytes));
     }
     let list = all.iter().map(|one| {
         let mut object = Object::default();
-        show::json_of(one, &mut object);
+        show::json(one, Watch::No, &mut object);
         object
     });
     let mut object = Object::with_schema();

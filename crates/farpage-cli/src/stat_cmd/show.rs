@@ -8,7 +8,7 @@ use farpage::stat::Value;
 
 /// Groups of the sheet, in order; values in none of them come under "other".
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("faults", &["pgfault", "pgmajfault", "workingset_refault_cached", "allocstall"]),
+    ("faults", &["pgfault", "pgmajfault", "workingset_refault_cached", "wp_fault", "allocstall"]),
     (
         "swap",
         &[
@@ -37,6 +37,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         &[
             "move_skipped",
             "over_budget_samples",
+            "over_budget",
             "swap_full",
             "write_errors",
             "read_errors",
@@ -47,29 +48,59 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// Whether this is one of several readings.
+#[derive(Debug, Clone, Copy)]
+pub enum Watch<'a> {
+    /// The only one.
+    No,
+    /// The first.
+    Begun,
+    /// Another one: the pages read before, and the seconds since.
+    Since(&'a [Page], f64),
+}
+
+impl<'a> Watch<'a> {
+    /// The reading of the same page before; `None`: there was none, or no such engine or pager yet.
+    fn of(self, page: &Page) -> Before<'a> {
+        let Watch::Since(pages, seconds) = self else { return None };
+        pages.iter().find(|before| before.pager() == page.pager()).map(|before| (before, seconds))
+    }
+}
+
 /// A previous reading and the seconds since.
-pub type Before<'a> = Option<(&'a Page, f64)>;
+type Before<'a> = Option<(&'a Page, f64)>;
 
 fn amount(bytes: u64, raw: bool) -> String {
     if raw { bytes.to_string() } else { size::format(bytes) }
 }
 
-/// The table of all processes, header included.
+/// The table of all processes, header included: a row for each engine and each pager.
 pub fn table(all: &[Managed], raw: bool) -> String {
-    const HEAD: [&str; 8] = ["PID", "COMMAND", "BUDGET", "RSS", "SWAPPED", "POOL", "FILE", "MAJFLT"];
+    const HEAD: [&str; 9] = ["PID", "COMMAND", "BUDGET", "RSS", "SWAPPED", "POOL", "FILE", "MAJFLT", "PAGER"];
     let mut rows = vec![HEAD.map(String::from)];
     for one in all {
-        let bytes = |name: &str| one.page.as_ref().map_or("-".into(), |p| amount(p.get(name), raw));
-        rows.push([
-            one.pid.to_string(),
-            one.command.clone(),
-            bytes("budget_bytes"),
-            bytes("rss_anon_bytes"),
-            bytes("swapped_bytes"),
-            bytes("pool_bytes"),
-            bytes("file_bytes"),
-            one.page.as_ref().map_or("-".into(), |p| p.get("pgmajfault").to_string()),
-        ]);
+        let (pid, command) = (one.pid.to_string(), one.command.clone());
+        let Some(pages) = &one.pages else {
+            let mut row = HEAD.map(|_| String::from("-"));
+            (row[0], row[1]) = (pid, command);
+            rows.push(row);
+            continue;
+        };
+        for page in pages {
+            let bytes = |name: &str| amount(page.get(name), raw);
+            let rss = if page.pager().is_some() { "used_bytes" } else { "rss_anon_bytes" };
+            rows.push([
+                pid.clone(),
+                command.clone(),
+                bytes("budget_bytes"),
+                bytes(rss),
+                bytes("swapped_bytes"),
+                bytes("pool_bytes"),
+                bytes("file_bytes"),
+                page.get("pgmajfault").to_string(),
+                page.pager().map_or("-".into(), |n| n.to_string()),
+            ]);
+        }
     }
     let width = |i: usize| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
@@ -85,9 +116,18 @@ pub fn table(all: &[Managed], raw: bool) -> String {
     out
 }
 
-/// All counters of one process, grouped.
-pub fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
-    let state = if page.get("active") != 0 { "managed" } else { "below its budget, nothing is managed" };
+/// All counters of one process, grouped: of its engine, then of its pagers.
+pub fn sheets(one: &Managed, watch: Watch<'_>, raw: bool) -> String {
+    let pages = one.pages.iter().flatten();
+    pages.map(|page| sheet(one, page, watch.of(page), raw)).collect::<Vec<_>>().join("\n")
+}
+
+fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
+    let state = match page.pager() {
+        Some(number) => format!("pager {number}"),
+        None if page.get("active") != 0 => "managed".into(),
+        None => "below its budget, nothing is managed".into(),
+    };
     let mut out = format!("{} ({}): {state}\n", one.command, one.pid);
     let values: Vec<Value> = page.values().into_iter().filter(|v| v.name != "active").collect();
     let (levels, counters): (Vec<Value>, Vec<Value>) = values.into_iter().partition(|v| !v.counter);
@@ -98,8 +138,10 @@ pub fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> Strin
     }
     for (title, names) in GROUPS {
         let group: Vec<&Value> = counters.iter().filter(|v| names.contains(&v.name)).collect();
-        out.push_str(&counter_group(title, &group, before));
-        if title == "faults" {
+        if !group.is_empty() {
+            out.push_str(&counter_group(title, &group, before));
+        }
+        if title == "faults" && page.pager().is_none() {
             for (name, share) in SHARES {
                 let shown = page.percentile(share).map_or("-".into(), duration);
                 let name = name.trim_end_matches("_ns");
@@ -119,7 +161,8 @@ pub fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> Strin
     }
     let mappings = page.readahead();
     if !mappings.is_empty() {
-        out.push_str("readahead by mapping\n");
+        let what = if page.pager().is_some() { "region" } else { "mapping" };
+        out.push_str(&format!("readahead by {what}\n"));
         out.push_str("           address        size    majflt   swap_ra     hit %  window\n");
     }
     for m in mappings {
@@ -149,29 +192,48 @@ fn rate(value: &Value, old: &Page, seconds: f64) -> f64 {
     value.value.saturating_sub(old.get(value.name)) as f64 / seconds.max(1e-9)
 }
 
-/// One process as JSON, appended to `object`.
-pub fn json(one: &Managed, page: &Page, before: Before<'_>, object: &mut Object) {
+/// One process as JSON, appended to `object`: the engine's values (null where there is no engine, or its page may not be
+/// read), then a list of pagers (null likewise).
+pub fn json(one: &Managed, watch: Watch<'_>, object: &mut Object) {
     object.put("pid", one.pid);
     object.put("command", one.command.as_str());
-    page.to_json(object);
-    if let Some((old, seconds)) = before {
-        let mut rates = Object::default();
-        for v in page.values().iter().filter(|v| v.counter) {
-            rates.put(v.name, rate(v, old, seconds));
-        }
-        object.put("interval_s", seconds);
-        object.put_object("per_second", rates);
+    let engine = one.engine();
+    match engine {
+        Some(page) => page.to_json(object),
+        None => Page::nulls(object),
     }
+    match watch {
+        Watch::No => {}
+        Watch::Begun => object.put("interval_s", None::<f64>),
+        Watch::Since(_, seconds) => object.put("interval_s", seconds),
+    }
+    put_rates(engine, watch, object);
+    let Some(pages) = &one.pages else {
+        object.put("pagers", None::<u64>);
+        return;
+    };
+    let pagers = pages.iter().filter_map(|page| {
+        let mut row = Object::default();
+        row.put("pager", page.pager()?);
+        page.to_json(&mut row);
+        put_rates(Some(page), watch, &mut row);
+        Some(row)
+    });
+    object.put_list("pagers", pagers.collect());
 }
 
-/// A process whose page may not be readable: then every value is null.
-pub fn json_of(one: &Managed, object: &mut Object) {
-    match &one.page {
-        Some(page) => json(one, page, None, object),
-        None => {
-            object.put("pid", one.pid);
-            object.put("command", one.command.as_str());
-            Page::nulls(object);
+/// While watching: how fast the counters grow; null as long as that is not known.
+fn put_rates(page: Option<&Page>, watch: Watch<'_>, object: &mut Object) {
+    let known = page.and_then(|page| Some((page, watch.of(page)?)));
+    match (known, watch) {
+        (_, Watch::No) => {}
+        (None, _) => object.put("per_second", None::<u64>),
+        (Some((page, (old, seconds))), _) => {
+            let mut rates = Object::default();
+            for v in page.values().iter().filter(|v| v.counter) {
+                rates.put(v.name, rate(v, old, seconds));
+            }
+            object.put_object("per_second", rates);
         }
     }
 }

@@ -175,6 +175,43 @@ fn a_page_of_high_rank_goes_round_before_it_leaves() {
     assert_eq!((pages.rank(0), set.cached()), (Rank::HOT, 0));
 }
 
+/// A page that somebody else has is passed by, and stays on its list; nothing has left then.
+#[test]
+fn who_may_not_leave_becomes_the_youngest() {
+    let pages = Ranked(Nodes::new(8), vec![Default::default(); 8]);
+    let mut set = WorkingSet::new();
+    (0..4).for_each(|n| {
+        set.map(&pages, n, Rank::NEW);
+        set.cache(&pages, n, Rank::NEW);
+    });
+    let mut refusals = 8;
+    assert_eq!(set.depart_if(&pages, &mut refusals, |n| n > 1).map(|(n, _)| n), Some(2));
+    assert_eq!((refusals, set.cached(), set.ages().departures), (6, 3, 1));
+    assert_eq!(set.depart_if(&pages, &mut 5, |_| false), None);
+    assert_eq!((set.cached(), set.ages().departures), (3, 1));
+    set.uncache(&pages, 1, Rank::NEW);
+    assert_eq!(set.depart(&pages).map(|(n, _)| n), Some(3));
+}
+
+/// Without a cached stage: what probation has above its share, then main, and probation again where there is no main.
+#[test]
+fn oldest_unstaged_keeps_probation_at_its_share() {
+    let pages = Ranked(Nodes::new(1000), vec![Default::default(); 1000]);
+    let mut set = WorkingSet::with_probation(4);
+    (0..300).for_each(|n| set.map(&pages, n, Rank::NEW));
+    let mut out = [0; 100];
+    assert_eq!(set.oldest_unstaged(&pages, &mut out), 100);
+    assert!(out.iter().copied().eq(0..100), "{out:?}");
+    (300..1000).for_each(|n| set.map(&pages, n, Rank::HOT));
+    // 250 of 1000 are its share.
+    assert_eq!(set.oldest_unstaged(&pages, &mut out), 100);
+    assert!(out.iter().copied().eq((0..50).chain(300..350)), "{out:?}");
+    assert_eq!(set.oldest_in_turn(&pages, &mut out), 50);
+    (0..70).for_each(|n| set.unmap(&pages, n, Rank::NEW));
+    let of_main = set.oldest_in_turn(&pages, &mut out);
+    assert_eq!((of_main, out[0]), (100, 300));
+}
+
 proptest! {
     /// [35]: distances are modular: the same wherever the counter is when they begin.
     #[test]

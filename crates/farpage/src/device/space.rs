@@ -204,10 +204,17 @@ impl SwapSpace {
 
     /// Whether the entry's device has heads to move (read ahead in slot order).
     pub fn is_rotational(&self, entry: Entry) -> bool {
-        self.device(entry).is_ok_and(|device| {
-            let caps = device.caps();
-            caps.rotational || !caps.synchronous && self.rings.has_seeks()
-        })
+        self.device(entry).is_ok_and(|device| self.has_heads(device))
+    }
+
+    /// Whether any device has.
+    pub fn any_rotational(&self) -> bool {
+        self.devices.iter().any(|device| self.has_heads(device.as_ref()))
+    }
+
+    fn has_heads(&self, device: &dyn SwapDevice) -> bool {
+        let caps = device.caps();
+        caps.rotational || !caps.synchronous && self.rings.has_seeks()
     }
 
     /// The check value given at store; `None`: not in use.

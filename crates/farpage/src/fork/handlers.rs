@@ -5,7 +5,7 @@
 //! may touch only what `prepare` has touched.
 
 use super::verdict::{receive_verdict, send_verdict};
-use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict};
+use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict, huge};
 use crate::PAGE_SIZE;
 use crate::engine::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
@@ -104,6 +104,7 @@ pub extern "C" fn prepare() {
         touch_streams();
         e.touch_pinned();
         f.stack.store(touch_stack(), SeqCst);
+        f.huge_pages.store(huge::switch_off(), SeqCst);
     }
     let mut errand =
         Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
@@ -151,6 +152,7 @@ pub extern "C" fn parent() {
     let f = &e.fork;
     let errand = std::mem::take(&mut *lock(&f.errand));
     if errand.active {
+        huge::restore(f.huge_pages.load(SeqCst));
         *lock(&f.verdict) = Verdict::EMPTY;
         // The pager needs our number of the lease pipe's read end; it fetches it from this thread's table.
         lock(&f.errand).lease_read = errand.lease_read;
@@ -219,6 +221,7 @@ pub fn child_of(forker: usize) {
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
+    e.reader.fork_child();
     StatPage::renew(e.stat, e.conf.ram);
     if errand.active {
         close(errand.verdict_write);
@@ -241,6 +244,7 @@ pub fn child_of(forker: usize) {
         while f.child_ready.load(SeqCst) == 0 {
             futex::wait(&f.child_ready, 0, None);
         }
+        huge::restore(f.huge_pages.load(SeqCst));
     }
     restore_signals(mask);
 }

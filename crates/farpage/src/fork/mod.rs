@@ -27,11 +27,13 @@
 //! | `handlers` | what libc calls in the forking thread, before and after |
 //! | `pause` | the pager's part: holding still, and helping the forking thread to get to the system call |
 //! | `helped` | what it did to that end |
+//! | `huge` | no huge pages in a child before its engine runs |
 //! | `verdict` | changes of mappings that were pending at the copy |
 //! | [`crate::child`] | the engine's second start |
 
 mod handlers;
 mod helped;
+mod huge;
 mod pause;
 mod verdict;
 
@@ -98,6 +100,8 @@ pub struct Fork {
     mask: AtomicU64,
     /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
     stack: AtomicUsize,
+    /// What the program had said about huge pages, while they are off.
+    huge_pages: AtomicU32,
     /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not good.
     settling: AtomicU32,
     /// Pages placed during the pause against their words.
@@ -126,6 +130,7 @@ impl Default for Fork {
             prepared: AtomicUsize::new(0),
             mask: AtomicU64::new(0),
             stack: AtomicUsize::new(0),
+            huge_pages: AtomicU32::new(0),
             settling: AtomicU32::new(0),
             helped: Helped::default(),
             pager_box: Mutex::new(None),

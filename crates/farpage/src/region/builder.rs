@@ -3,10 +3,11 @@
 use super::Pager;
 use super::ahead::{self, Ahead};
 use super::fork::{self, Gate};
-use super::inner::{Counters, Inner, RECLAIMERS_MAX, Wakeups, lock};
+use super::inner::{Inner, RECLAIMERS_MAX, Wakeups, lock};
 use super::lists::Shared;
 use super::readahead::Readahead;
 use super::space::{Mapping, Slot, Space};
+use super::stat::PagerStat;
 use super::{reclaim, signal, thread_mode};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
@@ -14,6 +15,7 @@ use crate::content::ContentKey;
 use crate::device::{DeviceError, Entry, LoadError, SwapSpace};
 use crate::frame::Frames;
 use crate::reclaim::CleanBalance;
+use crate::stat::PAGER_THREAD_NAME;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
@@ -237,7 +239,6 @@ impl Builder {
         let frames = Frames::new(frame_memory.0);
         let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
             .map_err(os("cannot open the process"))?;
-        let file_first = matches!(self.swap.first(), Some(SwapSpec::File { .. }));
         let rotational = (0..self.swap.len()).any(|i| {
             let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
             first.is_some_and(|entry| swap.is_rotational(entry))
@@ -250,12 +251,11 @@ impl Builder {
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
             frames,
             frame_memory,
-            lists: Shared::new(self.linking),
+            lists: Shared::new(self.mode == FaultMode::Signal, self.linking),
             readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,
             pool_memory,
-            store_batch: if file_first { 16 } else { 1 },
             key,
             ahead: Ahead::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
@@ -268,7 +268,8 @@ impl Builder {
             sweeps: self.mode == FaultMode::Signal,
             pidfd,
             reclaimers: Default::default(),
-            counters: Counters::default(),
+            stat: PagerStat::new().map_err(os("cannot reserve address space"))?,
+            sweeps_done: AtomicU64::new(0),
             wakeups: Wakeups::default(),
             places: Mutex::new(Vec::new()),
             pid: AtomicU32::new(std::process::id()),
@@ -280,6 +281,7 @@ impl Builder {
             limit: AtomicI64::new(pages as i64),
             held: AtomicI64::new(0),
             overhead: AtomicI64::new(0),
+            swapped: AtomicI64::new(0),
             poisoned: AtomicU32::new(0),
             pinned: AtomicI64::new(0),
             full_warned: AtomicBool::new(false),
@@ -296,6 +298,8 @@ impl Builder {
         let setting = Threads { reclaim: self.threads, mode: self.mode };
         let owner = Arc::new(Owner { inner, slot, setting, threads: Mutex::default() });
         owner.start_threads()?;
+        owner.inner.look_at_overhead();
+        owner.inner.stat.announce();
         if self.inherit {
             fork::adopt(&owner);
         }
@@ -331,7 +335,7 @@ impl Owner {
     /// [`Error::Os`]; those that run are ended when the owner is dropped.
     pub(super) fn start_threads(&self) -> Result<(), Error> {
         for i in 0..self.setting.reclaim {
-            self.start("farpage-reclaim", move |inner| reclaim::main(inner, i))?;
+            self.start(PAGER_THREAD_NAME, move |inner| reclaim::main(inner, i))?;
         }
         self.start("farpage-ahead", ahead::main)?;
         if self.setting.mode == FaultMode::Thread {

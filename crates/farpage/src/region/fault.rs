@@ -7,14 +7,16 @@
 
 use super::demand;
 use super::inner::{Inner, count, lock};
+use super::lists::Coming;
 use super::word::{Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::device::LoadError;
 use crate::page_table::FrameNo;
+use crate::stat::Stat;
 use crate::sys::raw::fatal_fmt;
 use crate::sys::uffd::Refused;
-use farpage_swap::lru::Links;
 use farpage_swap::readahead::Window;
+use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages brought in by one system call.
@@ -39,6 +41,8 @@ pub(super) struct Claimed {
     pub first: u32,
     pub seen: [Option<Seen>; CHUNK],
     pub len: usize,
+    /// The first one is the page that was touched.
+    pub touched: bool,
 }
 
 impl Inner {
@@ -83,7 +87,7 @@ impl Inner {
                 _ => {}
             }
             let Some(seen) = word.try_lock_if(seen) else { continue };
-            count(&self.counters.faults, 1);
+            count(&self.stat.pgfault, 1);
             match seen.state() {
                 State::None => self.zero_fill(page, seen),
                 State::Cached(f) => self.refault(page, seen, f),
@@ -116,7 +120,7 @@ impl Inner {
             }
         }
         if write && protected != Some(false) {
-            count(&self.counters.protection_faults, 1);
+            count(&self.stat.wp_fault, 1);
             // EAGAIN would show as the same fault once more.
             let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
             seen = seen.with_writable(true);
@@ -141,7 +145,7 @@ impl Inner {
 
     /// Makes the pages behind `page` busy, as long as `wanted` likes their state.
     pub(super) fn claim(&self, first: u32, seen: Option<Seen>, n: usize, wanted: impl Fn(State) -> bool) -> Claimed {
-        let mut claimed = Claimed { first, seen: [None; CHUNK], len: 0 };
+        let mut claimed = Claimed { first, seen: [None; CHUNK], len: 0, touched: seen.is_some() };
         if seen.is_some() {
             claimed.seen[0] = seen;
             claimed.len = 1;
@@ -170,22 +174,21 @@ impl Inner {
 
     /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there).
     pub(super) fn settle_ahead(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> (State, u16)) {
-        let (clock, present) = (self.lists.clock(), self.lists.present());
-        for (i, seen) in claimed.seen.iter_mut().enumerate().take(done) {
-            let (Some(seen), page) = (seen, claimed.first + i as u32) else { continue };
-            *seen = seen.with_writable(true);
-            if let State::Swapped(_) = seen.state() {
-                // How many pages have gone since this one went? If fewer than are present, it would still be here
-                // had it been preferred.
-                let distance = clock.wrapping_sub(self.space.prev(page));
-                *seen = seen.with_hot(distance < present);
-            }
+        // One lot for all that comes together: what is read in one go stays or leaves in one go.
+        let was_out = |seen: &Option<Seen>| matches!(seen.map(Seen::state), Some(State::Swapped(_)));
+        let shadow = Some(self.space.shadow(claimed.first)).filter(|_| done > 0 && was_out(&claimed.seen[0]));
+        let rank = shadow.map_or(Rank::NEW, |shadow| self.lists.ages().rank_of(shadow));
+        let read = shadow.filter(|_| claimed.touched).map(|shadow| (claimed.first, shadow));
+        let back = claimed.seen.iter().take(done).filter(|seen| was_out(seen)).count();
+        if back > 0 {
+            self.swapped.fetch_sub(back as i64, Relaxed);
         }
+        claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_writable(true));
         let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
             let ahead = matches!(to(i).0, State::Cached(_));
-            seen.map(|seen| (claimed.first + i as u32, seen, ahead))
+            seen.map(|_| Coming { page: claimed.first + i as u32, rank, ahead })
         });
-        self.lists.add(&self.space, came);
+        self.lists.add(&self.space, came, read);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
             let word = self.space.word(claimed.first + i as u32);
@@ -246,7 +249,7 @@ impl Inner {
             self.settle(&mut claimed, done, |_| State::Mapped(None));
             done
         });
-        count(&self.counters.zero_in, pages as usize);
+        count(&self.stat.swpin_zero, pages as usize);
         if window.pages > 1 {
             lock(&self.zero_streams).on_served(start.into(), pages);
         }
@@ -295,16 +298,11 @@ impl Inner {
         let copies = self.sweeps && self.room() > 0;
         self.held.fetch_add(i64::from(copies), Relaxed);
         self.bring_in(page, f, 1, copies);
-        count(&self.counters.cache_hits, 1);
+        count(&self.stat.workingset_refault_cached, 1);
         let (cached, credit) = (seen, seen.credit());
-        // A page that was read ahead has not been used twice by that.
-        let seen = seen.with_writable(true).with_hot(credit == 0 || seen.is_hot());
-        let mut lists = self.lists.lock();
-        lists.unlink(&self.space, page, cached);
-        lists.link_mapped(&self.space, page, seen);
-        drop(lists);
-        self.space.word(page).unlock(seen, State::Mapped(entry));
-        count(&self.counters.readahead_hits, credit as usize);
+        self.lists.lock().refault(&self.space, page, cached);
+        self.space.word(page).unlock(seen.with_writable(true), State::Mapped(entry));
+        Stat::add_hits(&self.stat.swap_ra_hit, &self.stat.swap_ra, credit.into());
         if let Some(next) = self.readahead.on_hit(page, cached) {
             self.ahead.post(next);
         }

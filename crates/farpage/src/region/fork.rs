@@ -252,6 +252,11 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
     lock(&e.ancestors).extend(lease);
     e.forget_threads();
     owner.forget_threads();
+    // Before anything is counted: until then the page is the parent's.
+    e.stat.renew().map_err(|error| format!("cannot map a statistics page: {error}"))?;
+    e.readahead.forget_counts();
+    // Counted from zero again; and nothing is write-protected any more.
+    e.gone_at_sweep.store(u64::MAX, SeqCst);
     e.full_warned.store(false, SeqCst);
     let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
     let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;
@@ -295,7 +300,10 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
         }
     }
     e.pid.store(std::process::id(), SeqCst);
-    owner.start_threads().map_err(|error| error.to_string())
+    owner.start_threads().map_err(|error| error.to_string())?;
+    e.look_at_overhead();
+    e.stat.announce_again();
+    Ok(())
 }
 
 /// Touching the regions is a SIGSEGV from here on, and the functions of the interface say that it is the parent's.

@@ -19,6 +19,7 @@ use super::fork::Gate;
 use super::lists::Shared;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
+use super::stat::PagerStat;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::ContentKey;
@@ -29,6 +30,7 @@ use crate::reclaim::CleanBalance;
 use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
+use farpage_swap::workingset::{Pages, Rank};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -50,41 +52,11 @@ pub fn zeros() -> usize {
     std::ptr::from_ref(&ZEROS) as usize
 }
 
+/// A region's page takes so many bytes besides: its word and its links.
+pub const WORDS_BYTES: u64 = 16;
+
 /// Most reclaim threads of a pager.
 pub const RECLAIMERS_MAX: usize = 8;
-
-/// Counters since the pager was built.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Faults served.
-    pub faults: AtomicU64,
-    /// Faults that read a device.
-    pub major_faults: AtomicU64,
-    /// Pages read from devices.
-    pub swapped_in: AtomicU64,
-    /// Pages written to devices.
-    pub swapped_out: AtomicU64,
-    /// Pages that were dropped without a write: their copy was still the same.
-    pub clean: AtomicU64,
-    /// Pages found all zero when they went out.
-    pub zero_out: AtomicU64,
-    /// Zero pages served.
-    pub zero_in: AtomicU64,
-    /// Pages read ahead.
-    pub readahead: AtomicU64,
-    /// Of them, pages that were touched.
-    pub readahead_hits: AtomicU64,
-    /// Faults served from the swap cache.
-    pub cache_hits: AtomicU64,
-    /// Faults by writing to a write-protected page.
-    pub protection_faults: AtomicU64,
-    /// Times that all pages were write-protected.
-    pub sweeps: AtomicU64,
-    /// Faults that waited for a frame.
-    pub stalls: AtomicU64,
-    /// Pages taken above the budget, because no device had room or everything was pinned.
-    pub over_budget: AtomicU64,
-}
 
 /// Adds to a counter.
 #[inline]
@@ -132,8 +104,6 @@ pub struct Inner {
     pub swap: SwapSpace,
     #[allow(dead_code, reason = "keeps the devices' memory")]
     pub(super) pool_memory: Mapping,
-    /// Pages of the swap cache per store: 1 where the first device is memory.
-    pub store_batch: usize,
     /// For hashes.
     pub key: ContentKey,
     /// What is to be read ahead in another thread.
@@ -159,8 +129,10 @@ pub struct Inner {
     pub pidfd: OwnedFd,
     /// Reclaim threads, by kernel thread id.
     pub reclaimers: [AtomicU32; RECLAIMERS_MAX],
-    /// Counters.
-    pub counters: Counters,
+    /// Counters, and what else is seen from outside.
+    pub stat: PagerStat,
+    /// Times that all pages were write-protected.
+    pub sweeps_done: AtomicU64,
     /// Wake-ups.
     pub wakeups: Wakeups,
     /// Pages in use by regions: (first, pages), sorted.
@@ -184,6 +156,8 @@ pub struct Inner {
     pub held: AtomicI64,
     /// Pages of pool and tables, as of the last look.
     pub overhead: AtomicI64,
+    /// Pages whose only copy is on a device.
+    pub swapped: AtomicI64,
     /// Pages poisoned so far: above zero, an absent page may have a marker.
     pub poisoned: AtomicU32,
     /// Pages pinned now.
@@ -215,9 +189,26 @@ impl Inner {
     pub fn found(&self, page: u32) {
         let Some(seen) = self.space.word(page).try_lock() else { return };
         let seen = seen.with_writable(true);
-        self.lists.lock().link_mapped(&self.space, page, seen);
+        self.space.set_rank(page, Rank::NEW);
+        self.lists.lock().set.map(&self.space, page, Rank::NEW);
         self.held.fetch_add(1, Relaxed);
         self.space.word(page).unlock(seen, State::Mapped(None));
+    }
+
+    /// A page will be needed soon, says the program: if it is there, it is the youngest of those that proved hot. Whether it is.
+    pub fn make_hot(&self, page: u32) -> bool {
+        let word = self.space.word(page);
+        let seen = word.lock();
+        let there = matches!(seen.state(), State::Mapped(_));
+        if there {
+            let mut lists = self.lists.lock();
+            lists.unlink(&self.space, page, seen);
+            let rank = self.space.rank(page).max(Rank::HOT);
+            self.space.set_rank(page, rank);
+            lists.set.map(&self.space, page, rank);
+        }
+        word.unlock(seen, seen.state());
+        there
     }
 
     /// Pages that may be taken from the kernel now.
@@ -232,12 +223,13 @@ impl Inner {
         self.held.load(Relaxed) + self.overhead.load(Relaxed)
     }
 
-    /// Looks at the size of pool and tables again.
+    /// Looks at the size of pool and tables again, and publishes what is known now.
     pub fn look_at_overhead(&self) {
         let usage = self.swap.usage();
-        let words: u64 = lock(&self.places).iter().map(|(_, pages)| u64::from(*pages) * 16).sum();
-        let bytes = usage.pool_bytes + usage.meta_bytes + words;
+        let region_pages: u64 = lock(&self.places).iter().map(|(_, pages)| u64::from(*pages)).sum();
+        let bytes = usage.pool_bytes + usage.meta_bytes + region_pages * WORDS_BYTES;
         self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
+        self.publish(&usage, region_pages);
     }
 
     /// Room, and free frames at most, that reclaim keeps in store, pages: the high watermark.
@@ -245,8 +237,8 @@ impl Inner {
         (self.limit.load(Relaxed) as usize / 128).clamp(32, 512).min(self.frames.len() / 4)
     }
 
-    /// Pages that wait in the swap cache for a second chance: in thread mode.
-    pub fn cached_target(&self) -> usize {
+    /// Pages that wait in the swap cache for a second chance, at most: in thread mode.
+    pub fn stage_most(&self) -> usize {
         (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
     }
 
@@ -402,7 +394,10 @@ impl Inner {
                 let Some(seen) = seen else { continue };
                 match seen.state() {
                     State::Mapped(entry) => self.free_entry(entry),
-                    State::Swapped(entry) => self.free_entry(Some(entry)),
+                    State::Swapped(entry) => {
+                        self.swapped.fetch_sub(1, Relaxed);
+                        self.free_entry(Some(entry));
+                    }
                     State::Cached(f) => {
                         let entry = self.take_frame_entry(f);
                         self.free_entry(entry);
@@ -410,7 +405,7 @@ impl Inner {
                     }
                     State::None | State::Outside => {}
                 }
-                let seen = if gone { seen.with_pins(0) } else { *seen }.with_hot(false);
+                let seen = if gone { seen.with_pins(0) } else { *seen };
                 self.space.word(at + i as u32).unlock(seen, to);
             }
             at += n;

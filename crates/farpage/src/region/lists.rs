@@ -1,64 +1,108 @@
-//! Which page goes next: four lists.
+//! Which page goes next: the lists, their lock, and what is known without it.
 //!
-//! *Mapped* pages are in regions, in the order in which they came in; the oldest go. A page that comes back sooner
-//! after it went than there are pages present (its *refault distance*, by a clock that ticks with every page taken
-//! out) goes to *hot* instead, which gives pages up only while it is longer than *mapped* deserves. Pages that were
-//! moved out in runs (thread mode) wait in the swap cache, *cached*, where a touch brings them back. Pages that were read ahead and wait
+//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage sim`: probation and main, each with a
+//! cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read ahead and wait
 //! there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only when they
 //! have become too many.
 //!
 //! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for one
 //! page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until it is on a
-//! list that others can see, and whoever finds a page on a list has to make it busy first.
+//! list that others can see, and whoever finds a page on a list has to make it busy first. A page's rank says which queue it is
+//! on; it changes under the lock, also while somebody has the page busy who does not have the lock.
 
 use super::space::Space;
 use super::word::{Seen, State};
 use farpage_swap::lru::List;
 use farpage_swap::splice::Linking;
+use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and each
+/// costs a fault for every page in use that is written.
+const SWEPT_PROBATION: u32 = 4;
 
 /// The lists, their lock, and what is known without it.
 #[derive(Debug)]
 pub struct Shared {
     lists: Mutex<Lists>,
     linking: Linking,
-    /// Pages taken out so far.
-    clock: AtomicU32,
-    /// Pages present in regions when the lock was given back last.
+    lengths: Lengths,
+}
+
+/// What is known without the lock: as of when it was given back last.
+#[derive(Debug, Default)]
+struct Lengths {
+    /// Departures so far.
+    departures: AtomicU32,
+    /// Pages of the policy.
+    pages: AtomicU32,
+    /// Of them, those present in regions.
     present: AtomicU32,
+    /// Of those, the ones in main.
+    hot: AtomicU32,
+    /// Pages of the policy in the swap cache.
+    cached: AtomicU32,
+    /// Pages there that were read ahead.
+    ahead: AtomicU32,
 }
 
 /// The right to change the lists.
 pub struct Guard<'a> {
     lists: MutexGuard<'a, Lists>,
-    present: &'a AtomicU32,
+    lengths: &'a Lengths,
+}
+
+/// A page that comes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Coming {
+    /// Which.
+    pub page: u32,
+    /// How hot it proved.
+    pub rank: Rank,
+    /// Into a frame, to wait for its first touch; else into a region.
+    pub ahead: bool,
 }
 
 impl Shared {
-    /// Empty lists. `linking`: how pages that come in together are linked; spliced unless for a measurement.
-    pub fn new(linking: Linking) -> Shared {
-        Shared { lists: Mutex::default(), linking, clock: AtomicU32::new(0), present: AtomicU32::new(0) }
+    /// Empty lists. `sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are linked;
+    /// spliced unless for a measurement.
+    pub fn new(sweeps: bool, linking: Linking) -> Shared {
+        let set = if sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
+        let lists = Mutex::new(Lists { set, ahead: List::new(), locked: 0, waited: 0 });
+        Shared { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together, each into a region or, read ahead, into a frame (`true`).
-    pub fn add(&self, space: &Space, pages: impl Iterator<Item = (u32, Seen, bool)>) {
+    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read because it
+    /// was touched.
+    pub fn add(&self, space: &Space, pages: impl Iterator<Item = Coming>, read: Option<(u32, Shadow)>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
             return;
         }
+        let mut local = Local::default();
         match self.linking {
-            Linking::OneByOne => pages.for_each(|one| self.lock().link(space, one)),
+            Linking::OneByOne => pages.for_each(|one| {
+                local.link(space, one);
+                self.lock().splice_front(space, &mut local);
+            }),
             Linking::Batched => {
                 let mut lists = self.lock();
-                pages.for_each(|one| lists.link(space, one));
+                pages.for_each(|one| {
+                    local.link(space, one);
+                    lists.splice_front(space, &mut local);
+                });
             }
-            Linking::Spliced => {
-                let mut local = Lists::default();
-                pages.for_each(|one| local.link(space, one));
-                self.lock().splice_front(space, local);
-            }
+            Linking::Spliced => pages.for_each(|one| local.link(space, one)),
+        }
+        if local.is_empty() && read.is_none() {
+            return;
+        }
+        let mut lists = self.lock();
+        lists.splice_front(space, &mut local);
+        if let Some((page, shadow)) = read {
+            lists.set.note_read(space, page, shadow);
         }
     }
 
@@ -71,22 +115,32 @@ impl Shared {
         };
         lists.locked += 1;
         lists.waited += waited;
-        Guard { lists, present: &self.present }
+        Guard { lists, lengths: &self.lengths }
     }
 
-    /// Another page is taken out: the count, this one included.
-    pub fn tick(&self) -> u32 {
-        self.clock.fetch_add(1, Relaxed).wrapping_add(1)
-    }
-
-    /// Pages taken out so far. Not less than any [`Shared::tick`] of a page that the caller has busy.
-    pub fn clock(&self) -> u32 {
-        self.clock.load(Relaxed)
+    /// What tells how long a page was away, for whoever has it busy: its shadow is not younger.
+    pub fn ages(&self) -> Ages {
+        Ages { departures: self.lengths.departures.load(Relaxed), pages: self.lengths.pages.load(Relaxed) }
     }
 
     /// Pages present in regions, as of the last change.
     pub fn present(&self) -> u32 {
-        self.present.load(Relaxed)
+        self.lengths.present.load(Relaxed)
+    }
+
+    /// Of them, those that proved hot, as of the last change.
+    pub fn hot(&self) -> u32 {
+        self.lengths.hot.load(Relaxed)
+    }
+
+    /// Pages in the swap cache, as of the last change.
+    pub fn waiting(&self) -> u32 {
+        self.lengths.cached.load(Relaxed) + self.lengths.ahead.load(Relaxed)
+    }
+
+    /// Pages that were read ahead and wait for their first touch, as of the last change.
+    pub fn ahead(&self) -> u32 {
+        self.lengths.ahead.load(Relaxed)
     }
 }
 
@@ -106,19 +160,47 @@ impl DerefMut for Guard<'_> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        self.present.store(self.lists.present(), Relaxed);
+        let (set, to) = (&self.lists.set, self.lengths);
+        let ages = set.ages();
+        to.departures.store(ages.departures, Relaxed);
+        to.pages.store(ages.pages, Relaxed);
+        to.present.store(set.mapped(), Relaxed);
+        to.hot.store(set.hot(), Relaxed);
+        to.cached.store(set.cached(), Relaxed);
+        to.ahead.store(self.lists.ahead.len(), Relaxed);
     }
 }
 
-/// The lists: those of the pager, or local ones of pages that their owner has busy.
+/// Lists of pages that their owner has busy, not yet the pager's.
 #[derive(Debug, Default)]
+pub struct Local {
+    cold: List,
+    hot: List,
+    ahead: List,
+}
+
+impl Local {
+    /// Adds a page, as the youngest of its list.
+    pub fn link(&mut self, space: &Space, Coming { page, rank, ahead }: Coming) {
+        space.set_rank(page, rank);
+        let list = match ahead {
+            true => &mut self.ahead,
+            false if rank.is_hot() => &mut self.hot,
+            false => &mut self.cold,
+        };
+        list.push_front(space, page);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.cold.is_empty() && self.hot.is_empty() && self.ahead.is_empty()
+    }
+}
+
+/// The pager's lists.
+#[derive(Debug)]
 pub struct Lists {
-    /// Pages in regions, youngest first.
-    pub mapped: List,
-    /// Pages in regions that came back soon, youngest first.
-    pub hot: List,
-    /// Pages in the swap cache, youngest first.
-    pub cached: List,
+    /// The policy's.
+    pub set: WorkingSet,
     /// Pages in the swap cache that were read ahead and not touched yet, youngest first.
     pub ahead: List,
     /// How often the lock was taken so far.
@@ -128,64 +210,40 @@ pub struct Lists {
 }
 
 impl Lists {
-    fn link(&mut self, space: &Space, (page, seen, ahead): (u32, Seen, bool)) {
-        match ahead {
-            true => self.link_ahead(space, page),
-            false => self.link_mapped(space, page, seen),
-        }
-    }
-
-    /// A page that the caller has busy came in: it is the youngest of its list.
-    pub fn link_mapped(&mut self, space: &Space, page: u32, seen: Seen) {
-        if seen.is_hot() {
-            self.hot.push_front(space, page);
-        } else {
-            self.mapped.push_front(space, page);
-        }
-    }
-
-    /// A page that the caller has busy was taken out into a frame.
-    pub fn link_cached(&mut self, space: &Space, page: u32) {
-        self.cached.push_front(space, page);
-    }
-
-    /// A page that the caller has busy was read ahead into a frame.
-    pub fn link_ahead(&mut self, space: &Space, page: u32) {
-        self.ahead.push_front(space, page);
-    }
-
     /// Puts the pages of local lists onto these, as the youngest, and in their order.
-    pub fn splice_front(&mut self, space: &Space, mut local: Lists) {
-        self.mapped.splice_front(space, &mut local.mapped);
-        self.hot.splice_front(space, &mut local.hot);
-        self.cached.splice_front(space, &mut local.cached);
+    pub fn splice_front(&mut self, space: &Space, local: &mut Local) {
+        self.set.map_all(space, &mut local.cold, Rank::NEW);
+        self.set.map_all(space, &mut local.hot, Rank::HOT);
         self.ahead.splice_front(space, &mut local.ahead);
     }
 
     /// The same, of pages in regions, as the oldest.
-    pub fn splice_back(&mut self, space: &Space, mut local: Lists) {
-        self.mapped.splice_back(space, &mut local.mapped);
-        self.hot.splice_back(space, &mut local.hot);
+    pub fn splice_back(&mut self, space: &Space, local: &mut Local) {
+        self.set.map_all_oldest(space, &mut local.cold, Rank::NEW);
+        self.set.map_all_oldest(space, &mut local.hot, Rank::HOT);
+    }
+
+    /// A page of the swap cache that the caller has busy was touched: it is in its region, and off the list it was on.
+    pub fn refault(&mut self, space: &Space, page: u32, seen: Seen) {
+        let rank = space.rank(page);
+        if seen.credit() == 0 {
+            let raised = self.set.refault(space, page, rank);
+            space.set_rank(page, raised);
+            return;
+        }
+        // It was read ahead: this is its first touch.
+        self.ahead.remove(space, page);
+        self.set.map(space, page, rank);
     }
 
     /// Takes a page that the caller has busy off its list.
     pub fn unlink(&mut self, space: &Space, page: u32, seen: Seen) {
+        let rank = space.rank(page);
         match seen.state() {
-            State::Mapped(_) if seen.is_hot() => self.hot.remove(space, page),
-            State::Mapped(_) => self.mapped.remove(space, page),
+            State::Mapped(_) => self.set.unmap(space, page, rank),
             State::Cached(_) if seen.credit() > 0 => self.ahead.remove(space, page),
-            State::Cached(_) => self.cached.remove(space, page),
+            State::Cached(_) => self.set.uncache(space, page, rank),
             _ => {}
         }
-    }
-
-    /// Pages present in regions.
-    pub fn present(&self) -> u32 {
-        self.mapped.len() + self.hot.len()
-    }
-
-    /// The list whose oldest page goes next: a quarter of the pages at least is for those that came in once.
-    pub fn next_hot(&self) -> bool {
-        self.mapped.len() < self.present() / 4 || self.mapped.is_empty()
     }
 }

@@ -35,6 +35,7 @@
 //! | `fork` | forks: children without regions, or with a copy |
 //! | `supply` | frames and room for pages that come in |
 //! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
+//! | `stat` | the page with the counters, which `farpage stat` reads |
 
 mod ahead;
 mod builder;
@@ -47,6 +48,7 @@ mod readahead;
 mod reclaim;
 pub mod signal;
 mod space;
+mod stat;
 mod supply;
 mod swap_in;
 mod take_out;
@@ -101,7 +103,8 @@ pub enum Advice {
     DontNeed,
 }
 
-/// Numbers of a pager. Bytes where the name says so, else pages or counts since it was built.
+/// Numbers of a pager, as `farpage stat` shows them from outside. Bytes where the name says so, else pages or counts since
+/// it was built; in a forked child that inherited it, since the fork.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -208,11 +211,11 @@ impl Pager {
         let pages = |n: i64| n.max(0) as u64 * page;
         let (mapped, cached, lru_lock, lru_lock_wait) = {
             let lists = e.lists.lock();
-            let cached = u64::from(lists.cached.len() + lists.ahead.len());
-            (u64::from(lists.present()), cached, lists.locked, lists.waited)
+            let cached = u64::from(lists.set.cached() + lists.ahead.len());
+            (u64::from(lists.set.mapped()), cached, lists.locked, lists.waited)
         };
         let usage = e.swap.usage();
-        let c = &e.counters;
+        let s = &e.stat;
         Ok(Stats {
             budget_bytes: pages(e.limit.load(Relaxed)),
             used_bytes: pages(e.total()),
@@ -222,20 +225,20 @@ impl Pager {
             pool_orig_bytes: usage.pool_orig_bytes,
             file_bytes: usage.file_bytes,
             pinned_bytes: pages(e.pinned.load(Relaxed)),
-            pgfault: c.faults.load(Relaxed),
-            pgmajfault: c.major_faults.load(Relaxed),
-            pswpin: c.swapped_in.load(Relaxed),
-            pswpout: c.swapped_out.load(Relaxed),
-            swpout_clean: c.clean.load(Relaxed),
-            swpout_zero: c.zero_out.load(Relaxed),
-            swpin_zero: c.zero_in.load(Relaxed),
+            pgfault: s.pgfault.load(Relaxed),
+            pgmajfault: s.pgmajfault.load(Relaxed),
+            pswpin: s.pswpin.load(Relaxed),
+            pswpout: s.pswpout.load(Relaxed),
+            swpout_clean: s.swpout_clean.load(Relaxed),
+            swpout_zero: s.swpout_zero.load(Relaxed),
+            swpin_zero: s.swpin_zero.load(Relaxed),
             // In this order: what is a hit was read before.
-            swap_ra_hit: c.readahead_hits.load(Relaxed),
-            swap_ra: c.readahead.load(Relaxed),
-            workingset_refault_cached: c.cache_hits.load(Relaxed),
-            wp_fault: c.protection_faults.load(Relaxed),
-            allocstall: c.stalls.load(Relaxed),
-            over_budget: c.over_budget.load(Relaxed),
+            swap_ra_hit: s.swap_ra_hit.load(Relaxed),
+            swap_ra: s.swap_ra.load(Relaxed),
+            workingset_refault_cached: s.workingset_refault_cached.load(Relaxed),
+            wp_fault: s.wp_fault.load(Relaxed),
+            allocstall: s.allocstall.load(Relaxed),
+            over_budget: s.over_budget.load(Relaxed),
             lru_lock,
             lru_lock_wait,
         })
@@ -245,6 +248,9 @@ impl Pager {
         if self.owner.inner.is_here() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
     }
 }
+
+/// How often a page that is asked for is brought in, where others push it out at once.
+const PREFETCH_TRIES: u32 = 4;
 
 /// The kernel's answer behind a refusal.
 fn errno_of(refused: Refused) -> Errno {
@@ -342,9 +348,13 @@ impl Region {
         let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
         let end = end.min((u64::from(first) + most) as u32);
         let _inside = e.enter();
-        for page in first..end {
-            if !matches!(e.space.word(page).look().state(), State::Mapped(_)) {
+        // Twice: what comes later may have pushed some out again, at least into the swap cache.
+        for page in (first..end).chain(first..end) {
+            // On probation the last of many would push the first ones out.
+            let mut tries = 0;
+            while !e.make_hot(page) && tries < PREFETCH_TRIES {
                 self.bring_in(e, page)?;
+                tries += 1;
             }
         }
         Ok(())

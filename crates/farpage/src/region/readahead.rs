@@ -14,11 +14,11 @@
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
 use super::inner::{Inner, lock};
-use super::signal::Blocked;
 use super::space::Mapping;
 use super::word::{Hint, Seen, State};
 use super::{Error, Region};
 use crate::device::Entry;
+use crate::stat::Stat;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -73,6 +73,8 @@ struct Map {
     vma: Mutex<VmaState>,
     /// For single faults under [`Rule::Stream`]; under [`Rule::Slot`] all regions share one, as in the kernel.
     cluster: Mutex<ClusterState>,
+    /// Faults on pages that were on a device.
+    faults: AtomicU64,
     ra: AtomicU64,
     hit: AtomicU64,
     window: AtomicU32,
@@ -89,6 +91,7 @@ impl Map {
             streams: [const { Mutex::new(Streams::with_strides()) }; THREADS],
             vma: Mutex::default(),
             cluster: Mutex::default(),
+            faults: AtomicU64::new(0),
             ra: AtomicU64::new(0),
             hit: AtomicU64::new(0),
             window: AtomicU32::new(0),
@@ -218,10 +221,11 @@ impl Readahead {
     /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is.
     pub fn on_miss(&self, page: u32, entry: Entry, hint: Hint, queued: bool, rotational: bool) -> Plan {
         let alone = Plan::Pages(Window::single(page.into()));
-        if hint == Hint::Random {
-            return alone;
-        }
         let planned = self.with(page, |m| {
+            m.faults.fetch_add(1, Relaxed);
+            if hint == Hint::Random {
+                return alone.clone();
+            }
             let (first, end) = (u64::from(m.first), u64::from(m.first + m.pages));
             let max = m.tuning.max_pages().min(self.limit);
             let cluster = m.tuning.page_cluster().min(max.max(1).ilog2());
@@ -277,7 +281,7 @@ impl Readahead {
     pub fn on_hit(&self, page: u32, cached: Seen) -> Option<Window> {
         let credit = cached.credit();
         self.with(page, |m| {
-            m.hit.fetch_add(credit.into(), Relaxed);
+            Stat::add_hits(&m.hit, &m.ra, credit.into());
             let max = m.tuning.max_pages().min(self.limit);
             match m.tuning.rule {
                 Rule::Slot => {
@@ -345,7 +349,7 @@ impl Region {
     /// [`Error::Forked`].
     pub fn set_readahead(&self, tuning: Tuning) -> Result<(), Error> {
         let e = self.inner()?;
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         let mut maps = e.readahead.maps.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = maps.iter_mut().find(|m| m.first == self.core.first) {
             **map = Map::new(map.first, map.pages, tuning);
@@ -363,7 +367,7 @@ impl Region {
     /// [`Error::Forked`].
     pub fn readahead_stats(&self) -> Result<ReadaheadStats, Error> {
         let e = self.inner()?;
-        let _blocked = Blocked::new();
+        let _inside = e.enter();
         let stats = e.readahead.with(self.core.first, |m| {
             // In this order, because what is a hit was read before; or before `set_readahead`.
             let hit = m.hit.load(Relaxed);
@@ -374,5 +378,6 @@ impl Region {
     }
 }
 
+mod publish;
 #[cfg(test)]
 mod tests;

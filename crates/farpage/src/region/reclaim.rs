@@ -1,10 +1,10 @@
 //! Background reclaim: what goes when, and storing what waits in the swap cache.
 //!
 //! ```text
-//!   signal mode: oldest 64 --store in place--> device, all discarded in one system call
-//!   thread mode: oldest 64 --move runs--> swap cache --store--> device, frame free or given back
+//!   signal mode: pages that are next --store in place--> device, all discarded in one system call
+//!   thread mode: pages that are next --move runs--> swap cache --store--> device, frame free or given back
 //! ```
-//! (`take_out`.) Pages that were read ahead wait in the swap cache in either mode.
+//! (`take_out`; which pages: `lists`.) Pages that were read ahead wait in the swap cache in either mode.
 //!
 //! The first thread keeps room and free frames in store; the others help while threads wait (`demand`). None of them waits
 //! for a busy page. Storing may allocate, which is why faulting threads never do it.
@@ -12,6 +12,7 @@
 use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
 use super::inner::{Inner, count, lock};
+use super::lists::Lists;
 use super::take_out::add_page;
 use super::word::{Seen, State};
 use crate::content::is_zero;
@@ -19,11 +20,18 @@ use crate::device::{Entry, Page, StoreError};
 use crate::page_table::FrameNo;
 use crate::sys::futex;
 use crate::sys::raw::message;
-use farpage_swap::lru::Links;
+use farpage_swap::workingset::{Pages, Rank, Shadow};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Frames freed between two looks at what is needed.
+/// Pages of the swap cache stored at a time.
 const STORE_BATCH: usize = 16;
+/// Such a part of the cached pages is taken out and stored between two looks at what is needed.
+const STAGE_BATCHES: usize = 4;
+/// But so many at least: each costs a look at the lists and a system call.
+const BATCH_LEAST: usize = 32;
+/// In thread mode the swap cache is at least this long, but not longer than [`Inner::stage_most`].
+const STAGE_MIN: usize = 64;
 /// Surplus frames given back in one go.
 const SURPLUS: usize = 256;
 /// Copies of present pages dropped in one go.
@@ -33,8 +41,14 @@ const COPIES_LOOK: usize = 1 << 16;
 /// Pages moved from the pool to a file in one go.
 const WRITEBACK: usize = 32;
 
-/// A page that this thread has busy, and its frame.
-type Taken = (u32, Seen, FrameNo);
+/// A page that this thread has busy, its frame, and what is to be noted of it once it has left.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    page: u32,
+    seen: Seen,
+    f: FrameNo,
+    shadow: Shadow,
+}
 
 /// One reclaim thread.
 pub fn main(e: &Inner, index: usize) {
@@ -122,28 +136,35 @@ impl Inner {
     /// One step of reclaim; whether anything was gained.
     fn reclaim_step(&self) -> bool {
         self.free_now();
-        let (cached, ahead) = {
-            let lists = self.lists.lock();
-            (lists.cached.len() as usize, lists.ahead.len() as usize)
-        };
-        let mut moved = 0;
         let short = self.is_short();
         self.give_back_surplus();
-        let few = match self.sweeps {
-            true => self.room() < self.free_target() as i64,
-            false => !short && cached < self.cached_target(),
-        };
-        if few {
-            moved = self.take_out(self.demand(true).batch);
-        }
-        // Below the target the pages in the cache get their second chance, unless nothing else can be had.
-        let spare = if self.sweeps {
-            short || ahead > self.ahead_target() || few && moved == 0
-        } else {
-            cached + moved > self.cached_target() / 2 || moved == 0 || self.wakeups.waiting.load(Relaxed) > 0
-        };
+        let batch = self.demand(true).batch;
+        let mut moved = 0;
         let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
-        while frames.len() < STORE_BATCH && spare && self.store_some(&mut frames) > 0 {}
+        if self.sweeps {
+            let few = self.room() < self.free_target() as i64;
+            if few {
+                moved = self.take_out(batch, 0);
+            }
+            if short || self.lists.ahead() as usize > self.ahead_target() || few && moved == 0 {
+                self.store_up_to(STORE_BATCH, false, &mut frames);
+            }
+        } else {
+            let (cached, target) = {
+                let lists = self.lists.lock();
+                let target = (lists.set.stage_target(u32::MAX) as usize).max(STAGE_MIN).min(self.stage_most());
+                (lists.set.cached() as usize, target)
+            };
+            // A small part of the cached pages at a time, so that each has been there for about as long.
+            let batch = batch.min((target / STAGE_BATCHES).max(BATCH_LEAST));
+            if !short && cached < target + batch {
+                moved = self.take_out(batch, target + batch);
+            }
+            // Below the target the pages in the cache get their second chance, unless nothing else can be had.
+            if cached + moved > target || moved == 0 || self.wakeups.waiting.load(Relaxed) > 0 {
+                self.store_up_to(STORE_BATCH, moved > 0, &mut frames);
+            }
+        }
         self.give_back(&frames);
         let mut freed = frames.len();
         if freed > 0 {
@@ -163,43 +184,70 @@ impl Inner {
         moved + freed > 0
     }
 
-    /// Stores the oldest pages of the swap cache; how many frames were added to `free`: theirs, which are the caller's.
-    fn store_some(&self, free: &mut Vec<FrameNo>) -> usize {
+    /// Stores the oldest pages of the swap cache until there are `n` frames in `free`, if there are as many. `in_turn`: none before
+    /// those that are still mapped.
+    fn store_up_to(&self, n: usize, in_turn: bool, free: &mut Vec<FrameNo>) {
+        while free.len() < n {
+            let want = (n - free.len()).min(STORE_BATCH);
+            if self.store_some(want, in_turn, free) < want {
+                return;
+            }
+        }
+    }
+
+    /// Stores up to `most` of the oldest pages of the swap cache; how many frames were added to `free`: theirs, which are the
+    /// caller's.
+    fn store_some(&self, most: usize, in_turn: bool, free: &mut Vec<FrameNo>) -> usize {
         let before = free.len();
-        let mut taken: Vec<Taken> = Vec::with_capacity(self.store_batch);
+        let mut taken: Vec<Taken> = Vec::with_capacity(most);
         {
             let mut lists = self.lists.lock();
-            let mut tries = 2 * self.store_batch;
-            loop {
-                let ahead = lists.ahead.len() as usize > self.ahead_target() || lists.cached.is_empty();
-                let list = if ahead { &mut lists.ahead } else { &mut lists.cached };
-                let oldest = list.back().filter(|_| tries > 0 && taken.len() < self.store_batch);
-                let Some(page) = oldest else { break };
-                tries -= 1;
-                match self.space.word(page).try_lock() {
-                    Some(seen) => {
-                        list.remove(&self.space, page);
-                        if let State::Cached(f) = seen.state() {
-                            taken.push((page, seen, f));
-                        }
+            let Lists { set, ahead, .. } = &mut *lists;
+            let mut refusals = most;
+            while taken.len() < most {
+                // Somebody who has the page busy is about to unlink it.
+                let locked = Cell::new(None);
+                let may = |page| {
+                    locked.set(self.space.word(page).try_lock());
+                    locked.get().is_some()
+                };
+                let next = if ahead.len() as usize > self.ahead_target() || set.cached() == 0 {
+                    let Some(page) = ahead.back() else { break };
+                    if !may(page) {
+                        ahead.move_to_front(&self.space, page);
+                        let Some(left) = refusals.checked_sub(1) else { break };
+                        refusals = left;
+                        continue;
                     }
-                    None => list.move_to_front(&self.space, page),
+                    ahead.remove(&self.space, page);
+                    (page, set.leave(Rank::NEW))
+                } else if in_turn && set.is_behind() {
+                    break;
+                } else {
+                    let Some(next) = set.depart_if(&self.space, &mut refusals, may) else { break };
+                    next
+                };
+                let (page, shadow) = next;
+                if let Some(seen) = locked.get()
+                    && let State::Cached(f) = seen.state()
+                {
+                    taken.push(Taken { page, seen, f, shadow });
                 }
             }
         }
         let mut to_store = Vec::with_capacity(taken.len());
         for one in taken {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
-            let page: &Page = unsafe { self.frame(one.2) };
-            let old = self.take_frame_entry(one.2);
-            if let (Some(old), true) = (old, one.1.credit() > 0) {
+            let page: &Page = unsafe { self.frame(one.f) };
+            let old = self.take_frame_entry(one.f);
+            if let (Some(old), true) = (old, one.seen.credit() > 0) {
                 // Read ahead and never touched.
-                count(&self.counters.clean, 1);
+                count(&self.stat.swpout_clean, 1);
                 free.push(self.stored(one, State::Swapped(old)));
                 continue;
             }
             if is_zero(page) {
-                count(&self.counters.zero_out, 1);
+                count(&self.stat.swpout_zero, 1);
                 self.free_entry(old);
                 free.push(self.stored(one, State::None));
                 continue;
@@ -209,7 +257,7 @@ impl Inner {
                 let same = self.swap.check(old) == Some(hash);
                 self.clean.note(same);
                 if same {
-                    count(&self.counters.clean, 1);
+                    count(&self.stat.swpout_clean, 1);
                     free.push(self.stored(one, State::Swapped(old)));
                     continue;
                 }
@@ -223,13 +271,14 @@ impl Inner {
         for ((one, _, _), entry) in to_store.iter().zip(entries) {
             match entry {
                 Some(entry) => {
-                    count(&self.counters.swapped_out, 1);
-                    self.readahead.stored(one.0, entry);
+                    count(&self.stat.pswpout, 1);
+                    self.readahead.stored(one.page, entry);
                     free.push(self.stored(*one, State::Swapped(entry)));
                 }
                 None => {
-                    self.lists.lock().link_cached(&self.space, one.0);
-                    self.space.word(one.0).unlock(one.1, one.1.state());
+                    let rank = self.space.rank(one.page);
+                    self.lists.lock().set.recache(&self.space, one.page, rank, false);
+                    self.space.word(one.page).unlock(one.seen, one.seen.state());
                 }
             }
         }
@@ -315,9 +364,12 @@ impl Inner {
     }
 
     /// A page's content is safe elsewhere; its frame, of no worth now, is the caller's.
-    fn stored(&self, (page, seen, f): Taken, to: State) -> FrameNo {
-        self.space.set_prev(page, self.lists.tick());
-        self.space.word(page).unlock(seen.with_hot(false), to);
+    fn stored(&self, Taken { page, seen, f, shadow }: Taken, to: State) -> FrameNo {
+        self.space.set_shadow(page, shadow);
+        if let State::Swapped(_) = to {
+            self.swapped.fetch_add(1, Relaxed);
+        }
+        self.space.word(page).unlock(seen, to);
         f
     }
 

@@ -11,11 +11,12 @@ use super::word::Word;
 use crate::PAGE_SIZE;
 use crate::arena::Part;
 use crate::sys::raw::discard;
-use farpage_swap::lru::Links;
+use farpage_swap::lru::{Links, NIL};
+use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// Pages of a pager's address space: 1 TiB; less where that much cannot be reserved.
 const PAGES_MAX: usize = 1 << 28;
@@ -64,6 +65,8 @@ pub struct Space {
     memory: Mapping,
     words: Mapping,
     links: Mapping,
+    /// When a page of each stretch was wanted back, a byte each.
+    wanted: Mapping,
     pages: usize,
 }
 
@@ -87,7 +90,8 @@ impl Space {
         if !inherit {
             memory.not_in_children()?;
         }
-        Ok(Space { memory, words: Mapping::new(pages * 8, true)?, links: Mapping::new(pages * 8, true)?, pages })
+        let (words, links) = (Mapping::new(pages * 8, true)?, Mapping::new(pages * 8, true)?);
+        Ok(Space { memory, words, links, wanted: Mapping::new(pages / STRETCH_PAGES as usize, true)?, pages })
     }
 
     /// How many pages it has.
@@ -155,18 +159,65 @@ impl Space {
     }
 }
 
+/// The high bits of a page's second link are its rank, while it is in memory. So the rank is guarded as the links are: by the
+/// lists' lock, or by whoever has a page busy that is on no list. Page numbers take the other bits.
+const RANK_SHIFT: u32 = 28;
+const NEXT_MASK: u32 = (1 << RANK_SHIFT) - 1;
+const _: () = assert!(PAGES_MAX <= 1 << RANK_SHIFT);
+
+impl Space {
+    /// Keeps the shadow of a page that has left memory: in place of a link. For whoever has it busy.
+    pub fn set_shadow(&self, page: u32, shadow: Shadow) {
+        self.set_prev(page, shadow.bits());
+    }
+
+    /// What [`Space::set_shadow`] left.
+    pub fn shadow(&self, page: u32) -> Shadow {
+        Shadow::from_bits(self.prev(page))
+    }
+
+    fn stretch(&self, page: u32) -> &AtomicU8 {
+        // SAFETY: the mapping has a byte for each stretch of pages, and lives as long as self.
+        unsafe {
+            &*(self.wanted.0.base as *const AtomicU8).add((page as usize).min(self.pages - 1) / STRETCH_PAGES as usize)
+        }
+    }
+}
+
 impl Links for Space {
     fn prev(&self, n: u32) -> u32 {
         self.link(n)[0].load(Ordering::Relaxed)
     }
     fn next(&self, n: u32) -> u32 {
-        self.link(n)[1].load(Ordering::Relaxed)
+        // The highest number is no page (a region ends below it), but the end of a list.
+        match self.link(n)[1].load(Ordering::Relaxed) & NEXT_MASK {
+            NEXT_MASK => NIL,
+            next => next,
+        }
     }
     fn set_prev(&self, n: u32, to: u32) {
         self.link(n)[0].store(to, Ordering::Relaxed);
     }
     fn set_next(&self, n: u32, to: u32) {
-        self.link(n)[1].store(to, Ordering::Relaxed);
+        let link = &self.link(n)[1];
+        link.store(link.load(Ordering::Relaxed) & !NEXT_MASK | to & NEXT_MASK, Ordering::Relaxed);
+    }
+}
+
+impl Pages for Space {
+    fn rank(&self, n: u32) -> Rank {
+        Rank::from_bits((self.link(n)[1].load(Ordering::Relaxed) >> RANK_SHIFT) as u8)
+    }
+    fn set_rank(&self, n: u32, rank: Rank) {
+        let link = &self.link(n)[1];
+        let to = link.load(Ordering::Relaxed) & NEXT_MASK | u32::from(rank.bits()) << RANK_SHIFT;
+        link.store(to, Ordering::Relaxed);
+    }
+    fn wanted(&self, n: u32) -> Tick {
+        Tick::from_bits(self.stretch(n).load(Ordering::Relaxed))
+    }
+    fn set_wanted(&self, n: u32, tick: Tick) {
+        self.stretch(n).store(tick.bits(), Ordering::Relaxed);
     }
 }
 

@@ -90,7 +90,7 @@ impl Inner {
             && let Some(run) = self.new_frames(want.min(room.max(1)))
         {
             if room == 0 {
-                count(&self.counters.over_budget, run.1);
+                count(&self.stat.over_budget, run.1);
                 self.wake_reclaim(false);
             }
             return Some(run);
@@ -115,7 +115,7 @@ impl Inner {
     /// A thread that cannot go on waits for reclaim; counted once.
     pub(super) fn stall(&self, stalled: &mut bool) {
         if !std::mem::replace(stalled, true) {
-            count(&self.counters.stalls, 1);
+            count(&self.stat.allocstall, 1);
         }
         self.wait_for_frames();
     }
@@ -201,7 +201,7 @@ impl Inner {
                     }
                     if bytes > 0 {
                         self.held.fetch_add(1, Relaxed);
-                        self.frames.put_free(first + done as FrameNo, 1);
+                        self.copied_instead(first + done as FrameNo);
                         done += 1;
                     }
                 }
@@ -209,6 +209,18 @@ impl Inner {
                 Err(Refused::Present) if self.unpoison(page + done as u32) => {}
                 Err(other) => self.lost(page + done as u32, Some(other)),
             }
+        }
+    }
+
+    /// A frame that was to be moved was copied. It goes back to the kernel if the budget has no room for both: the next fault would
+    /// find it free, and so on, without end where nothing can be moved (a region that the program has locked).
+    fn copied_instead(&self, f: FrameNo) {
+        // SAFETY: the caller's frame, whose content is elsewhere.
+        if self.room() < 0 && unsafe { discard(self.frames.addr(f) as *mut std::ffi::c_void, PAGE_SIZE) }.is_ok() {
+            self.frames.put_empty(f, 1);
+            self.held.fetch_sub(1, Relaxed);
+        } else {
+            self.frames.put_free(f, 1);
         }
     }
 

@@ -93,7 +93,10 @@ impl Inner {
             }
             Plan::Pages(window) => self.swap_in_window(page, seen, window, queued),
         };
-        count(&self.counters.major_faults, 1);
+        count(&self.stat.pgmajfault, 1);
+        if queued {
+            count(&self.stat.pgmajfault_file, 1);
+        }
         if let Err(error) = &result {
             let (at, device) = (self.space.addr(page), self.swap.name_of(error.device()));
             message_fmt(format_args!("the page at {at:#x} of a region cannot be read back: {error} ({device})"));
@@ -181,10 +184,10 @@ impl Inner {
             return Err(error);
         }
         self.bring_in(page, first, 1, copies);
-        count(&self.counters.swapped_in, loaded);
-        count(&self.counters.readahead, loaded - 1);
+        count(&self.stat.pswpin, loaded);
+        count(&self.stat.swap_ra, loaded - 1);
         for (i, (at, seen, e)) in (0..).zip(taken.into_iter().flatten()) {
-            let mut claimed = Claimed { first: at, seen: [None; CHUNK], len: 1 };
+            let mut claimed = Claimed { first: at, seen: [None; CHUNK], len: 1, touched: i == 0 };
             claimed.seen[0] = Some(seen);
             let f = first + i as FrameNo;
             if i == 0 {
@@ -305,8 +308,8 @@ impl Inner {
         }
         // Before anybody can touch them: a hit is never counted before its read.
         let ahead = loaded - usize::from(must && loaded > 0);
-        count(&self.counters.swapped_in, loaded);
-        count(&self.counters.readahead, ahead);
+        count(&self.stat.pswpin, loaded);
+        count(&self.stat.swap_ra, ahead);
         if ahead > 0 {
             self.readahead.read(claimed.first, ahead);
         }

@@ -1,16 +1,16 @@
-//! Taking the oldest pages out of regions, in reclaim threads.
+//! Taking the pages that are to go next out of regions, in reclaim threads.
 //!
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
 //! Pages that are writable are write-protected all at once, region by region ([`Inner::protect_all`]), which happens
-//! about once in the time in which all pages present are taken out.
+//! about once in the time in which all of probation goes by.
 //!
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
 
 use super::demand::BATCH_MAX;
 use super::inner::{Inner, count, lock};
-use super::lists::Lists;
+use super::lists::{Coming, Lists, Local};
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::content::is_zero;
@@ -18,7 +18,7 @@ use crate::device::{Entry, Page};
 use crate::page_table::FrameNo;
 use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
 use crate::sys::uffd::Refused;
-use farpage_swap::lru::Links;
+use farpage_swap::workingset::Pages;
 use rustix::fd::AsRawFd;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,14 +29,14 @@ const PROCESS_MADVISE: u32 = 440;
 const FRESH: u64 = 64;
 
 impl Inner {
-    /// Takes up to `batch` of the oldest pages out; how many.
-    pub(super) fn take_out(&self, batch: usize) -> usize {
+    /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache; how many.
+    pub(super) fn take_out(&self, batch: usize, target: usize) -> usize {
         let mut picked = [None; BATCH_MAX];
         let picked = &mut picked[..batch.min(BATCH_MAX)];
         if self.sweeps {
             return self.take_out_in_place(picked);
         }
-        let (n, _) = self.pick(picked);
+        let (n, _) = self.pick(picked, Some(target));
         let picked = &mut picked[..n];
         picked.sort_unstable_by_key(|one| one.map(|(page, _)| page));
         let (mut moved, mut at) = (0, 0);
@@ -59,32 +59,43 @@ impl Inner {
     fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>]) -> usize {
         // Nobody may declare pages unwritable between the look at their words and the end of their content.
         let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
-        let sweeps = self.counters.sweeps.load(Relaxed);
-        let (n, looked) = self.pick(picked);
+        let sweeps = self.sweeps_done.load(Relaxed);
+        let (n, looked) = self.pick(picked, None);
         let mut stable: Vec<(u32, Seen)> = Vec::with_capacity(n);
         let mut writable: Vec<(u32, Seen)> = Vec::with_capacity(n);
         for (page, seen) in picked[..n].iter().copied().flatten() {
             if seen.is_writable() { &mut writable } else { &mut stable }.push((page, seen));
         }
-        // Most of the oldest pages came in after the last sweep: time for the next. Or few, or hardly any page has gone
-        // since: then they have been written since, so they are in use.
-        let c = &self.counters;
-        let gone = || c.swapped_out.load(Relaxed) + c.clean.load(Relaxed) + c.zero_out.load(Relaxed);
+        // Most of the oldest pages came in after the last sweep: time for the next. Those of probation say so, because pages of
+        // main must not leave in their place. Or hardly any page has gone since: then they have been written since, so they
+        // are in use.
+        let cold = |pages: &[(u32, Seen)]| pages.iter().filter(|(page, _)| !self.space.rank(*page).is_hot()).count();
+        let (new, old) = match (cold(&writable), cold(&stable)) {
+            (0, 0) => (writable.len(), stable.len()),
+            cold => cold,
+        };
+        let s = &self.stat;
+        let departed = || s.pswpout.load(Relaxed) + s.swpout_clean.load(Relaxed) + s.swpout_zero.load(Relaxed);
         let at_sweep = self.gone_at_sweep.load(Relaxed);
-        let fresh = at_sweep == u64::MAX || gone() >= at_sweep + FRESH;
+        let fresh = at_sweep == u64::MAX || departed() >= at_sweep + FRESH;
         let all_passed = self.passed.load(Relaxed) >= u64::from(self.lists.present());
-        let sweep = writable.len() > stable.len() && (fresh || all_passed);
+        let sweep = new > old && (fresh || all_passed);
         self.put_back(&writable, !sweep);
+        if sweep {
+            let is_hot = |(page, _): &mut (u32, Seen)| self.space.rank(*page).is_hot();
+            let hot: Vec<_> = stable.extract_if(.., is_hot).collect();
+            self.put_back(&hot, false);
+        }
         stable.sort_unstable_by_key(|(page, _)| *page);
-        let stored = self.store_in_place(&stable);
+        let gone = self.store_in_place(&stable);
         drop(reading);
         if sweep {
             self.protect_all(sweeps);
-            self.gone_at_sweep.store(gone(), Relaxed);
+            self.gone_at_sweep.store(departed(), Relaxed);
         }
-        if stored > 0 || sweep || all_passed {
+        if gone > 0 || sweep || all_passed {
             self.passed.store(0, Relaxed);
-            return stored + if sweep { writable.len() } else { 0 }; // the next batch gets those
+            return gone + if sweep { writable.len() } else { 0 }; // the next batch gets those
         }
         if !stable.is_empty() {
             return 0; // no device takes them
@@ -94,40 +105,62 @@ impl Inner {
         looked
     }
 
-    /// Makes the oldest pages busy and takes them off their lists; how many, and how many were looked at.
-    fn pick(&self, picked: &mut [Option<(u32, Seen)>]) -> (usize, usize) {
-        let (mut n, mut looked) = (0, 0);
+    /// Makes the pages that are to go next busy and takes them off their lists; how many, and how many were looked at.
+    /// `target`: how many are to be in the swap cache; `None`: they do not go by way of it.
+    fn pick(&self, picked: &mut [Option<(u32, Seen)>], target: Option<usize>) -> (usize, usize) {
+        let mut oldest = [0; BATCH_MAX];
+        let oldest = &mut oldest[..picked.len()];
         let mut lists = self.lists.lock();
-        for _ in 0..2 * picked.len() {
-            let hot = lists.next_hot();
-            let list = if hot { &mut lists.hot } else { &mut lists.mapped };
-            let Some(page) = list.back().filter(|_| n < picked.len()) else { break };
-            looked += 1;
+        let (mut looked, mut n);
+        if let Some(target) = target {
+            looked = lists.set.oldest(&self.space, target as u32, oldest);
+            n = self.claim_listed(&mut lists, &oldest[..looked], picked);
+            let more = lists.set.oldest_in_turn(&self.space, &mut oldest[looked..]);
+            n += self.claim_listed(&mut lists, &oldest[looked..][..more], &mut picked[n..]);
+            looked += more;
+        } else {
+            looked = lists.set.oldest_unstaged(&self.space, oldest);
+            n = self.claim_listed(&mut lists, &oldest[..looked], picked);
+        }
+        if n == 0 {
+            // All of main may be pinned.
+            let more = lists.set.oldest_of_probation(&self.space, oldest);
+            n = self.claim_listed(&mut lists, &oldest[..more], picked);
+            looked += more;
+        }
+        (n, looked)
+    }
+
+    /// Makes mapped pages busy and takes them off their lists, but for those that are busy or pinned; how many.
+    fn claim_listed(&self, lists: &mut Lists, pages: &[u32], claimed: &mut [Option<(u32, Seen)>]) -> usize {
+        let mut n = 0;
+        for &page in pages {
+            let rank = self.space.rank(page);
             match self.space.word(page).try_lock() {
                 Some(seen) if seen.pins() == 0 => {
-                    list.remove(&self.space, page);
-                    picked[n] = Some((page, seen));
+                    lists.set.unmap(&self.space, page, rank);
+                    claimed[n] = Some((page, seen));
                     n += 1;
                 }
                 Some(seen) => {
-                    list.move_to_front(&self.space, page);
+                    lists.set.rotate(&self.space, page, rank);
                     self.space.word(page).unlock(seen, seen.state());
                 }
                 // Somebody is about to unlink it.
-                None => list.move_to_front(&self.space, page),
+                None => lists.set.rotate(&self.space, page, rank),
             }
         }
-        (n, looked)
+        n
     }
 
     /// Write-protects all pages present, so that they can be taken out; not if somebody has done so since `sweeps` of them
     /// had been.
     fn protect_all(&self, sweeps: u64) {
         let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
-        if self.counters.sweeps.load(Relaxed) != sweeps {
+        if self.sweeps_done.load(Relaxed) != sweeps {
             return;
         }
-        count(&self.counters.sweeps, 1);
+        count(&self.sweeps_done, 1);
         let places = lock(&self.places).clone();
         for place in places {
             let (first, pages) = place;
@@ -223,15 +256,21 @@ impl Inner {
             if let State::Mapped(old) = seen.state() {
                 self.free_entry(old);
             }
-            count(&self.counters.swapped_out, 1);
+            count(&self.stat.pswpout, 1);
             self.readahead.stored(page, entry);
             gone.push((page, seen, State::Swapped(entry)));
         }
         gone.sort_unstable_by_key(|(page, _, _)| *page);
         self.discard_pages(&gone);
         self.held.fetch_sub(gone.len() as i64, Relaxed);
-        gone.iter().for_each(|(page, _, _)| self.space.set_prev(*page, self.lists.tick()));
-        gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(seen.with_hot(false), *to));
+        let swapped = gone.iter().filter(|(_, _, to)| matches!(to, State::Swapped(_))).count();
+        self.swapped.fetch_add(swapped as i64, Relaxed);
+        let mut lists = self.lists.lock();
+        for &(page, _, _) in &gone {
+            self.space.set_shadow(page, lists.set.leave(self.space.rank(page)));
+        }
+        drop(lists);
+        gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(*seen, *to));
         gone.len()
     }
 
@@ -276,7 +315,7 @@ impl Inner {
     /// Looks whether a page needs no new copy: what its word will say then. Else its hash.
     fn copy_of(&self, content: &Page, old: Option<Entry>) -> Result<State, u128> {
         if is_zero(content) {
-            count(&self.counters.zero_out, 1);
+            count(&self.stat.swpout_zero, 1);
             self.free_entry(old);
             return Ok(State::None);
         }
@@ -287,7 +326,7 @@ impl Inner {
         if !same {
             return Err(hash);
         }
-        count(&self.counters.clean, 1);
+        count(&self.stat.swpout_clean, 1);
         Ok(State::Swapped(old))
     }
 
@@ -315,7 +354,7 @@ impl Inner {
             if let State::Mapped(entry) = seen.state() {
                 self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
             }
-            lists.link_cached(&self.space, *page);
+            lists.set.cache_unlisted(&self.space, *page, self.space.rank(*page));
         }
         drop(lists);
         for (f, (page, seen)) in (first..).zip(&run[..done]) {
@@ -343,13 +382,15 @@ impl Inner {
         if pages.is_empty() {
             return;
         }
-        let mut local = Lists::default();
-        pages.iter().for_each(|&(page, seen)| local.link_mapped(&self.space, page, seen));
+        let mut local = Local::default();
+        for &(page, _) in pages {
+            local.link(&self.space, Coming { page, rank: self.space.rank(page), ahead: false });
+        }
         let mut lists = self.lists.lock();
         if youngest {
-            lists.splice_front(&self.space, local);
+            lists.splice_front(&self.space, &mut local);
         } else {
-            lists.splice_back(&self.space, local);
+            lists.splice_back(&self.space, &mut local);
         }
         drop(lists);
         pages.iter().for_each(|&(page, seen)| self.space.word(page).unlock(seen, seen.state()));

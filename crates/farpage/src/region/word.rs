@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   63            16  15  14     8   7   6  5   4    3   2  0
-//!  |   payload      | hot |  pins  | wr | hint | W | B | kind |
+//!  |   payload      |  -  |  pins  | wr | hint | W | B | kind |
 //!
 //!   Outside  0   no region here
 //!   None     1   never touched, or zero: an absent page that reads as zeros
@@ -12,8 +12,8 @@
 //! ```
 //! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
 //! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
-//! stable while the page is busy. *Hot*: it came back soon after it had gone (which list it is on). *Pins* and *hint*
-//! stay over changes of kind. A thread may wait for a busy page only while it holds none, or in ascending order of
+//! stable while the page is busy. *Pins* and *hint* stay over changes of kind. Bit 15 is not used; how hot a page is stands
+//! beside its links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of
 //! pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
 //!
 //! The *credit* of a page in the swap cache: so many pages were read ahead with it (itself included) that count as hits
@@ -35,7 +35,6 @@ const HINT_MASK: u64 = 3 << HINT_SHIFT;
 const WRITABLE: u64 = 1 << 7;
 const PIN_SHIFT: u32 = 8;
 const PIN_MASK: u64 = 0x7f << PIN_SHIFT;
-const HOT: u64 = 1 << 15;
 const CREDIT_SHIFT: u32 = 48;
 const CREDIT_MASK: u64 = 0xffff << CREDIT_SHIFT;
 /// Added to the credit of a page that was read in slot order.
@@ -136,12 +135,6 @@ impl Seen {
         self.0 & WRITABLE != 0
     }
 
-    /// The page came back soon after it had gone.
-    #[inline]
-    pub fn is_hot(self) -> bool {
-        self.0 & HOT != 0
-    }
-
     /// Pages read ahead that count as hits when this one is touched.
     #[inline]
     pub fn credit(self) -> u32 {
@@ -161,17 +154,12 @@ impl Seen {
     fn with_state(self, to: State) -> u64 {
         // A page that stays in the swap cache stays what it was there.
         let credit = if matches!(to, State::Cached(_)) { u64::from(self.raw_credit()) << CREDIT_SHIFT } else { 0 };
-        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | HOT) | to.encode() | credit
+        self.0 & (PIN_MASK | HINT_MASK | WRITABLE) | to.encode() | credit
     }
 
     /// The same, writable or not.
     pub fn with_writable(self, writable: bool) -> Seen {
         Seen(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
-    }
-
-    /// The same, hot or not.
-    pub fn with_hot(self, hot: bool) -> Seen {
-        Seen(if hot { self.0 | HOT } else { self.0 & !HOT })
     }
 
     /// The same with another number of pins.
@@ -298,7 +286,7 @@ mod tests {
             assert!(word.look().is_busy() && word.try_lock().is_none());
             word.unlock(seen.with_pins(9).with_hint(Hint::Random).with_writable(true), state);
             let seen = word.look();
-            assert!(seen.is_writable() && !seen.is_hot());
+            assert!(seen.is_writable());
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
         }
         let seen = word.lock();

@@ -189,7 +189,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
 
 fn farpage_faults(pager: &Pager<'_>, pid: u32) -> Option<u64> {
     let Pager::Run(..) = pager else { return None };
-    Some(find::process(pid).ok()?.page?.get("pgmajfault"))
+    Some(find::process(pid).ok()?.engine()?.get("pgmajfault"))
 }
 
 fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
@@ -201,7 +201,8 @@ fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
 }
 
 fn farpage_pool(sample: &mut Sample, pid: u32) {
-    if let Some(page) = find::process(pid).ok().and_then(|m| m.page) {
+    let process = find::process(pid);
+    if let Ok(Some(page)) = process.as_ref().map(find::Managed::engine) {
         sample.pool_bytes = page.get("pool_bytes");
         sample.pool_peak_bytes = sample.pool_bytes;
         sample.pool_ratio = page.get("pool_orig_bytes") as f64 / sample.pool_bytes.max(1) as f64;

@@ -75,8 +75,8 @@ fn neighbours_of_a_page_that_is_wanted_back_stay() {
 fn a_page_that_was_away_for_long_says_nothing_of_its_neighbours() {
     for (away, first) in [(16 * STRETCH_PAGES, STRETCH_PAGES), (16 * STRETCH_PAGES + 1, 0)] {
         let (mut set, pages) = memory(64);
-        let shadow = set.leave();
-        (0..away).for_each(|_| _ = set.leave());
+        let shadow = set.leave(Rank::NEW);
+        (0..away).for_each(|_| _ = set.leave(Rank::NEW));
         set.note_read(&pages, 3, shadow);
         assert_eq!(next(&mut set, &pages), first, "{away} departures");
     }
@@ -89,7 +89,7 @@ fn a_mark_ages_with_departures_only() {
     let young = (u32::from(YOUNG) + 1) * (64 * STRETCH_PAGES / TICK_PART);
     for _ in 0..young {
         assert!(set.clock.is_young(pages.wanted(0)));
-        set.leave();
+        set.leave(Rank::NEW);
     }
     assert!(!set.clock.is_young(pages.wanted(0)));
     assert_eq!(next(&mut set, &pages), 0);
@@ -106,6 +106,18 @@ fn where_everything_is_left_alone_the_order_is_the_ordinary_one() {
     // One page alone: there is no other.
     (1..64 * STRETCH_PAGES).for_each(|n| set.unmap(&pages, n, Rank::NEW));
     assert_eq!((set.oldest(&pages, 1000, &mut out), out[0]), (1, 0));
+}
+
+/// Probation is short of its stage, and its only page is marked: it goes, and main's page stays, whose turn it is not.
+#[test]
+fn a_marked_page_goes_where_only_its_list_is_short() {
+    let pages = Marked::new(STRETCH_PAGES);
+    let mut set = WorkingSet::new();
+    set.map(&pages, 0, Rank::NEW);
+    set.map(&pages, 1, Rank::HOT);
+    pages.set_wanted(0, set.clock.now());
+    let mut out = [NIL; 2];
+    assert_eq!((set.oldest(&pages, 0, &mut out), out[0]), (1, 0));
 }
 
 /// Skewed access where pages that are used as often lie together, and where the same pages lie anywhere.

@@ -112,11 +112,15 @@ fn open_file(
     if *encrypt {
         file = file.with_encryption()?;
     }
-    let faults = fault.map(|fault| match fault {
-        Fault::Curable(seed) => Faults::curable(seed),
-        Fault::Lost(seed) => Faults { lost: LOST, ..Faults::none(seed) },
-        Fault::Silent(seed) => Faults::silent(seed),
-        Fault::Dying(seed) => Faults { dead_after: Some(DYING), ..Faults::none(seed) },
+    let faults = fault.and_then(|fault| match fault {
+        Fault::Curable(seed) => Some(Faults::curable(seed)),
+        Fault::Lost(seed) => Some(Faults { lost: LOST, ..Faults::none(seed) }),
+        Fault::Silent(seed) => Some(Faults::silent(seed)),
+        Fault::Dying(seed) => Some(Faults { dead_after: Some(DYING), ..Faults::none(seed) }),
+        Fault::Seeks(us) => {
+            rings.simulate_seeks(us as u32);
+            None
+        }
     });
     if let Some(faults) = faults {
         let unit = file.caps().block_size as usize;

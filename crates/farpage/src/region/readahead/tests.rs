@@ -5,6 +5,7 @@ use super::super::{Advice, Pager};
 use super::*;
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
+use crate::stat::{MappingReadahead, READAHEADS};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -196,4 +197,33 @@ fn the_background_is_left_alone_while_it_is_late() {
     (0..100).for_each(|_| b.note(true));
     (0..SCORE_MAX).for_each(|_| b.note(false));
     assert!(b.pays(), "what was long ago does not count");
+}
+
+#[test]
+fn the_regions_that_fault_most_are_published() {
+    let state = Readahead::new(Tuning::default(), 64, false).unwrap();
+    let entry = Entry::new(0, 1).unwrap();
+    let to: [MappingReadahead; READAHEADS] = Default::default();
+    // Region n has n faults, one of them where nothing shall be read ahead; the first has none.
+    for n in 0..20u32 {
+        state.open(n * 100 + 1, 50);
+        for i in 0..n {
+            let hint = if i == 0 { Hint::Random } else { Hint::Normal };
+            state.on_miss(n * 100 + 1 + i, entry, hint, false, false);
+        }
+        state.read(n * 100 + 1, 3);
+    }
+    let shown = || -> Vec<(u64, u64, u64, u64)> {
+        let of = |m: &MappingReadahead| [&m.start, &m.pages, &m.faults, &m.swap_ra].map(|n| n.load(Relaxed));
+        to.iter().map(of).filter(|m| m[1] > 0).map(|m| (m[0], m[1], m[2], m[3])).collect()
+    };
+    state.publish(7000, &to);
+    let most = 20 - READAHEADS as u64..20;
+    assert_eq!(shown(), most.map(|n| (7000 + n * 100 + 1, 50, n, 3)).collect::<Vec<_>>());
+    (2..20).for_each(|n| state.close(n * 100 + 1));
+    state.publish(7000, &to);
+    assert_eq!(shown(), [(7101, 50, 1, 3)], "regions without faults, or that have gone, are not shown");
+    state.forget_counts();
+    state.publish(7000, &to);
+    assert_eq!(shown(), []);
 }

@@ -14,7 +14,7 @@ fn default_devices() -> Vec<Vec<SwapSpec>> {
 }
 
 /// Waits for a child to end well.
-fn ended_well(child: libc::pid_t) {
+pub(super) fn ended_well(child: libc::pid_t) {
     let mut status = 0;
     // SAFETY: waits for our own child.
     unsafe { libc::waitpid(child, &mut status, 0) };
@@ -22,7 +22,7 @@ fn ended_well(child: libc::pid_t) {
 }
 
 /// Forks; the child runs `f` and ends, well if it says so.
-fn fork(f: impl FnOnce() -> bool) -> libc::pid_t {
+pub(super) fn fork(f: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child uses this library and libc, whose locks its fork handlers see to.
     match unsafe { libc::fork() } {
         0 => {

@@ -55,8 +55,8 @@ fn taken(
 fn the_lock_is_taken_seldom() {
     // With a lock for each page that is put back, and for each count of a page that went: 0.19, 0.77, 1.56.
     let cases = [
-        (FaultMode::Signal, Advice::Normal, 0.16),
-        (FaultMode::Thread, Advice::Normal, 0.5),
+        (FaultMode::Signal, Advice::Normal, 0.175),
+        (FaultMode::Thread, Advice::Normal, 0.65),
         (FaultMode::Thread, Advice::Random, 1.3),
     ];
     for (mode, advice, most) in cases {

@@ -10,18 +10,19 @@ fn pages_in_use_do_not_make_sweeps() {
     let mut region = pager.region(14 << 20).unwrap();
     let pages = region.len() / PAGE_SIZE;
     (0..pages).for_each(|page| region[page * PAGE_SIZE] = 1 + page as u8 % 251);
-    let c = &pager.owner.inner.counters;
+    let (inner, s) = (&pager.owner.inner, &pager.owner.inner.stat);
     let count = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
-    let (sweeps, out) = (count(&c.sweeps), count(&c.swapped_out) + count(&c.clean));
+    let taken_out = || count(&s.pswpout) + count(&s.swpout_clean);
+    let (sweeps, out) = (count(&inner.sweeps_done), taken_out());
     let mut random = 7;
     for _ in 0..8 * pages {
         random = mix(random);
         let at = random as usize % pages * PAGE_SIZE + 8;
         region[at] = region[at].wrapping_add(1);
     }
-    let (sweeps, out) = (count(&c.sweeps) - sweeps, count(&c.swapped_out) + count(&c.clean) - out);
-    // One for each time that half of the pages present have gone, or seldomer.
-    assert!(sweeps > 0 && sweeps * 600 < out, "{sweeps} sweeps for {out} pages taken out");
+    let (sweeps, out) = (count(&inner.sweeps_done) - sweeps, taken_out() - out);
+    // One for each time that all of probation has gone, a quarter of the pages present, or seldomer.
+    assert!(sweeps > 0 && sweeps * 400 < out, "{sweeps} sweeps for {out} pages taken out");
 }
 
 /// Frames that wait in the swap cache with what was read ahead, and are never touched, come back when there are no

@@ -1,0 +1,183 @@
+//! A pager's statistics page, which `farpage stat` reads from outside: its counters, and levels as of a moment ago.
+//!
+//! There is one set of counters, the page's: whoever has something to count does it there, faults in a signal handler too.
+//! Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does so five
+//! times a second at least ([`Inner::look_at_overhead`]).
+//!
+//! The page is a memfd, mapped for as long as the pager lives, its descriptor in the program's table. Only this mapping can
+//! write it, and nobody can make it shorter. A program that closes all descriptors has its counters still, but nobody else
+//! sees them; so it is where the kernel gives no memfd.
+//!
+//! A forked child has mapping and descriptor too. It neither counts there (the pager is not its own) nor is it taken for the
+//! page's owner: that is the process whose number the page has. A child that inherits the pager gets a new page in the same
+//! place, and counts from zero.
+//!
+//! Locks: `descriptor`, a leaf, for the making and the end of a page. `published`, held while `readahead` is read.
+
+use super::inner::{Inner, lock};
+use crate::PAGE_SIZE;
+use crate::device::Usage;
+use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, new_memfd};
+use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, mmap, mmap_anonymous, munmap};
+use std::ffi::c_void;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Readahead by region is not published more often: there may be many regions.
+const SELDOM: Duration = Duration::from_millis(100);
+
+/// Pagers built so far in this process (and, in a forked child, in its parent before).
+static BUILT: AtomicU64 = AtomicU64::new(0);
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct PagerStat {
+    at: NonNull<Stat>,
+    descriptor: Mutex<Option<Descriptor>>,
+    /// When readahead by region was published last.
+    published: Mutex<Option<Instant>>,
+}
+
+// SAFETY: the page consists of atomics; the mapping stays where it is as long as self lives.
+unsafe impl Send for PagerStat {}
+// SAFETY: as above.
+unsafe impl Sync for PagerStat {}
+
+impl PagerStat {
+    /// A new page; one of ordinary memory, which nobody else can read, if there is no memfd.
+    ///
+    /// # Errors
+    /// No address space.
+    pub fn new() -> Result<PagerStat, Errno> {
+        let (at, descriptor) = map(std::ptr::null_mut(), MapFlags::empty())?;
+        Ok(PagerStat { at, descriptor: Mutex::new(descriptor), published: Mutex::default() })
+    }
+
+    /// Makes the page one that readers take for a pager's of this process.
+    pub fn announce(&self) {
+        self.pager.store(BUILT.fetch_add(1, Relaxed) + 1, Relaxed);
+        self.announce_again();
+    }
+
+    /// In a forked child, whose pager has the number that it had in the parent.
+    pub fn announce_again(&self) {
+        self.pid.store(u64::from(std::process::id()), Relaxed);
+        self.magic.store(MAGIC, Relaxed);
+    }
+
+    /// In a forked child: an empty page in place of the parent's, not announced yet.
+    ///
+    /// # Errors
+    /// The parent's page is still there: nothing must be counted.
+    pub fn renew(&self) -> Result<(), Errno> {
+        let number = self.pager.load(Relaxed);
+        let (_, new) = map(self.at.as_ptr().cast(), MapFlags::FIXED)?;
+        self.pager.store(number, Relaxed);
+        if let Some(old) = std::mem::replace(&mut *lock(&self.descriptor), new) {
+            old.close();
+        }
+        Ok(())
+    }
+}
+
+impl Deref for PagerStat {
+    type Target = Stat;
+
+    fn deref(&self) -> &Stat {
+        // SAFETY: mapped as long as self lives, large enough (checked in `stat`), zeroed; atomics only.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl Drop for PagerStat {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; whoever drops it has no references into it any more.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), STAT_BYTES) };
+        if let Some(descriptor) = lock(&self.descriptor).take() {
+            descriptor.close();
+        }
+    }
+}
+
+/// Maps an empty page; `at` is the mapping to replace, with [`MapFlags::FIXED`].
+fn map(at: *mut c_void, flags: MapFlags) -> Result<(NonNull<Stat>, Option<Descriptor>), Errno> {
+    if let Some(fd) = new_memfd() {
+        // SAFETY: a new mapping at an address of the kernel's choice, or in place of one of this module's with the same
+        // size: atomics only, so other content is no surprise to anybody.
+        if let Ok(at) = unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) } {
+            // Where it is refused, the page can be changed by who may read it, and by nobody else.
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+            let _ = rustix::fs::fcntl_add_seals(&fd, seals);
+            return Ok((page_at(at)?, Descriptor::of(fd)));
+        }
+    }
+    // SAFETY: as above.
+    let at = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::PRIVATE) }?;
+    Ok((page_at(at)?, None))
+}
+
+fn page_at(at: *mut c_void) -> Result<NonNull<Stat>, Errno> {
+    NonNull::new(at.cast()).ok_or(Errno::FAULT) // the kernel chooses no such address
+}
+
+/// The memfd's number, and how to tell whether it is still the memfd's.
+#[derive(Debug)]
+struct Descriptor {
+    fd: RawFd,
+    file: (u64, u64),
+}
+
+impl Descriptor {
+    fn of(fd: OwnedFd) -> Option<Descriptor> {
+        let stat = rustix::fs::fstat(&fd).ok()?;
+        let file = (stat.st_dev, stat.st_ino);
+        Some(Descriptor { fd: fd.into_raw_fd(), file })
+    }
+
+    /// Closes it, unless the program has: the number may be another file's by now.
+    fn close(self) {
+        // SAFETY: only asked what it is, which is no harm whoever has it.
+        let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(self.fd) });
+        if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file) {
+            // SAFETY: it is this module's memfd, which nobody else closes on purpose.
+            unsafe { rustix::io::close(self.fd) };
+        }
+    }
+}
+
+impl Inner {
+    /// Brings the levels up to date, and now and then readahead by region. `region_pages`: pages of all regions.
+    pub(super) fn publish(&self, usage: &Usage, region_pages: u64) {
+        let page = PAGE_SIZE as u64;
+        let bytes = |pages: i64| pages.max(0) as u64 * page;
+        let s = &*self.stat;
+        for (level, now) in [
+            (&s.budget_bytes, bytes(self.limit.load(Relaxed))),
+            (&s.used_bytes, bytes(self.total())),
+            (&s.resident_bytes, u64::from(self.lists.present()) * page),
+            (&s.hot_bytes, u64::from(self.lists.hot()) * page),
+            (&s.cached_bytes, u64::from(self.lists.waiting()) * page),
+            (&s.free_frames_bytes, self.frames.free_count() as u64 * page),
+            (&s.swapped_bytes, bytes(self.swapped.load(Relaxed))),
+            (&s.pinned_bytes, bytes(self.pinned.load(Relaxed))),
+            (&s.managed_bytes, region_pages * page),
+            (&s.meta_bytes, usage.meta_bytes + region_pages * super::inner::WORDS_BYTES),
+        ] {
+            level.store(now, Relaxed);
+        }
+        s.publish_usage(usage);
+        // If somebody else is at it, it will be as new.
+        if let Ok(mut last) = self.stat.published.try_lock()
+            && last.is_none_or(|last| last.elapsed() >= SELDOM)
+        {
+            *last = Some(Instant::now());
+            self.readahead.publish((self.space.addr(0) / PAGE_SIZE) as u64, &s.readahead);
+        }
+    }
+}
