@@ -222,9 +222,8 @@ impl Pager {
                 Oldest::Hot => lru.oldest_hot(&e.table, out),
             }
         };
-        let mut nodes = oldest.map(Node);
-        let batch = &mut nodes[..n];
-        batch.sort_unstable_by_key(|n| e.table.vpn(*n));
+        let nodes = in_runs(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
+        let batch = &nodes[..n];
         let mut moved = 0;
         let mut i = 0;
         while i < n {
@@ -341,9 +340,39 @@ impl Pager {
     }
 }
 
+/// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their oldest pages.
+/// So what does not lie together stays in the order in which it is used, in the swap cache and in the slots.
+fn in_runs(pages: [(Vpn, Node); BATCH], n: usize) -> [Node; BATCH] {
+    let mut placed = [(0, 0, Node(0)); BATCH];
+    for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {
+        *place = (page.0, age, page.1);
+    }
+    let placed = &mut placed[..n];
+    placed.sort_unstable_by_key(|(vpn, ..)| *vpn);
+    for run in placed.chunk_by_mut(|a, b| a.0 + 1 == b.0) {
+        let oldest = run.iter().map(|(_, age, _)| *age).min().unwrap_or(0);
+        run.iter_mut().for_each(|(_, age, _)| *age = oldest);
+    }
+    placed.sort_unstable_by_key(|(vpn, age, _)| (*age, *vpn));
+    let mut nodes = [Node(0); BATCH];
+    nodes.iter_mut().zip(placed).for_each(|(node, placed)| *node = placed.2);
+    nodes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_go_together_and_the_rest_in_its_order() {
+        let mut pages = [(0, Node(0)); BATCH];
+        let ages = [70, 30, 8, 71, 50, 29, 31, 9, 69];
+        pages.iter_mut().zip(ages).for_each(|(page, vpn)| *page = (vpn, Node(vpn as u32)));
+        let order = |n: usize| in_runs(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();
+        assert_eq!(order(9), [69, 70, 71, 29, 30, 31, 8, 9, 50]);
+        assert_eq!(order(4), [70, 71, 30, 8]);
+        assert_eq!(order(0), []);
+    }
 
     #[test]
     fn keeping_stops_when_it_does_not_pay() {
