@@ -186,6 +186,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
 	tests/stress/zeros.py $(FARPAGE)
 	tests/stress/full.py $(FARPAGE) $(TESTS)/patterns
+	tests/stress/verify.py $(FARPAGE)
 	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message

@@ -77,9 +77,10 @@ impl Engine {
         match self.space.check(entry) {
             Some(want) if want == got => Stat::add(&self.stat.verified, 1),
             want => fatal(&format!(
-                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {want:x?}",
+                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {:#034x}",
                 vpn as usize * PAGE_SIZE,
-                entry.raw()
+                entry.raw(),
+                want.unwrap_or(0)
             )),
         }
     }

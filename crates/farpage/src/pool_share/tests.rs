@@ -1,0 +1,161 @@
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const RAM: u64 = 64 * MIB;
+const PAGES: usize = (RAM / 4096) as usize;
+
+/// Where the limit settles for a program whose pages come back at distances drawn by `next`, of which those that
+/// stay in memory are not seen, and whose pages compress to 1/`ratio`.
+fn settle(ratio: u64, next: impl FnMut() -> u64) -> u64 {
+    settle_for(ratio, 1, next)
+}
+
+/// The same if only one in `dead` of the faults that the pool should serve finds its page there.
+fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
+    let mut share = PoolShare::new(RAM, PoolShare::initial_limit(RAM));
+    let mut distances = Distances::new(PAGES);
+    let (mut major, mut major_file) = (0, 0);
+    let mut limit = RAM / 2;
+    for _ in 0..200 {
+        let pool_bytes = limit / 8 * SHARE_EIGHTHS;
+        let pages = (RAM - pool_bytes) / 4096;
+        for _ in 0..8192 {
+            let distance = next();
+            if distance > pages {
+                distances.note(distance as u32);
+                major += 1;
+                let held = distance < pages + pool_bytes / 4096 * ratio && major % dead == 0;
+                major_file += u64::from(!held);
+            }
+        }
+        let sample = Sample {
+            major,
+            major_file,
+            loaded: major,
+            stored: 0,
+            pages,
+            stuck: 0,
+            pool_bytes,
+            pool_orig_bytes: pool_bytes * ratio,
+            pool_load_ns: 4_000,
+            file_load_ns: 80_000,
+        };
+        limit = share.turn(sample, &mut distances).unwrap_or(limit);
+    }
+    limit / MIB
+}
+
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut x = seed;
+    move || {
+        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        x >> 33
+    }
+}
+
+#[test]
+fn what_compresses_and_is_used_at_random_is_kept_compressed() {
+    let mut r = random(1);
+    assert!(settle(3, move || r() % (3 * PAGES as u64)) >= 40);
+}
+
+#[test]
+fn what_does_not_compress_leaves_the_room_to_pages() {
+    let mut r = random(2);
+    assert!(settle(1, move || r() % (3 * PAGES as u64)) <= 16);
+}
+
+#[test]
+fn a_pool_of_pages_that_nobody_wants_leaves_the_room_to_pages() {
+    let mut r = random(4);
+    assert!(settle_for(3, 32, move || r() % (3 * PAGES as u64)) <= 12);
+    let mut r = random(5);
+    assert!(settle_for(6, 2, move || r() % (6 * PAGES as u64)) >= 40, "half of so many is worth it");
+}
+
+#[test]
+fn a_hot_set_larger_than_what_is_left_gets_its_room() {
+    // Nine in ten accesses go round through 52 MiB of the budget's 64: the next MiB earns nothing, the last does.
+    let mut r = random(3);
+    let hot = 52 * MIB / 4096;
+    let limit = settle(3, move || match r() % 10 {
+        0 => r() % (8 * PAGES as u64),
+        _ => hot - r() % 64,
+    });
+    assert!(RAM - limit * MIB / 8 * SHARE_EIGHTHS >= hot * 4096, "{limit}");
+}
+
+/// What goes round through a little more than memory holds is always wanted just after it went: nearly enough is of no
+/// use.
+#[test]
+fn a_loop_that_fits_gets_all_the_room_it_needs() {
+    let around = 9 * PAGES as u64 / 4;
+    let pool = settle(3, || around) * MIB / 8 * SHARE_EIGHTHS;
+    assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
+}
+
+#[test]
+fn while_nothing_comes_back_the_pool_grows_if_that_is_worth_it() {
+    let fill = |ratio: u64, loaded_per_stored: f64| {
+        let mut share = PoolShare::new(RAM, RAM / 2);
+        let mut distances = Distances::new(PAGES);
+        let mut limit = RAM / 2;
+        for stored in (0..100_000).step_by(500) {
+            let loaded = (stored as f64 * loaded_per_stored) as u64;
+            let pool_orig_bytes = limit * ratio / 2;
+            let sample = Sample { stored, loaded, pool_bytes: limit, pool_orig_bytes, ..Sample::default() };
+            limit = share.turn(sample, &mut distances).unwrap_or(limit);
+        }
+        limit
+    };
+    assert_eq!(fill(6, 0.0), RAM / 4 * 3);
+    assert_eq!(fill(6, 0.01), RAM / 4 * 3);
+    assert_eq!(fill(2, 0.0), RAM / 2, "does not compress");
+    assert_eq!(fill(6, 0.5), RAM / 2, "comes back, though the faults are too few to tell from where");
+}
+
+#[test]
+fn locked_memory_is_the_pools_loss_until_it_is_unlocked() {
+    let mut share = PoolShare::new(RAM, RAM / 2);
+    let mut distances = Distances::new(PAGES);
+    let locked = |mib: u64| Sample { stuck: mib * MIB / 4096, ..Sample::default() };
+    assert_eq!(share.turn(locked(8), &mut distances), None, "there is room for both");
+    assert_eq!(share.turn(locked(32), &mut distances), Some(16 * MIB));
+    assert_eq!(share.turn(locked(32), &mut distances), None);
+    assert_eq!(share.turn(locked(60), &mut distances), Some(RAM / 16));
+    let mut full = Sample { pool_bytes: RAM / 16, ..locked(0) };
+    for _ in 0..100 {
+        full.stored += WINDOW;
+        full.pool_bytes = share.turn(full, &mut distances).unwrap_or(full.pool_bytes);
+        full.pool_orig_bytes = full.pool_bytes * 3;
+    }
+    assert_eq!(full.pool_bytes, RAM / 4 * 3);
+}
+
+#[test]
+fn what_cannot_go_is_found_by_trying() {
+    let mut stuck = Stuck::default();
+    let (mut taken, mut skipped) = (0, 0);
+    let mut often = |go, stay, active| {
+        let mut last = 0;
+        for _ in 0..30 {
+            (taken, skipped) = (taken + go, skipped + stay);
+            last = stuck.estimate(taken, skipped, active);
+        }
+        last
+    };
+    assert!((240..=250).contains(&often(300, 100, 1000)), "a quarter, rounded down");
+    assert!((690..=700).contains(&often(0, 1000, 700)));
+    assert_eq!(often(1000, 0, 700), 0);
+    assert_eq!(often(0, 1, 700), 0, "too few to tell");
+    let neighbours = [often(0, 30, 10_000), often(300, 0, 10_000)];
+    assert!(neighbours.iter().all(|n| *n < 1200), "a tenth of a round, one after the other: {neighbours:?}");
+}
+
+#[test]
+fn few_faults_change_nothing() {
+    let mut share = PoolShare::new(RAM, RAM / 2);
+    let mut distances = Distances::new(PAGES);
+    distances.note(5);
+    assert_eq!(share.turn(Sample { major: 100, loaded: 100, ..Sample::default() }, &mut distances), None);
+}

@@ -1,0 +1,149 @@
+use super::*;
+
+fn of(text: &str) -> Readahead {
+    Readahead::new(Tuning::parse(text).unwrap(), 64 << 20)
+}
+
+fn pages(plan: Plan) -> Vec<u64> {
+    match plan {
+        Plan::Run(w) | Plan::Each(w) => w.iter().collect(),
+        Plan::Slots(slots) => slots.collect(),
+    }
+}
+
+fn miss(r: &mut Readahead, vpn: Vpn) -> Vec<u64> {
+    pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000), false))
+}
+
+#[test]
+fn each_rule_has_its_windows() {
+    let sizes = |text| {
+        let (mut r, mut at) = (of(text), 1000);
+        let mut next = || {
+            let n = miss(&mut r, at).len();
+            at += n as u64;
+            n
+        };
+        [(); 6].map(|()| next())
+    };
+    assert_eq!(sizes("none"), [1; 6]);
+    assert_eq!(sizes("stream,page_cluster=0"), [1; 6]);
+    assert_eq!(sizes("stream"), [1, 4, 8, 16, 32, 32]);
+    assert_eq!(sizes("stream,page_cluster=9"), [1, 4, 8, 16, 32, 64]);
+    assert_eq!(Readahead::new(Tuning::parse("page_cluster=9").unwrap(), 8 << 20).max, 32);
+    // The kernel's, clipped to the mapping, and to its own limit of 32.
+    let mut vma = of("vma,page_cluster=9");
+    assert_eq!(miss(&mut vma, 1000), (1000..1005).collect::<Vec<_>>());
+    (1001..1005).for_each(|page| vma.on_hit(page, 1000, true));
+    assert_eq!(miss(&mut vma, 1005), (1005..1013).collect::<Vec<_>>());
+    let mut slots = of("vma_ra_enabled=0");
+    (0..6).for_each(|_| slots.on_hit(0, 1000, true));
+    assert_eq!(miss(&mut slots, 1000), (40..48).collect::<Vec<_>>(), "around the slot, not the page");
+    let mut strided = of("stream");
+    let windows = [0, 9, 18, 27].map(|i| miss(&mut strided, 5000 + i));
+    assert_eq!(windows[3], [5027, 5036]);
+}
+
+#[test]
+fn slot_order_is_for_disks_with_heads_and_what_no_stream_explains() {
+    let mut r = of("stream");
+    let miss = |r: &mut Readahead, vpn, slot, rotational| {
+        r.on_miss(vpn, Entry::new(1, slot).unwrap(), (1000, 2_000_000), rotational)
+    };
+    let slots = |r: &mut Readahead, vpn, slot| match miss(r, vpn, slot, true) {
+        Plan::Slots(slots) => slots.end - slots.start,
+        plan => panic!("{plan:?}"),
+    };
+    // Eight at first; not used: less each time.
+    let anywhere = [(90_000, 70), (50_000, 500), (7000, 300), (400_000, 100)];
+    assert_eq!(anywhere.map(|(vpn, slot)| slots(&mut r, vpn, slot)), [8, 4, 2, 1]);
+    // The slot behind the last one: two, and more while they are used.
+    assert_eq!(slots(&mut r, 300_000, 101), 2);
+    (0..9).for_each(|_| r.on_hit(0, 1000, true));
+    assert_eq!(slots(&mut r, 120_000, 103), 8);
+    // A stream knows better, and memory has no heads.
+    assert_eq!(pages(miss(&mut r, 60_001, 17, true)).len(), 4);
+    assert_eq!(miss(&mut r, 110_000, 18, false), Plan::Run(Window::single(110_000)));
+}
+
+#[test]
+fn threads_have_streams_of_their_own_and_take_over_each_others() {
+    let mut r = of("stream");
+    let windows = |r: &mut Readahead, tid, page| {
+        r.fault_of(tid);
+        miss(r, page).len()
+    };
+    assert_eq!((windows(&mut r, 1, 1000), windows(&mut r, 1, 1001)), (1, 4));
+    // More faults at random of another thread than there are streams.
+    (0..100).for_each(|i| assert_eq!(windows(&mut r, 2, 100_000 + i * i * 77), 1));
+    assert_eq!(windows(&mut r, 1, 1005), 8);
+    assert_eq!(windows(&mut r, 3, 1013), 16, "handed on");
+}
+
+#[test]
+fn the_kernels_rule_has_a_state_for_each_mapping() {
+    let mut r = of("vma");
+    let mut miss = |mapping: u64, page| {
+        let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000), false);
+        pages(plan).len()
+    };
+    // Random faults in one end its readahead; the other does not know.
+    let random = [300, 100, 900, 350, 700].map(|page| miss(0, page));
+    assert_eq!((random, miss(5000, 5300)), ([8, 4, 2, 1, 1], 8));
+    (1..20).for_each(|i| assert_eq!(miss(i * 10_000, i * 10_000 + 300), 8));
+    assert_eq!(miss(0, 300), 8, "forgotten");
+}
+
+#[test]
+fn markers_stand_for_all_that_was_read_ahead() {
+    let mut r = of("stream");
+    let (mut read, mut used, mut markers, mut places) = (0, 0, 0, [0u32; 31]);
+    for i in 0..20_000 {
+        let first = 10_000 + i * 32;
+        read += 31;
+        if let Some(at) = r.marker(1000, 31, 1, |i| first + i as u64) {
+            (read, markers) = (read - 1, markers + 1);
+            places[at] += 1;
+            used += r.take_marker(first + at as u64, |_| true).unwrap();
+            assert_eq!(r.take_marker(first + at as u64, |_| true), None);
+        }
+        assert!(read - used < 64 + read / 8 && read - used < 1100, "{read} {used}");
+    }
+    assert!((580..700).contains(&markers), "{markers}");
+    assert!(places.iter().all(|n| *n > 5), "anywhere: {places:?}");
+    assert_eq!((r.marker(1000, 0, 1, |_| 0), r.marker(5000, 1, 1, |_| 0)), (None, None));
+}
+
+#[test]
+fn windows_of_one_page_have_markers_of_their_own() {
+    // Single pages that are used, and now and then a long window that is not: each counts for what it is.
+    let mut r = of("stream");
+    let (mut read, mut used) = (0u32, 0);
+    for i in 0..20_000u64 {
+        let (first, n) = (i << 10, if i % 100 == 0 { 25 } else { 1 });
+        read += n as u32;
+        if let Some(at) = r.marker(1000, n, 9, |k| first + 9 * k as u64) {
+            read -= 1;
+            used += if n == 1 { r.take_marker(first + 9 * at as u64, |_| true).unwrap() } else { 0 };
+        }
+    }
+    // A fifth of all pages are of the long ones.
+    let share = f64::from(used) / f64::from(read);
+    assert!((0.6..0.95).contains(&share), "{used} of {read}");
+}
+
+#[test]
+fn markers_count_only_while_their_neighbours_are_there() {
+    let mut r = of("stream");
+    let at = 100 + 7 * r.marker(0, 4, 7, |i| 100 + 7 * i as u64).unwrap() as u64;
+    assert_eq!(r.take_marker(at, |vpn| vpn == at + 1 || vpn == at - 1), Some(0), "too late");
+    let at = 100 + 7 * r.marker(0, 4, 7, |i| 100 + 7 * i as u64).unwrap() as u64;
+    assert_eq!(r.take_marker(at, |vpn| vpn == at + 7), Some(3));
+    let at = 100 + r.marker(0, 4, 1, |i| 100 + i as u64).unwrap() as u64;
+    r.marker(9000, 1, 1, |_| at);
+    assert_eq!(r.take_marker(at, |_| true), None, "read again");
+    // As many as are remembered, of as many mappings.
+    (0..2000u64).for_each(|i| assert!(r.marker(i << 20, 9, 1, |k| (i << 20) + k as u64).is_some()));
+    assert_eq!(r.markers.len(), MARKERS);
+    assert!(r.markers.range(..1 << 29).next().is_none(), "the oldest went");
+}
