@@ -133,7 +133,7 @@ impl Pager {
     /// on to a file.
     pub(crate) fn store_a_little(&self) {
         if writer::wanted(self.e) && !self.e.space.pool_over_share() {
-            writer::write_some(self.e, 1);
+            writer::write_some(self.e, 1, 1);
         }
     }
 
@@ -155,7 +155,7 @@ impl Pager {
             } else if few {
                 vain = !self.shrink_past_stuck();
             }
-            let (freed, refused) = writer::write_some(e, 8);
+            let (freed, refused) = writer::write_some(e, 8, 8);
             if e.frames.free_count() > 0 {
                 return true;
             }

@@ -8,6 +8,7 @@
 use crate::PAGE_SIZE;
 use crate::arena::TRASH_BYTES;
 use crate::content::is_zero;
+use crate::device::io::BATCH_MAX;
 use crate::device::{Entry, Page, StoreError};
 use crate::engine::{Engine, lock};
 use crate::page_table::{FrameNo, Node, State};
@@ -17,7 +18,7 @@ use crate::sys::thread::settle;
 use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Pages stored per turn, between two looks at the fork gate.
+/// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
 const BATCH: usize = 32;
 /// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some microseconds a
 /// page), so not many; they are the oldest.
@@ -37,7 +38,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         e.fork.writer_gate.lock();
         let mut worked = e.free_dead(DEAD) > 0;
         if wanted(e) {
-            worked |= write_some(e, BATCH).0 > 0;
+            worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
         }
         if e.space.pool_over_share() {
             worked |= e.space.writeback(32) > 0;
@@ -72,6 +73,17 @@ pub(crate) fn wanted(e: &Engine) -> bool {
     e.budget.pressure() && (e.frames.free_count() < e.free_target() || e.budget.excess() > 0)
 }
 
+/// Frames that writing is to free.
+fn missing(e: &Engine) -> usize {
+    e.free_target().saturating_sub(e.frames.free_count()) + usize::try_from(e.budget.excess()).unwrap_or(0)
+}
+
+/// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is missing, up
+/// to what one transfer takes. More only lets the fault that wants a page of it wait longer.
+fn queued_batch(missing: usize) -> usize {
+    missing.clamp(BATCH, BATCH_MAX)
+}
+
 /// What [`store`] did with a page.
 enum Stored {
     /// It is zero and needs no place.
@@ -90,17 +102,19 @@ struct Waiting {
     hash: u128,
 }
 
-/// Stores up to `want` of the oldest cached pages and frees their frames; while the process is above its limit, frames
-/// go back to the kernel. Returns the frames freed, and whether a device refused a page. Called by
-/// the writer and, in direct reclaim, by the pager. A fault on a page in writeback waits, so what is stored in memory is
-/// published page by page; only what a file takes waits for the others of its batch.
-pub fn write_some(e: &Engine, want: usize) -> (usize, bool) {
+/// Stores the oldest cached pages and frees their frames: until `want` have been stored in memory or `queue` (at most
+/// [`BATCH_MAX`]) wait for a file. While the process is above its limit, frames go back to the kernel. Returns the frames
+/// freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A fault on a page
+/// in writeback waits, so what is stored in memory is published page by page; only what a file takes waits for the others of
+/// its batch.
+pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
-    let mut waiting = [None::<Waiting>; BATCH];
+    let mut waiting = [None::<Waiting>; BATCH_MAX];
     let mut n = 0;
     let mut taken = [(Node(0), 0); TAKE];
-    while freed + n < want && n < BATCH && !refused {
-        let room = (want - freed - n).min(BATCH - n).min(TAKE);
+    let queue = queue.min(BATCH_MAX);
+    while freed < want && n < queue && !refused {
+        let room = (want - freed).min(queue - n).min(TAKE);
         let got = lock(&e.lru).take_for_writing(&e.table, &mut taken[..room]);
         if got == 0 {
             break;
@@ -164,12 +178,12 @@ fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
     let Some(first) = waiting.first().copied().flatten() else { return 0 };
     // SAFETY: as in `store`: the frames are ours while their pages are in writeback.
     let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frame(w.frame) }, w.hash) };
-    let mut pages = [page_of(first); BATCH];
+    let mut pages = [page_of(first); BATCH_MAX];
     for (page, w) in pages.iter_mut().zip(waiting.iter().flatten()) {
         *page = page_of(*w);
     }
-    let mut out = [None; BATCH];
-    let n = waiting.len().min(BATCH);
+    let mut out = [None; BATCH_MAX];
+    let n = waiting.len().min(BATCH_MAX);
     let result = e.space.store_queued(&pages[..n], &mut out[..n]);
     let error = result.err().unwrap_or(StoreError::Full);
     let mut stored = 0;
@@ -262,4 +276,14 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
     e.frames.put_empty(first, done);
     e.frames.put_free(first + done as FrameNo, n - done);
     e.budget.add(-resident.min(done as i64));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_for_a_file_grow_with_what_is_missing() {
+        assert_eq!([0, 31, 40, 64, 5000].map(queued_batch), [32, 32, 40, 64, 64]);
+    }
 }

@@ -56,12 +56,20 @@ fn what_is_asked_for_is_there_when_it_returns() {
                     true => region.advise(bytes(&pages), Advice::WillNeed),
                 };
                 asked.unwrap();
-                assert_eq!(present(&region, pages.clone()), 300, "{mode:?}");
                 let before = pager.stats().unwrap();
+                if mode == FaultMode::Signal {
+                    assert_eq!(present(&region, pages.clone()), 300);
+                }
                 pages.clone().for_each(|page| check(&region, page));
-                // Those that were there before are as cold as they were: reclaim, still at work, may take them.
-                let faults = pager.stats().unwrap().pgfault - before.pgfault;
-                assert!(faults <= there as u64, "{mode:?}: {faults} faults, {there} were there before");
+                // Those that were there before are as cold as they were: reclaim, still at work, may take them. In thread mode
+                // the policy may also have unmapped some again meanwhile; they are in the swap cache.
+                let after = pager.stats().unwrap();
+                let (read, faults) = (after.pswpin - before.pswpin, after.pgfault - before.pgfault);
+                assert!(read <= there as u64, "{mode:?}: {read} pages read, {there} were there before");
+                assert!(
+                    mode == FaultMode::Thread || faults <= there as u64,
+                    "{faults} faults, {there} were there before"
+                );
             }
         }
     }
