@@ -122,30 +122,6 @@ impl<T, M: Meter> Lock<T, M> {
         Guard { guard, site, since_ns: 0, meter: PhantomData }
     }
 
-    /// Takes the lock if it becomes free within some tens of nanoseconds: waits out a holder that runs, not one that sleeps.
-    #[inline]
-    pub fn lock_soon(&self, site: &'static Site) -> Option<Guard<'_, T, M>> {
-        const SPINS: u32 = if cfg!(loom) { 0 } else { 50 };
-        if let Some(guard) = self.try_lock(site) {
-            return Some(guard);
-        }
-        let from = if M::ON { M::now() } else { 0 };
-        for _ in 0..SPINS {
-            std::hint::spin_loop();
-            let guard = match self.inner.try_lock() {
-                Ok(guard) => guard,
-                Err(TryLockError::Poisoned(error)) => error.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            let now = if M::ON { M::now() } else { 0 };
-            if M::ON {
-                M::acquired(site, Some(now.saturating_sub(from)));
-            }
-            return Some(Guard { guard, site, since_ns: now, meter: PhantomData });
-        }
-        None
-    }
-
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self, site: &'static Site) -> Option<Guard<'_, T, M>> {

@@ -333,7 +333,7 @@ impl<M: Meter> Device<M> {
     pub(super) fn emptied(&self, index: u32, state: &mut State, pool: &TablePool<M>) {
         let Some(cluster) = self.cluster(index) else { return };
         let table = cluster.detach(state);
-        state.current = false;
+        state.leave();
         let discard = self.discard.load(Ordering::Relaxed) && self.writable.load(Ordering::Relaxed);
         self.relocate(index, state, if discard { Flag::Discard } else { Flag::Free }, &sites::DEVICE_RELOCATE);
         state.order = 0;

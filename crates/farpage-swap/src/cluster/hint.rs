@@ -8,6 +8,13 @@ use crate::sync::{AtomicU64, Ordering};
 
 const SLOT_BITS: u32 = 40;
 
+/// Who takes blocks: a CPU, by its hints, or all of them together.
+pub(super) type User = u16;
+/// No user.
+pub(super) const NOBODY: User = 0;
+/// All CPUs, at the one place of a rotational device.
+pub(super) const ALL: User = User::MAX;
+
 /// One CPU's hints: device number + 1 above the slot, 0 for none. Two cache lines, of which no other CPU has a part.
 #[repr(align(128))]
 struct Cpu([AtomicU64; ORDERS]);
@@ -36,6 +43,23 @@ impl Hints {
     pub(super) fn set(&self, cpu: usize, order: u8, next: Option<Entry>) {
         let raw = next.map_or(0, |next| (u64::from(next.device) + 1) << SLOT_BITS | next.slot);
         self.place(cpu, order).store(raw, Ordering::Relaxed);
+    }
+
+    /// The user that a CPU is.
+    pub(super) fn user(&self, cpu: usize) -> User {
+        (cpu % self.0.len()).min(usize::from(ALL) - 2) as User + 1
+    }
+
+    /// Whether a user goes on in this cluster with blocks of `order`: as of a moment ago.
+    pub(super) fn is_at(&self, user: User, order: u8, device: u8, cluster: u32) -> bool {
+        match user {
+            NOBODY => false,
+            ALL => true,
+            cpu => {
+                let hint = self.get(usize::from(cpu) - 1, order);
+                hint.is_some_and(|hint| hint.device == device && hint.cluster() == cluster)
+            }
+        }
     }
 
     /// Drops all hints to a device. One that is stored meanwhile does no harm.

@@ -10,6 +10,7 @@ mod lists;
 mod pending;
 mod ready;
 
+use super::ready::Stack;
 use super::*;
 use crate::lock::sites;
 use crate::sync::Arc;
@@ -81,8 +82,10 @@ pub(super) fn check(swap: &Swap<Frames>) {
                 listed.iter().filter(|(_, _, all)| all.contains(&index)).map(|(flag, ..)| *flag).collect();
             assert_eq!(on, [if state.flag == Flag::Holes { Flag::Full } else { state.flag }], "[4]");
             let stacks: Vec<u8> =
-                (0..ORDERS as u8).filter(|&order| device.ready_list(order).contains(&index)).collect();
+                (0..ORDERS as u8).filter(|&order| device.ready_list(Stack::Holes(order)).contains(&index)).collect();
             assert_eq!(stacks, Vec::from_iter(state.ready), "[4]");
+            let broken = device.ready_list(Stack::Broken);
+            assert_eq!(broken.iter().filter(|&&b| b == index).count(), usize::from(state.broken), "[4]");
             let words = (0..CLUSTER_SLOTS).map(|at| state.table.as_ref().map_or(Word::FREE, |t| t.word(at)));
             let (mut used, mut bad) = (0, 0);
             for word in words {

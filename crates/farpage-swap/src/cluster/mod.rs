@@ -31,7 +31,7 @@
 //! | `scan` | a search in one locked cluster; commit |
 //! | `search` | allocation: hint, devices in turn, lists in order |
 //! | `refs`, `cache` | counts and freeing; binding slots to frames, look-up |
-//! | `ready` | full clusters with holes |
+//! | `ready` | full clusters with holes, blocks of which single slots are free |
 //! | `pending` | frees that meet a lock and do not wait |
 //! | `reclaim`, `worker` | lazily freed slots and discards, in a search and in the background |
 //! | `live` | references to a device |
@@ -76,6 +76,7 @@ pub use swap::{DeviceOptions, DeviceRef, Stats, Swap, Swapoff, SwaponError};
 use crate::lock::Lock;
 use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
 use crate::table::{Table, Word};
+use hint::User;
 
 /// Devices at most.
 pub const DEVICES: usize = 32;
@@ -177,10 +178,13 @@ struct State {
     flag: Flag,
     /// The order it serves; 0 while empty.
     order: u8,
-    /// A CPU took it and goes on allocating here: frees need not offer it to others, its search wraps around.
-    current: bool,
+    /// Who took it last for blocks of its order, and who for single slots of larger ones. As long as they go on here (their
+    /// hints say so), frees need not offer it to others, and a search wraps around.
+    users: [User; 2],
     /// The order of the stack that it is on.
     ready: Option<u8>,
+    /// It is on the stack of clusters with broken blocks.
+    broken: bool,
     table: Option<Box<Table>>,
 }
 
@@ -194,19 +198,28 @@ struct Cluster<M> {
     pending: AtomicU64,
     /// List links, which belong to the device lock.
     links: Guarded,
-    /// The next cluster of the stack that it is on.
-    below: AtomicU32,
+    /// The next cluster of the stack of its order, and of that of broken blocks.
+    below: [AtomicU32; 2],
 }
 
 impl<M: crate::lock::Meter> Cluster<M> {
     fn new() -> Cluster<M> {
-        let state = State { count: 0, lazy: 0, flag: Flag::None, order: 0, current: false, ready: None, table: None };
+        let state = State {
+            count: 0,
+            lazy: 0,
+            flag: Flag::None,
+            order: 0,
+            users: [hint::NOBODY; 2],
+            ready: None,
+            broken: false,
+            table: None,
+        };
         Cluster {
             state: Lock::new(state),
             table: AtomicU64::new(0),
             pending: AtomicU64::new(0),
             links: Guarded::new(NIL, NIL),
-            below: AtomicU32::new(NIL),
+            below: [(); 2].map(|()| AtomicU32::new(NIL)),
         }
     }
 

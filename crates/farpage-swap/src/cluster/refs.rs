@@ -173,7 +173,7 @@ impl<E: Env> Swap<E> {
             return Freed { after: After::Nothing, discard: false };
         }
         state.count -= n as u16;
-        device.after_free(first.cluster(), state, first.place(), range, &self.tables);
+        device.after_free(first.cluster(), state, first.place(), range, &self.tables, &self.hints);
         let after = device.usage.sub(n as u64);
         Freed { after, discard: state.flag == Flag::Discard }
     }

@@ -4,7 +4,9 @@
 //! lazily freed slots); everything is checked again after that.
 
 use super::device::{Device, Taken};
+use super::hint::{NOBODY, User};
 use super::pending::Locked;
+use super::ready::Stack;
 use super::usage::After;
 use super::{CLUSTER_SLOTS, Entry, Env, Fill, Flag, State, Swap};
 use crate::lock::sites;
@@ -16,31 +18,53 @@ const RECLAIM_TRIES: usize = 4;
 
 impl State {
     /// Whether blocks of this order may be taken from the cluster now.
-    fn is_usable(&self, order: u8) -> bool {
-        let flag = matches!(self.flag, Flag::Nonfull | Flag::Frag) || (self.flag == Flag::Holes && self.current);
+    fn is_usable(&mut self, order: u8) -> bool {
+        let flag = matches!(self.flag, Flag::Nonfull | Flag::Frag)
+            || (self.flag == Flag::Holes && *self.user(order) != NOBODY);
         flag && (order == 0 || self.order == order)
+    }
+
+    /// Who took the cluster last for blocks of `order`, which may be 0 in a cluster of larger ones.
+    pub(super) fn user(&mut self, order: u8) -> &mut User {
+        &mut self.users[usize::from(order != self.order)]
+    }
+
+    /// Nobody goes on in it.
+    pub(super) fn leave(&mut self) {
+        self.users = [NOBODY; 2];
     }
 }
 
-/// Where a CPU should go on: the hint to store.
+/// What an allocation wants.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Want {
+    pub(super) order: u8,
+    pub(super) fill: Fill,
+    /// Who will go on where it is found.
+    pub(super) user: User,
+}
+
+/// Where a user should go on: the hint to store.
 pub(super) type Next = Option<Entry>;
 
 impl<E: Env> Swap<E> {
-    /// Takes a block of the cluster, looking from place `from` on. The cluster ends up on the right list, unlocked.
+    /// Takes a block of the cluster, looking from place `from` on. The cluster ends up on the right list, unlocked. `breaks`:
+    /// order 0 may take a slot of a whole larger block; without it, only if there seem to be no pieces anywhere.
     pub(super) fn scan(
         &self,
         device: &Device<E::Meter>,
         taken: Taken<'_, E::Meter>,
         from: usize,
-        order: u8,
-        fill: Fill,
+        want: Want,
+        breaks: bool,
     ) -> Result<(Entry, Next), ()> {
+        let order = want.order;
         let index = taken.index;
         let mut state = self.locked(device, taken);
         let n = 1usize << order;
         let mut tries = 0;
         let mut reclaim_from = 0;
-        loop {
+        let spared = loop {
             if !state.is_usable(order) {
                 return Err(());
             }
@@ -53,26 +77,29 @@ impl<E: Env> Swap<E> {
             }
             let room = CLUSTER_SLOTS - usize::from(state.count) >= n;
             let found = state.table.as_ref().filter(|_| room).and_then(|table| {
-                // A single slot in a cluster of larger blocks: rather from a block that is broken already.
-                let broken = (order < state.order).then(|| table.find_broken(from, usize::from(state.order))).flatten();
-                broken.or_else(|| table.find(from, usize::from(order)))
+                if order == state.order {
+                    return table.find(from, usize::from(order));
+                }
+                // A single slot in a cluster of larger blocks: from a block that is broken already, in whatever cluster.
+                let broken = table.find_broken(from, usize::from(state.order));
+                broken.or_else(|| table.find(from, 0).filter(|_| breaks || !device.has_pieces()))
             });
             if let Some(at) = found {
-                return Ok(self.commit(device, index, state, at, order, fill));
+                return Ok(self.commit(device, index, state, at, want));
             }
             // A block that only lazily freed slots are in the way of?
             let block = state.table.as_ref().filter(|_| state.lazy > 0 && tries < RECLAIM_TRIES);
             let block = block.and_then(|table| lazy_block(table, reclaim_from, n)).filter(|_| self.is_half_full());
-            let Some(at) = block else { break };
+            let Some(at) = block else { break room && order < state.order };
             drop(state);
             let first = Entry { device: device.index, slot: u64::from(index) * CLUSTER_SLOTS as u64 + at as u64 };
             self.reclaim_range(first, n);
             (tries, reclaim_from) = (tries + 1, at + n);
             state = self.lock(device, index, &sites::CLUSTER_HINT).ok_or(())?;
-        }
-        // Searched in vain: nothing to find here until something is freed.
-        state.current = false;
-        if state.flag != Flag::Holes {
+        };
+        // Searched in vain: nothing to find here until something is freed, but whole blocks perhaps.
+        *state.user(order) = NOBODY;
+        if state.flag != Flag::Holes && !spared {
             device.relocate(index, &mut state, Flag::Frag, &sites::DEVICE_RELOCATE);
         }
         Err(())
@@ -86,9 +113,9 @@ impl<E: Env> Swap<E> {
         index: u32,
         mut state: Locked<'_, E>,
         at: usize,
-        order: u8,
-        fill: Fill,
+        want: Want,
     ) -> (Entry, Next) {
+        let Want { order, fill, user } = want;
         let n = 1usize << order;
         let word = fill.word();
         if let Some(table) = &mut state.table {
@@ -103,10 +130,10 @@ impl<E: Env> Swap<E> {
         let after = device.usage.add(n as u64);
         let mut next = Some(Entry { slot: (base + ((at + n) % CLUSTER_SLOTS) as u64).max(1), ..entry });
         if usize::from(state.count) == CLUSTER_SLOTS {
-            state.current = false;
+            state.leave();
             next = None;
             let go_on = self.may_go_on(device.index);
-            let mut taken = if go_on && device.no_ready(order) {
+            let mut taken = if go_on && device.is_empty_stack(Stack::Holes(order)) {
                 device.relocate_full_and_isolate(index, &mut state, order)
             } else {
                 device.relocate(index, &mut state, Flag::Full, &sites::DEVICE_NEXT);
@@ -114,12 +141,12 @@ impl<E: Env> Swap<E> {
             };
             drop(state);
             if go_on && taken.is_none() {
-                taken = self.take_ready(device, order);
+                taken = self.take_ready(device, Stack::Holes(order));
             }
             if let Some(taken) = taken {
                 let slot = (u64::from(taken.index) * CLUSTER_SLOTS as u64).max(1);
                 next = Some(Entry { slot, ..entry });
-                self.locked(device, taken).current = true;
+                *self.locked(device, taken).user(order) = user;
             }
         } else {
             drop(state);

@@ -4,6 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | hint | yes | yes | takes the cluster's lock only |
 //! | full clusters with holes, then nonfull\[o\], all | yes | yes | packs the device; the former without its lock |
+//! | broken blocks | | yes | pieces before whole blocks, without the device lock |
 //! | free, then a cluster never used | yes | yes | |
 //! | reclaim one full cluster, if more than half of all is used; then nonfull\[o\] again | yes | yes | |
 //! | frag\[o\], one | yes | yes | the whole list would be a long search for little |
@@ -15,6 +16,9 @@
 //! CPUs go on at one place, under one lock, so that writes stay in order.
 
 use super::device::{Device, Taken};
+use super::hint::ALL;
+use super::ready::Stack;
+use super::scan::{Next, Want};
 use super::{CLUSTER_SLOTS, Entry, Env, Fill, Flag, ORDERS, Swap};
 use crate::lock::sites;
 use crate::sync::Ordering;
@@ -35,21 +39,23 @@ impl<E: Env> Swap<E> {
         if order > TOP {
             return None;
         }
+        let want = Want { order, fill, user: self.hints.user(cpu) };
         let hint = self.hints.get(cpu, order);
         if let Some(hint) = hint
             && let Some(device) = self.device(hint.device)
             && let Some(cluster) = device.cluster(hint.cluster())
-            && let Some(state) = cluster.state.lock_soon(&sites::CLUSTER_HINT)
+            && let Some(state) = cluster.state.try_lock(&sites::CLUSTER_HINT)
         {
-            // If somebody sleeps with the lock, another cluster does as well. No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
+            // If somebody has the lock, another cluster does as well: frees offer this one again, because the hint will be gone
+            // (`ready`). No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
             // `writable` and then takes each lock.
             let taken = Taken { index: hint.cluster(), cluster, state };
-            if let Ok((entry, next)) = self.scan(device, taken, hint.place(), order, fill) {
+            if let Ok((entry, next)) = self.scan(device, taken, hint.place(), want, false) {
                 self.hints.set(cpu, order, next);
                 return Some(entry);
             }
         }
-        self.alloc_slow(cpu, order, fill)
+        self.alloc_slow(cpu, want)
     }
 
     /// Takes a block of `2^order` slots or, failing that, of the largest order below it that is to be had. Returns the
@@ -59,7 +65,7 @@ impl<E: Env> Swap<E> {
     }
 
     #[cold]
-    fn alloc_slow(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
+    fn alloc_slow(&self, cpu: usize, want: Want) -> Option<Entry> {
         let mut waits = 0;
         loop {
             let mut tried = 0;
@@ -68,10 +74,10 @@ impl<E: Env> Swap<E> {
                     continue;
                 }
                 let found = if device.rotational.load(Ordering::Relaxed) {
-                    self.search_rotational(device, order, fill)
+                    self.search_rotational(device, Want { user: ALL, ..want })
                 } else {
-                    self.search(device, order, fill).map(|(entry, next)| {
-                        self.hints.set(cpu, order, next);
+                    self.search(device, want).map(|(entry, next)| {
+                        self.hints.set(cpu, want.order, next);
                         entry
                     })
                 };
@@ -80,7 +86,7 @@ impl<E: Env> Swap<E> {
                     return found;
                 }
             }
-            if order > 0 {
+            if want.order > 0 {
                 return None;
             }
             if !self.discard_all() && !self.reclaim_any() {
@@ -114,90 +120,103 @@ impl<E: Env> Swap<E> {
         devices.any(|device| self.settle_all(device))
     }
 
-    fn search_rotational(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<Entry> {
+    fn search_rotational(&self, device: &Device<E::Meter>, want: Want) -> Option<Entry> {
         let mut places = device.next.lock(&sites::ROTATIONAL);
-        let place = Entry { device: device.index, slot: places[usize::from(order)] };
+        let place = Entry { device: device.index, slot: places[usize::from(want.order)] };
         let cluster = device.cluster(place.cluster()).filter(|_| place.slot != 0);
         let here = cluster.and_then(|cluster| {
             let state = cluster.state.lock(&sites::CLUSTER_HINT);
-            self.scan(device, Taken { index: place.cluster(), cluster, state }, place.place(), order, fill).ok()
+            let taken = Taken { index: place.cluster(), cluster, state };
+            self.scan(device, taken, place.place(), want, false).ok()
         });
-        let (entry, next) = here.or_else(|| self.search(device, order, fill))?;
-        places[usize::from(order)] = next.map_or(0, |next| next.slot);
+        let (entry, next) = here.or_else(|| self.search(device, want))?;
+        places[usize::from(want.order)] = next.map_or(0, |next| next.slot);
         Some(entry)
     }
 
     /// The lists of one device in order.
-    fn search(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    fn search(&self, device: &Device<E::Meter>, want: Want) -> Option<(Entry, Next)> {
+        let order = want.order;
         let discard = device.discard.load(Ordering::Relaxed);
-        if discard && let Some(found) = self.try_free(device, order, fill) {
+        if discard && let Some(found) = self.try_free(device, want) {
             return Some(found);
         }
         if let Some(found) =
-            self.try_ready(device, order, order, fill).or_else(|| self.try_nonfull(device, order, fill))
+            self.try_stack(device, Stack::Holes(order), want).or_else(|| self.try_nonfull(device, want))
         {
             return Some(found);
         }
-        if !discard && let Some(found) = self.try_free(device, order, fill) {
+        if order == 0
+            && let Some(found) = self.try_stack(device, Stack::Broken, want)
+        {
+            return Some(found);
+        }
+        if !discard && let Some(found) = self.try_free(device, want) {
             return Some(found);
         }
         if self.is_half_full()
             && self.reclaim_full(device, 1) > 0
-            && let Some(found) = (self.try_ready(device, order, order, fill))
-                .or_else(|| self.try_list(device, Flag::Nonfull, order, order, fill))
-                .or_else(|| self.try_free(device, order, fill))
+            && let Some(found) = (self.try_stack(device, Stack::Holes(order), want))
+                .or_else(|| self.try_list(device, Flag::Nonfull, order, want))
+                .or_else(|| self.try_free(device, want))
         {
             return Some(found);
         }
         if order < TOP
-            && let Some(found) = self.try_list(device, Flag::Frag, order, order, fill)
+            && let Some(found) = self.try_list(device, Flag::Frag, order, want)
         {
             return Some(found);
         }
         if order > 0 {
-            let found = self.try_few(device, order, FEW_VISITS, fill);
-            if found.is_none() {
-                device.short_of_blocks.store(true, Ordering::Relaxed);
+            // Once that has failed, whole blocks go on a stack as soon as they are free.
+            if device.short_of_blocks.load(Ordering::Relaxed) {
+                return None;
             }
+            let found = self.try_few(device, FEW_VISITS, want);
+            device.short_of_blocks.store(found.is_none(), Ordering::Relaxed);
             return found;
         }
         for stolen in 1..TOP + 1 {
             for flag in [Flag::Frag, Flag::Nonfull] {
-                if let Some(found) = self.try_list(device, flag, stolen, 0, fill) {
+                if let Some(found) = self.try_list(device, flag, stolen, want) {
                     return Some(found);
                 }
             }
-            if let Some(found) = self.try_ready(device, stolen, 0, fill) {
+            if let Some(found) = self.try_stack(device, Stack::Holes(stolen), want) {
                 return Some(found);
             }
         }
         // What is free now is in clusters that are nearly full.
         let any = device.usage.in_use() < device.usage.capacity();
-        if any { self.try_few(device, 0, device.list_len(Flag::Full, 0), fill) } else { None }
+        if any { self.try_few(device, device.list_len(Flag::Full, 0), want) } else { None }
     }
 
-    /// Full clusters with holes that serve `of`: one that has no block stays where it is.
-    fn try_ready(&self, device: &Device<E::Meter>, of: u8, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    /// The clusters on top of a stack: one that has no such block stays where it is. From those with broken blocks nothing else
+    /// is taken.
+    fn try_stack(&self, device: &Device<E::Meter>, stack: Stack, want: Want) -> Option<(Entry, Next)> {
         for _ in 0..READY_VISITS {
-            let taken = self.take_ready(device, of)?;
-            if let Some(found) = self.scan_taken(device, taken, order, fill) {
+            let taken = self.take_ready(device, stack)?;
+            if let Some(found) = self.scan_taken(device, taken, want, stack != Stack::Broken) {
                 return Some(found);
             }
         }
         None
     }
 
-    pub(super) fn take_ready<'a>(&'a self, device: &'a Device<E::Meter>, order: u8) -> Option<Taken<'a, E::Meter>> {
-        device.take_ready(order, &sites::CLUSTER_ISOLATE, |cluster, index| self.settle(device, cluster, index))
+    pub(super) fn take_ready<'a>(&'a self, device: &'a Device<E::Meter>, stack: Stack) -> Option<Taken<'a, E::Meter>> {
+        device.take_ready(stack, &self.hints, &sites::CLUSTER_ISOLATE, |cluster, index| {
+            self.settle(device, cluster, index)
+        })
     }
 
-    fn try_few(&self, device: &Device<E::Meter>, order: u8, visits: u32, fill: Fill) -> Option<(Entry, Option<Entry>)> {
-        let taken = device.isolate_few(order, visits, |cluster, index| self.settle(device, cluster, index))?;
-        self.scan_taken(device, taken, order, fill)
+    fn try_few(&self, device: &Device<E::Meter>, visits: u32, want: Want) -> Option<(Entry, Next)> {
+        let taken = device.isolate_few(want.order, visits, |cluster, index| self.settle(device, cluster, index))?;
+        self.scan_taken(device, taken, want, true)
     }
 
     /// Each cluster of nonfull\[order\] once: one that has no block goes to frag.
-    fn try_nonfull(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    fn try_nonfull(&self, device: &Device<E::Meter>, want: Want) -> Option<(Entry, Next)> {
+        let order = want.order;
         if order == TOP {
             return None;
         }
@@ -205,7 +224,7 @@ impl<E: Env> Swap<E> {
         let mut limit = None;
         loop {
             let taken = device.isolate(Flag::Nonfull, order, Flag::Frag)?;
-            if let Some(found) = self.scan_taken(device, taken, order, fill) {
+            if let Some(found) = self.scan_taken(device, taken, want, true) {
                 return Some(found);
             }
             let left = limit.get_or_insert_with(|| device.list_len(Flag::Nonfull, order));
@@ -213,20 +232,14 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    fn try_list(
-        &self,
-        device: &Device<E::Meter>,
-        flag: Flag,
-        list: u8,
-        order: u8,
-        fill: Fill,
-    ) -> Option<(Entry, Option<Entry>)> {
+    fn try_list(&self, device: &Device<E::Meter>, flag: Flag, list: u8, want: Want) -> Option<(Entry, Next)> {
         let taken = device.isolate(flag, list, Flag::Frag)?;
-        self.scan_taken(device, taken, order, fill)
+        self.scan_taken(device, taken, want, true)
     }
 
     /// A free cluster, or one that was never used.
-    fn try_free(&self, device: &Device<E::Meter>, order: u8, fill: Fill) -> Option<(Entry, Option<Entry>)> {
+    fn try_free(&self, device: &Device<E::Meter>, want: Want) -> Option<(Entry, Next)> {
+        let order = want.order;
         let taken = match device.isolate(Flag::Free, order, Flag::Frag) {
             Some(mut taken) => {
                 taken.cluster.attach(&mut taken.state, self.tables.take());
@@ -237,18 +250,18 @@ impl<E: Env> Swap<E> {
         if order > 0 {
             device.short_of_blocks.store(false, Ordering::Relaxed);
         }
-        self.scan_taken(device, taken, order, fill)
+        self.scan_taken(device, taken, want, true)
     }
 
     fn scan_taken(
         &self,
         device: &Device<E::Meter>,
         mut taken: Taken<'_, E::Meter>,
-        order: u8,
-        fill: Fill,
-    ) -> Option<(Entry, Option<Entry>)> {
-        taken.state.current = true;
+        want: Want,
+        breaks: bool,
+    ) -> Option<(Entry, Next)> {
+        *taken.state.user(want.order) = want.user;
         debug_assert!(usize::from(taken.state.count) < CLUSTER_SLOTS);
-        self.scan(device, taken, 0, order, fill).ok()
+        self.scan(device, taken, 0, want, breaks).ok()
     }
 }

@@ -162,7 +162,7 @@ impl<E: Env> Swap<E> {
                 (last.place()..end).for_each(|at| table.set(at, Word::FREE));
                 state.count -= (end - last.place()) as u16;
             }
-            device.after_free(last.cluster(), state, last.place(), end - last.place(), &self.tables);
+            device.after_free(last.cluster(), state, last.place(), end - last.place(), &self.tables, &self.hints);
         }
         drop(state);
         self.enter(device, admin.priority[usize::from(device.index)], Some(slots - 1 - bad));
@@ -430,7 +430,9 @@ impl<E: Env> Swapoff<'_, E> {
                 table.clear();
                 self.swap.tables.give(table);
             }
-            (state.count, state.lazy, state.order, state.current, state.ready) = (0, 0, 0, false, None);
+            (state.count, state.lazy, state.order) = (0, 0, 0);
+            state.leave();
+            (state.ready, state.broken) = (None, false);
             state.flag = Flag::None;
         }
         let mut admin = self.swap.admin.lock(&sites::ADMIN);

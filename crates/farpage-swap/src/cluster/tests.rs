@@ -9,6 +9,7 @@ mod swapoff;
 mod threads;
 mod worker;
 
+use super::ready::Stack;
 use super::*;
 use crate::lock::sites;
 use crate::table::View;
@@ -66,7 +67,8 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             (lists.fresh, lists.limit, lists.bad.clone())
         };
         let listed = device.listed();
-        let ready: Vec<Vec<u32>> = (0..ORDERS as u8).map(|order| device.ready_list(order)).collect();
+        let ready: Vec<Vec<u32>> = (0..ORDERS as u8).map(|order| device.ready_list(Stack::Holes(order))).collect();
+        let broken = device.ready_list(Stack::Broken);
         let (mut in_use, mut all_lazy) = (0, 0);
         for index in 0..fresh {
             let cluster = device.cluster(index).unwrap();
@@ -108,6 +110,8 @@ pub(super) fn check<E: Env>(swap: &Swap<E>) {
             assert!(fits, "[5] {index}: {:?} with {used}", state.flag);
             let on: Vec<u8> = (0..ORDERS as u8).filter(|&order| ready[usize::from(order)].contains(&index)).collect();
             assert_eq!(on, Vec::from_iter(state.ready), "[4] {index}: on no stack but its own");
+            let times = broken.iter().filter(|&&other| other == index).count();
+            assert_eq!(times, usize::from(state.broken), "[4] {index}: on that of broken blocks");
         }
         assert_eq!(device.usage.in_use(), in_use, "[2]");
         assert_eq!(device.lazy.load(Ordering::Relaxed), all_lazy);

@@ -30,7 +30,7 @@ pub struct Load {
     /// How long it is measured, after a warm-up.
     pub time: Duration,
     /// With mixed orders: measured until all threads together went through so many changes of the share of large objects and
-    /// back, whatever the time, after half as many. 0: by time.
+    /// back, after four times as many, whatever the time: what is free falls to pieces slowly. 0: by time.
     pub periods: u64,
 }
 
@@ -251,8 +251,12 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                     let warm = Instant::now();
                     let churn = 4 * worker.objects.len() as u64;
                     let mut steps = 0;
-                    let periods = load.periods * load.phase();
-                    while steps < churn || warm.elapsed() < load.time / 2 || progress.load(Relaxed) < periods {
+                    let by_time = load.periods == 0;
+                    let is_warm = || match by_time {
+                        true => warm.elapsed() >= load.time / 2,
+                        false => progress.load(Relaxed) >= 8 * load.periods * load.phase(),
+                    };
+                    while !is_warm() || (by_time && steps < churn) {
                         worker.step(target);
                         steps += 1;
                         if steps.is_multiple_of(EXCHANGE_EVERY) && load.threads > 1 {

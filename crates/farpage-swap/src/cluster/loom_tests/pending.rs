@@ -83,10 +83,10 @@ fn met_by_a_search_of_a_stack() {
         assert_eq!(swap.put(slot(5), 1), Ok(1));
         let device = swap.device(0).unwrap();
         drop(device.isolate_few(0, 2, |_, _| ()).unwrap());
-        assert_eq!(device.ready_list(0), [1]);
+        assert_eq!(device.ready_list(Stack::Holes(0)), [1]);
         (swap, freed)
     }
-    against(passed, |swap| assert!(swap.take_ready(swap.device(0).unwrap(), 0).is_none()));
+    against(passed, |swap| assert!(swap.take_ready(swap.device(0).unwrap(), Stack::Holes(0)).is_none()));
 }
 
 #[test]

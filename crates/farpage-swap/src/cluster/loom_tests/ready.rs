@@ -25,7 +25,7 @@ fn two_frees_push_two_clusters() {
         assert_eq!(swap.put(all[0], 1), Ok(1));
         assert_eq!(thread.join().unwrap(), Ok(1));
         check(&swap);
-        assert_eq!(swap.device(0).unwrap().ready_list(0).len(), 2);
+        assert_eq!(swap.device(0).unwrap().ready_list(Stack::Holes(0)).len(), 2);
         assert!(swap.alloc(0, 0, Fill::Swapped).is_some() && swap.alloc(0, 0, Fill::Swapped).is_some());
         check(&swap);
     });
@@ -57,11 +57,53 @@ fn an_emptied_cluster_is_passed_over() {
     few_preemptions(|| {
         let (swap, all) = full();
         assert_eq!(swap.put(all[3], 1), Ok(1));
-        assert_eq!(swap.device(0).unwrap().ready_list(0), [1]);
+        assert_eq!(swap.device(0).unwrap().ready_list(Stack::Holes(0)), [1]);
         let other = swap.clone();
         let (first, rest) = (all[4], all[5]);
         let thread = thread::spawn(move || {
             assert_eq!((other.put(first, 1), other.put(rest, 2)), (Ok(1), Ok(2)));
+            other.alloc(1, 2, Fill::Swapped)
+        });
+        let mine = swap.alloc(0, 0, Fill::Swapped);
+        let whole = thread.join().unwrap();
+        assert!(mine.is_none_or(|mine| mine.slot / 4 == 1 && whole.is_none()), "[8] {mine:?} {whole:?}");
+        check(&swap);
+    });
+}
+
+/// [4], [8]: two slots of the same larger block are freed by two threads, and order 0 looks for them meanwhile: the cluster is
+/// pushed once, and nothing is given out twice or lost.
+#[test]
+fn a_block_is_broken_while_pieces_are_wanted() {
+    few_preemptions(|| {
+        let swap = swap(&[two_clusters()]);
+        let pairs = [swap.alloc(0, 1, Fill::Swapped).unwrap(), swap.alloc(0, 1, Fill::Swapped).unwrap()];
+        (0..3).for_each(|_| _ = take(&swap, 0));
+        assert_eq!(swap.put(pairs[0], 1), Ok(1));
+        let (other, freed) = (swap.clone(), pairs[1].offset(1));
+        let thread = thread::spawn(move || other.put(freed, 1));
+        let mine = take(&swap, 1);
+        assert_eq!(thread.join().unwrap(), Ok(1));
+        assert!(mine == pairs[0] || mine == freed, "[8] {mine:?}");
+        check(&swap);
+        let rest = take(&swap, 0);
+        assert!(rest != mine && swap.in_use(0) == 7, "[8], [11]");
+        check(&swap);
+    });
+}
+
+/// [4], [5]: a cluster that is on the stack of broken blocks is emptied and taken for another order while order 0 pops it.
+#[test]
+fn a_broken_block_is_gone_when_it_is_looked_for() {
+    few_preemptions(|| {
+        let swap = swap(&[two_clusters()]);
+        let pairs = [swap.alloc(0, 1, Fill::Swapped).unwrap(), swap.alloc(0, 1, Fill::Swapped).unwrap()];
+        (0..3).for_each(|_| _ = take(&swap, 0));
+        assert_eq!(swap.put(pairs[0], 1), Ok(1));
+        assert_eq!(swap.device(0).unwrap().ready_list(Stack::Broken), [1]);
+        let other = swap.clone();
+        let thread = thread::spawn(move || {
+            assert_eq!((other.put(pairs[0].offset(1), 1), other.put(pairs[1], 2)), (Ok(1), Ok(2)));
             other.alloc(1, 2, Fill::Swapped)
         });
         let mine = swap.alloc(0, 0, Fill::Swapped);

@@ -85,7 +85,7 @@ fn swap_a_search_looks_into_each_nonfull_cluster_once() {
     let device = swap.device(0).unwrap();
     // One slot of each block: nothing for order 4, and no cluster says so, though none is full.
     blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 1), Ok(1)));
-    assert_eq!((device.list_len(Flag::Nonfull, 4), device.ready_list(4).len()), (0, 0));
+    assert_eq!((device.list_len(Flag::Nonfull, 4), device.ready_list(Stack::Holes(4)).len()), (0, 0));
     assert_eq!(swap.alloc(1, 4, Fill::Swapped), None);
     // A search for holes in the full list moves some to frag; one by one, all of them.
     while device.list_len(Flag::Frag, 4) < 18 {
@@ -128,6 +128,74 @@ fn swap_single_slots_are_stolen_from_broken_blocks() {
 }
 
 #[test]
+fn swap_pieces_in_any_cluster_are_used_up_before_a_block_is_broken() {
+    // Twenty clusters of blocks; in each a whole block is free, and three slots of another one, last in the lowest cluster.
+    let swap = one(512 * 21);
+    let blocks: Vec<Entry> = (0..20 * 32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    while swap.in_use(0) < swap.capacity(0) {
+        swap.alloc(0, 0, Fill::Swapped).unwrap();
+    }
+    for cluster in blocks.chunks(32).rev() {
+        assert_eq!(swap.put(cluster[3], 16), Ok(16));
+        (2..5).for_each(|at| assert_eq!(swap.put(cluster[9].offset(at), 1), Ok(1)));
+    }
+    assert_eq!(swap.device(0).unwrap().ready_list(Stack::Broken).len(), 20);
+    check(&swap);
+    let pieces: Vec<Entry> = (0..60).map(|i| swap.alloc(i % 2, 0, Fill::Swapped).unwrap()).collect();
+    let of_broken = |entry: &&Entry| blocks.chunks(32).any(|c| (c[9].slot + 2..c[9].slot + 5).contains(&entry.slot));
+    assert_eq!(pieces.iter().filter(of_broken).count(), 60);
+    assert_eq!(
+        (0..20).filter(|_| swap.alloc(0, 4, Fill::Swapped).is_some()).count(),
+        20,
+        "no block was broken for them"
+    );
+    check(&swap);
+    // A block that is whole again is no piece.
+    assert_eq!((swap.put(blocks[70], 9), swap.put(blocks[70].offset(9), 7)), (Ok(9), Ok(7)));
+    assert_eq!(swap.put(blocks[600].offset(1), 1), Ok(1));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[600].offset(1)));
+    assert_eq!(swap.alloc(1, 4, Fill::Swapped), Some(blocks[70]));
+    check(&swap);
+}
+
+#[test]
+fn swap_a_cpu_that_breaks_blocks_stops_as_soon_as_there_are_pieces() {
+    let swap = one(512 * 3);
+    let blocks: Vec<Entry> = (0..2 * 32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    let singles: Vec<Entry> = (0..511).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    (8..12).for_each(|i| assert_eq!(swap.put(blocks[i], 16), Ok(16)));
+    let cluster = swap.alloc(0, 0, Fill::Swapped).unwrap().cluster();
+    let from = |n: usize| (0..n).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap().cluster()).collect::<HashSet<_>>();
+    assert_eq!(from(15 + 16), HashSet::from([cluster]), "nothing else is free: its hint goes on to the next block");
+    assert_eq!(swap.put_all(&singles[100..200]), (100, 0));
+    assert_eq!(from(100), HashSet::from([singles[100].cluster()]));
+    assert_eq!((0..3).filter(|_| swap.alloc(1, 4, Fill::Swapped).is_some()).count(), 2);
+    check(&swap);
+}
+
+#[test]
+fn swap_a_cluster_that_was_busy_when_its_user_came_is_offered_again() {
+    let swap = one(512 * 4);
+    let first: Vec<Entry> = (0..3 * 512 + 100).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
+    let (used, device) = (first.last().unwrap(), swap.device(0).unwrap());
+    let lock = device.cluster(used.cluster()).unwrap().state.lock(&sites::CLUSTER_ADMIN);
+    // Its user meets the lock, finds nothing else, and has no hint to it any more.
+    assert_eq!(swap.put_all(&first[600..700]), (100, 0));
+    assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.cluster()), Some(1));
+    drop(lock);
+    (0..98).for_each(|_| _ = swap.alloc(0, 0, Fill::Swapped).unwrap());
+    assert_eq!(swap.put(first[1600], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 1);
+    let next = || swap.alloc(0, 0, Fill::Swapped).map(|entry| entry.cluster());
+    assert_eq!([next(), next()], [Some(1), Some(used.cluster())], "the last free slot there, then here");
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 0);
+    check(&swap);
+    // While it goes on there, nobody else is sent there.
+    assert_eq!(swap.put(first[1601], 1), Ok(1));
+    assert_eq!(device.list_len(Flag::Nonfull, 0), 0);
+}
+
+#[test]
 fn swap_lower_orders_are_tried_before_single_slots() {
     let swap = one(512 * 3);
     let pair = swap.alloc(0, 1, Fill::Swapped).unwrap();
@@ -157,21 +225,25 @@ fn swap_nonfull_before_free_and_hints_follow() {
     // Slots 512 to 574: too few to be worth a search while there is so much room.
     let device = swap.device(0).unwrap();
     assert_eq!(swap.put(all[511], 63), Ok(63));
-    assert_eq!(device.ready_list(0), []);
+    assert_eq!(device.ready_list(Stack::Holes(0)), []);
     assert_eq!(swap.put(all[700], 1), Ok(1));
-    assert_eq!((device.ready_list(0), device.list_len(Flag::Full, 0)), (vec![1], 9));
+    assert_eq!((device.ready_list(Stack::Holes(0)), device.list_len(Flag::Full, 0)), (vec![1], 9));
     assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[511]), "another CPU takes it before a free one");
     assert_eq!(swap.alloc(1, 0, Fill::Swapped), Some(all[512]));
-    assert_eq!((device.ready_list(0), device.list_len(Flag::Full, 0)), (vec![], 9), "it stays on the full list");
+    assert_eq!(
+        (device.ready_list(Stack::Holes(0)), device.list_len(Flag::Full, 0)),
+        (vec![], 9),
+        "it stays on the full list"
+    );
     // Three more: the last one first, and a cluster that was emptied meanwhile is passed over.
     for i in [2, 3, 4] {
         assert_eq!(swap.put_all(&all[512 * i - 1..512 * i + 99]), (100, 0));
     }
-    assert_eq!(device.ready_list(0), [4, 3, 2]);
+    assert_eq!(device.ready_list(Stack::Holes(0)), [4, 3, 2]);
     assert_eq!(swap.put_all(&all[512 * 3 + 99..512 * 4 - 1]), (412, 0));
     (0..62 + 100).for_each(|_| assert!([1, 4].contains(&swap.alloc(1, 0, Fill::Swapped).unwrap().cluster())));
     assert_eq!(swap.alloc(1, 0, Fill::Swapped).map(|e| e.cluster()), Some(2));
-    assert_eq!(device.ready_list(0), []);
+    assert_eq!(device.ready_list(Stack::Holes(0)), []);
     check(&swap);
     assert_eq!(swap.alloc(0, 0, Fill::Swapped).map(|e| e.slot), Some(5001), "a hint goes on in its cluster");
     assert_eq!(swap.put(Entry { device: 0, slot: 4999 }, 1), Ok(1));
@@ -204,14 +276,14 @@ fn swap_a_device_short_of_large_blocks_packs_single_slots() {
     let all: Vec<Entry> = (1..512 * 7).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap()).collect();
     let device = swap.device(0).unwrap();
     assert_eq!(swap.put(all[600], 1), Ok(1));
-    assert_eq!(device.ready_list(0), [], "one slot is not worth a search");
+    assert_eq!(device.ready_list(Stack::Holes(0)), [], "one slot is not worth a search");
     let blocks: Vec<Entry> = std::iter::from_fn(|| swap.alloc(0, 4, Fill::Swapped)).collect();
     assert_eq!(swap.put(all[1200], 1), Ok(1));
-    assert_eq!(device.ready_list(0), [2], "it is, when large blocks are not to be had");
+    assert_eq!(device.ready_list(Stack::Holes(0)), [2], "it is, when large blocks are not to be had");
     assert_eq!(swap.put_all(&all[512..1535]), (1021, 2));
     assert!(swap.alloc(0, 9, Fill::Swapped).is_some() && !blocks.is_empty());
     assert_eq!(swap.put(all[2000], 1), Ok(1));
-    assert!(!device.ready_list(0).contains(&3), "there are empty clusters again");
+    assert!(!device.ready_list(Stack::Holes(0)).contains(&3), "there are empty clusters again");
     check(&swap);
 }
 
