@@ -71,7 +71,7 @@ pub(super) struct Device<M: Meter> {
     /// As an i32; for those who put it back on the list.
     pub(super) priority: AtomicU32,
     pub(super) live: Live,
-    /// Clusters of the full list that have free slots.
+    /// Clusters of the full list that have free slots; clusters of any list with pieces of larger blocks.
     pub(super) ready: Ready,
     /// Lazily freed slots: the sum over the clusters, so that nobody looks for them where there are none.
     pub(super) lazy: AtomicU64,

@@ -15,7 +15,7 @@ pub(super) const NOBODY: User = 0;
 /// All CPUs, at the one place of a rotational device.
 pub(super) const ALL: User = User::MAX;
 
-/// One CPU's hints: device number + 1 above the slot, 0 for none. Two cache lines, of which no other CPU has a part.
+/// One CPU's hints: device number + 1 above the slot, 0 for none. Two cache lines, to which no other CPU writes.
 #[repr(align(128))]
 struct Cpu([AtomicU64; ORDERS]);
 
@@ -27,9 +27,14 @@ impl Hints {
     }
 
     #[inline]
-    fn place(&self, cpu: usize, order: u8) -> &AtomicU64 {
+    fn index(&self, cpu: usize) -> usize {
         let len = self.0.len();
-        &self.0[if cpu < len { cpu } else { cpu % len }].0[usize::from(order)]
+        if cpu < len { cpu } else { cpu % len }
+    }
+
+    #[inline]
+    fn place(&self, cpu: usize, order: u8) -> &AtomicU64 {
+        &self.0[self.index(cpu)].0[usize::from(order)]
     }
 
     #[inline]
@@ -47,7 +52,7 @@ impl Hints {
 
     /// The user that a CPU is.
     pub(super) fn user(&self, cpu: usize) -> User {
-        (cpu % self.0.len()).min(usize::from(ALL) - 2) as User + 1
+        self.index(cpu).min(usize::from(ALL) - 2) as User + 1
     }
 
     /// Whether a user goes on in this cluster with blocks of `order`: as of a moment ago.

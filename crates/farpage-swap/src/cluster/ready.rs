@@ -7,8 +7,8 @@
 //! order.
 //!
 //! *Broken blocks.* A cluster of larger blocks of which single slots were freed is pushed on one more stack, whichever list
-//! it is on, unless the block is whole again. Order 0 looks there before it breaks another block (`scan`): what is free in
-//! pieces is used up before what is free in one piece. A cluster can be on this stack and on that of its order.
+//! it is on, unless the block is whole again. Order 0 looks there before it takes an empty cluster or breaks another block: what is
+//! free in pieces is used up before what is free in one piece. A cluster can be on this stack and on that of its order.
 //!
 //! The stacks are of the kind of Treiber (1986): a head with a number that counts changes, so that a pop whose cluster
 //! was popped and pushed by others meanwhile fails. Locks: a cluster is pushed, and told that it was popped, under its own
@@ -205,13 +205,6 @@ impl<M: Meter> Device<M> {
         } else {
             self.relocate(index, state, Flag::Nonfull, &sites::DEVICE_RELOCATE);
         }
-    }
-
-    /// Whether order 0 may find a slot without breaking a whole block, or a search may: as of a moment ago.
-    pub(super) fn has_pieces(&self) -> bool {
-        !self.is_empty_stack(Stack::Broken)
-            || !self.is_empty_stack(Stack::Holes(0))
-            || self.list_len(Flag::Nonfull, 0) > 0
     }
 
     /// Whether so many free slots make a full cluster worth a search: as many as the device's clusters have on average, or

@@ -49,7 +49,7 @@ pub(super) type Next = Option<Entry>;
 
 impl<E: Env> Swap<E> {
     /// Takes a block of the cluster, looking from place `from` on. The cluster ends up on the right list, unlocked. `breaks`:
-    /// order 0 may take a slot of a whole larger block; without it, only if there seem to be no pieces anywhere.
+    /// order 0 may take a slot of a whole larger block.
     pub(super) fn scan(
         &self,
         device: &Device<E::Meter>,
@@ -82,15 +82,19 @@ impl<E: Env> Swap<E> {
                 }
                 // A single slot in a cluster of larger blocks: from a block that is broken already, in whatever cluster.
                 let broken = table.find_broken(from, usize::from(state.order));
-                broken.or_else(|| table.find(from, 0).filter(|_| breaks || !device.has_pieces()))
+                broken.or_else(|| table.find(from, 0).filter(|_| breaks))
             });
             if let Some(at) = found {
                 return Ok(self.commit(device, index, state, at, want));
             }
+            // Whole blocks that are to be spared.
+            if room && order < state.order {
+                break true;
+            }
             // A block that only lazily freed slots are in the way of?
             let block = state.table.as_ref().filter(|_| state.lazy > 0 && tries < RECLAIM_TRIES);
             let block = block.and_then(|table| lazy_block(table, reclaim_from, n)).filter(|_| self.is_half_full());
-            let Some(at) = block else { break room && order < state.order };
+            let Some(at) = block else { break false };
             drop(state);
             let first = Entry { device: device.index, slot: u64::from(index) * CLUSTER_SLOTS as u64 + at as u64 };
             self.reclaim_range(first, n);

@@ -191,8 +191,8 @@ impl<E: Env> Swap<E> {
         if any { self.try_few(device, device.list_len(Flag::Full, 0), want) } else { None }
     }
 
-    /// The clusters on top of a stack: one that has no such block stays where it is. From those with broken blocks nothing else
-    /// is taken.
+    /// The clusters on top of a stack: one that has no such block stays where it is. Of those with broken blocks no other is
+    /// broken.
     fn try_stack(&self, device: &Device<E::Meter>, stack: Stack, want: Want) -> Option<(Entry, Next)> {
         for _ in 0..READY_VISITS {
             let taken = self.take_ready(device, stack)?;

@@ -150,11 +150,30 @@ fn swap_pieces_in_any_cluster_are_used_up_before_a_block_is_broken() {
         "no block was broken for them"
     );
     check(&swap);
-    // A block that is whole again is no piece.
-    assert_eq!((swap.put(blocks[70], 9), swap.put(blocks[70].offset(9), 7)), (Ok(9), Ok(7)));
+    // A block that is whole again is no piece, also where its cluster is first on the stack.
     assert_eq!(swap.put(blocks[600].offset(1), 1), Ok(1));
+    assert_eq!((swap.put(blocks[70], 9), swap.put(blocks[70].offset(9), 7)), (Ok(9), Ok(7)));
     assert_eq!(swap.alloc(0, 0, Fill::Swapped), Some(blocks[600].offset(1)));
     assert_eq!(swap.alloc(1, 4, Fill::Swapped), Some(blocks[70]));
+    check(&swap);
+}
+
+#[test]
+fn swap_no_block_is_broken_while_there_are_empty_clusters() {
+    let swap = one(512 * 40);
+    let blocks: Vec<Entry> = (0..32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
+    // The rest of the header's cluster.
+    (0..511).for_each(|_| _ = swap.alloc(0, 0, Fill::Swapped).unwrap());
+    blocks.iter().skip(16).for_each(|&block| assert_eq!(swap.put(block, 16), Ok(16)));
+    assert_eq!(swap.put(blocks[3].offset(5), 1), Ok(1));
+    // One piece, then a cluster of its own.
+    let places: Vec<Entry> = (0..100).map(|_| swap.alloc(1, 0, Fill::Swapped).unwrap()).collect();
+    assert_eq!(places[0], blocks[3].offset(5));
+    assert!(places[1..].iter().all(|place| place.cluster() != blocks[0].cluster()));
+    assert_eq!(
+        (0..16).filter(|_| swap.alloc(0, 4, Fill::Swapped).unwrap().cluster() == blocks[0].cluster()).count(),
+        16
+    );
     check(&swap);
 }
 
@@ -166,7 +185,7 @@ fn swap_a_cpu_that_breaks_blocks_stops_as_soon_as_there_are_pieces() {
     (8..12).for_each(|i| assert_eq!(swap.put(blocks[i], 16), Ok(16)));
     let cluster = swap.alloc(0, 0, Fill::Swapped).unwrap().cluster();
     let from = |n: usize| (0..n).map(|_| swap.alloc(0, 0, Fill::Swapped).unwrap().cluster()).collect::<HashSet<_>>();
-    assert_eq!(from(15 + 16), HashSet::from([cluster]), "nothing else is free: its hint goes on to the next block");
+    assert_eq!(from(15 + 16), HashSet::from([cluster]), "nothing else is free: it goes on to the next block");
     assert_eq!(swap.put_all(&singles[100..200]), (100, 0));
     assert_eq!(from(100), HashSet::from([singles[100].cluster()]));
     assert_eq!((0..3).filter(|_| swap.alloc(1, 4, Fill::Swapped).is_some()).count(), 2);
