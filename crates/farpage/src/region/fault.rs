@@ -8,7 +8,8 @@
 use super::demand;
 use super::inner::{Inner, count, lock};
 use super::lists::Coming;
-use super::word::{Hint, Seen, State};
+use super::trend::Trend;
+use super::word::{Access, Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::device::LoadError;
 use crate::page_table::FrameNo;
@@ -74,7 +75,9 @@ impl Inner {
                     // (`madvise`): zeros, then, which nobody can write before the page is not busy any more.
                     count(&self.surprises, 1);
                     // SAFETY: an absent page of a region, busy; the zeros are long enough.
-                    let _ = unsafe { self.uffd.copy_protected(self.space.addr(page), super::inner::zeros()) };
+                    let _ = unsafe {
+                        self.uffd.copy_pages_protected(self.space.addr(page), super::inner::zeros(), PAGE_SIZE)
+                    };
                     return Served::Done;
                 }
                 word.wait();
@@ -90,9 +93,9 @@ impl Inner {
             count(&self.stat.pgfault, 1);
             match seen.state() {
                 State::None => self.zero_fill(page, seen),
-                State::Cached(f) => self.refault(page, seen, f),
+                State::Cached(f) => self.refault(page, seen, f, write),
                 State::Swapped(_) => {
-                    if let Err(error) = self.swap_in(page, seen) {
+                    if let Err(error) = self.swap_in(page, seen, write) {
                         return Served::Lost(error);
                     }
                 }
@@ -113,7 +116,7 @@ impl Inner {
                 // It had been counted all the time. The new page can be written, whatever the word said of the old one.
                 (1, _) => {
                     self.held.fetch_sub(1, Relaxed);
-                    seen = seen.with_writable(true);
+                    seen = seen.writable();
                 }
                 (_, Err(Refused::Present | Refused::Changing)) => {}
                 (_, other) => self.lost(page, other.err()),
@@ -123,7 +126,10 @@ impl Inner {
             count(&self.stat.wp_fault, 1);
             // EAGAIN would show as the same fault once more.
             let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
-            seen = seen.with_writable(true);
+            if seen.is_unwritten() {
+                self.readahead.trend(page, Trend::written);
+            }
+            seen = seen.writable();
         }
         self.space.word(page).unlock(seen, seen.state());
     }
@@ -169,11 +175,18 @@ impl Inner {
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
     fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> State) {
-        self.settle_ahead(claimed, done, |i| (to(i), 0));
+        self.settle_ahead(claimed, done, Access::Writable, |i| (to(i), 0));
     }
 
-    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there).
-    pub(super) fn settle_ahead(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> (State, u16)) {
+    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there). `access`: how
+    /// they came in.
+    pub(super) fn settle_ahead(
+        &self,
+        claimed: &mut Claimed,
+        done: usize,
+        access: Access,
+        to: impl Fn(usize) -> (State, u16),
+    ) {
         // One lot for all that comes together: what is read in one go stays or leaves in one go.
         let was_out = |seen: &Option<Seen>| matches!(seen.map(Seen::state), Some(State::Swapped(_)));
         let shadow = Some(self.space.shadow(claimed.first)).filter(|_| done > 0 && was_out(&claimed.seen[0]));
@@ -183,7 +196,7 @@ impl Inner {
         if back > 0 {
             self.swapped.fetch_sub(back as i64, Relaxed);
         }
-        claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_writable(true));
+        claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_access(access));
         let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
             let ahead = matches!(to(i).0, State::Cached(_));
             seen.map(|_| Coming { page: claimed.first + i as u32, rank, ahead })
@@ -292,16 +305,18 @@ impl Inner {
         }
     }
 
-    /// A page of the swap cache is wanted back.
-    fn refault(&self, page: u32, seen: Seen, f: FrameNo) {
+    /// A page of the swap cache is wanted back, perhaps to `write` it.
+    fn refault(&self, page: u32, seen: Seen, f: FrameNo, write: bool) {
         let entry = self.take_frame_entry(f);
         let copies = self.sweeps && self.room() > 0;
         self.held.fetch_add(i64::from(copies), Relaxed);
-        self.bring_in(page, f, 1, copies);
+        // Read ahead and not touched yet: it is what its entry says.
+        let protect = seen.credit() > 0 && !write && self.stays_unwritten(page);
+        let access = self.bring_in(page, f, 1, copies, protect);
         count(&self.stat.workingset_refault_cached, 1);
         let (cached, credit) = (seen, seen.credit());
         self.lists.lock().refault(&self.space, page, cached);
-        self.space.word(page).unlock(seen.with_writable(true), State::Mapped(entry));
+        self.space.word(page).unlock(seen.with_access(access), State::Mapped(entry));
         Stat::add_hits(&self.stat.swap_ra_hit, &self.stat.swap_ra, credit.into());
         if let Some(next) = self.readahead.on_hit(page, cached) {
             self.ahead.post(next);

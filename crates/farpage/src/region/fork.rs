@@ -276,7 +276,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
             let seen = word.look();
             if let State::Mapped(_) = seen.state() {
                 let seen = word.lock();
-                word.unlock(seen.with_writable(true), seen.state());
+                word.unlock(seen.writable(), seen.state());
             }
         }
         let mut touched = None;

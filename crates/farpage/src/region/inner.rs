@@ -188,7 +188,7 @@ impl Inner {
     /// A page of a region that is there although nobody put it there: it counts from now on.
     pub fn found(&self, page: u32) {
         let Some(seen) = self.space.word(page).try_lock() else { return };
-        let seen = seen.with_writable(true);
+        let seen = seen.writable();
         self.space.set_rank(page, Rank::NEW);
         self.lists.lock().set.map(&self.space, page, Rank::NEW);
         self.held.fetch_add(1, Relaxed);

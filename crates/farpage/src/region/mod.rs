@@ -33,6 +33,7 @@
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork` | forks: children without regions, or with a copy |
+//! | `trend` | whether what comes in is written |
 //! | `supply` | frames and room for pages that come in |
 //! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
 //! | `stat` | the page with the counters, which `farpage stat` reads |
@@ -53,6 +54,7 @@ mod supply;
 mod swap_in;
 mod take_out;
 mod thread_mode;
+mod trend;
 mod view;
 mod word;
 
@@ -383,7 +385,7 @@ impl Region {
             }
             let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
             let pinned = seen.with_pins(seen.pins() + u32::from(!full));
-            word.unlock(if full { seen } else { pinned.with_writable(true) }, seen.state());
+            word.unlock(if full { seen } else { pinned.writable() }, seen.state());
             if full {
                 return Err(Error::PinLimit(range.end - range.start)); // what was pinned goes with the guard
             }

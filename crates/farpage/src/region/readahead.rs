@@ -15,6 +15,7 @@
 
 use super::inner::{Inner, lock};
 use super::space::Mapping;
+use super::trend::Trend;
 use super::word::{Hint, Seen, State};
 use super::{Error, Region};
 use crate::device::Entry;
@@ -78,6 +79,8 @@ struct Map {
     ra: AtomicU64,
     hit: AtomicU64,
     window: AtomicU32,
+    /// Whether what comes in is written.
+    trend: Trend,
     /// Its pages come from a device that is waited for: the background costs no CPU time then.
     queued: AtomicBool,
 }
@@ -95,6 +98,7 @@ impl Map {
             ra: AtomicU64::new(0),
             hit: AtomicU64::new(0),
             window: AtomicU32::new(0),
+            trend: Trend::default(),
             queued: AtomicBool::new(false),
         }
     }
@@ -211,6 +215,11 @@ impl Readahead {
     /// The page that was stored in a slot last, perhaps.
     pub fn page_of(&self, entry: Entry) -> u32 {
         self.owner(entry).load(Relaxed)
+    }
+
+    /// `f` with what is known of writes to the region around `page`.
+    pub fn trend<R>(&self, page: u32, f: impl FnOnce(&Trend) -> R) -> Option<R> {
+        self.with(page, |m| f(&m.trend))
     }
 
     /// Whether every page read ahead around `page` is left unmapped.

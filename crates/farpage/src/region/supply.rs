@@ -13,7 +13,7 @@
 use super::demand;
 use super::fault::RUN;
 use super::inner::{Inner, ZERO_PAGES, count};
-use super::word::State;
+use super::word::{Access, State};
 use crate::PAGE_SIZE;
 use crate::page_table::FrameNo;
 use crate::sys::futex;
@@ -149,20 +149,36 @@ impl Inner {
     }
 
     /// Brings `n` pages from the caller's frames to `page` and up, as the supply says; the frames are the caller's no
-    /// longer. All of them, unless the mapping is broken.
-    pub(super) fn bring_in(&self, page: u32, first: FrameNo, n: usize, copies: bool) {
-        if copies { self.copy_in(page, first, n) } else { self.move_in(page, first, n) }
+    /// longer. All of them, unless the mapping is broken. `protect`: write-protected, if that can be had.
+    pub(super) fn bring_in(&self, page: u32, first: FrameNo, n: usize, copies: bool, protect: bool) -> Access {
+        if copies {
+            self.copy_in(page, first, n, protect);
+            return if protect { Access::Unwritten } else { Access::Writable };
+        }
+        self.move_in(page, first, n);
+        // What is moved in can be written, and is by those who do not have to ask for it. From here on whoever writes waits for
+        // the page's word.
+        match protect && self.uffd.write_protect(self.space.addr(page), n * PAGE_SIZE, true).is_ok() {
+            true => Access::Protected,
+            false => Access::Writable,
+        }
     }
 
     /// Copies `n` owned frames into new pages at `page`; the frames are free again. The new pages have been counted
     /// already.
-    fn copy_in(&self, page: u32, first: FrameNo, n: usize) {
+    fn copy_in(&self, page: u32, first: FrameNo, n: usize, protect: bool) {
         let mut done = 0;
         while done < n {
             let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
             let len = (n - done) * PAGE_SIZE;
-            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames.
-            let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, len, true) };
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames. All pages of regions that are
+            // protected are registered for that (signal mode).
+            let (bytes, result) = unsafe {
+                match protect {
+                    true => self.uffd.copy_pages_protected(dst, src, len),
+                    false => self.uffd.copy_pages(dst, src, len, true),
+                }
+            };
             done += bytes / PAGE_SIZE;
             match result {
                 Ok(()) | Err(Refused::Changing) => {}

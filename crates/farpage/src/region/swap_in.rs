@@ -8,7 +8,8 @@ use super::fault::{CHUNK, Claimed};
 use super::inner::{Inner, count};
 use super::readahead::{Plan, SLOT_WINDOW};
 use super::supply::Supply;
-use super::word::{BY_SLOT, Seen, State};
+use super::trend::Trend;
+use super::word::{Access, BY_SLOT, Seen, State};
 use crate::device::{Entry, LoadError, Page};
 use crate::page_table::FrameNo;
 use crate::sys::raw::{fatal, message_fmt};
@@ -73,25 +74,26 @@ impl Marks {
 }
 
 impl Inner {
-    /// Brings a swapped page in, and what is to be read with it.
+    /// Brings a swapped page in, and what is to be read with it; `write`: to be written at once.
     ///
     /// # Errors
     /// It cannot be read back; it stays on its device, and a message has said so.
-    pub(super) fn swap_in(&self, page: u32, seen: Seen) -> Result<(), LoadError> {
+    pub(super) fn swap_in(&self, page: u32, seen: Seen, write: bool) -> Result<(), LoadError> {
         let State::Swapped(entry) = seen.state() else {
             self.space.word(page).unlock(seen, seen.state());
             return Ok(());
         };
         let queued = !self.swap.is_synchronous(entry);
         let rotational = queued && self.swap.is_rotational(entry);
+        let protect = !write && self.stays_unwritten(page);
         let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational) {
             Plan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
             Plan::Pages(window) if window.stride > 1 => {
-                let result = self.swap_in_window(page, seen, Window::single(page.into()), queued);
-                self.read_strided(&window, false);
+                let result = self.swap_in_window(page, seen, Window::single(page.into()), queued, protect);
+                self.read_strided(&window, false, protect);
                 result
             }
-            Plan::Pages(window) => self.swap_in_window(page, seen, window, queued),
+            Plan::Pages(window) => self.swap_in_window(page, seen, window, queued, protect),
         };
         count(&self.stat.pgmajfault, 1);
         if queued {
@@ -105,7 +107,14 @@ impl Inner {
     }
 
     /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for.
-    fn swap_in_window(&self, page: u32, seen: Seen, whole: Window, queued: bool) -> Result<(), LoadError> {
+    fn swap_in_window(
+        &self,
+        page: u32,
+        seen: Seen,
+        whole: Window,
+        queued: bool,
+        protect: bool,
+    ) -> Result<(), LoadError> {
         let mut window = whole;
         if window.pages > SYNC_MAX {
             let first = u64::from(page);
@@ -122,7 +131,7 @@ impl Inner {
             }
             let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
             waited |= claimed.len > 0;
-            match self.load(&mut claimed, must, marks, false) {
+            match self.load(&mut claimed, must, marks, false, protect) {
                 Ok(n) => n,
                 Err(Nothing::Unreadable(error)) if must => {
                     lost = Err(error);
@@ -183,7 +192,7 @@ impl Inner {
             taken.iter().flatten().for_each(|(at, seen, _)| self.space.word(*at).unlock(*seen, seen.state()));
             return Err(error);
         }
-        self.bring_in(page, first, 1, copies);
+        self.bring_in(page, first, 1, copies, false);
         count(&self.stat.pswpin, loaded);
         count(&self.stat.swap_ra, loaded - 1);
         for (i, (at, seen, e)) in (0..).zip(taken.into_iter().flatten()) {
@@ -192,14 +201,14 @@ impl Inner {
             let f = first + i as FrameNo;
             if i == 0 {
                 let kept = self.kept(e);
-                self.settle_ahead(&mut claimed, 1, |_| (State::Mapped(kept), 0));
+                self.settle_ahead(&mut claimed, 1, Access::Writable, |_| (State::Mapped(kept), 0));
             } else {
                 let done = usize::from(i < loaded);
                 if done > 0 {
                     self.frame_entry[f as usize].store(e.raw(), Relaxed);
                     self.readahead.read(at, 1);
                 }
-                self.settle_ahead(&mut claimed, done, |_| (State::Cached(f), 1 | BY_SLOT));
+                self.settle_ahead(&mut claimed, done, Access::Writable, |_| (State::Cached(f), 1 | BY_SLOT));
             }
         }
         Ok(())
@@ -208,10 +217,11 @@ impl Inner {
     /// Brings the swapped pages of a window in, in a thread of the pager; waits a little for frames.
     pub fn read_ahead(&self, window: &Window) {
         if window.stride > 1 {
-            return self.read_strided(window, true);
+            return self.read_strided(window, true, self.stays_unwritten(window.start as u32));
         }
         let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
         let marks = Marks::of(self.readahead.is_exact(low));
+        let protect = self.stays_unwritten(low);
         let chunks = (high - low.min(high)).div_ceil(CHUNK as u32);
         for chunk in 0..chunks {
             // The program comes from the other side if it goes down.
@@ -229,7 +239,7 @@ impl Inner {
                     at += 1; // present, or busy: somebody else brings it in
                     continue;
                 }
-                match self.load(&mut claimed, false, marks, true) {
+                match self.load(&mut claimed, false, marks, true, protect) {
                     Ok(n) => at += n as u32,
                     Err(Nothing::Unreadable(_)) => at += 1,
                     Err(Nothing::NoFrame) if waits < WAITS => {
@@ -243,7 +253,7 @@ impl Inner {
     }
 
     /// Brings the swapped pages of a strided window in, one by one; the last of them is the marker.
-    fn read_strided(&self, window: &Window, background: bool) {
+    fn read_strided(&self, window: &Window, background: bool, protect: bool) {
         let exact = self.readahead.is_exact(window.start as u32);
         let claim = |page: u64, marks: Marks| -> usize {
             let wanted = |state| matches!(state, State::Swapped(_));
@@ -251,7 +261,7 @@ impl Inner {
                 return 0;
             }
             let mut claimed = self.claim(page as u32, None, 1, wanted);
-            if claimed.len == 0 { 0 } else { self.load(&mut claimed, false, marks, background).unwrap_or(0) }
+            if claimed.len == 0 { 0 } else { self.load(&mut claimed, false, marks, background, protect).unwrap_or(0) }
         };
         // A quarter of the way in: early enough for the next window.
         let order = || window.iter().map(Some).chain([None]);
@@ -267,12 +277,19 @@ impl Inner {
     }
 
     /// Loads and places the pages of a claim, as many as there are frames for; at least the first if `must`. How many.
-    /// Without `background`, no more than one I/O is waited for.
-    fn load(&self, claimed: &mut Claimed, must: bool, marks: Marks, background: bool) -> Result<usize, Nothing> {
+    /// Without `background`, no more than one I/O is waited for. `protect`: write-protected, if that can be had.
+    fn load(
+        &self,
+        claimed: &mut Claimed,
+        must: bool,
+        marks: Marks,
+        background: bool,
+        protect: bool,
+    ) -> Result<usize, Nothing> {
         let n = claimed.len;
         let supply = if n > 0 { self.supply(n, must) } else { None };
         let Some(Supply { first, len: got, copies }) = supply else {
-            self.settle_ahead(claimed, 0, |_| (State::None, 0));
+            self.settle_ahead(claimed, 0, Access::Writable, |_| (State::None, 0));
             return Err(Nothing::NoFrame);
         };
         let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
@@ -287,7 +304,7 @@ impl Inner {
             // What stays in a frame has no copy.
             self.held.fetch_sub((got - loaded) as i64 + i64::from(markers.count_ones()), Relaxed);
         }
-        let mut i = 0;
+        let (mut i, mut access) = (0, Access::Unwritten);
         while i < loaded {
             let is_marker = |i: usize| markers >> i & 1 == 1;
             if is_marker(i) {
@@ -298,7 +315,7 @@ impl Inner {
             }
             let run = (i..loaded).take_while(|i| !is_marker(*i)).count();
             let (at, from) = (claimed.first + i as u32, first + i as FrameNo);
-            self.bring_in(at, from, run, copies);
+            access = access.min(self.bring_in(at, from, run, copies, protect));
             i += run;
         }
         let kept = |i: usize| entries[i].and_then(|entry| self.kept(entry));
@@ -313,7 +330,7 @@ impl Inner {
         if ahead > 0 {
             self.readahead.read(claimed.first, ahead);
         }
-        self.settle_ahead(claimed, loaded, |i| match markers >> i & 1 {
+        self.settle_ahead(claimed, loaded, access, |i| match markers >> i & 1 {
             1 => (State::Cached(first + i as FrameNo), credit),
             _ => (State::Mapped(mapped[i]), 0),
         });
@@ -364,6 +381,11 @@ impl Inner {
         }
         // SAFETY: the first n were just written, and a MaybeUninit has the layout of its content.
         f(unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<&mut Page>(), n) })
+    }
+
+    /// Whether a page that comes in to be read shall come in write-protected.
+    pub(super) fn stays_unwritten(&self, page: u32) -> bool {
+        self.sweeps && self.readahead.trend(page, Trend::stays_unwritten).unwrap_or(false)
     }
 
     /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.

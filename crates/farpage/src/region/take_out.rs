@@ -3,7 +3,8 @@
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
 //! Pages that are writable are write-protected all at once, region by region ([`Inner::protect_all`]), which happens
-//! about once in the time in which all of probation goes by.
+//! about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not written needs
+//! neither that nor a look at its content.
 //!
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
@@ -225,7 +226,14 @@ impl Inner {
             // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
             let old = if let State::Mapped(entry) = seen.state() { entry } else { None };
-            match self.copy_of(content, old) {
+            let found = match old {
+                Some(old) if seen.is_unwritten() && self.is_present(page) => {
+                    self.unchanged(page, true);
+                    Ok(State::Swapped(old))
+                }
+                _ => self.copy_of(page, content, old),
+            };
+            match found {
                 Ok(to) => {
                     if let State::Swapped(entry) = to {
                         self.readahead.stored(page, entry);
@@ -250,7 +258,7 @@ impl Inner {
                 self.free_entry(entry);
             }
             let Some(entry) = entry.filter(|_| !torn) else {
-                self.put_back(&[(page, seen.with_writable(true))], true);
+                self.put_back(&[(page, seen.writable())], true);
                 continue;
             };
             if let State::Mapped(old) = seen.state() {
@@ -313,7 +321,7 @@ impl Inner {
     }
 
     /// Looks whether a page needs no new copy: what its word will say then. Else its hash.
-    fn copy_of(&self, content: &Page, old: Option<Entry>) -> Result<State, u128> {
+    fn copy_of(&self, page: u32, content: &Page, old: Option<Entry>) -> Result<State, u128> {
         if is_zero(content) {
             count(&self.stat.swpout_zero, 1);
             self.free_entry(old);
@@ -322,12 +330,23 @@ impl Inner {
         let hash = self.key.hash(content);
         let Some(old) = old else { return Err(hash) };
         let same = self.swap.check(old) == Some(hash);
-        self.clean.note(same);
-        if !same {
-            return Err(hash);
-        }
-        count(&self.stat.swpout_clean, 1);
-        Ok(State::Swapped(old))
+        self.unchanged(page, same);
+        if same { Ok(State::Swapped(old)) } else { Err(hash) }
+    }
+
+    /// A page that had come in leaves: was it unchanged?
+    fn unchanged(&self, page: u32, so: bool) {
+        self.clean.note(so);
+        self.readahead.trend(page, |trend| trend.left(so));
+        count(&self.stat.swpout_clean, usize::from(so));
+    }
+
+    /// Whether a page that this thread has busy is in its region; if the program has discarded it behind our back, zeros are now.
+    fn is_present(&self, page: u32) -> bool {
+        let before = self.surprises.load(Relaxed);
+        // SAFETY: as for the content, of which nothing is used.
+        unsafe { std::ptr::read_volatile(self.space.addr(page) as *const u8) };
+        self.surprises.load(Relaxed) == before
     }
 
     /// Moves some of a run of neighbours, which the caller has busy, and settles those that it has dealt with: how many

@@ -11,6 +11,7 @@ mod scans;
 mod signals;
 mod stat;
 mod taking_out;
+mod unwritten;
 
 use super::*;
 use crate::conf::{Alg, SwapSpec};

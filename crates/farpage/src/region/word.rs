@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   63            16  15  14     8   7   6  5   4    3   2  0
-//!  |   payload      |  -  |  pins  | wr | hint | W | B | kind |
+//!  |   payload      | un  |  pins  | wr | hint | W | B | kind |
 //!
 //!   Outside  0   no region here
 //!   None     1   never touched, or zero: an absent page that reads as zeros
@@ -12,8 +12,8 @@
 //! ```
 //! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
 //! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
-//! stable while the page is busy. *Pins* and *hint* stay over changes of kind. Bit 15 is not used; how hot a page is stands
-//! beside its links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of
+//! stable while the page is busy. *Un* (unwritten): the page came in write-protected and was not written since, so it is what its
+//! entry says; only without *wr*. *Pins* and *hint* stay over changes of kind. How hot a page is stands beside its links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of
 //! pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
 //!
 //! The *credit* of a page in the swap cache: so many pages were read ahead with it (itself included) that count as hits
@@ -35,6 +35,7 @@ const HINT_MASK: u64 = 3 << HINT_SHIFT;
 const WRITABLE: u64 = 1 << 7;
 const PIN_SHIFT: u32 = 8;
 const PIN_MASK: u64 = 0x7f << PIN_SHIFT;
+const UNWRITTEN: u64 = 1 << 15;
 const CREDIT_SHIFT: u32 = 48;
 const CREDIT_MASK: u64 = 0xffff << CREDIT_SHIFT;
 /// Added to the credit of a page that was read in slot order.
@@ -66,6 +67,17 @@ pub enum Hint {
     Sequential,
     /// In no order.
     Random,
+}
+
+/// How a page has come in. What is less is safe to say of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// It can be written.
+    Writable,
+    /// It is write-protected, but was there for a moment before it was, and may have been written then.
+    Protected,
+    /// It was write-protected when it appeared.
+    Unwritten,
 }
 
 impl State {
@@ -135,6 +147,12 @@ impl Seen {
         self.0 & WRITABLE != 0
     }
 
+    /// It holds what its entry holds: it came in write-protected and nobody has written it since.
+    #[inline]
+    pub fn is_unwritten(self) -> bool {
+        matches!(self.state(), State::Mapped(Some(_))) && self.0 & (UNWRITTEN | WRITABLE) == UNWRITTEN
+    }
+
     /// Pages read ahead that count as hits when this one is touched.
     #[inline]
     pub fn credit(self) -> u32 {
@@ -154,12 +172,21 @@ impl Seen {
     fn with_state(self, to: State) -> u64 {
         // A page that stays in the swap cache stays what it was there.
         let credit = if matches!(to, State::Cached(_)) { u64::from(self.raw_credit()) << CREDIT_SHIFT } else { 0 };
-        self.0 & (PIN_MASK | HINT_MASK | WRITABLE) | to.encode() | credit
+        self.0 & (PIN_MASK | HINT_MASK | WRITABLE | UNWRITTEN) | to.encode() | credit
     }
 
-    /// The same, writable or not.
-    pub fn with_writable(self, writable: bool) -> Seen {
-        Seen(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
+    /// The same of a page that can be written.
+    pub fn writable(self) -> Seen {
+        Seen(self.0 & !UNWRITTEN | WRITABLE)
+    }
+
+    /// The same of a page that has just come in.
+    pub fn with_access(self, access: Access) -> Seen {
+        match access {
+            Access::Writable => self.writable(),
+            Access::Protected => Seen(self.0 & !(WRITABLE | UNWRITTEN)),
+            Access::Unwritten => Seen(self.0 & !WRITABLE | UNWRITTEN),
+        }
     }
 
     /// The same with another number of pins.
@@ -284,7 +311,7 @@ mod tests {
         for state in states {
             let seen = word.lock();
             assert!(word.look().is_busy() && word.try_lock().is_none());
-            word.unlock(seen.with_pins(9).with_hint(Hint::Random).with_writable(true), state);
+            word.unlock(seen.with_pins(9).with_hint(Hint::Random).writable(), state);
             let seen = word.look();
             assert!(seen.is_writable());
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
@@ -305,6 +332,25 @@ mod tests {
         let seen = word.lock();
         word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), State::None);
         assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));
+    }
+
+    #[test]
+    fn unwritten_is_what_came_in_protected_and_stayed_so() {
+        let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
+        let word = Word(AtomicU64::new(State::Swapped(entry).encode()));
+        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
+        assert!(word.look().is_unwritten() && !word.look().is_writable());
+        word.clear_writable();
+        assert!(word.look().is_unwritten(), "a sweep changes nothing of it");
+        word.unlock(word.lock(), State::Mapped(None));
+        assert!(!word.look().is_unwritten(), "without its entry it is worth nothing");
+        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
+        word.unlock(word.lock().writable(), State::Mapped(Some(entry)));
+        word.clear_writable();
+        assert!(!word.look().is_unwritten() && !word.look().is_writable(), "it may have been written before the sweep");
+        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
+        word.unlock(word.lock().with_access(Access::Protected), State::Mapped(Some(entry)));
+        assert!(!word.look().is_unwritten() && !word.look().is_writable());
     }
 
     #[test]

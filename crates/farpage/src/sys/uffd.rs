@@ -335,15 +335,6 @@ impl Uffd {
         (moved + more, if moved + more == len { Ok(()) } else { result })
     }
 
-    /// As [`Uffd::copy_pages`] of one page, which is write-protected from the start; wakes nobody.
-    ///
-    /// # Safety
-    /// As there; `dst` is registered for write protection.
-    pub unsafe fn copy_protected(&self, dst: usize, src: usize) -> Result<(), Refused> {
-        // SAFETY: caller's promise.
-        unsafe { self.copy(dst, src, PAGE_SIZE, COPY_QUIET | COPY_PROTECTED) }.1
-    }
-
     /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`
     /// (unless `quiet`).
     /// Returns the bytes copied, and why it stopped if that is less than `len`.
@@ -353,6 +344,15 @@ impl Uffd {
     pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
         // SAFETY: caller's promise.
         unsafe { self.copy(dst, src, len, if quiet { COPY_QUIET } else { 0 }) }
+    }
+
+    /// As [`Uffd::copy_pages`]; the new pages are write-protected from the start; wakes nobody.
+    ///
+    /// # Safety
+    /// As there; `dst` is registered for write protection.
+    pub unsafe fn copy_pages_protected(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
+        // SAFETY: caller's promise.
+        unsafe { self.copy(dst, src, len, COPY_QUIET | COPY_PROTECTED) }
     }
 
     /// # Safety

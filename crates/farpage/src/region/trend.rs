@@ -1,0 +1,71 @@
+//! Whether pages of a region that come in are written before they leave.
+//!
+//! Where hardly any is, they come in write-protected: when one leaves that nobody has written, its copy on the device is good
+//! without a look at its content, and no sweep has to protect it (`take_out`). The price of a wrong guess is a fault for the
+//! first write. One a region. Pure. Callers: `fault` (writes), `take_out` (departures), `swap_in` (the question).
+
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// From here on pages come in protected: fewer than one in nine was written.
+const SURE: i32 = 256;
+/// More does not count: what was so for long may change.
+const MOST: i32 = 512;
+/// A page that left changed counts as much as so many that did not: its fault costs more than theirs save.
+const CHANGED: i32 = 8;
+/// A fault, at once: it will be counted again when it leaves.
+const WRITTEN: i32 = 16;
+
+/// What was seen lately.
+#[derive(Debug, Default)]
+pub struct Trend(AtomicI32);
+
+impl Trend {
+    /// A page that had come in leaves.
+    pub fn left(&self, unchanged: bool) {
+        self.add(if unchanged { 1 } else { -CHANGED });
+    }
+
+    /// A page that had come in protected is written.
+    pub fn written(&self) {
+        self.add(-WRITTEN);
+    }
+
+    /// Hardly any was written lately.
+    pub fn stays_unwritten(&self) -> bool {
+        self.0.load(Relaxed) >= SURE
+    }
+
+    fn add(&self, n: i32) {
+        // A lost update is a lost observation among many.
+        self.0.store((self.0.load(Relaxed) + n).clamp(-MOST, MOST), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sure_after_many_and_doubtful_after_a_few() {
+        let trend = Trend::default();
+        (0..SURE - 1).for_each(|_| trend.left(true));
+        assert!(!trend.stays_unwritten());
+        trend.left(true);
+        assert!(trend.stays_unwritten());
+        (0..9999).for_each(|_| trend.left(true));
+        let faults = (0..9999).take_while(|_| (trend.written(), trend.stays_unwritten()).1).count();
+        assert_eq!(faults, (MOST - SURE) as usize / WRITTEN as usize);
+        (0..9999).for_each(|_| trend.left(false));
+        (0..MOST + SURE).for_each(|_| trend.left(true));
+        assert!(trend.stays_unwritten(), "and it forgets");
+    }
+
+    #[test]
+    fn one_changed_page_in_nine_is_too_many() {
+        let trend = Trend::default();
+        (0..9999).for_each(|i| trend.left(i % 9 != 0));
+        assert!(!trend.stays_unwritten());
+        (0..9999).for_each(|i| trend.left(i % 20 != 0));
+        assert!(trend.stays_unwritten());
+    }
+}
