@@ -3,6 +3,7 @@
 //! Throughput is taken from runs without lock statistics, locks from runs with them: counting costs about as much as an
 //! allocation. Variants alternate, so that a busy machine hurts all of them; medians of the rounds are printed.
 
+mod bare;
 mod load;
 mod model;
 mod real;
@@ -11,6 +12,7 @@ mod single;
 
 use super::meter::{self, Counting};
 use crate::failure::{Failure, Result};
+use bare::Bare;
 use clap::Args;
 use load::{Load, Outcome};
 use real::Real;
@@ -126,6 +128,8 @@ pub struct Extra {
     pub pair_ns: Vec<f64>,
     /// Share of the device in use; operations a second of two threads that share nothing, each of them alone.
     pub apart: Vec<(u64, Vec<f64>)>,
+    /// Share of the device in use; two threads divided by one, without an allocator.
+    pub bare: Vec<(u64, Vec<f64>)>,
     pub meta_bytes_per_slot: Vec<(u64, f64)>,
     pub cluster_bytes: usize,
     pub ns_per_tick: f64,
@@ -172,6 +176,7 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
             load::pair_ns(&Real::<(), false>::new(slots, cpus), slots),
         ],
         apart: Vec::new(),
+        bare: Vec::new(),
         meta_bytes_per_slot: [5, 30, 95].map(|pct| (pct, meta_bytes_per_slot(slots, pct))).to_vec(),
         cluster_bytes: farpage_swap::cluster::CLUSTER_BYTES,
         ns_per_tick,
@@ -189,17 +194,21 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
                 let whole = Load { periods: if mixed && fill_pct == 95 { PERIODS } else { 0 }, ..load };
                 let variants = if mixed { 0..4 } else { 0..3 };
                 let mut all: Vec<Vec<Outcome>> = vec![Vec::new(); VARIANTS.len()];
-                let mut apart = Vec::new();
+                let (mut apart, mut bare) = (Vec::new(), Vec::new());
                 for _ in 0..args.rounds {
                     for variant in variants.clone() {
                         all[variant].push(plain(variant, load, cpus));
                     }
                     if !mixed && threads == 2 {
                         apart.push(load::apart(|slots| Real::<(), false>::new(slots, cpus), load));
+                        let [one, two] =
+                            [1, 2].map(|threads| load::run(&Bare::new(slots), Load { threads, ..load }).ops_per_s());
+                        bare.push(two / one);
                     }
                 }
                 if !apart.is_empty() {
                     extra.apart.push((fill_pct, apart));
+                    extra.bare.push((fill_pct, bare));
                 }
                 for variant in variants {
                     let ops_per_s = all[variant].iter().map(Outcome::ops_per_s).collect();

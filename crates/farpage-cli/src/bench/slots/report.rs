@@ -173,13 +173,14 @@ pub fn print_goals(rows: &[Row], extra: &Extra) {
             .map(|(one, two)| spread(&two.ops_per_s).0 / spread(&one.ops_per_s).0);
         let what = format!("2 threads divided by 1, order 0, {fill}% ({} CPUs here)", extra.cpus);
         line(&what, String::from(">= 1.8"), ratio.map(|value| (value, value >= 1.8)));
+        let beside = |what: &str, ratio: f64| println!("  {what:<76} {:>9} {ratio:>9.1}", "");
         let apart = extra.apart.iter().find(|(pct, _)| *pct == fill);
         if let Some(((_, apart), one)) = apart.zip(find(rows, 2, false, fill, 1)) {
             let most = spread(apart).0 / spread(&one.ops_per_s).0;
-            println!(
-                "  {:<76} {:>9} {most:>9.1}",
-                "  two threads that share nothing, half a device each, divided by 1", ""
-            );
+            beside("  two threads that share nothing, half a device each, divided by 1", most);
+        }
+        if let Some((_, bare)) = extra.bare.iter().find(|(pct, _)| *pct == fill) {
+            beside("  two threads that share a word a slot and have no allocator, divided by 1", spread(bare).0);
         }
     }
     for &(pct, bytes) in &extra.meta_bytes_per_slot {
