@@ -32,6 +32,15 @@ pub(super) fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// Tells the other threads of a test that it is over, also if it failed.
+struct Done<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Word `at` of a page in a version; version 0 is zeros, every eighth version compresses to nothing, some do not
 /// compress at all.
 fn word(page: usize, at: usize, version: u64) -> u64 {

@@ -55,12 +55,6 @@ fn writes_after_a_discard_behind_our_back_are_kept() {
     let base = region.as_ptr() as usize;
     let at = |page: usize| (base + page * PAGE_SIZE) as *mut u64;
     let done = std::sync::atomic::AtomicBool::new(false);
-    struct Done<'a>(&'a std::sync::atomic::AtomicBool);
-    impl Drop for Done<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         let _done = Done(&done);
         scope.spawn(|| {

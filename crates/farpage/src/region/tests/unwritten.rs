@@ -166,12 +166,3 @@ fn what_is_written_while_pages_come_in_protected_is_kept() {
         });
     });
 }
-
-/// Says that a test is over, also if it failed.
-struct Done<'a>(&'a std::sync::atomic::AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
