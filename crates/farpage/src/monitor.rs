@@ -213,6 +213,8 @@ impl Monitor {
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
             pool_load_ns,
             file_load_ns,
+            out: e.table.swapped_pages(),
+            unchanged: e.clean.unchanged_share(),
         };
         let limit = self.share.turn(sample, &mut lru.distances);
         drop(lru);

@@ -63,6 +63,12 @@ impl CleanBalance {
         self.scarce.store(SCARCE, Relaxed);
     }
 
+    /// Of the pages with a kept slot that left lately, those that had not changed: 0 to 1, 1 if there were none.
+    pub fn unchanged_share(&self) -> f64 {
+        let (good, bad) = (f64::from(self.unchanged.load(Relaxed)), f64::from(self.changed.load(Relaxed)));
+        (good + 1.0) / (good + bad + 1.0)
+    }
+
     /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes. Called by the pager only.
     pub fn keep(&self) -> bool {
         let scarce = self.scarce.load(Relaxed);

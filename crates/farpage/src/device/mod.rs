@@ -42,7 +42,7 @@ use crate::PAGE_SIZE;
 
 pub use error::{DeviceError, LoadError, StoreError};
 pub use space::SwapSpace;
-pub use zram::SHARE_EIGHTHS;
+pub use zram::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
 
 /// One page of data. References to frames are page-aligned; others work, but cost a copy on files.
 pub type Page = [u8; PAGE_SIZE];

@@ -54,7 +54,7 @@ const WRITEBACK_BATCH: usize = 32;
 /// Share of the limit, in eighths, above which pages should move on.
 pub const SHARE_EIGHTHS: u64 = 7;
 /// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
-const TIGHT_EIGHTHS: u64 = 6;
+pub const TIGHT_EIGHTHS: u64 = 6;
 
 struct Inner {
     pool: Pool,

@@ -39,6 +39,8 @@ fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
             pool_orig_bytes: pool_bytes * ratio,
             pool_load_ns: 4_000,
             file_load_ns: 80_000,
+            out: 0,
+            unchanged: 0.0,
         };
         limit = share.turn(sample, &mut distances).unwrap_or(limit);
     }
@@ -92,6 +94,49 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
     let around = 9 * PAGES as u64 / 4;
     let pool = settle(3, || around) * MIB / 8 * SHARE_EIGHTHS;
     assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
+}
+
+/// Where the limit settles for a program with five thirds of the budget, whose pages come back at distances drawn by `next`,
+/// `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`.
+fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl FnMut() -> u64) -> u64 {
+    let mut share = PoolShare::new(RAM, RAM / 2);
+    let mut distances = Distances::new(PAGES);
+    let mut limit = RAM / 2;
+    let mut now = Sample { unchanged, pool_load_ns: 4_000, file_load_ns: 80_000, ..Sample::default() };
+    for _ in 0..200 {
+        now.pool_bytes = limit / 8 * TIGHT_EIGHTHS;
+        now.pool_orig_bytes = now.pool_bytes * ratio;
+        now.pages = (RAM - now.pool_bytes) / 4096;
+        now.out = ALL - now.pages;
+        for _ in 0..2048 {
+            let distance = next();
+            if distance > now.pages {
+                distances.note(distance as u32);
+                (now.major, now.loaded) = (now.major + 1, now.loaded + window);
+            }
+        }
+        limit = share.turn(now, &mut distances).unwrap_or(limit);
+    }
+    limit
+}
+
+/// Pages of these programs.
+const ALL: u64 = 5 * PAGES as u64 / 3;
+
+#[test]
+fn copies_that_spare_a_store_are_worth_room_where_faults_are_few() {
+    assert!(settle_with_copies(3, 32, 1.0, || ALL) > RAM / 8 * 5);
+    assert!(settle_with_copies(3, 32, 0.0, || ALL) <= RAM / 2, "all are written: no copy is of use");
+    assert!(settle_with_copies(1, 32, 1.0, || ALL) <= RAM / 2, "there is room for none");
+}
+
+#[test]
+fn copies_are_not_worth_room_where_each_page_is_a_fault() {
+    let limits = [0.0, 1.0].map(|unchanged| {
+        let mut r = random(7);
+        settle_with_copies(3, 1, unchanged, move || r() % (2 * ALL))
+    });
+    assert!(limits[0].abs_diff(limits[1]) <= RAM / 32, "{limits:?}");
 }
 
 #[test]
