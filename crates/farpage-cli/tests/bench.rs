@@ -12,20 +12,6 @@ use std::time::Duration;
 /// The tests count the machine's zram devices, so they run one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Why the kernel's side cannot be tested here, if it cannot.
-fn obstacle() -> Option<&'static str> {
-    // SAFETY: no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        return Some("not root");
-    }
-    if !Path::new("/sys/class/zram-control/hot_add").exists() {
-        return Some("no zram");
-    }
-    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    let memory = mounts.lines().any(|l| l.contains(" cgroup ") && l.contains("memory") || l.contains(" cgroup2 "));
-    (!memory).then_some("no memory cgroup")
-}
-
 fn bench(data: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
     // The engine has tests of its own; here it is the bench that is tested.
@@ -45,7 +31,7 @@ fn rows_have_both_sides() {
     assert_eq!(rows.len(), 3);
     for row in rows {
         assert!(row["farpage"]["us_per_page"].as_f64().unwrap() > 0.0, "{row}");
-        if obstacle().is_none() {
+        if common::obstacle_to_swap().is_none() {
             assert!(row["kernel"]["us_per_page"].as_f64().unwrap() > 0.0, "{row}");
             assert!(row["kernel"]["pool_bytes"].as_u64().unwrap() > 4 << 20, "it did not swap: {row}");
             assert!(row["kernel"]["peak_rss_anon"].as_u64().unwrap() <= 16 << 20, "no limit: {row}");
@@ -148,7 +134,7 @@ fn a_swap_file_and_a_mapped_file_can_be_compared_with() {
         // The device is a file: nothing is compressed.
         assert_eq!((&row["farpage"]["pool_bytes"], &row["farpage_ram_bytes"]), (&0.into(), &(16u64 << 20).into()));
         assert!(row["farpage"]["major_faults"].as_u64().unwrap() > 0, "{row}");
-        if obstacle().is_none() {
+        if common::obstacle_to_swap().is_none() {
             assert!(row["ratio_median"].as_f64().unwrap() > 0.0, "{row}");
             assert_eq!(row["kernel"]["pool_bytes"], 0, "{row}");
             // Mapped files are not anonymous.
@@ -198,16 +184,6 @@ fn zram_devices() -> usize {
         .count()
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..3000 {
-        if condition() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass: {what}");
-}
-
 struct Ended(Child);
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -218,7 +194,7 @@ impl Drop for Ended {
 
 #[test]
 fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
-    if let Some(obstacle) = obstacle() {
+    if let Some(obstacle) = common::obstacle_to_swap() {
         eprintln!("skipped: {obstacle}");
         return;
     }
@@ -228,13 +204,13 @@ fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
         let mut command = bench("600M", &["--workload", "rand-read"]);
         let mut child = Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let pid = child.0.id();
-        wait_for("the cgroup is made", || !left(pid).is_empty() && zram_devices() > zrams);
+        common::wait_for("the cgroup is made", || !left(pid).is_empty() && zram_devices() > zrams);
         std::thread::sleep(Duration::from_millis(300));
         // SAFETY: our own child, not yet waited for.
         unsafe { libc::kill(pid as i32, signal) };
         let status = child.0.wait().unwrap();
         assert!(!status.success());
-        wait_for("cgroup and zram device are gone", || left(pid).is_empty() && zram_devices() <= zrams);
+        common::wait_for("cgroup and zram device are gone", || left(pid).is_empty() && zram_devices() <= zrams);
     }
 }
 

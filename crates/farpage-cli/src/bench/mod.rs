@@ -5,6 +5,7 @@ pub mod compare;
 pub mod io;
 mod lru;
 mod meter;
+pub mod program;
 pub mod readahead;
 mod slots;
 
@@ -40,6 +41,9 @@ pub enum BenchCommand {
     /// Measure farpage against the kernel's own swap, with equal memory
     #[command(after_help = compare::EXAMPLES)]
     Compare(compare::CompareArgs),
+    /// A program of yours on the kernel's swap and under farpage, with equal memory
+    #[command(after_help = program::EXAMPLES)]
+    Program(program::ProgramArgs),
 }
 
 /// Runs the subcommand.
@@ -54,5 +58,6 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
         BenchCommand::Readahead(args) => readahead::main(args),
         BenchCommand::Lru(args) => lru::main(args),
         BenchCommand::Compare(args) => compare::main(args),
+        BenchCommand::Program(args) => program::main(args),
     }
 }

@@ -192,3 +192,28 @@ pub fn quiet(command: &mut Command) -> String {
     assert_eq!(out.status.code(), Some(0), "{command:?}");
     text(&out.stdout)
 }
+
+/// Why the kernel's side cannot be tested here, if it cannot.
+pub fn obstacle_to_swap() -> Option<&'static str> {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("not root");
+    }
+    if !Path::new("/sys/class/zram-control/hot_add").exists() {
+        return Some("no zram");
+    }
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let memory = mounts.lines().any(|l| l.contains(" cgroup ") && l.contains("memory") || l.contains(" cgroup2 "));
+    (!memory).then_some("no memory cgroup")
+}
+
+/// Waits for something that must come to pass.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("it did not come to pass: {what}");
+}

@@ -16,8 +16,8 @@ pub mod histogram;
 mod html;
 pub mod kernel;
 mod report;
-mod row;
-mod side;
+pub mod row;
+pub mod side;
 mod workload;
 
 use crate::failure::{Failure, Result, say, why};
@@ -250,7 +250,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
             tell(&report::line(&row, !args.linking.is_empty()));
             rows.push(row);
         }
-        if let Some(note) = stolen(workload, before, cpu_ticks()) {
+        if let Some(note) = stolen(&workload.name(), before, cpu_ticks()) {
             tell(&note);
             setting.notes.push(note);
         }
@@ -336,7 +336,7 @@ fn kernel_run(args: &CompareArgs, setting: &Setting, spec: &Spec) -> Result<Samp
 }
 
 /// Processor time so far that the host gave to somebody else while a virtual CPU wanted to run, and all of it; in ticks.
-fn cpu_ticks() -> (u64, u64) {
+pub fn cpu_ticks() -> (u64, u64) {
     const STEAL: usize = 7;
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let all = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
@@ -346,15 +346,14 @@ fn cpu_ticks() -> (u64, u64) {
 }
 
 /// What to say of a measurement if the host was busy: such times are not only the two sides'.
-fn stolen(workload: Workload, before: (u64, u64), after: (u64, u64)) -> Option<String> {
+pub fn stolen(what: &str, before: (u64, u64), after: (u64, u64)) -> Option<String> {
     let (stolen, all) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
     let percent = 100.0 * stolen as f64 / all.max(1) as f64;
-    (percent >= 1.0)
-        .then(|| format!("{}: the host took {percent:.0} % of the processor time meanwhile", workload.name()))
+    (percent >= 1.0).then(|| format!("{what}: the host took {percent:.0} % of the processor time meanwhile"))
 }
 
 /// The machine in one line.
-fn machine() -> String {
+pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");
     let model = cpu.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown CPU");
@@ -379,8 +378,8 @@ mod tests {
 
     #[test]
     fn what_the_host_takes_is_said_from_one_percent_on() {
-        assert_eq!(stolen(Workload::Fill, (10, 1000), (14, 1500)), None);
-        let said = stolen(Workload::Fill, (10, 1000), (60, 1500)).unwrap();
+        assert_eq!(stolen("fill", (10, 1000), (14, 1500)), None);
+        let said = stolen("fill", (10, 1000), (60, 1500)).unwrap();
         assert_eq!(said, "fill: the host took 10 % of the processor time meanwhile");
         let (stolen, all) = cpu_ticks();
         assert!(stolen <= all && all > 0);

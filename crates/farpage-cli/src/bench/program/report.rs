@@ -1,0 +1,189 @@
+//! Medians and ranges of the rounds, as a table and as JSON.
+
+use super::Round;
+use super::side::Ended;
+use crate::bench::compare::row::Spread;
+use crate::json::Object;
+use std::ffi::OsString;
+
+/// What was measured so far.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// At least one.
+    pub rounds: Vec<Round>,
+}
+
+const HEADER: &str =
+    "side       seconds  (from     to)  CPU s     majflt  RssAnon MiB  pool MiB  speed: kernel's time / farpage's";
+
+impl Rows {
+    /// The table.
+    pub fn table(&self) -> String {
+        let mut lines = vec![HEADER.to_owned()];
+        for (name, runs) in self.sides() {
+            let of = |f: fn(&Ended) -> f64| spread(runs.iter().map(|run| f(run)));
+            let wall = of(|e| e.wall_s);
+            let mut line = format!(
+                "{name:<8} {:>9.2}  ({:>5.2} {:>6.2}) {:>6.2} {:>10.0} {:>12.1} {:>9.1}",
+                wall.median,
+                wall.min,
+                wall.max,
+                of(|e| e.cpu_s).median,
+                of(|e| e.major_faults as f64).median,
+                of(|e| mib(e.peak_rss_anon)).median,
+                of(|e| mib(e.pool_peak_bytes)).median,
+            );
+            if let (true, Some(ratio)) = (name == "farpage", self.ratio()) {
+                line.push_str(&format!("  {:.2} ({:.2} to {:.2})", ratio.median, ratio.min, ratio.max));
+            }
+            lines.push(line);
+        }
+        lines.join("\n")
+    }
+
+    /// What must not be: a side that ended otherwise than the program as it is, or farpage's output another one although the
+    /// program's own is always the same.
+    pub fn complaints(&self) -> Vec<String> {
+        let mut complaints = Vec::new();
+        for (i, round) in self.rounds.iter().enumerate() {
+            for (name, run) in [("the kernel's swap", round.kernel.as_ref()), ("farpage", Some(&round.farpage))] {
+                let Some(run) = run.filter(|run| run.status != round.plain.status) else { continue };
+                let (ended, plain) = (run.status, round.plain.status);
+                complaints.push(format!("round {}: with {name} it ended with {ended}, as it is with {plain}", i + 1));
+            }
+            let output = round.plain.output;
+            if round.farpage.output != output && round.farpage.status == round.plain.status && self.is_steady() {
+                complaints.push(format!(
+                    "round {}: under farpage its output was another one: {} bytes, as it is {}",
+                    i + 1,
+                    round.farpage.output.0,
+                    output.0
+                ));
+            }
+        }
+        complaints
+    }
+
+    /// What else should be known.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if !self.is_steady() {
+            remarks.push(String::from("the program's output is not the same each time, so it was not compared"));
+        }
+        if self.rounds.iter().any(|r| r.farpage.major_faults == 0) {
+            remarks.push(String::from("farpage had nothing to swap"));
+        }
+        remarks
+    }
+
+    /// The whole result; `ram`: the kernel's limit, bytes.
+    pub fn json(&self, program: &[OsString], notes: &[String], ram: u64) -> Object {
+        let mut object = Object::with_schema();
+        object.put("program", program.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>());
+        object.put("notes", notes.to_vec());
+        object.put("ram_bytes", ram);
+        object.put("farpage_ram_bytes", self.rounds.iter().map(|r| r.ram).max());
+        object.put("rounds", self.rounds.len());
+        let ratio = self.ratio();
+        object.put("ratio_median", ratio.map(|r| r.median));
+        object.put("ratio_min", ratio.map(|r| r.min));
+        object.put("ratio_max", ratio.map(|r| r.max));
+        object.put("output_compared", self.is_steady());
+        object.put("complaints", self.complaints());
+        object.put_list("rows", self.sides().iter().map(|(name, runs)| json_side(name, runs)).collect());
+        object
+    }
+
+    /// The runs of each side that was measured.
+    fn sides(&self) -> Vec<(&'static str, Vec<&Ended>)> {
+        let kernel: Vec<&Ended> = self.rounds.iter().filter_map(|r| r.kernel.as_ref()).collect();
+        let mut sides = vec![("plain", self.rounds.iter().map(|r| &r.plain).collect())];
+        if !kernel.is_empty() {
+            sides.push(("kernel", kernel));
+        }
+        sides.push(("farpage", self.rounds.iter().map(|r| &r.farpage).collect()));
+        sides
+    }
+
+    /// The kernel's time divided by farpage's, of the same round.
+    fn ratio(&self) -> Option<Spread> {
+        Spread::of(self.rounds.iter().filter_map(|r| Some(r.kernel.as_ref()?.wall_s / r.farpage.wall_s)))
+    }
+
+    /// Whether all runs without farpage wrote the same, and there were at least two.
+    fn is_steady(&self) -> bool {
+        let mut outputs = self.rounds.iter().flat_map(|r| [Some(&r.plain), r.kernel.as_ref()]).flatten();
+        let first = outputs.next().map(|run| run.output);
+        outputs.all(|run| Some(run.output) == first)
+    }
+}
+
+fn json_side(name: &str, runs: &[&Ended]) -> Object {
+    let of = |f: fn(&Ended) -> f64| spread(runs.iter().map(|run| f(run)));
+    let mut object = Object::default();
+    object.put("side", name);
+    let wall = of(|e| e.wall_s);
+    object.put("seconds_median", wall.median);
+    object.put("seconds_min", wall.min);
+    object.put("seconds_max", wall.max);
+    object.put("cpu_s", of(|e| e.cpu_s).median);
+    object.put("major_faults", of(|e| e.major_faults as f64).median as u64);
+    object.put("peak_rss_anon", of(|e| e.peak_rss_anon as f64).median as u64);
+    object.put("pool_bytes", of(|e| e.pool_peak_bytes as f64).median as u64);
+    object
+}
+
+fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
+    Spread::of(values).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 })
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    fn ended(wall_s: f64, output: u64, status: i32) -> Ended {
+        let status = ExitStatus::from_raw(status);
+        let (cpu_s, output) = (wall_s, (10, output));
+        Ended { wall_s, cpu_s, major_faults: 1, peak_rss_anon: 1 << 20, pool_peak_bytes: 0, status, output }
+    }
+
+    fn rows(outputs: [u64; 3], statuses: [i32; 3]) -> Rows {
+        let [plain, kernel, farpage] = std::array::from_fn(|i| ended(i as f64 + 1.0, outputs[i], statuses[i]));
+        Rows { rounds: vec![Round { plain, kernel: Some(kernel), farpage, ram: 5 }] }
+    }
+
+    #[test]
+    fn another_output_is_a_complaint_where_the_programs_own_is_steady() {
+        assert!(rows([7, 7, 7], [0; 3]).complaints().is_empty());
+        assert_eq!(rows([7, 7, 8], [0; 3]).complaints().len(), 1);
+        let unsteady = rows([6, 7, 8], [0; 3]);
+        assert!(unsteady.complaints().is_empty() && unsteady.remarks().iter().any(|r| r.contains("not compared")));
+    }
+
+    #[test]
+    fn another_end_is_a_complaint() {
+        assert!(rows([7; 3], [256; 3]).complaints().is_empty(), "as it is, it fails, too");
+        let killed = rows([7; 3], [0, 9, 0]).complaints();
+        assert!(
+            killed.len() == 1 && killed[0].contains("kernel's swap") && killed[0].contains("signal: 9"),
+            "{killed:?}"
+        );
+        assert_eq!(rows([7; 3], [0, 0, 256]).complaints().len(), 1);
+    }
+
+    #[test]
+    fn the_table_and_the_object_have_the_ratio() {
+        let rows = rows([7; 3], [0; 3]);
+        let table = rows.table();
+        assert!(table.lines().count() == 4 && table.ends_with("0.67 (0.67 to 0.67)"), "{table}");
+        let value: serde_json::Value = serde_json::from_str(&rows.json(&["p".into()], &[], 3).line()).unwrap();
+        assert_eq!((value["rows"].as_array().unwrap().len(), &value["rows"][1]["side"]), (3, &"kernel".into()));
+        assert!((value["ratio_median"].as_f64().unwrap() - 2.0 / 3.0).abs() < 1e-9);
+    }
+}

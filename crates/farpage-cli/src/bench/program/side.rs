@@ -1,0 +1,225 @@
+//! One run of the program, watched from outside.
+//!
+//! It has a process group of its own, which is ended with the bench: nothing of it stays behind.
+
+use crate::bench::compare::kernel::KernelSide;
+use crate::bench::compare::side::INTERRUPTED;
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// How often resident memory is sampled, and the kernel's statistics are read.
+const SAMPLE_EVERY: Duration = Duration::from_millis(10);
+
+/// What is known of a run when it is over.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// From start to end, seconds.
+    pub wall_s: f64,
+    /// Processor time of it and of the children that it has waited for, user and system, seconds.
+    pub cpu_s: f64,
+    /// Faults that read a device.
+    pub major_faults: u64,
+    /// Most resident anonymous memory of the first process, bytes.
+    pub peak_rss_anon: u64,
+    /// Most memory of the compressed pool, bytes.
+    pub pool_peak_bytes: u64,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Bytes of its standard output, and a hash of them.
+    pub output: (u64, u64),
+}
+
+/// Who swaps.
+pub enum Pager<'a> {
+    /// The program has all the memory that it wants.
+    Nobody,
+    /// The kernel.
+    Kernel(&'a KernelSide),
+    /// `farpage run` with this budget, bytes, and these options.
+    Farpage(u64, &'a [OsString]),
+}
+
+/// Runs the program to its end.
+///
+/// # Errors
+/// It could not be started, or the bench was interrupted.
+pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
+    let stats = Stats::new();
+    let mut command = match pager {
+        Pager::Farpage(ram, options) => {
+            let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
+            let mut command = Command::new(exe);
+            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(&stats.0);
+            command.args(*options).arg("--").args(program);
+            command
+        }
+        _ => {
+            let mut command = Command::new(&program[0]);
+            command.args(&program[1..]);
+            command
+        }
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+    // SAFETY: prctl is async-signal-safe. If the bench is killed, the program has no other way to hear of it; `farpage run`
+    // passes the signal on.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
+    if let Pager::Kernel(side) = pager {
+        side.contain(&mut command)?;
+    }
+    let start = Instant::now();
+    let mut child = command.spawn().map_err(|e| {
+        let status = if e.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+        Failure::with_status(status, format!("cannot run {}: {}", program[0].to_string_lossy(), why(&e)))
+    })?;
+    let group = Group(child.id() as i32);
+    let reader = child.stdout.take().map(|pipe| std::thread::spawn(move || digest(pipe)));
+    let stat_file = match pager {
+        Pager::Kernel(side) => Some(side.stat_file()),
+        _ => None,
+    };
+    let mut peak = 0;
+    let (status, usage) = loop {
+        if INTERRUPTED.load(Relaxed) {
+            group.kill();
+            let _ = child.wait();
+            return Err(Failure::with_status(130, "interrupted"));
+        }
+        if let Some(file) = &stat_file {
+            let _ = fs::read(file);
+        }
+        peak = peak.max(rss_anon(child.id()));
+        if let Some(ended) = group.ended()? {
+            break ended;
+        }
+        std::thread::sleep(SAMPLE_EVERY);
+    };
+    let wall_s = start.elapsed().as_secs_f64();
+    // What it has left behind in another group may still have the pipe.
+    while reader.as_ref().is_some_and(|reader| !reader.is_finished()) {
+        if INTERRUPTED.load(Relaxed) {
+            return Err(Failure::with_status(130, "interrupted"));
+        }
+        std::thread::sleep(SAMPLE_EVERY / 10);
+    }
+    let output = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    let mut ended = Ended {
+        wall_s,
+        cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        major_faults: usage.ru_majflt as u64,
+        peak_rss_anon: peak,
+        pool_peak_bytes: 0,
+        status,
+        output,
+    };
+    match pager {
+        Pager::Nobody => {}
+        Pager::Kernel(side) => ended.pool_peak_bytes = side.pool().map_or(0, |[_, _, _, peak]| peak),
+        Pager::Farpage(..) => {
+            let values = stats.read();
+            let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
+            ended.major_faults = get("pgmajfault");
+            ended.peak_rss_anon = get("rss_anon_peak_bytes");
+            ended.pool_peak_bytes = get("pool_peak_bytes");
+        }
+    }
+    Ok(ended)
+}
+
+/// The process group of a run.
+struct Group(i32);
+
+impl Group {
+    /// Once its first process has ended: how, and what it took; the rest of the group is ended then, too.
+    fn ended(&self) -> Result<Option<(ExitStatus, libc::rusage)>> {
+        let lost = || Failure::new(format!("lost the program: {}", why(&io::Error::last_os_error())));
+        // SAFETY: all zero bits are valid values of both.
+        let (mut info, mut usage): (libc::siginfo_t, libc::rusage) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: the pointer is to a local. The process is ours, and nobody else waits for it.
+        if unsafe { libc::waitid(libc::P_PID, self.0 as u32, &mut info, look) } < 0 {
+            return Err(lost());
+        }
+        // SAFETY: of a child, or zero.
+        if unsafe { info.si_pid() } == 0 {
+            return Ok(None);
+        }
+        self.kill();
+        let mut status = 0;
+        // SAFETY: both pointers are to locals.
+        match unsafe { libc::wait4(self.0, &mut status, 0, &mut usage) } {
+            pid if pid == self.0 => Ok(Some((ExitStatus::from_raw(status), usage))),
+            _ => Err(lost()),
+        }
+    }
+
+    /// Ends all members. The first process has not been waited for: nobody else has the group's number.
+    fn kill(&self) {
+        // SAFETY: no memory is touched.
+        unsafe { libc::kill(-self.0, libc::SIGKILL) };
+    }
+}
+
+/// Where `farpage run` writes its statistics.
+struct Stats(PathBuf);
+
+impl Stats {
+    fn new() -> Stats {
+        Stats(std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id())))
+    }
+
+    fn read(&self) -> Value {
+        let text = fs::read(&self.0).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+}
+
+impl Drop for Stats {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn rss_anon(pid: u32) -> u64 {
+    let text = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap_or(0) << 10
+}
+
+/// Length and hash of all that comes.
+fn digest(pipe: ChildStdout) -> (u64, u64) {
+    let mut pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+    let (mut hasher, mut length, mut buffer) = (DefaultHasher::new(), 0, vec![0; 64 << 10]);
+    loop {
+        // In full blocks, so that the hash does not depend on how the pipe was filled.
+        let mut have = 0;
+        while have < buffer.len() {
+            match pipe.read(&mut buffer[have..]) {
+                Ok(0) => break,
+                Ok(n) => have += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        hasher.write(&buffer[..have]);
+        length += have as u64;
+        if have < buffer.len() {
+            return (length, hasher.finish());
+        }
+    }
+}

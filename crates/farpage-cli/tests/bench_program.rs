@@ -1,0 +1,130 @@
+//! `farpage bench program`: both sides are measured, what differs is said, and nothing stays behind.
+
+mod common;
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// One at a time: the kernel's side is there once.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn bench(options: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    command.env("FARPAGE_PRELOAD", common::inert()).args(["bench", "program"]);
+    if !options.contains(&"--rounds") {
+        command.args(["--rounds", "1"]);
+    }
+    command.args(options).arg("--").args(program);
+    command
+}
+
+fn value(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+#[test]
+fn a_program_is_measured_on_each_side() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // One buffer of 48 MiB, of which the last byte is written to the output.
+    let dd = ["dd", "if=/dev/urandom", "bs=48M", "count=1", "iflag=fullblock", "of=/dev/null", "status=none"];
+    let output = bench(&["--ram", "20M", "--json", "-"], &dd).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let value = value(&output);
+    let rows = value["rows"].as_array().unwrap();
+    let side = |name: &str| rows.iter().find(|row| row["side"] == name);
+    let peak = |name: &str| side(name).unwrap()["peak_rss_anon"].as_u64().unwrap();
+    assert!(rows.iter().all(|row| row["seconds_median"].as_f64().unwrap() > 0.0), "{value}");
+    assert!((24 << 20..60 << 20).contains(&peak("plain")), "{value}");
+    assert_eq!(value["complaints"].as_array().unwrap().len(), 0, "{value}");
+    match common::obstacle_to_swap() {
+        Some(obstacle) => eprintln!("the kernel's side is not tested: {obstacle}"),
+        None => {
+            assert!(peak("kernel") <= 20 << 20, "no limit: {value}");
+            let pool = side("kernel").unwrap()["pool_bytes"].as_u64().unwrap();
+            assert!(pool > 20 << 20, "it did not swap: {value}");
+            assert_eq!(value["farpage_ram_bytes"].as_u64().unwrap(), (20 << 20) + pool, "{value}");
+            assert!(value["ratio_median"].as_f64().unwrap() > 0.0, "{value}");
+        }
+    }
+}
+
+#[test]
+fn a_program_gets_its_budget_from_farpage() {
+    if !common::works_here() {
+        eprintln!("skipped: no full userfaultfd here");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let sort = "head -c 30000000 /dev/zero | tr '\\0' 'x' | fold -w 63 | sort --parallel=1 -S 100M | cksum";
+    let mut command = bench(&["--no-kernel", "--ram", "24M", "--swap", "zram", "--json", "-"], &["sh", "-c", sort]);
+    command.env("FARPAGE_PRELOAD", common::preload());
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let value = value(&output);
+    let sides: Vec<_> = value["rows"].as_array().unwrap().iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!((sides, &value["output_compared"]), (vec!["plain", "farpage"], &true.into()), "{value}");
+    assert_eq!((&value["farpage_ram_bytes"], &value["ratio_median"]), (&(24u64 << 20).into(), &Value::Null));
+}
+
+#[test]
+fn another_output_and_another_end_are_failures() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for (script, complaint) in
+        [("echo ${FARPAGE_CONF:+other}", "its output was another one"), ("test -z \"$FARPAGE_CONF\"", "it ended with")]
+    {
+        let output = bench(&["--no-kernel"], &["sh", "-c", script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(complaint), "{script}: {said}");
+    }
+    // It fails as it is, too.
+    assert!(bench(&["--no-kernel"], &["false"]).output().unwrap().status.success());
+    let changing = bench(&["--no-kernel", "--rounds", "2"], &["date", "+%s %N"]).output().unwrap();
+    let said = String::from_utf8_lossy(&changing.stdout);
+    assert!(changing.status.success() && said.contains("not compared"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let refused = |options: &[&str], program: &[&str]| {
+        let output = bench(options, program).output().unwrap();
+        assert!(!output.status.success() && !output.stderr.is_empty(), "{options:?} {program:?}");
+        output.status.code().unwrap()
+    };
+    for options in [&["--ram", "1M"][..], &["--ram", "x"], &["--swap", "tape"], &["--idle-poll", "often"]] {
+        refused(options, &["true"]);
+    }
+    assert_eq!(refused(&[], &["/nowhere/program"]), 127);
+    assert_eq!(refused(&[], &["/etc/passwd"]), 126);
+}
+
+#[test]
+fn nothing_of_it_stays_behind() {
+    if let Some(obstacle) = common::obstacle_to_swap() {
+        eprintln!("skipped: {obstacle}");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        let dir = tempfile::tempdir().unwrap();
+        // The third run is the kernel's: it does not end.
+        let script =
+            format!("echo $$ >> {0}/runs; [ $(wc -l < {0}/runs) -lt 3 ] || exec sleep 1000", dir.path().display());
+        let mut child = bench(&[], &["sh", "-c", &script]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let runs = || fs::read_to_string(dir.path().join("runs")).unwrap_or_default();
+        common::wait_for("the kernel's run has begun", || runs().lines().count() == 3);
+        let program = runs().lines().last().unwrap().to_owned();
+        let cgroups =
+            ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|top| format!("{top}/farpage-bench-{}", child.id()));
+        assert!(cgroups.iter().any(|dir| Path::new(dir).exists()));
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        assert!(!child.wait().unwrap().success());
+        common::wait_for("cgroup and program are gone", || {
+            cgroups.iter().all(|dir| !Path::new(dir).exists()) && !Path::new("/proc").join(&program).exists()
+        });
+        assert!(!fs::read_to_string("/proc/swaps").unwrap().contains("32000"), "a swap device stayed on");
+    }
+}
