@@ -71,6 +71,8 @@ struct Stream {
     proved: u32,
     /// How often in a row it went on a good part of its window too far.
     skips: u32,
+    /// What a fault ages it by, see [`Stream::staleness`].
+    rate: u32,
     /// Time (faults) of its last fault or hit.
     seen: u64,
 }
@@ -87,6 +89,7 @@ impl Stream {
         ahead: 0,
         proved: 0,
         skips: 0,
+        rate: 0,
         seen: 0,
     };
 
@@ -120,13 +123,24 @@ impl Stream {
         match self.window {
             _ if self.has(page) => u64::MAX,
             0 => u64::MAX - 1,
-            w => now.wrapping_sub(self.seen).saturating_mul(MAX_PATIENCE.into()) / u64::from(w.min(MAX_PATIENCE)),
+            _ => self.age(now),
         }
+    }
+
+    fn age(&self, now: u64) -> u64 {
+        now.wrapping_sub(self.seen).saturating_mul(self.rate.into())
+    }
+
+    /// A range, from its first page and how many there are, outside of which it has no page and none continues it.
+    fn reach(&self) -> (u64, u64) {
+        let low = self.low.saturating_sub(self.slack + 1);
+        (low, self.high.saturating_add(self.slack).saturating_add(1).saturating_sub(low))
     }
 
     /// Puts the next window of `pages` pages at `from`, and returns its lowest page and how many there are.
     fn go(&mut self, from: u64, pages: u32, direction: Direction) -> (u64, u32) {
         let step = u64::from(self.stride);
+        self.rate = MAX_PATIENCE / self.window.clamp(1, MAX_PATIENCE);
         let room = if direction == Direction::Down { from } else { (END - 1).saturating_sub(from) };
         let ahead = u64::from(pages - 1).min(room / step);
         let reach = ahead * step;
@@ -153,6 +167,8 @@ impl Stream {
 #[derive(Debug, Clone)]
 pub struct Streams {
     table: [Stream; STREAMS],
+    /// Where each of them can be met ([`Stream::reach`]): a fault at random is in none of these, and costs no more than to see that.
+    reach: [(u64, u64); STREAMS],
     strides: Option<Strides>,
     now: u64,
     caution: u32,
@@ -168,7 +184,14 @@ impl Default for Streams {
 impl Streams {
     /// No streams yet; neighbours only (every window has stride 1).
     pub const fn new() -> Self {
-        Self { table: [Stream::UNUSED; STREAMS], strides: None, now: 0, caution: 0, proofs: 0 }
+        Self {
+            table: [Stream::UNUSED; STREAMS],
+            reach: [(0, 0); STREAMS],
+            strides: None,
+            now: 0,
+            caution: 0,
+            proofs: 0,
+        }
     }
 
     /// The same, also for strided streams.
@@ -186,9 +209,12 @@ impl Streams {
     pub fn on_fault(&mut self, page: u64, max: u32) -> Window {
         self.now = self.now.wrapping_add(1);
         let (now, max) = (self.now, max.max(1));
-        let followed = self.table.iter().enumerate().filter_map(|(i, s)| Some((s.gap(page)?, i)));
-        if let Some(((gap, direction), i)) = followed.min_by_key(|((gap, _), _)| *gap) {
-            return self.follow(i, page, gap, direction, max);
+        let near = self.is_near(page);
+        if near {
+            let followed = self.table.iter().enumerate().filter_map(|(i, s)| Some((s.gap(page)?, i)));
+            if let Some(((gap, direction), i)) = followed.min_by_key(|((gap, _), _)| *gap) {
+                return self.follow(i, page, gap, direction, max);
+            }
         }
         let stride = self.strides.as_mut().and_then(|strides| strides.note(page));
         let (mut stream, direction, window) = match stride {
@@ -204,27 +230,50 @@ impl Streams {
         let (start, pages) = stream.go(page, stream.window, direction);
         stream.ahead = pages - 1;
         let stride = stream.stride;
-        if let Some(i) = (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now)) {
+        let oldest = if near {
+            (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now))
+        } else {
+            // None has the page; unused entries come first.
+            let unused = |s: &Stream| if s.window == 0 { u64::MAX } else { 0 };
+            (0..STREAMS).max_by_key(|&i| self.table[i].age(now) | unused(&self.table[i]))
+        };
+        if let Some(i) = oldest {
             self.judge(self.table[i]);
-            self.table[i] = stream;
+            self.put(i, stream);
         }
         Window { stride, down: direction == Direction::Down, ..Window::of(start, pages) }
     }
 
+    fn put(&mut self, i: usize, stream: Stream) {
+        (self.table[i], self.reach[i]) = (stream, stream.reach());
+    }
+
+    /// Whether `page` is where one of the streams may have it, or go on.
+    fn is_near(&self, page: u64) -> bool {
+        let near = self.reach.iter().fold(false, |near, (low, len)| near | (page.wrapping_sub(*low) < *len));
+        debug_assert!(near || self.table.iter().all(|s| s.gap(page).is_none() && !s.has(page)));
+        near
+    }
+
     /// Whether a fault at `page` continues one of the streams.
     pub fn follows(&self, page: u64) -> bool {
-        self.table.iter().any(|s| s.gap(page).is_some() && s.direction != Direction::Unknown)
+        self.is_near(page) && self.table.iter().any(|s| s.gap(page).is_some() && s.direction != Direction::Unknown)
     }
 
     /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.
     pub fn on_sequential(&mut self, page: u64, max: u32) -> Window {
         let w = self.on_fault(page, max);
         let (now, max) = (self.now, max.max(1));
-        let newest = self.table.iter_mut().find(|s| s.window > 0 && s.seen == now && s.direction != Direction::Down);
-        let Some(s) = newest.filter(|s| s.stride == 1 && s.window < max) else { return w };
+        let newest = |s: &Stream| s.window > 0 && s.seen == now && s.direction != Direction::Down;
+        let Some(i) = self.table.iter().position(newest) else { return w };
+        let mut s = self.table[i];
+        if s.stride > 1 || s.window >= max {
+            return w;
+        }
         s.window = max;
         let (start, pages) = s.go(page, max, Direction::Up);
         s.ahead = pages - 1;
+        self.put(i, s);
         Window { confirmed: w.confirmed, late: w.late, ..Window::of(start, pages) }
     }
 
@@ -253,7 +302,7 @@ impl Streams {
         (s.posted, s.seen) = (false, self.now);
         let (start, pages) = s.go(page, s.window, direction);
         s.ahead = pages - 1;
-        self.table[i] = s;
+        self.put(i, s);
         Window { stride: s.stride, confirmed, down: direction == Direction::Down, late, ..Window::of(start, pages) }
     }
 
@@ -262,7 +311,8 @@ impl Streams {
     /// not say what remained.
     pub fn on_hit(&mut self, page: u64, max: u32) -> Option<Window> {
         self.now = self.now.wrapping_add(1);
-        let s = self.table.iter_mut().find(|s| s.direction != Direction::Unknown && s.has(page))?;
+        let i = self.table.iter().position(|s| s.direction != Direction::Unknown && s.has(page))?;
+        let s = &mut self.table[i];
         s.seen = self.now;
         if s.window < AHEAD_MIN || max < AHEAD_MIN {
             return None;
@@ -281,7 +331,9 @@ impl Streams {
         }
         let (start, pages) = s.go(from, s.window, s.direction);
         (s.posted, s.ahead) = (true, pages);
+        let s = *s;
         let (stride, down) = (s.stride, s.direction == Direction::Down);
+        self.put(i, s);
         self.prove(old);
         Some(Window { stride, down, ..Window::of(start, pages) })
     }
@@ -303,10 +355,12 @@ impl Streams {
         let window = |s: &&mut Stream| {
             s.window > 0 && s.stride == 1 && !s.posted && start < end && s.low < end && start < s.high
         };
-        if let Some(s) = self.table.iter_mut().filter(window).max_by_key(|s| s.seen) {
+        let served = self.table.iter_mut().enumerate().filter(|(_, s)| window(s)).max_by_key(|(_, s)| s.seen);
+        if let Some((i, s)) = served {
             s.slack = s.slack.saturating_add((s.high - s.low).saturating_sub(end - start));
             (s.low, s.high) = (start, end);
             s.ahead = s.ahead.min(pages.saturating_sub(1));
+            self.reach[i] = s.reach();
         }
     }
 
