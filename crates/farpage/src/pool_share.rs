@@ -287,11 +287,21 @@ impl PoolShare {
         (pages, pages + pool / PAGE * ratio)
     }
 
+    /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares all: then
+    /// a distance beyond that says only that the page was away for long, and it may have been as deep as any that is out.
+    fn spared(&self, now: Sample, distances: &Distances, pages: f64) -> f64 {
+        let all = (now.pages + now.out) as f64;
+        let have = now.pages.saturating_sub(now.stuck) as f64;
+        let known = distances.within(pages.min(all));
+        let depth = ((pages - have) / (all - have).max(1.0)).clamp(0.0, 1.0);
+        known + depth * (distances.total() - distances.within(all))
+    }
+
     /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be wanted
     /// as anything else.
     fn held(&self, now: Sample, distances: &Distances, pool: f64) -> f64 {
         let (pages, kept) = self.divide(now, pool);
-        distances.within(kept) - distances.within(pages)
+        self.spared(now, distances, kept) - self.spared(now, distances, pages)
     }
 
     /// What the histogram's faults would have cost with this limit of the pool, ns.
@@ -303,9 +313,9 @@ impl PoolShare {
         // Faults of pages that stay now and would not then.
         let have = now.pages.saturating_sub(now.stuck) as f64;
         let reach = 2.0 * f64::from(distances.width);
-        let density = (distances.within(have + reach) - distances.within(have)) / reach;
+        let density = (self.spared(now, distances, have + reach) - self.spared(now, distances, have)) / reach;
         let lost = density * (have - pages).max(0.0);
-        let faults = distances.total() - distances.within(pages) + lost;
+        let faults = distances.total() - self.spared(now, distances, pages) + lost;
         let served = (self.held(now, distances, pool) + lost) * self.worth;
         served * from_pool + (faults - served) * from_file + faults * self.stores(now, limit) * STORE_NS
     }

@@ -39,7 +39,7 @@ fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
             pool_orig_bytes: pool_bytes * ratio,
             pool_load_ns: 4_000,
             file_load_ns: 80_000,
-            out: 0,
+            out: 8 * PAGES as u64,
             unchanged: 0.0,
         };
         limit = share.turn(sample, &mut distances).unwrap_or(limit);
@@ -97,7 +97,8 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
 }
 
 /// Where the limit settles for a program with five thirds of the budget, whose pages come back at distances drawn by `next`,
-/// `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`.
+/// `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`. What neither memory
+/// nor pool hold is on a file, and is wanted as often as what is in the pool.
 fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl FnMut() -> u64) -> u64 {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);
@@ -108,6 +109,8 @@ fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl Fn
         now.pool_orig_bytes = now.pool_bytes * ratio;
         now.pages = (RAM - now.pool_bytes) / 4096;
         now.out = ALL - now.pages;
+        let on_file = now.out.saturating_sub(now.pool_orig_bytes / 4096) as f64 / now.out as f64;
+        let before = now.major;
         for _ in 0..2048 {
             let distance = next();
             if distance > now.pages {
@@ -115,6 +118,7 @@ fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl Fn
                 (now.major, now.loaded) = (now.major + 1, now.loaded + window);
             }
         }
+        now.major_file += ((now.major - before) as f64 * on_file) as u64;
         limit = share.turn(now, &mut distances).unwrap_or(limit);
     }
     limit
@@ -128,6 +132,16 @@ fn copies_that_spare_a_store_are_worth_room_where_faults_are_few() {
     assert!(settle_with_copies(3, 32, 1.0, || ALL) > RAM / 8 * 5);
     assert!(settle_with_copies(3, 32, 0.0, || ALL) <= RAM / 2, "all are written: no copy is of use");
     assert!(settle_with_copies(1, 32, 1.0, || ALL) <= RAM / 2, "there is room for none");
+}
+
+/// At random, a page is away for twice as many departures as there are pages now and then. That does not make memory for all of
+/// them too small.
+#[test]
+fn a_program_that_fits_if_it_is_compressed_is_kept_whole() {
+    let mut r = random(8);
+    let distance = move || (-((1 + r() % (1 << 20)) as f64 / f64::from(1 << 20)).ln() * ALL as f64) as u64;
+    let pool = settle_with_copies(2, 1, 0.0, distance) / 8 * SHARE_EIGHTHS;
+    assert!((RAM + pool) / 4096 >= ALL * 63 / 64, "a pool of {} MiB", pool / MIB);
 }
 
 #[test]

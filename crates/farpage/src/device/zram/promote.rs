@@ -45,26 +45,33 @@ impl Zram {
             return false;
         }
         let Some(backup) = self.forwarded(entry).filter(|_| self.worth.promote()) else { return false };
-        let done = self.codec.compress(page, |bytes| {
-            bytes.len() <= COMPRESSED_MAX
-                && self
-                    .new_object(Kind::Object, bytes)
-                    .is_ok_and(|handle| self.promoted(entry.slot(), backup, handle, bytes.len()))
+        let put = |kind, bytes: &[u8]| {
+            let handle = self.new_object(kind, bytes).ok()?;
+            Some(self.promoted(entry.slot(), backup, kind, handle, bytes.len()))
+        };
+        let done = self.codec.compress(page, |bytes| match bytes.len() {
+            0..=COMPRESSED_MAX => put(Kind::Object, bytes),
+            // As in `SwapSpace::store_now`: only where there is room to spare.
+            _ if self.over_share() > 0 => None,
+            _ => put(Kind::Raw, page),
         });
-        done.unwrap_or(false)
+        done.flatten().unwrap_or(false)
     }
 
     /// Puts an object in the place of the forwarding; frees it if the slot is another page's by now.
-    fn promoted(&self, slot: u64, backup: Entry, handle: Handle, len: usize) -> bool {
+    fn promoted(&self, slot: u64, backup: Entry, kind: Kind, handle: Handle, len: usize) -> bool {
         let mut inner = self.inner.lock();
         let done = self.slots.update(slot, |record| {
             let same = record.kind == Kind::Forward && record.data() == backup.raw();
-            *record = Record::backed(handle, len, backup, check_value(record.check));
+            *record = Record::backed(kind, handle, len, backup, check_value(record.check));
             same.then_some(())
         });
         match done {
             Some(()) => inner.backed_pages += 1,
-            None => inner.drop_object(handle, len),
+            None => {
+                inner.drop_object(handle, len);
+                inner.raw_pages -= u64::from(kind == Kind::Raw);
+            }
         }
         done.is_some()
     }

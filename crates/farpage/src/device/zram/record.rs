@@ -86,10 +86,10 @@ impl Record {
     }
 
     /// An object of which `backup` is a copy in a file.
-    pub(super) fn backed(handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
+    pub(super) fn backed(kind: Kind, handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
         let data = u64::from(handle.raw()) | (backup.raw() & u64::from(u32::MAX)) << 32;
         let backup_high = (backup.raw() >> 32) as u16;
-        Record { backup_high, ..Record::new(Kind::Object, data, len, check) }
+        Record { backup_high, ..Record::new(kind, data, len, check) }
     }
 
     /// The copy in a file, if an object has one.

@@ -64,7 +64,8 @@ impl Zram {
                 };
                 inner.hand = slot + 1;
                 let Some(record) = self.slots.get(slot).filter(Record::in_pool) else { continue };
-                if record.young {
+                // What is there as it is goes first: it saves nothing.
+                if record.young && record.kind != Kind::Raw {
                     self.slots.set_bits(slot, FLAGS, YOUNG, 0);
                 } else if record.marked {
                 } else if record.backup().is_some() {
