@@ -200,9 +200,8 @@ impl Engine {
         // SAFETY: the part was made for the pool and for nobody else.
         let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
             .map_err(|e| e.to_string())?;
-        if space.is_tiered() {
-            space.let_raw_wait();
-        } else {
+        space.let_raw_wait(space.is_tiered());
+        if !space.is_tiered() {
             // Without a file the pool is the last resort: it may take what the program leaves.
             space.set_pool_limit(conf.ram / 8 * 7);
         }

@@ -220,6 +220,7 @@ impl Monitor {
         drop(lru);
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
+            e.space.let_raw_wait(self.share.is_worth_room());
             e.wake_writer();
         }
     }

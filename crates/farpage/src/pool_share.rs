@@ -262,6 +262,12 @@ impl PoolShare {
         (self.limit != before).then_some(self.limit)
     }
 
+    /// Whether the pool has more than the least that it can have: where that is too much already, nothing is to wait there that
+    /// memory could hold as well.
+    pub fn is_worth_room(&self) -> bool {
+        self.limit > self.min
+    }
+
     /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
     fn grow(&mut self, now: Sample, loaded: u64, most: u64) -> Option<u64> {
         let stored = now.stored.saturating_sub(self.last.stored);

@@ -30,7 +30,7 @@ use crate::content::ContentKey;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Pages moved on when a pool is full and a page wants in.
 const WRITEBACK_FOR_ROOM: usize = 32;
@@ -53,16 +53,14 @@ pub struct SwapSpace {
     queued_failures: AtomicU64,
     /// Pages taken off failed devices.
     drained: AtomicU64,
-    /// See [`SwapSpace::let_raw_wait`].
-    raw_waits: AtomicBool,
 }
 
 impl SwapSpace {
-    /// From now on what does not compress waits in the pool, as it is, while that is below its share, and is the first to move on
-    /// to a file. What is wanted again soon is spared two transfers; but while it waits, it takes as much memory as in the program
-    /// and costs a fault more. So this is for pools whose limit follows what they earn.
-    pub fn let_raw_wait(&self) {
-        self.raw_waits.store(true, Relaxed);
+    /// Whether what does not compress waits in the pool, as it is, while that is below its share, and is the first to move on to a
+    /// file; no, unless this says so. What is wanted again soon is spared two transfers; but while it waits, it takes as
+    /// much memory as in the program and costs a fault more. So this is for pools whose limit follows what they earn.
+    pub fn let_raw_wait(&self, wait: bool) {
+        self.zrams.iter().for_each(|zram| zram.let_raw_wait(wait));
     }
 
     /// From now on [`SwapSpace::load`] allocates nothing: for loads in a signal handler.
@@ -100,8 +98,7 @@ impl SwapSpace {
     }
 
     /// Stores a page if that can be done at the speed of memory: by the synchronous devices that come before the first
-    /// queued one. `Ok(None)`: it is for a queued device (because it does not compress, say, see also
-    /// [`SwapSpace::let_raw_wait`]); collect some and call [`SwapSpace::store_queued`].
+    /// queued one. `Ok(None)`: it is for a queued device; collect some and call [`SwapSpace::store_queued`].
     ///
     /// A pool that is full makes room by moving its oldest pages on, rather than letting the youngest go first.
     ///
@@ -120,9 +117,7 @@ impl SwapSpace {
             }
         }
         if self.first_queued < self.devices.len() {
-            let waits = incompressible && self.raw_waits.load(Relaxed) && !self.pool_over_share();
-            let mut memory = self.devices[..self.first_queued].iter().filter(|_| waits);
-            return Ok(memory.find_map(|device| device.store_raw(page, check).ok()));
+            return Ok(None);
         }
         // Nobody takes what does not compress: as it is, then.
         let raw = self.devices.iter().filter(|_| incompressible).find_map(|device| device.store_raw(page, check).ok());

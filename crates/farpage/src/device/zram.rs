@@ -56,6 +56,9 @@ pub const SHARE_EIGHTHS: u64 = 7;
 /// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
 pub const TIGHT_EIGHTHS: u64 = 6;
 
+/// Pages that do not compress wait in the pool while they are fewer than one in so many of its pages.
+const RAW_PART: u64 = 3;
+
 struct Inner {
     pool: Pool,
     /// Pages in the pool and the bytes they were compressed to.
@@ -109,6 +112,8 @@ pub struct Zram {
     old_loads: AtomicU64,
     worth: Worth,
     bad_frees: AtomicU64,
+    /// See [`super::SwapSpace::let_raw_wait`].
+    raw_waits: AtomicBool,
 }
 
 impl Zram {
@@ -151,7 +156,24 @@ impl Zram {
             old_loads: AtomicU64::new(0),
             worth: Worth::default(),
             bad_frees: AtomicU64::new(0),
+            raw_waits: AtomicBool::new(false),
         }
+    }
+
+    /// Whether pages that do not compress wait in the pool, as they are, while it is below its share.
+    pub fn let_raw_wait(&self, wait: bool) {
+        self.raw_waits.store(wait, Relaxed);
+    }
+
+    /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before it is known
+    /// what it is worth.
+    fn has_room_for_raw(&self) -> bool {
+        if !self.raw_waits.load(Relaxed) {
+            return false;
+        }
+        let inner = self.inner.lock();
+        inner.pool_pages > RAW_PART * inner.raw_pages
+            && inner.pool.resident_bytes() <= inner.pool.limit() / 8 * SHARE_EIGHTHS
     }
 
     /// Makes loads free of allocation.
@@ -296,10 +318,11 @@ impl SwapDevice for Zram {
             self.insert(Kind::Object, bytes, check)
         });
         let stored = stored.unwrap_or(Err(StoreError::Incompressible));
-        if stored == Err(StoreError::Incompressible) {
-            self.incompressible.fetch_add(1, Relaxed);
+        if stored != Err(StoreError::Incompressible) {
+            return stored;
         }
-        stored
+        self.incompressible.fetch_add(1, Relaxed);
+        if self.has_room_for_raw() { self.insert(Kind::Raw, page, check) } else { stored }
     }
 
     fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {

@@ -55,7 +55,6 @@ impl SwapSpace {
             rings,
             queued_failures: AtomicU64::new(0),
             drained: AtomicU64::new(0),
-            raw_waits: AtomicBool::new(false),
         };
         let mut next_file = files.iter();
         let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {

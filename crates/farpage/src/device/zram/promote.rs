@@ -51,9 +51,8 @@ impl Zram {
         };
         let done = self.codec.compress(page, |bytes| match bytes.len() {
             0..=COMPRESSED_MAX => put(Kind::Object, bytes),
-            // As in `SwapSpace::store_now`: only where there is room to spare.
-            _ if self.over_share() > 0 => None,
-            _ => put(Kind::Raw, page),
+            _ if self.has_room_for_raw() => put(Kind::Raw, page),
+            _ => None,
         });
         done.flatten().unwrap_or(false)
     }
