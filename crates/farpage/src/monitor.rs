@@ -211,6 +211,7 @@ impl Monitor {
             stuck: self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0)),
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
+            pool_raw_bytes: e.stat.huge_pages.load(Relaxed) * PAGE_SIZE as u64,
             pool_load_ns,
             file_load_ns,
             out: e.table.swapped_pages(),

@@ -158,6 +158,8 @@ pub struct Sample {
     pub pool_bytes: u64,
     /// What it holds, uncompressed, bytes.
     pub pool_orig_bytes: u64,
+    /// Of both, pages that are there as they are.
+    pub pool_raw_bytes: u64,
     /// Mean time to load a page from the pool, ns.
     pub pool_load_ns: u64,
     /// Mean time to load a page from a file, ns.
@@ -272,7 +274,9 @@ impl PoolShare {
     fn grow(&mut self, now: Sample, loaded: u64, most: u64) -> Option<u64> {
         let stored = now.stored.saturating_sub(self.last.stored);
         let full = now.pool_bytes > self.limit / 4 * 3;
-        let worth = now.pool_orig_bytes as f64 >= now.pool_bytes as f64 * RATIO_MIN;
+        let raw = now.pool_raw_bytes;
+        let packed = now.pool_bytes.saturating_sub(raw) as f64;
+        let worth = now.pool_orig_bytes.saturating_sub(raw) as f64 >= packed * RATIO_MIN;
         if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= most {
             return None;
         }
@@ -296,8 +300,8 @@ impl PoolShare {
     /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares all: then
     /// a distance beyond that says only that the page was away for long, and it may have been as deep as any that is out.
     fn spared(&self, now: Sample, distances: &Distances, pages: f64) -> f64 {
-        let all = (now.pages + now.out) as f64;
         let have = now.pages.saturating_sub(now.stuck) as f64;
+        let all = have + now.out as f64;
         let known = distances.within(pages.min(all));
         let depth = ((pages - have) / (all - have).max(1.0)).clamp(0.0, 1.0);
         known + depth * (distances.total() - distances.within(all))
@@ -331,7 +335,7 @@ impl PoolShare {
     fn stores(&self, now: Sample, limit: u64) -> f64 {
         let pool = (limit / 8 * TIGHT_EIGHTHS) as f64;
         let (pages, kept) = self.divide(now, pool);
-        let all = (now.pages + now.out) as f64;
+        let all = (now.pages.saturating_sub(now.stuck) + now.out) as f64;
         let copies = ((kept - all) / pages.max(1.0)).clamp(0.0, 1.0);
         self.window * now.unchanged * (1.0 - copies)
     }

@@ -168,7 +168,10 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
         }
         e.release_frame_entry(frame);
     }
-    let Some(entry) = e.space.store_now(page, hash)? else { return Ok(Stored::Queued(hash)) };
+    // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
+    let short = e.budget.excess() * 2 > e.budget.gap();
+    let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };
+    let Some(entry) = stored? else { return Ok(Stored::Queued(hash)) };
     Stat::add(&e.stat.pswpout, 1);
     Ok(Stored::At(entry))
 }

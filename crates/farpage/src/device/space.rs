@@ -56,8 +56,8 @@ pub struct SwapSpace {
 }
 
 impl SwapSpace {
-    /// Whether what does not compress waits in the pool, as it is, while that is below its share, and is the first to move on to a
-    /// file; no, unless this says so. What is wanted again soon is spared two transfers; but while it waits, it takes as
+    /// Whether what does not compress may wait in the pool, as it is, while that is below its share; it moves on to a file before
+    /// what has just been compressed. No, unless this says so. What is wanted again soon is spared two transfers; but while it waits, it takes as
     /// much memory as in the program and costs a fault more. So this is for pools whose limit follows what they earn.
     pub fn let_raw_wait(&self, wait: bool) {
         self.zrams.iter().for_each(|zram| zram.let_raw_wait(wait));
@@ -105,6 +105,19 @@ impl SwapSpace {
     /// # Errors
     /// As [`SwapSpace::store`].
     pub fn store_now(&self, page: &Page, check: u128) -> Result<Option<Entry>, StoreError> {
+        self.store_in_memory(page, check, false)
+    }
+
+    /// As [`SwapSpace::store_now`], but a page that does not compress may wait in the pool ([`SwapSpace::let_raw_wait`]). That
+    /// sets no memory free.
+    ///
+    /// # Errors
+    /// As [`SwapSpace::store`].
+    pub fn store_or_let_wait(&self, page: &Page, check: u128) -> Result<Option<Entry>, StoreError> {
+        self.store_in_memory(page, check, true)
+    }
+
+    fn store_in_memory(&self, page: &Page, check: u128, wait: bool) -> Result<Option<Entry>, StoreError> {
         let mut incompressible = false;
         for device in &self.devices[..self.first_queued] {
             let mut result = device.store(page, check);
@@ -117,7 +130,9 @@ impl SwapSpace {
             }
         }
         if self.first_queued < self.devices.len() {
-            return Ok(None);
+            // All that is asked here is memory, so zrams are among it if a page did not compress.
+            let mut zrams = self.zrams.iter().filter(|_| wait && incompressible);
+            return Ok(zrams.find_map(|zram| zram.store_waiting(page, check).ok()));
         }
         // Nobody takes what does not compress: as it is, then.
         let raw = self.devices.iter().filter(|_| incompressible).find_map(|device| device.store_raw(page, check).ok());

@@ -165,6 +165,14 @@ impl Zram {
         self.raw_waits.store(wait, Relaxed);
     }
 
+    /// Takes a page that does not compress as it is, if such pages may wait here now.
+    ///
+    /// # Errors
+    /// [`StoreError::Incompressible`]: they may not; [`StoreError::Full`].
+    pub fn store_waiting(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        if self.has_room_for_raw() { self.insert(Kind::Raw, page, check) } else { Err(StoreError::Incompressible) }
+    }
+
     /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before it is known
     /// what it is worth.
     fn has_room_for_raw(&self) -> bool {
@@ -318,11 +326,10 @@ impl SwapDevice for Zram {
             self.insert(Kind::Object, bytes, check)
         });
         let stored = stored.unwrap_or(Err(StoreError::Incompressible));
-        if stored != Err(StoreError::Incompressible) {
-            return stored;
+        if stored == Err(StoreError::Incompressible) {
+            self.incompressible.fetch_add(1, Relaxed);
         }
-        self.incompressible.fetch_add(1, Relaxed);
-        if self.has_room_for_raw() { self.insert(Kind::Raw, page, check) } else { stored }
+        stored
     }
 
     fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -355,7 +362,7 @@ impl SwapDevice for Zram {
             if !record.young {
                 self.old_loads.fetch_add(1, Relaxed);
             }
-            if record.backup().is_some() {
+            if record.kind == Kind::Object && record.backup().is_some() {
                 self.worth.note(true);
             }
         }

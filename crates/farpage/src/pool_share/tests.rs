@@ -37,6 +37,7 @@ fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
             stuck: 0,
             pool_bytes,
             pool_orig_bytes: pool_bytes * ratio,
+            pool_raw_bytes: 0,
             pool_load_ns: 4_000,
             file_load_ns: 80_000,
             out: 8 * PAGES as u64,
@@ -162,7 +163,10 @@ fn while_nothing_comes_back_the_pool_grows_if_that_is_worth_it() {
         for stored in (0..100_000).step_by(500) {
             let loaded = (stored as f64 * loaded_per_stored) as u64;
             let pool_orig_bytes = limit * ratio / 2;
-            let sample = Sample { stored, loaded, pool_bytes: limit, pool_orig_bytes, ..Sample::default() };
+            let mut sample = Sample { stored, loaded, pool_bytes: limit, pool_orig_bytes, ..Sample::default() };
+            // Pages that wait there as they are, besides.
+            (sample.pool_raw_bytes, sample.pool_bytes) = (limit / 2, limit + limit / 2);
+            sample.pool_orig_bytes += limit / 2;
             limit = share.turn(sample, &mut distances).unwrap_or(limit);
         }
         limit

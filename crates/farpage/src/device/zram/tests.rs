@@ -138,6 +138,43 @@ fn device_zram_pages_taken_back_from_a_file_leave_again_without_a_write() {
 }
 
 #[test]
+fn device_zram_pages_as_they_are_are_taken_back_from_a_file_and_leave_again_without_a_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
+    let region = Region::new(64 << 20);
+    let device = zram(&region, Alg::Lz4, 64 << 20, vec![file.clone()]);
+    let text: Vec<_> =
+        (0..400).map(|i| (device.store(&page_of(8 * i + 1).0, check_of(8 * i + 1)).unwrap(), 8 * i + 1)).collect();
+    let waiting = |seed: u64| device.store_waiting(&page_of(seed).0, check_of(seed));
+    assert_eq!(waiting(7), Err(StoreError::Incompressible), "nobody has said that they may");
+    device.let_raw_wait(true);
+    let raw: Vec<_> = (0..100).map(|i| (waiting(8 * i + 7).unwrap(), 8 * i + 7)).collect();
+    let loaded = |pages: &[(Entry, u64)]| pages.iter().filter(|(entry, _)| device.is_synchronous(*entry)).count();
+    // All are young; those that are there as they are go in the first round.
+    assert_eq!((device.writeback(100), loaded(&raw), loaded(&text)), (100, 0, 400));
+    raw.iter().for_each(|&(entry, s)| device.promote(entry, &page_of(s).0));
+    assert_eq!((loaded(&raw), usage(&device).raw_pages, usage(&*file).slots_in_use), (100, 100, 100));
+    device.compact(100_000);
+    raw.iter().for_each(|&(entry, s)| expect(&device, entry, s));
+    // By request, by age; nothing is written: a place in the file more than before would be one.
+    assert!(raw[..40].iter().all(|&(entry, _)| device.give_up(entry)));
+    device.inner.lock().hand = raw[40].0.slot();
+    assert_eq!((device.writeback(60), loaded(&raw)), (60, 0));
+    assert_eq!((usage(&*file).slots_in_use, usage(&device).raw_pages), (100, 0));
+    raw.iter().for_each(|&(entry, s)| expect(&device, entry, s));
+    // Not while there is no room to spare, and not more than one in three.
+    device.let_raw_wait(false);
+    device.promote(raw[0].0, &page_of(raw[0].1).0);
+    assert_eq!(loaded(&raw), 0);
+    // Freed while in both places: both are free.
+    device.let_raw_wait(true);
+    raw.iter().for_each(|&(entry, s)| device.promote(entry, &page_of(s).0));
+    assert!(raw.iter().chain(&text).all(|&(entry, _)| device.free(entry)));
+    let (z, f) = (usage(&device), usage(&*file));
+    assert_eq!((z.slots_in_use, z.raw_pages, z.pool_compressed_bytes, f.slots_in_use), (0, 0, 0, 0));
+}
+
+#[test]
 fn device_zram_compaction_fills_holes_and_keeps_pages() {
     let region = Region::new(64 << 20);
     let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());

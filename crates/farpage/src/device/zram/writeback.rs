@@ -64,12 +64,14 @@ impl Zram {
                 };
                 inner.hand = slot + 1;
                 let Some(record) = self.slots.get(slot).filter(Record::in_pool) else { continue };
-                // What is there as it is goes first: it saves nothing.
+                // What is there as it is gets no second round: it saves nothing.
                 if record.young && record.kind != Kind::Raw {
                     self.slots.set_bits(slot, FLAGS, YOUNG, 0);
                 } else if record.marked {
                 } else if record.backup().is_some() {
-                    self.worth.note(false);
+                    if record.kind == Kind::Object {
+                        self.worth.note(false);
+                    }
                     dropped += usize::from(self.drop_backed(&mut inner, slot));
                 } else if let Some(place) = out.get_mut(found) {
                     self.slots.set_bits(slot, FLAGS, 0, MARKED);
