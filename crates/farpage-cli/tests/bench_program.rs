@@ -13,7 +13,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn bench(options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
-    command.env("FARPAGE_PRELOAD", common::inert()).args(["bench", "program"]);
+    command.env("FARPAGE_PRELOAD", common::fake()).args(["bench", "program"]);
     if !options.contains(&"--rounds") {
         command.args(["--rounds", "1"]);
     }
@@ -58,14 +58,22 @@ fn a_program_gets_its_budget_from_farpage() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let sort = "head -c 30000000 /dev/zero | tr '\\0' 'x' | fold -w 63 | sort --parallel=1 -S 100M | cksum";
-    let mut command = bench(&["--no-kernel", "--ram", "24M", "--swap", "zram", "--json", "-"], &["sh", "-c", sort]);
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text");
+    fs::write(&text, (0..5_000_000).map(|i| format!("{i}\n")).collect::<String>()).unwrap();
+    // One buffer of all of it, which is read and then written.
+    let input = format!("if={}", text.display());
+    let dd = ["dd", &input, "bs=64M", "count=1", "iflag=fullblock", "status=none"];
+    let mut command = bench(&["--no-kernel", "--ram", "24M", "--swap", "zram", "--json", "-"], &dd);
     command.env("FARPAGE_PRELOAD", common::preload());
     let output = command.stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success());
     let value = value(&output);
     let sides: Vec<_> = value["rows"].as_array().unwrap().iter().map(|row| row["side"].as_str().unwrap()).collect();
     assert_eq!((sides, &value["output_compared"]), (vec!["plain", "farpage"], &true.into()), "{value}");
+    let farpage = &value["rows"][1];
+    assert!(farpage["major_faults"].as_u64().unwrap() > 100, "{value}");
+    assert!(farpage["peak_rss_anon"].as_u64().unwrap() < 30 << 20, "{value}");
     assert_eq!((&value["farpage_ram_bytes"], &value["ratio_median"]), (&(24u64 << 20).into(), &Value::Null));
 }
 
@@ -79,9 +87,13 @@ fn another_output_and_another_end_are_failures() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(complaint), "{script}: {said}");
     }
+    let mut command = bench(&["--no-kernel"], &["true"]);
+    let unmanaged = command.env("FARPAGE_PRELOAD", common::inert()).output().unwrap();
+    let said = String::from_utf8_lossy(&unmanaged.stderr);
+    assert!(!unmanaged.status.success() && said.contains("did not start"), "{said}");
     // It fails as it is, too.
     assert!(bench(&["--no-kernel"], &["false"]).output().unwrap().status.success());
-    let changing = bench(&["--no-kernel", "--rounds", "2"], &["date", "+%s %N"]).output().unwrap();
+    let changing = bench(&["--no-kernel"], &["date", "+%s %N"]).output().unwrap();
     let said = String::from_utf8_lossy(&changing.stdout);
     assert!(changing.status.success() && said.contains("not compared"), "{said}");
 }
@@ -93,7 +105,14 @@ fn what_cannot_be_measured_is_refused() {
         assert!(!output.status.success() && !output.stderr.is_empty(), "{options:?} {program:?}");
         output.status.code().unwrap()
     };
-    for options in [&["--ram", "1M"][..], &["--ram", "x"], &["--swap", "tape"], &["--idle-poll", "often"]] {
+    for options in [
+        &["--ram", "1M"][..],
+        &["--ram", "x"],
+        &["--swap", "tape"],
+        &["--idle-poll", "often"],
+        &["--swap-size", "1K"],
+        &["--json", "/nowhere/rows.json"],
+    ] {
         refused(options, &["true"]);
     }
     assert_eq!(refused(&[], &["/nowhere/program"]), 127);
@@ -125,6 +144,7 @@ fn nothing_of_it_stays_behind() {
         common::wait_for("cgroup and program are gone", || {
             cgroups.iter().all(|dir| !Path::new(dir).exists()) && !Path::new("/proc").join(&program).exists()
         });
-        assert!(!fs::read_to_string("/proc/swaps").unwrap().contains("32000"), "a swap device stayed on");
+        let ours = |line: &str| line.split_whitespace().last() == Some("32000");
+        common::wait_for("swap is off", || !fs::read_to_string("/proc/swaps").unwrap().lines().any(ours));
     }
 }

@@ -23,8 +23,8 @@ use farpage::size;
 use report::Rows;
 use side::{Ended, Pager};
 use std::ffi::OsString;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -35,8 +35,9 @@ counts all processes of the program, and files that it is the first to read; far
 for anonymous memory: a fair comparison has one process and few files. Standard input is empty. A program that writes
 something else each time (times, addresses) is measured, and said to.
 
-Columns: wall time, processor time of all CPUs, faults that read a swap device, peak of resident anonymous memory
-(farpage's with its pool; of the first process), the pool's peak, and how many times as fast as the kernel.
+Columns: wall time, processor time of all CPUs, major faults (farpage's are those of the first process that read a swap
+device, the others count files and waited-for children, too), peak of resident anonymous memory of the first process
+(farpage's with its pool), the pool's peak, and how many times as fast as the kernel.
 
 Examples:
   sudo farpage bench program -- sort -S 1G big.txt
@@ -124,8 +125,10 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         text.as_deref().map(size::parse).transpose().map_err(|e| Failure::new(format!("{name}: {e}")))
     };
     let (ram, swap_bytes) = (bytes("--ram", &args.ram)?, bytes("--swap-size", &args.swap_size)?);
-    if ram.is_some_and(|ram| ram < RAM_MIN) {
-        return Err(Failure::new(format!("--ram: at least {}", size::format(RAM_MIN))));
+    for (name, bytes) in [("--ram", ram), ("--swap-size", swap_bytes)] {
+        if bytes.is_some_and(|bytes| bytes < RAM_MIN) {
+            return Err(Failure::new(format!("{name}: at least {}", size::format(RAM_MIN))));
+        }
     }
     for spec in &args.swap {
         SwapSpec::parse(spec).map_err(|e| Failure::new(format!("--swap: {e}")))?;
@@ -135,6 +138,13 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     }
     let root = rustix::process::geteuid().is_root();
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
+    let json = args.json.as_deref().filter(|_| !json_on_stdout);
+    let unwritable =
+        |path: &Path, e: &io::Error| Failure::new(format!("--json: cannot write {}: {}", path.display(), why(e)));
+    if let Some(path) = json {
+        // Now, and not when all has been measured.
+        OpenOptions::new().create(true).append(true).open(path).map_err(|e| unwritable(path, &e))?;
+    }
     let tell = |text: &str| {
         if !json_on_stdout {
             let _ = writeln!(std::io::stdout(), "{text}");
@@ -145,7 +155,7 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     catch_signals();
     let before = cpu_ticks();
     // Twice, so that no side has to read the program's files from a disk.
-    side::run(&args.program, &Pager::Nobody)?;
+    let first_output = side::run(&args.program, &Pager::Nobody)?.output;
     let plain = side::run(&args.program, &Pager::Nobody)?;
     let setting = Setting {
         args,
@@ -159,7 +169,7 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         notes.push(text);
     };
     note(format!(
-        "{}: {} of anonymous memory as it is, --ram {}",
+        "{}: {} of anonymous memory in its first process as it is, --ram {}",
         args.program[0].to_string_lossy(),
         size::format(plain.peak_rss_anon),
         size::format(setting.ram)
@@ -169,9 +179,9 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         note(format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"));
     }
     if plain.peak_rss_anon < setting.ram {
-        note(String::from("it takes no more than --ram as it is: nothing will be swapped"));
+        note(String::from("its first process takes no more than --ram as it is"));
     }
-    let mut rows = Rows::default();
+    let mut rows = Rows { first_output, ..Rows::default() };
     let mut plain = Some(plain);
     for _ in 0..args.rounds {
         let plain = plain.take().map_or_else(|| side::run(&args.program, &Pager::Nobody), Ok)?;
@@ -184,13 +194,12 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     if let Some(text) = stolen("the program", before, cpu_ticks()) {
         note(text);
     }
-    if let Some(path) = &args.json {
-        let text = rows.json(&args.program, &notes, setting.ram).pretty() + "\n";
-        if json_on_stdout {
-            let _ = std::io::stdout().write_all(text.as_bytes());
-        } else {
-            fs::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))?;
-        }
+    let text = rows.json(&args.program, &notes, setting.ram).pretty() + "\n";
+    if json_on_stdout {
+        let _ = std::io::stdout().write_all(text.as_bytes());
+    }
+    if let Some(path) = json {
+        fs::write(path, text).map_err(|e| unwritable(path, &e))?;
     }
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -11,6 +11,8 @@ use std::ffi::OsString;
 pub struct Rows {
     /// At least one.
     pub rounds: Vec<Round>,
+    /// Output of a run as it is, before the first round.
+    pub first_output: (u64, u64),
 }
 
 const HEADER: &str =
@@ -47,18 +49,22 @@ impl Rows {
         let mut complaints = Vec::new();
         for (i, round) in self.rounds.iter().enumerate() {
             for (name, run) in [("the kernel's swap", round.kernel.as_ref()), ("farpage", Some(&round.farpage))] {
-                let Some(run) = run.filter(|run| run.status != round.plain.status) else { continue };
+                let Some(run) = run.filter(|run| run.end() != round.plain.end()) else { continue };
                 let (ended, plain) = (run.status, round.plain.status);
                 complaints.push(format!("round {}: with {name} it ended with {ended}, as it is with {plain}", i + 1));
             }
             let output = round.plain.output;
-            if round.farpage.output != output && round.farpage.status == round.plain.status && self.is_steady() {
+            if round.farpage.output != output && round.farpage.end() == round.plain.end() && self.is_steady() {
                 complaints.push(format!(
                     "round {}: under farpage its output was another one: {} bytes, as it is {}",
                     i + 1,
                     round.farpage.output.0,
                     output.0
                 ));
+            }
+            if !round.farpage.managed {
+                complaints
+                    .push(format!("round {}: farpage did not start in its first process: nothing was managed", i + 1));
             }
         }
         complaints
@@ -70,8 +76,8 @@ impl Rows {
         if !self.is_steady() {
             remarks.push(String::from("the program's output is not the same each time, so it was not compared"));
         }
-        if self.rounds.iter().any(|r| r.farpage.major_faults == 0) {
-            remarks.push(String::from("farpage had nothing to swap"));
+        if self.rounds.iter().any(|r| r.farpage.managed && r.farpage.major_faults == 0) {
+            remarks.push(String::from("farpage had nothing to read back in the first process"));
         }
         remarks
     }
@@ -110,11 +116,9 @@ impl Rows {
         Spread::of(self.rounds.iter().filter_map(|r| Some(r.kernel.as_ref()?.wall_s / r.farpage.wall_s)))
     }
 
-    /// Whether all runs without farpage wrote the same, and there were at least two.
+    /// Whether all runs as it is wrote the same: at least two.
     fn is_steady(&self) -> bool {
-        let mut outputs = self.rounds.iter().flat_map(|r| [Some(&r.plain), r.kernel.as_ref()]).flatten();
-        let first = outputs.next().map(|run| run.output);
-        outputs.all(|run| Some(run.output) == first)
+        self.rounds.iter().all(|round| round.plain.output == self.first_output)
     }
 }
 
@@ -150,36 +154,44 @@ mod tests {
     fn ended(wall_s: f64, output: u64, status: i32) -> Ended {
         let status = ExitStatus::from_raw(status);
         let (cpu_s, output) = (wall_s, (10, output));
-        Ended { wall_s, cpu_s, major_faults: 1, peak_rss_anon: 1 << 20, pool_peak_bytes: 0, status, output }
+        let managed = true;
+        Ended { wall_s, cpu_s, major_faults: 1, peak_rss_anon: 1 << 20, pool_peak_bytes: 0, status, output, managed }
     }
 
-    fn rows(outputs: [u64; 3], statuses: [i32; 3]) -> Rows {
+    /// The output before the first round, and those of the three sides.
+    fn rows([first, outputs @ ..]: [u64; 4], statuses: [i32; 3]) -> Rows {
         let [plain, kernel, farpage] = std::array::from_fn(|i| ended(i as f64 + 1.0, outputs[i], statuses[i]));
-        Rows { rounds: vec![Round { plain, kernel: Some(kernel), farpage, ram: 5 }] }
+        Rows { rounds: vec![Round { plain, kernel: Some(kernel), farpage, ram: 5 }], first_output: (10, first) }
     }
 
     #[test]
     fn another_output_is_a_complaint_where_the_programs_own_is_steady() {
-        assert!(rows([7, 7, 7], [0; 3]).complaints().is_empty());
-        assert_eq!(rows([7, 7, 8], [0; 3]).complaints().len(), 1);
-        let unsteady = rows([6, 7, 8], [0; 3]);
+        assert!(rows([7; 4], [0; 3]).complaints().is_empty());
+        assert_eq!(rows([7, 7, 7, 8], [0; 3]).complaints().len(), 1);
+        let killed = rows([7, 7, 6, 8], [0, 9, 0]).complaints();
+        assert_eq!(killed.len(), 2, "a kernel's run that was cut off says nothing of the program: {killed:?}");
+        let unsteady = rows([6, 7, 7, 8], [0; 3]);
         assert!(unsteady.complaints().is_empty() && unsteady.remarks().iter().any(|r| r.contains("not compared")));
     }
 
     #[test]
     fn another_end_is_a_complaint() {
-        assert!(rows([7; 3], [256; 3]).complaints().is_empty(), "as it is, it fails, too");
-        let killed = rows([7; 3], [0, 9, 0]).complaints();
+        assert!(rows([7; 4], [256; 3]).complaints().is_empty(), "as it is, it fails, too");
+        assert!(rows([7; 4], [134, 134, 6]).complaints().is_empty(), "without the core dump");
+        let killed = rows([7; 4], [0, 9, 0]).complaints();
         assert!(
             killed.len() == 1 && killed[0].contains("kernel's swap") && killed[0].contains("signal: 9"),
             "{killed:?}"
         );
-        assert_eq!(rows([7; 3], [0, 0, 256]).complaints().len(), 1);
+        assert_eq!(rows([7; 4], [0, 0, 256]).complaints().len(), 1);
+        let mut unmanaged = rows([7; 4], [0; 3]);
+        unmanaged.rounds[0].farpage.managed = false;
+        assert!(unmanaged.complaints()[0].contains("did not start"));
     }
 
     #[test]
     fn the_table_and_the_object_have_the_ratio() {
-        let rows = rows([7; 3], [0; 3]);
+        let rows = rows([7; 4], [0; 3]);
         let table = rows.table();
         assert!(table.lines().count() == 4 && table.ends_with("0.67 (0.67 to 0.67)"), "{table}");
         let value: serde_json::Value = serde_json::from_str(&rows.json(&["p".into()], &[], 3).line()).unwrap();

@@ -1,20 +1,22 @@
 //! One run of the program, watched from outside.
 //!
-//! It has a process group of its own, which is ended with the bench: nothing of it stays behind.
+//! It has a process group of its own, which ends with its first process, and with the bench. (If that is killed, only the first
+//! process is told to end; what it runs in the kernel's cgroup goes with that.)
 
 use crate::bench::compare::kernel::KernelSide;
 use crate::bench::compare::side::INTERRUPTED;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use serde_json::Value;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How often resident memory is sampled, and the kernel's statistics are read.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
@@ -26,7 +28,8 @@ pub struct Ended {
     pub wall_s: f64,
     /// Processor time of it and of the children that it has waited for, user and system, seconds.
     pub cpu_s: f64,
-    /// Faults that read a device.
+    /// Faults that read a device, those of files and of waited-for children included; under farpage the first process's faults that
+    /// read a swap device.
     pub major_faults: u64,
     /// Most resident anonymous memory of the first process, bytes.
     pub peak_rss_anon: u64,
@@ -36,6 +39,15 @@ pub struct Ended {
     pub status: ExitStatus,
     /// Bytes of its standard output, and a hash of them.
     pub output: (u64, u64),
+    /// Under farpage: whether there was an engine in the first process.
+    pub managed: bool,
+}
+
+impl Ended {
+    /// Exit status or signal, as far as both sides can have it: a core dump is none under farpage.
+    pub fn end(&self) -> (Option<i32>, Option<i32>) {
+        (self.status.code(), self.status.signal())
+    }
 }
 
 /// Who swaps.
@@ -53,12 +65,12 @@ pub enum Pager<'a> {
 /// # Errors
 /// It could not be started, or the bench was interrupted.
 pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
-    let stats = Stats::new();
+    let stats = Stats::new()?;
     let mut command = match pager {
         Pager::Farpage(ram, options) => {
             let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
             let mut command = Command::new(exe);
-            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(&stats.0);
+            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.file());
             command.args(*options).arg("--").args(program);
             command
         }
@@ -125,12 +137,14 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
         pool_peak_bytes: 0,
         status,
         output,
+        managed: false,
     };
     match pager {
         Pager::Nobody => {}
         Pager::Kernel(side) => ended.pool_peak_bytes = side.pool().map_or(0, |[_, _, _, peak]| peak),
         Pager::Farpage(..) => {
             let values = stats.read();
+            ended.managed = values.get("engine_started") == Some(&Value::Bool(true));
             let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
             ended.major_faults = get("pgmajfault");
             ended.peak_rss_anon = get("rss_anon_peak_bytes");
@@ -175,23 +189,33 @@ impl Group {
     }
 }
 
-/// Where `farpage run` writes its statistics.
+/// The directory, nobody else's, where `farpage run` writes its statistics.
 struct Stats(PathBuf);
 
 impl Stats {
-    fn new() -> Stats {
-        Stats(std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id())))
+    fn new() -> Result<Stats> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let name = format!("farpage-bench-{}-{}", std::process::id(), since.as_nanos());
+        let path = std::env::temp_dir().join(name);
+        // Not if it is there already, as a link, say.
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|e| Failure::new(format!("cannot make {}: {}", path.display(), why(&e))))?;
+        Ok(Stats(path))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("stats.json")
     }
 
     fn read(&self) -> Value {
-        let text = fs::read(&self.0).unwrap_or_default();
+        let text = fs::read(self.file()).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 }
 
 impl Drop for Stats {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
