@@ -4,6 +4,7 @@ use super::*;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// A loop device over a sparse file, taken down on drop.
 struct Loop {
@@ -22,6 +23,9 @@ impl Loop {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let file = dir.path().join("disk");
         File::create(&file).unwrap().set_len(bytes).unwrap();
+        // Two at a time may choose the same device; the kernel claims it for the loser, too, for a moment.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let out = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &sector.to_string()])
             .arg(&file)
