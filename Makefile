@@ -102,7 +102,7 @@ breakages:
 	scripts/breakages.py
 
 test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns \
-	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe $(TESTS)/huge $(TESTS)/first $(TESTS)/sparse
+	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe $(TESTS)/huge $(TESTS)/first $(TESTS)/sparse $(TESTS)/arenas
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
@@ -152,6 +152,10 @@ $(TESTS)/first: tests/stress/first.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
+$(TESTS)/arenas: tests/stress/arenas.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
+
 $(TESTS)/sparse: tests/stress/sparse.c
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
@@ -196,6 +200,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/handlers 96 3
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/wipe 96
 	if [ $$(id -u) = 0 ]; then $(FARPAGE) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
+	$(FARPAGE) run --ram 24M -- $(TESTS)/arenas 32 300
 	$(FARPAGE) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
 	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;squeeze' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/first 24 4 2000

@@ -127,8 +127,15 @@ impl Pager {
         // Not later: advice for a part of what the program has given other advice since makes it several mappings, which mremap
         // refuses.
         self.unadvised.push((start, room));
+        // A part that was unmapped between the look at the mapping and its registration went without an event, and what is mapped there
+        // next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an arena takes, unmaps what is too
+        // much, and puts the next arena there.) That is two mappings then, since only one of them is registered.
+        let is_whole = match mapping_from(&self.maps, start) {
+            Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
+            Err(_) => true, // not to be asked by this kernel
+        };
         // Asked after the mapping was looked at: if no change is pending now, none was then.
-        if self.changing() {
+        if !is_whole || self.changing() {
             self.add_fresh(start, end);
             return;
         }
