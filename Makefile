@@ -101,68 +101,18 @@ miri:
 breakages:
 	scripts/breakages.py
 
-test-programs: $(TESTS)/stress $(TESTS)/probe_syscalls $(TESTS)/lost $(TESTS)/locked $(TESTS)/clones $(TESTS)/ahead $(TESTS)/moves $(TESTS)/patterns \
-	$(TESTS)/handlers $(TESTS)/confined $(TESTS)/wipe $(TESTS)/huge $(TESTS)/first $(TESTS)/sparse $(TESTS)/arenas
+# Programs of one source.
+SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost moves patterns probe_syscalls sparse wipe)
+
+test-programs: $(TESTS)/stress $(SINGLE)
+
+$(SINGLE): $(TESTS)/%: tests/stress/%.c
+	@mkdir -p $(TESTS)
+	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
 $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $(STRESS_SOURCES)
-
-$(TESTS)/probe_syscalls: tests/stress/probe_syscalls.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/ahead: tests/stress/ahead.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
-
-$(TESTS)/patterns: tests/stress/patterns.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/locked: tests/stress/locked.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
-
-$(TESTS)/clones: tests/stress/clones.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/moves: tests/stress/moves.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/handlers: tests/stress/handlers.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/confined: tests/stress/confined.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
-
-$(TESTS)/wipe: tests/stress/wipe.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
-
-$(TESTS)/huge: tests/stress/huge.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/first: tests/stress/first.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/arenas: tests/stress/arenas.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
-
-$(TESTS)/sparse: tests/stress/sparse.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -o $@ $<
-
-$(TESTS)/lost: tests/stress/lost.c
-	@mkdir -p $(TESTS)
-	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $<
 
 # The verifying stress program, natively (the test must be right) and under a quarter of its working set.
 stress: build test-programs

@@ -170,6 +170,18 @@ pub struct Sample {
     pub unchanged: f64,
 }
 
+impl Sample {
+    /// Pages in memory that can be taken out.
+    fn have(&self) -> f64 {
+        self.pages.saturating_sub(self.stuck) as f64
+    }
+
+    /// These, and those that are out.
+    fn all(&self) -> f64 {
+        self.have() + self.out as f64
+    }
+}
+
 /// The pool's limit and what it is steered by.
 #[derive(Debug)]
 pub struct PoolShare {
@@ -292,16 +304,14 @@ impl PoolShare {
         } else {
             (now.pool_orig_bytes as f64 / now.pool_bytes as f64).max(1.0)
         };
-        let have = now.pages.saturating_sub(now.stuck) as f64;
-        let pages = (have + (now.pool_bytes as f64 - pool) / PAGE).max(0.0);
+        let pages = (now.have() + (now.pool_bytes as f64 - pool) / PAGE).max(0.0);
         (pages, pages + pool / PAGE * ratio)
     }
 
     /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares all: then
     /// a distance beyond that says only that the page was away for long, and it may have been as deep as any that is out.
     fn spared(&self, now: Sample, distances: &Distances, pages: f64) -> f64 {
-        let have = now.pages.saturating_sub(now.stuck) as f64;
-        let all = have + now.out as f64;
+        let (have, all) = (now.have(), now.all());
         let known = distances.within(pages.min(all));
         let depth = ((pages - have) / (all - have).max(1.0)).clamp(0.0, 1.0);
         known + depth * (distances.total() - distances.within(all))
@@ -321,7 +331,7 @@ impl PoolShare {
         let (pages, _) = self.divide(now, pool);
         let (from_pool, from_file) = (FAULT_NS + now.pool_load_ns as f64, FAULT_NS + now.file_load_ns as f64);
         // Faults of pages that stay now and would not then.
-        let have = now.pages.saturating_sub(now.stuck) as f64;
+        let have = now.have();
         let reach = 2.0 * f64::from(distances.width);
         let density = (self.spared(now, distances, have + reach) - self.spared(now, distances, have)) / reach;
         let lost = density * (have - pages).max(0.0);
@@ -335,8 +345,7 @@ impl PoolShare {
     fn stores(&self, now: Sample, limit: u64) -> f64 {
         let pool = (limit / 8 * TIGHT_EIGHTHS) as f64;
         let (pages, kept) = self.divide(now, pool);
-        let all = (now.pages.saturating_sub(now.stuck) + now.out) as f64;
-        let copies = ((kept - all) / pages.max(1.0)).clamp(0.0, 1.0);
+        let copies = ((kept - now.all()) / pages.max(1.0)).clamp(0.0, 1.0);
         self.window * now.unchanged * (1.0 - copies)
     }
 }

@@ -123,12 +123,8 @@ impl Stream {
         match self.window {
             _ if self.has(page) => u64::MAX,
             0 => u64::MAX - 1,
-            _ => self.age(now),
+            _ => now.wrapping_sub(self.seen).saturating_mul(self.rate.into()),
         }
-    }
-
-    fn age(&self, now: u64) -> u64 {
-        now.wrapping_sub(self.seen).saturating_mul(self.rate.into())
     }
 
     /// A range, from its first page and how many there are, outside of which it has no page and none continues it.
@@ -209,8 +205,7 @@ impl Streams {
     pub fn on_fault(&mut self, page: u64, max: u32) -> Window {
         self.now = self.now.wrapping_add(1);
         let (now, max) = (self.now, max.max(1));
-        let near = self.is_near(page);
-        if near {
+        if self.is_near(page) {
             let followed = self.table.iter().enumerate().filter_map(|(i, s)| Some((s.gap(page)?, i)));
             if let Some(((gap, direction), i)) = followed.min_by_key(|((gap, _), _)| *gap) {
                 return self.follow(i, page, gap, direction, max);
@@ -230,14 +225,7 @@ impl Streams {
         let (start, pages) = stream.go(page, stream.window, direction);
         stream.ahead = pages - 1;
         let stride = stream.stride;
-        let oldest = if near {
-            (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now))
-        } else {
-            // None has the page; unused entries come first.
-            let unused = |s: &Stream| if s.window == 0 { u64::MAX } else { 0 };
-            (0..STREAMS).max_by_key(|&i| self.table[i].age(now) | unused(&self.table[i]))
-        };
-        if let Some(i) = oldest {
+        if let Some(i) = (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now)) {
             self.judge(self.table[i]);
             self.put(i, stream);
         }

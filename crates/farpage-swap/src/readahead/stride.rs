@@ -67,16 +67,17 @@ impl Strides {
     fn add(&mut self, page: u64) {
         if self.at == 0 {
             self.filter = [0; FILTER];
-            for number in self.recent {
-                let (word, bit) = filter_bit(number);
-                self.filter[word] |= bit;
-            }
+            self.recent.into_iter().for_each(|number| self.mark(number));
         }
         let number = page.wrapping_add(1);
-        let (word, bit) = filter_bit(number);
-        self.filter[word] |= bit;
+        self.mark(number);
         self.recent[self.at] = number;
         self.at = (self.at + 1) % RECENT;
+    }
+
+    fn mark(&mut self, number: u64) {
+        let (word, bit) = filter_bit(number);
+        self.filter[word] |= bit;
     }
 }
 

@@ -180,8 +180,7 @@ impl Zram {
             return false;
         }
         let inner = self.inner.lock();
-        inner.pool_pages > RAW_PART * inner.raw_pages
-            && inner.pool.resident_bytes() <= inner.pool.limit() / 8 * SHARE_EIGHTHS
+        inner.pool_pages > RAW_PART * inner.raw_pages && inner.above(SHARE_EIGHTHS) == 0
     }
 
     /// Makes loads free of allocation.
@@ -209,14 +208,12 @@ impl Zram {
 
     /// Bytes the pool holds beyond 7/8 of its limit.
     pub fn over_share(&self) -> u64 {
-        let inner = self.inner.lock();
-        inner.pool.resident_bytes().saturating_sub(inner.pool.limit() / 8 * SHARE_EIGHTHS)
+        self.inner.lock().above(SHARE_EIGHTHS)
     }
 
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
-        let inner = self.inner.lock();
-        inner.pool.resident_bytes() > inner.pool.limit() / 8 * TIGHT_EIGHTHS
+        self.inner.lock().above(TIGHT_EIGHTHS) > 0
     }
 
     /// Gives empty spans back to the kernel, the system call without the lock.
@@ -285,18 +282,23 @@ impl Zram {
 }
 
 impl Inner {
-    /// Takes back an object of a compressed page, and its share of the counts.
-    fn drop_object(&mut self, handle: Handle, len: usize) {
+    /// Takes back an object of a page, and its share of the counts.
+    fn drop_object(&mut self, kind: Kind, handle: Handle, len: usize) {
         self.pool.free(handle);
         self.pool_pages -= 1;
         self.compressed_bytes -= len as u64;
+        self.raw_pages -= u64::from(kind == Kind::Raw);
+    }
+
+    /// Bytes that the pool holds beyond so many eighths of its limit.
+    fn above(&self, eighths: u64) -> u64 {
+        self.pool.resident_bytes().saturating_sub(self.pool.limit() / 8 * eighths)
     }
 
     /// Takes back what the record of a page that goes has in the pool.
     fn forget(&mut self, record: &Record) {
         if record.in_pool() {
-            self.drop_object(record.handle(), usize::from(record.len));
-            self.raw_pages -= u64::from(record.kind == Kind::Raw);
+            self.drop_object(record.kind, record.handle(), usize::from(record.len));
             self.backed_pages -= u64::from(record.backup().is_some());
             self.compact_freed += 1;
         }

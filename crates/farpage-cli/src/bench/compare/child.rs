@@ -8,6 +8,7 @@
 //! ```
 
 use super::content::Content;
+use super::side::rss_anon;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::failure::{Failure, Result, why};
 use clap::ValueEnum;
@@ -161,7 +162,7 @@ struct Regions {
 impl Regions {
     fn new(ram: u64, swap: &[String], variant: Variant) -> Result<Regions> {
         // The limit is for the whole process, as the kernel's is.
-        let budget = ram.saturating_sub(rss_anon());
+        let budget = ram.saturating_sub(rss_anon(std::process::id()));
         let mut builder = Pager::builder().budget(budget).linking(variant.linking());
         if !swap.is_empty() {
             let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();
@@ -189,13 +190,6 @@ impl Source for Regions {
         drop(alive);
         drop(region);
     }
-}
-
-/// Resident anonymous memory of this process, bytes.
-fn rss_anon() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }
 
 /// A shared file mapping; the file has no name any more.

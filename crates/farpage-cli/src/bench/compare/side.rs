@@ -16,7 +16,7 @@ use std::time::Duration;
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// How often resident memory is sampled, and the kernel's statistics are read.
-const SAMPLE_EVERY: Duration = Duration::from_millis(10);
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
 /// Everything known about one run.
 #[derive(Debug, Clone, Default)]
@@ -119,8 +119,14 @@ impl Drop for Running {
     }
 }
 
+/// Resident anonymous memory of a process, bytes; 0: it is gone.
+pub fn rss_anon(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap_or(0) << 10
+}
+
 fn watch(pid: u32, stat: Option<&std::path::Path>, peak: &AtomicU64, over: &AtomicBool) {
-    let status = format!("/proc/{pid}/status");
     while !over.load(Relaxed) {
         if INTERRUPTED.load(Relaxed) {
             // SAFETY: the child is not yet waited for while this thread runs.
@@ -129,10 +135,7 @@ fn watch(pid: u32, stat: Option<&std::path::Path>, peak: &AtomicU64, over: &Atom
         if let Some(stat) = stat {
             let _ = fs::read(stat);
         }
-        let text = fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap_or(0);
-        peak.fetch_max(kib << 10, Relaxed);
+        peak.fetch_max(rss_anon(pid), Relaxed);
         std::thread::sleep(SAMPLE_EVERY);
     }
 }

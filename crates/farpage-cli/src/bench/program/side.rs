@@ -4,7 +4,7 @@
 //! process is told to end; what it runs in the kernel's cgroup goes with that.)
 
 use crate::bench::compare::kernel::KernelSide;
-use crate::bench::compare::side::INTERRUPTED;
+use crate::bench::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -13,13 +13,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime};
-
-/// How often resident memory is sampled, and the kernel's statistics are read.
-const SAMPLE_EVERY: Duration = Duration::from_millis(10);
+use std::time::{Instant, SystemTime};
 
 /// What is known of a run when it is over.
 #[derive(Debug, Clone)]
@@ -217,12 +214,6 @@ impl Drop for Stats {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn rss_anon(pid: u32) -> u64 {
-    let text = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").parse().unwrap_or(0) << 10
 }
 
 /// Length and hash of all that comes.

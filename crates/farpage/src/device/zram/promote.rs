@@ -67,10 +67,7 @@ impl Zram {
         });
         match done {
             Some(()) => inner.backed_pages += 1,
-            None => {
-                inner.drop_object(handle, len);
-                inner.raw_pages -= u64::from(kind == Kind::Raw);
-            }
+            None => inner.drop_object(kind, handle, len),
         }
         done.is_some()
     }

@@ -77,7 +77,7 @@ impl Zram {
         let same = self.same(slot, record);
         match made.flatten() {
             Some(Some((handle, new_len))) if same => {
-                inner.drop_object(record.handle(), len);
+                inner.drop_object(Kind::Object, record.handle(), len);
                 self.slots.update(slot, |record| {
                     (record.data[0], record.len, record.packing) = (handle.raw(), new_len as u16, Packing::Dense);
                     Some(())
@@ -85,7 +85,7 @@ impl Zram {
                 self.recompressed.fetch_add(1, Relaxed);
                 self.full.store(false, Relaxed);
             }
-            Some(Some((handle, new_len))) => inner.drop_object(handle, new_len),
+            Some(Some((handle, new_len))) => inner.drop_object(Kind::Object, handle, new_len),
             // No room for the moment.
             Some(None) => {}
             None if same => {
