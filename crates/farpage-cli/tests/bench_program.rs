@@ -144,6 +144,9 @@ fn nothing_of_it_stays_behind() {
         common::wait_for("cgroup and program are gone", || {
             cgroups.iter().all(|dir| !Path::new(dir).exists()) && !Path::new("/proc").join(&program).exists()
         });
+        let name = format!("farpage-bench-{}", child.id());
+        let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|file| file.file_name());
+        assert_eq!(files.filter(|file| file.to_string_lossy().starts_with(&name)).count(), 0);
         let ours = |line: &str| line.split_whitespace().last() == Some("32000");
         common::wait_for("swap is off", || !fs::read_to_string("/proc/swaps").unwrap().lines().any(ours));
     }

@@ -8,15 +8,15 @@ use crate::bench::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use serde_json::Value;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
-use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, PipeReader, PipeWriter, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 /// What is known of a run when it is over.
 #[derive(Debug, Clone)]
@@ -62,12 +62,12 @@ pub enum Pager<'a> {
 /// # Errors
 /// It could not be started, or the bench was interrupted.
 pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
-    let stats = Stats::new()?;
-    let mut command = match pager {
-        Pager::Farpage(ram, options) => {
+    let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
+    let mut command = match (pager, &stats) {
+        (Pager::Farpage(ram, options), Some(stats)) => {
             let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
             let mut command = Command::new(exe);
-            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.file());
+            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.path());
             command.args(*options).arg("--").args(program);
             command
         }
@@ -140,7 +140,7 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
         Pager::Nobody => {}
         Pager::Kernel(side) => ended.pool_peak_bytes = side.pool().map_or(0, |[_, _, _, peak]| peak),
         Pager::Farpage(..) => {
-            let values = stats.read();
+            let values = stats.map(Stats::read).unwrap_or_default();
             ended.managed = values.get("engine_started") == Some(&Value::Bool(true));
             let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
             ended.major_faults = get("pgmajfault");
@@ -186,33 +186,29 @@ impl Group {
     }
 }
 
-/// The directory, nobody else's, where `farpage run` writes its statistics.
-struct Stats(PathBuf);
+/// A pipe for the statistics of `farpage run`, which opens it by name: nothing of it can stay behind. They are smaller than a pipe.
+struct Stats {
+    from: PipeReader,
+    to: PipeWriter,
+}
 
 impl Stats {
     fn new() -> Result<Stats> {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let name = format!("farpage-bench-{}-{}", std::process::id(), since.as_nanos());
-        let path = std::env::temp_dir().join(name);
-        // Not if it is there already, as a link, say.
-        let made = DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|e| Failure::new(format!("cannot make {}: {}", path.display(), why(&e))))?;
-        Ok(Stats(path))
+        let (from, to) = io::pipe().map_err(|e| Failure::new(format!("cannot make a pipe: {}", why(&e))))?;
+        Ok(Stats { from, to })
     }
 
-    fn file(&self) -> PathBuf {
-        self.0.join("stats.json")
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.to.as_raw_fd())
     }
 
-    fn read(&self) -> Value {
-        let text = fs::read(self.file()).unwrap_or_default();
+    /// When `farpage run` has ended.
+    fn read(self) -> Value {
+        let Stats { mut from, to } = self;
+        drop(to);
+        let mut text = Vec::new();
+        let _ = from.read_to_end(&mut text);
         serde_json::from_slice(&text).unwrap_or_default()
-    }
-}
-
-impl Drop for Stats {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
