@@ -102,7 +102,7 @@ breakages:
 	scripts/breakages.py
 
 # Programs of one source.
-SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost moves patterns probe_syscalls sparse wipe)
+SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs moves patterns probe_syscalls sparse wipe)
 
 test-programs: $(TESTS)/stress $(SINGLE)
 
@@ -151,6 +151,7 @@ stress: build test-programs
 	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/wipe 96
 	if [ $$(id -u) = 0 ]; then $(FARPAGE) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
 	$(FARPAGE) run --ram 24M -- $(TESTS)/arenas 32 300
+	tests/stress/mallocs.py $(FARPAGE) $(TESTS)/mallocs
 	$(FARPAGE) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
 	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;squeeze' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
 		$(TESTS)/first 24 4 2000

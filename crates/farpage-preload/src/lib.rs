@@ -1,6 +1,7 @@
-//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`forks`],
-//! [`descriptors`]).
+//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
+//! [`forks`], [`descriptors`]).
 
+pub mod allocate;
 pub mod descriptors;
 pub mod forks;
 pub mod interpose;
@@ -23,6 +24,7 @@ extern "C" fn init() {
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     unsafe { HEAP.give(part) };
     interpose::find();
+    allocate::find();
     forks::find();
     descriptors::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.

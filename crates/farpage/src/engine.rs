@@ -25,6 +25,7 @@ use crate::frame::Frames;
 use crate::heap::Heap;
 use crate::lru::Lru;
 use crate::notes::Notes;
+use crate::recent::Recent;
 use crate::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::pool_share::{LoadTimes, PoolShare};
 use crate::readahead::SlotPages;
@@ -109,6 +110,8 @@ pub struct Engine {
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// What program threads tell.
     pub notes: Notes,
+    /// What they need not tell.
+    pub recent: Recent,
     /// The program has asked for memory that its children have without content.
     pub wipes: AtomicBool,
     /// Threads that the program has started, before activation.
@@ -229,6 +232,7 @@ impl Engine {
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
+            recent: Recent::default(),
             wipes: AtomicBool::new(false),
             started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),

@@ -36,6 +36,7 @@ pub mod pool_share;
 pub mod preload;
 pub mod probe;
 pub mod readahead;
+pub mod recent;
 mod reader;
 pub mod reclaim;
 pub mod region;

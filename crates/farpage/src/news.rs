@@ -2,7 +2,7 @@
 //!
 //! | what | from whom | when |
 //! | --- | --- | --- |
-//! | a *note* ([`crate::notes`]) | the preload library, on the program's thread | before memory is filled by one call; the thread waits until it is registered |
+//! | a *note* ([`crate::notes`]) | the preload library, on the program's thread | much memory is mapped, handed out by the allocator, or about to be filled by one call; the thread waits until it is registered |
 //! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
 //! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
 //!
@@ -70,6 +70,14 @@ impl Engine {
         self.is_large(bytes) || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
+    /// An allocator has handed out `len` bytes at `start`: as [`Engine::announce`], if they are many, and not in memory that it
+    /// has had for long. Called on a program thread.
+    pub fn handed_out(&self, start: usize, len: usize) {
+        if self.is_large(len) && !self.recent.covers(start, start.saturating_add(len)) {
+            self.announce(start, len);
+        }
+    }
+
     /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
     /// so that it grows by faults that can be made to wait; after a while in any case. Called on a program thread, also
     /// in signal handlers.
@@ -110,7 +118,9 @@ impl Engine {
     /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms, which is
     /// when a fast program reaches its budget. Called by the monitor. Where it is not allowed, looks have to do.
     pub(crate) fn open_events(&'static self) {
-        let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
+        if !self.conf.deaf {
+            let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
+        }
     }
 
     /// What [`Engine::open_events`] has brought since the last call.
@@ -171,6 +181,11 @@ impl Pager {
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {
             self.adopt_mappings(start, end);
+            if e.is_large(end - start)
+                && let Some((first, last)) = lock(&e.managed).covering((start / PAGE_SIZE) as u64)
+            {
+                e.recent.add(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
+            }
         }
         self.news = news;
         if noted {

@@ -391,10 +391,12 @@ impl Pager {
                 self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
                 lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
                 lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                self.e.recent.cut(start, end);
             }
             Message::Remap { from, to, len } => {
                 Stat::add(&self.e.stat.event_remap, 1);
                 self.follow_remap(from, to, len);
+                self.e.recent.cut(from, from + len);
             }
         }
     }

@@ -1,0 +1,77 @@
+//! The managed ranges that program threads have asked for lately, so that they need not ask again: most of what an allocator hands
+//! out lies in memory that it has had for long.
+//!
+//! Written by the pager, read by any thread without a lock (why: [`crate::notes`]). A reader that meets a writer may see parts of
+//! two ranges. What follows from a wrong answer is that memory is registered some moments late, or once more.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Ranges kept: a program's allocator has few that are large.
+const KEPT: usize = 8;
+
+/// See the module header.
+#[derive(Debug, Default)]
+pub struct Recent {
+    /// Start and end, bytes; the end of one that is empty is 0.
+    ranges: [(AtomicUsize, AtomicUsize); KEPT],
+    next: AtomicUsize,
+}
+
+impl Recent {
+    /// Whether all of `[start, end)` is in one of the ranges. Any thread.
+    pub fn covers(&self, start: usize, end: usize) -> bool {
+        self.ranges.iter().any(|(from, to)| from.load(Relaxed) <= start && end <= to.load(Relaxed))
+    }
+
+    /// `[start, end)` is managed; takes the place of the oldest. Pager only.
+    pub fn add(&self, start: usize, end: usize) {
+        if self.covers(start, end) {
+            return;
+        }
+        self.cut(start, end);
+        let place = self.next.load(Relaxed);
+        self.next.store((place + 1) % KEPT, Relaxed);
+        let (from, to) = &self.ranges[place % KEPT];
+        to.store(0, Relaxed);
+        from.store(start, Relaxed);
+        to.store(end, Relaxed);
+    }
+
+    /// Something in `[start, end)` is not managed any more. Pager only.
+    pub fn cut(&self, start: usize, end: usize) {
+        for (from, to) in &self.ranges {
+            if from.load(Relaxed) < end && start < to.load(Relaxed) {
+                to.store(0, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_added_is_known_until_it_is_cut() {
+        let recent = Recent::default();
+        assert!(!recent.covers(0, 1), "nothing at first");
+        recent.add(100, 200);
+        assert!(recent.covers(100, 200) && recent.covers(150, 160));
+        assert!(!recent.covers(150, 201) && !recent.covers(99, 101), "only what is in it as a whole");
+        recent.cut(200, 300);
+        assert!(recent.covers(100, 200), "the end is not in it");
+        recent.cut(199, 300);
+        assert!(!recent.covers(100, 110));
+    }
+
+    #[test]
+    fn a_range_that_has_grown_takes_one_place_and_the_oldest_gives_way() {
+        let recent = Recent::default();
+        recent.add(5000, 5001);
+        (1..100).for_each(|i| recent.add(1000, 1000 + i));
+        assert!(recent.covers(1000, 1099) && recent.covers(5000, 5001));
+        (0..KEPT).for_each(|i| recent.add(10_000 * (i + 1), 10_000 * (i + 1) + 1));
+        assert!(!recent.covers(5000, 5001) && !recent.covers(1000, 1099));
+        assert!((0..KEPT).all(|i| recent.covers(10_000 * (i + 1), 10_000 * (i + 1) + 1)));
+    }
+}
