@@ -9,15 +9,18 @@
 //! | [`slots`] | the kernel's, in slot order (rotational devices): [`ClusterState`], one for all devices | the same |
 //! | [`streams`] | ours: [`Streams`], one for each mapping and thread | the next fault, or a *marker* |
 //! | [`stride`] | equal distances between faults: [`Strides`], part of ours | |
+//! | [`lengths`] | how far runs of neighbours go: [`Lengths`], part of ours | |
 //!
 //! A *marker* is a page that was read ahead and left unmapped: its first touch is a minor fault, and says that the
 //! program has come so far. Called by regions and by the pager of `farpage run`.
 
+pub mod lengths;
 pub mod slots;
 pub mod streams;
 pub mod stride;
 pub mod vma;
 
+pub use lengths::Lengths;
 pub use slots::ClusterState;
 pub use streams::Streams;
 pub use stride::Strides;

@@ -12,13 +12,14 @@
 //! ```
 //! A fault that continues nothing is served alone and becomes a candidate; a second one right beside it makes a stream
 //! of 4 pages, which doubles with every fault at exactly the expected page and with every marker. A fault a little
-//! further on (half a window: pages there were still present, or the program skips a few) goes on with the window
-//! unchanged. Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
+//! further on (half a window: the program skips a few) is a new run of the same stream.
+//! Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
 //!
-//! Windows know nothing of 2 MiB borders. The *caution* of an instance rises when streams end soon after they
-//! began: then a window is only a fraction of what its stream has proved so far.
+//! That is for a program of which nothing is known. How far its runs go is counted ([`Lengths`]), and a window reaches as far as its run
+//! is likely to: beyond the double where runs are known to go on, and already at a fault that continues nothing. Windows know nothing of
+//! 2 MiB borders.
 
-use super::{Strides, Window};
+use super::{Lengths, Strides, Window};
 
 /// Streams that are followed at the same time.
 const STREAMS: usize = 8;
@@ -30,16 +31,8 @@ const AHEAD_MIN: u32 = 16;
 const STRIDED_MAX: u32 = 32;
 /// Largest patience with a silent stream, see [`Stream::staleness`].
 const MAX_PATIENCE: u32 = 64;
-/// Largest caution: windows of a sixteenth of what the stream has proved.
-const CAUTION_MAX: u32 = 4;
-/// Confirmed windows of this size or more make up for streams that ended early...
-const PROOF_WINDOW: u32 = 16;
-/// ... so many of them for one step of caution.
-const PROOFS: u32 = 4;
-/// A window that is followed by a gap of this part of it, or more, is not right...
-const SKIP_PART: u64 = 4;
-/// ... if that is so more often than this, one after the other.
-const SKIPS_MAX: u32 = 2;
+/// Largest window of a fault that continues nothing, whatever is known of others.
+const ALONE_MAX: u32 = 16;
 /// One past the last page number of a 64-bit address space; windows end there.
 const END: u64 = (u64::MAX >> crate::PAGE_SHIFT) + 1;
 
@@ -63,14 +56,16 @@ struct Stream {
     window: u32,
     /// How far behind the expected page a fault still continues the stream.
     slack: u64,
+    /// As far as this it also continues the run: what lies between was there already.
+    cut: u64,
     /// `[low, high)` was asked for at a marker: it may be on its way.
     posted: bool,
     /// Pages read ahead by the last window, as far as known.
     ahead: u32,
-    /// Pages that the stream went through.
+    /// Pages that its run has come through.
     proved: u32,
-    /// How often in a row it went on a good part of its window too far.
-    skips: u32,
+    /// Its run began a little behind the end of another.
+    resumed: bool,
     /// What a fault ages it by, see [`Stream::staleness`].
     rate: u32,
     /// Time (faults) of its last fault or hit.
@@ -85,10 +80,11 @@ impl Stream {
         direction: Direction::Unknown,
         window: 0,
         slack: 0,
+        cut: 0,
         posted: false,
         ahead: 0,
         proved: 0,
-        skips: 0,
+        resumed: false,
         rate: 0,
         seen: 0,
     };
@@ -150,6 +146,7 @@ impl Stream {
             (self.low, self.high) = (from, (from + reach).saturating_add(step));
             from
         };
+        self.cut = 0;
         self.slack = match direction {
             Direction::Unknown => 0,
             _ if self.stride > 1 => 0,
@@ -167,8 +164,46 @@ pub struct Streams {
     reach: [(u64, u64); STREAMS],
     strides: Option<Strides>,
     now: u64,
-    caution: u32,
-    proofs: u32,
+    runs: Runs,
+}
+
+/// How far runs go, by their kinds.
+#[derive(Debug, Clone)]
+struct Runs {
+    /// That began with a fault that continued nothing: upwards, downwards.
+    up: Lengths,
+    down: Lengths,
+    /// That began a little behind another.
+    resumed: Lengths,
+    strided: Lengths,
+}
+
+impl Runs {
+    const fn new() -> Runs {
+        let (up, down) = (Lengths::doubting(), Lengths::believing());
+        Runs { up, down, resumed: Lengths::believing(), strided: Lengths::believing() }
+    }
+
+    fn of(&mut self, s: &Stream) -> &mut Lengths {
+        match s.direction {
+            _ if s.stride > 1 => &mut self.strided,
+            _ if s.resumed => &mut self.resumed,
+            Direction::Down => &mut self.down,
+            _ => &mut self.up,
+        }
+    }
+
+    /// The run of a stream has ended. What it used of its last window is not known, but for the page of the fault: too short a length
+    /// makes smaller windows, which tell it better.
+    fn end(&mut self, s: &Stream) {
+        if s.window == 0 {
+            return;
+        }
+        if s.direction == Direction::Down && s.stride == 1 && !s.resumed {
+            self.up.note(1); // a page alone did not go on upwards
+        }
+        self.of(s).note(s.proved.saturating_add(1));
+    }
 }
 
 impl Default for Streams {
@@ -180,14 +215,7 @@ impl Default for Streams {
 impl Streams {
     /// No streams yet; neighbours only (every window has stride 1).
     pub const fn new() -> Self {
-        Self {
-            table: [Stream::UNUSED; STREAMS],
-            reach: [(0, 0); STREAMS],
-            strides: None,
-            now: 0,
-            caution: 0,
-            proofs: 0,
-        }
+        Self { table: [Stream::UNUSED; STREAMS], reach: [(0, 0); STREAMS], strides: None, now: 0, runs: Runs::new() }
     }
 
     /// The same, also for strided streams.
@@ -220,13 +248,14 @@ impl Streams {
             }
             _ => (Stream::UNUSED, Direction::Unknown, 1),
         };
-        stream.window = window.min(max);
+        let most = if stream.stride > 1 { window } else { ALONE_MAX };
+        stream.window = self.runs.of(&stream).window(stream.proved + 1, window, most.min(max));
         stream.seen = now;
         let (start, pages) = stream.go(page, stream.window, direction);
         stream.ahead = pages - 1;
         let stride = stream.stride;
         if let Some(i) = (0..STREAMS).max_by_key(|&i| self.table[i].staleness(page, now)) {
-            self.judge(self.table[i]);
+            self.runs.end(&self.table[i]);
             self.put(i, stream);
         }
         Window { stride, down: direction == Direction::Down, ..Window::of(start, pages) }
@@ -271,22 +300,20 @@ impl Streams {
         let late = old.posted && old.has(page);
         let mut s = old;
         let mut confirmed = 0;
-        if gap == 0 && !late {
-            confirmed = if old.posted { 0 } else { old.ahead };
-            s.proved = old.proved.saturating_add(old.ahead + 1);
-            self.prove(old.window);
-            s.window = old.window.saturating_mul(2).max(FIRST_WINDOW);
-            s.window = s.window.min(self.allowed(s.proved));
-            s.skips = 0;
-        } else if !late && gap * SKIP_PART >= u64::from(old.window) {
-            // Once or twice pages were there already. Always: it reads a part and leaves out a part, and so does a window
-            // that is small enough. Or it is a strided one.
-            s.skips = old.skips.saturating_add(1);
-            if s.skips > SKIPS_MAX {
-                s.window = old.window / 2;
+        let mut limit = old.window;
+        s.direction = direction;
+        if gap > old.cut {
+            self.runs.end(&old);
+            (s.proved, s.resumed) = (0, true);
+        } else if !late {
+            s.proved = old.proved.saturating_add(old.ahead + 1 + gap as u32);
+            if gap == 0 {
+                confirmed = if old.posted { 0 } else { old.ahead };
+                limit = old.window.saturating_mul(2).max(FIRST_WINDOW);
             }
         }
-        s.window = if s.stride > 1 { s.window.min(STRIDED_MAX) } else { s.window }.min(max).max(1);
+        let most = if s.stride > 1 { STRIDED_MAX } else { u32::MAX }.min(max);
+        s.window = self.runs.of(&s).window(s.proved + 1, limit, most);
         (s.posted, s.seen) = (false, self.now);
         let (start, pages) = s.go(page, s.window, direction);
         s.ahead = pages - 1;
@@ -311,18 +338,17 @@ impl Streams {
         if room == 0 {
             return None;
         }
-        s.proved = proofs;
-        let limit = if self.caution == 0 { u32::MAX } else { (proofs >> self.caution).max(1) };
-        s.window = old.saturating_mul(2).min(limit).max(AHEAD_MIN).min(max);
-        if s.stride > 1 {
-            s.window = s.window.min(STRIDED_MAX);
+        let most = if s.stride > 1 { STRIDED_MAX } else { u32::MAX }.min(max);
+        let window = self.runs.of(s).window(proofs + 1, old.saturating_mul(2), most);
+        if window < AHEAD_MIN {
+            return None;
         }
+        (s.proved, s.window) = (proofs, window);
         let (start, pages) = s.go(from, s.window, s.direction);
         (s.posted, s.ahead) = (true, pages);
         let s = *s;
         let (stride, down) = (s.stride, s.direction == Direction::Down);
         self.put(i, s);
-        self.prove(old);
         Some(Window { stride, down, ..Window::of(start, pages) })
     }
 
@@ -345,7 +371,8 @@ impl Streams {
         };
         let served = self.table.iter_mut().enumerate().filter(|(_, s)| window(s)).max_by_key(|(_, s)| s.seen);
         if let Some((i, s)) = served {
-            s.slack = s.slack.saturating_add((s.high - s.low).saturating_sub(end - start));
+            s.cut = (s.high - s.low).saturating_sub(end - start);
+            s.slack = s.slack.saturating_add(s.cut);
             (s.low, s.high) = (start, end);
             s.ahead = s.ahead.min(pages.saturating_sub(1));
             self.reach[i] = s.reach();
@@ -355,29 +382,6 @@ impl Streams {
     /// The window of the stream that was seen last, pages; 0: there is none.
     pub fn window(&self) -> u32 {
         self.table.iter().max_by_key(|s| s.seen).map_or(0, |s| s.window)
-    }
-
-    /// Largest window for a stream that has proved so much.
-    fn allowed(&self, proved: u32) -> u32 {
-        if self.caution == 0 { u32::MAX } else { (proved >> self.caution).max(1) }
-    }
-
-    /// A stream is forgotten. If what it read ahead in vain is much of all that it did, be more careful.
-    fn judge(&mut self, s: Stream) {
-        if s.ahead > 1 && u64::from(s.ahead) * 4 > u64::from(s.proved) {
-            self.caution = (self.caution + 1).min(CAUTION_MAX);
-            self.proofs = 0;
-        }
-    }
-
-    /// A window of `pages` pages turned out to be right.
-    fn prove(&mut self, pages: u32) {
-        if pages >= PROOF_WINDOW && self.caution > 0 {
-            self.proofs += 1;
-            if self.proofs == PROOFS {
-                (self.proofs, self.caution) = (0, self.caution - 1);
-            }
-        }
     }
 }
 

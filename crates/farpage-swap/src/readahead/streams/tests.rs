@@ -169,6 +169,19 @@ fn a_fault_in_a_window_on_its_way_is_late_and_goes_on_from_there() {
 }
 
 #[test]
+fn pages_that_are_there_already_do_not_end_a_run() {
+    // Streams of which every other page is there, so that each window is cut short behind its first page.
+    let (mut s, mut last) = (Streams::new(), Window::single(0));
+    for stream in 1..50u64 {
+        for page in std::iter::once(0).chain((1..61).step_by(2)) {
+            last = s.on_fault(1000 * stream + page, 8);
+            s.on_served(last.start, 1);
+        }
+    }
+    assert_eq!(last.pages, 8);
+}
+
+#[test]
 fn a_window_cut_short_goes_on_behind_the_cut() {
     let mut s = Streams::new();
     assert_eq!([10, 11, 15].map(|p| s.on_fault(p, 32).pages), [1, 4, 8]);
@@ -181,7 +194,7 @@ fn a_window_cut_short_goes_on_behind_the_cut() {
 }
 
 #[test]
-fn short_runs_make_it_careful_and_long_ones_trust_again() {
+fn runs_are_read_as_far_as_they_go_and_long_ones_are_trusted_again() {
     // Runs of 16 pages at random places: with windows that double, nearly half of what is read ahead is in vain.
     let runs = |n: u64| (0..n).flat_map(|i| (0..16).map(move |k| random(i) / 16 * 64 + k));
     let mut streams = Streams::new();
@@ -189,12 +202,13 @@ fn short_runs_make_it_careful_and_long_ones_trust_again() {
     let p = play_on(&mut streams, runs(400).skip(50 * 16), 128, false);
     let extra = p.ahead as usize - p.used;
     assert!(extra * 20 < p.brought, "{extra} of {} pages in vain", p.brought);
+    assert!(p.windows.len() < p.brought / 5, "{} windows for {} pages", p.windows.len(), p.brought);
     // From there on a long stream reaches the largest window again, and the next one as fast as ever.
     let p = play_on(&mut streams, 1 << 30..(1 << 30) + 8192, 128, false);
     assert_eq!(p.windows.last(), Some(&128));
     assert!(p.windows.len() < 220, "{}", p.windows.len());
     let p = play_on(&mut streams, 1 << 31..(1 << 31) + 4096, 128, false);
-    assert_eq!(p.windows[..6], [1, 4, 8, 16, 32, 64]);
+    assert!(p.windows.len() < 50, "{p:?}");
 }
 
 #[test]
