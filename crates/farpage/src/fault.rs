@@ -184,8 +184,9 @@ impl Pager {
             return Some(Outcome::Served);
         }
         let tight = e.budget.pressure();
-        let window = self.zero_streams.on_fault(vpn, if tight { ZERO_MAX_TIGHT } else { ZERO_MAX });
         let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
+        let most = if tight { ZERO_MAX_TIGHT } else { ZERO_MAX };
+        let window = self.zero_streams.on_fault(vpn, most, |v| !is_none(v));
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
         let (start, end) = {

@@ -140,13 +140,20 @@ impl Readahead {
     }
 
     /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`; `rotational`: its device has heads
-    /// to move. What a stream does not explain there is read with what lies beside it, for as long as that is of use.
-    pub(crate) fn on_miss(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn), rotational: bool) -> Plan {
+    /// to move; `is_there` says of another page whether it is in memory. What a stream does not explain there is read with what lies beside it, for as long as that is of use.
+    pub(crate) fn on_miss(
+        &mut self,
+        vpn: Vpn,
+        entry: Entry,
+        mapping: (Vpn, Vpn),
+        rotational: bool,
+        is_there: impl Fn(Vpn) -> bool,
+    ) -> Plan {
         let cluster = self.max.ilog2().min(LIST_MAX.ilog2());
         match self.tuning.rule {
             _ if self.max == 1 => Plan::Run(Window::single(vpn)),
             Rule::None => Plan::Run(Window::single(vpn)),
-            Rule::Stream => match self.on_stream(vpn) {
+            Rule::Stream => match self.on_stream(vpn, is_there) {
                 // Not if all pages read ahead wait: whose touch it is that counts could not be told then.
                 window if window.pages == 1 && rotational && !self.is_exact() => self.in_slot_order(entry),
                 window if window.stride == 1 => Plan::Run(window),
@@ -170,10 +177,10 @@ impl Readahead {
     }
 
     /// The window of the stream that a fault at `vpn` continues, or begins: the thread's own, or one handed on to it.
-    pub(crate) fn on_stream(&mut self, vpn: Vpn) -> Window {
+    pub(crate) fn on_stream(&mut self, vpn: Vpn, is_there: impl Fn(Vpn) -> bool) -> Window {
         let own = self.own;
         self.own = (0..THREADS).map(|i| (own + i) % THREADS).find(|i| self.streams[*i].follows(vpn)).unwrap_or(own);
-        self.streams[self.own].on_fault(vpn, self.max)
+        self.streams[self.own].on_fault(vpn, self.max, is_there)
     }
 
     /// What really came in of the last window of neighbours.

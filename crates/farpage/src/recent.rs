@@ -23,15 +23,19 @@ impl Recent {
         self.ranges.iter().any(|(from, to)| from.load(Relaxed) <= start && end <= to.load(Relaxed))
     }
 
-    /// `[start, end)` is managed; takes the place of the oldest. Pager only.
+    /// `[start, end)` is managed; takes an empty place, or that of one that has been there for long. Pager only.
     pub fn add(&self, start: usize, end: usize) {
         if self.covers(start, end) {
             return;
         }
         self.cut(start, end);
-        let place = self.next.load(Relaxed);
-        self.next.store((place + 1) % KEPT, Relaxed);
-        let (from, to) = &self.ranges[place % KEPT];
+        let empty = self.ranges.iter().position(|(_, to)| to.load(Relaxed) == 0);
+        let place = empty.unwrap_or_else(|| {
+            let oldest = self.next.load(Relaxed) % KEPT;
+            self.next.store(oldest + 1, Relaxed);
+            oldest
+        });
+        let (from, to) = &self.ranges[place];
         to.store(0, Relaxed);
         from.store(start, Relaxed);
         to.store(end, Relaxed);

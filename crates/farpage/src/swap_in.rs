@@ -68,7 +68,7 @@ impl Pager {
                 e.stat.note_touched(mapping.0, credit.into());
                 Plan::Run(Window::single(vpn))
             }
-            None => self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry)),
+            None => self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry), is_there),
         };
         let window = match plan {
             Plan::Run(window) => window,

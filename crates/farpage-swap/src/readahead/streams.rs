@@ -56,8 +56,6 @@ struct Stream {
     window: u32,
     /// How far behind the expected page a fault still continues the stream.
     slack: u64,
-    /// As far as this it also continues the run: what lies between was there already.
-    cut: u64,
     /// `[low, high)` was asked for at a marker: it may be on its way.
     posted: bool,
     /// Pages read ahead by the last window, as far as known.
@@ -80,7 +78,6 @@ impl Stream {
         direction: Direction::Unknown,
         window: 0,
         slack: 0,
-        cut: 0,
         posted: false,
         ahead: 0,
         proved: 0,
@@ -146,7 +143,6 @@ impl Stream {
             (self.low, self.high) = (from, (from + reach).saturating_add(step));
             from
         };
-        self.cut = 0;
         self.slack = match direction {
             Direction::Unknown => 0,
             _ if self.stride > 1 => 0,
@@ -230,13 +226,18 @@ impl Streams {
     /// [`Window::confirmed`] counts pages read ahead for the same stream that are now known to have been used: all of
     /// its last window, if this fault is at the page right behind it. A program that touches every third page only
     /// comes to that page every third time, so the sum is right on the average, and never above what was read ahead.
-    pub fn on_fault(&mut self, page: u64, max: u32) -> Window {
+    ///
+    /// `is_there` says of another page whether it is in memory: a run that comes to pages that are goes on behind them.
+    pub fn on_fault(&mut self, page: u64, max: u32, is_there: impl Fn(u64) -> bool) -> Window {
         self.now = self.now.wrapping_add(1);
         let (now, max) = (self.now, max.max(1));
         if self.is_near(page) {
             let followed = self.table.iter().enumerate().filter_map(|(i, s)| Some((s.gap(page)?, i)));
             if let Some(((gap, direction), i)) = followed.min_by_key(|((gap, _), _)| *gap) {
-                return self.follow(i, page, gap, direction, max);
+                let mut between =
+                    if direction == Direction::Down { page + 1..page + 1 + gap } else { page - gap..page };
+                let went_on = between.all(is_there);
+                return self.follow(i, page, (gap, went_on), direction, max);
             }
         }
         let stride = self.strides.as_mut().and_then(|strides| strides.note(page));
@@ -279,7 +280,7 @@ impl Streams {
 
     /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.
     pub fn on_sequential(&mut self, page: u64, max: u32) -> Window {
-        let w = self.on_fault(page, max);
+        let w = self.on_fault(page, max, |_| true);
         let (now, max) = (self.now, max.max(1));
         let newest = |s: &Stream| s.window > 0 && s.seen == now && s.direction != Direction::Down;
         let Some(i) = self.table.iter().position(newest) else { return w };
@@ -295,14 +296,15 @@ impl Streams {
     }
 
     /// The next window of stream `i` for a fault that continues it.
-    fn follow(&mut self, i: usize, page: u64, gap: u64, direction: Direction, max: u32) -> Window {
+    /// It is `gap` pages behind the last one, and the run `went_on`.
+    fn follow(&mut self, i: usize, page: u64, (gap, went_on): (u64, bool), direction: Direction, max: u32) -> Window {
         let old = self.table[i];
         let late = old.posted && old.has(page);
         let mut s = old;
         let mut confirmed = 0;
         let mut limit = old.window;
         s.direction = direction;
-        if gap > old.cut {
+        if !went_on {
             self.runs.end(&old);
             (s.proved, s.resumed) = (0, true);
         } else if !late {
@@ -355,7 +357,7 @@ impl Streams {
     /// A page was touched that had been brought in by another rule, unmapped: if that makes or continues a stream, the
     /// window to read in the background (with this page in it), as for [`Self::on_hit`].
     pub fn on_touch(&mut self, page: u64, max: u32) -> Option<Window> {
-        let w = self.on_fault(page, max);
+        let w = self.on_fault(page, max, |_| true);
         let now = self.now;
         let s = self.table.iter_mut().find(|s| s.seen == now && s.window > 1)?;
         s.posted = true;
@@ -371,8 +373,7 @@ impl Streams {
         };
         let served = self.table.iter_mut().enumerate().filter(|(_, s)| window(s)).max_by_key(|(_, s)| s.seen);
         if let Some((i, s)) = served {
-            s.cut = (s.high - s.low).saturating_sub(end - start);
-            s.slack = s.slack.saturating_add(s.cut);
+            s.slack = s.slack.saturating_add((s.high - s.low).saturating_sub(end - start));
             (s.low, s.high) = (start, end);
             s.ahead = s.ahead.min(pages.saturating_sub(1));
             self.reach[i] = s.reach();

@@ -12,7 +12,7 @@ fn pages(plan: Plan) -> Vec<u64> {
 }
 
 fn miss(r: &mut Readahead, vpn: Vpn) -> Vec<u64> {
-    pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000), false))
+    pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000), false, |_| false))
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn each_rule_has_its_windows() {
 fn slot_order_is_for_disks_with_heads_and_what_no_stream_explains() {
     let mut r = of("stream");
     let miss = |r: &mut Readahead, vpn, slot, rotational| {
-        r.on_miss(vpn, Entry::new(1, slot).unwrap(), (1000, 2_000_000), rotational)
+        r.on_miss(vpn, Entry::new(1, slot).unwrap(), (1000, 2_000_000), rotational, |_| false)
     };
     let slots = |r: &mut Readahead, vpn, slot| match miss(r, vpn, slot, true) {
         Plan::Slots(slots) => slots.end - slots.start,
@@ -84,7 +84,7 @@ fn threads_have_streams_of_their_own_and_take_over_each_others() {
 fn the_kernels_rule_has_a_state_for_each_mapping() {
     let mut r = of("vma");
     let mut miss = |mapping: u64, page| {
-        let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000), false);
+        let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000), false, |_| false);
         pages(plan).len()
     };
     // Random faults in one end its readahead; the other does not know.

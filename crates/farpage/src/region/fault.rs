@@ -145,7 +145,10 @@ impl Inner {
         match seen.hint() {
             Hint::Random => Window::single(page.into()),
             Hint::Sequential => Window::of(page.into(), ZERO_WINDOW),
-            Hint::Normal => lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW),
+            Hint::Normal => {
+                let is_there = |page: u64| self.space.word(page as u32).look().state() != State::None;
+                lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW, is_there)
+            }
         }
     }
 

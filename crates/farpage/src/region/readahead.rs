@@ -227,8 +227,17 @@ impl Readahead {
         self.with(page, |m| m.tuning.is_exact()).unwrap_or(false)
     }
 
-    /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is.
-    pub fn on_miss(&self, page: u32, entry: Entry, hint: Hint, queued: bool, rotational: bool) -> Plan {
+    /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is; `is_there` says of another page whether it
+    /// is in memory.
+    pub fn on_miss(
+        &self,
+        page: u32,
+        entry: Entry,
+        hint: Hint,
+        queued: bool,
+        rotational: bool,
+        is_there: impl Fn(u64) -> bool,
+    ) -> Plan {
         let alone = Plan::Pages(Window::single(page.into()));
         let planned = self.with(page, |m| {
             m.faults.fetch_add(1, Relaxed);
@@ -252,7 +261,7 @@ impl Readahead {
                     let mut streams = lock(&m.streams[thread()]);
                     let w = match hint {
                         Hint::Sequential => streams.on_sequential(page.into(), max),
-                        _ => streams.on_fault(page.into(), max),
+                        _ => streams.on_fault(page.into(), max, is_there),
                     };
                     drop(streams);
                     if m.queued.load(Relaxed) != queued {

@@ -86,7 +86,9 @@ impl Inner {
         let queued = !self.swap.is_synchronous(entry);
         let rotational = queued && self.swap.is_rotational(entry);
         let protect = !write && self.stays_unwritten(page);
-        let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational) {
+        let is_there =
+            |page: u64| matches!(self.space.word(page as u32).look().state(), State::Mapped(_) | State::Cached(_));
+        let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational, is_there) {
             Plan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
             Plan::Pages(window) if window.stride > 1 => {
                 let result = self.swap_in_window(page, seen, Window::single(page.into()), queued, protect);

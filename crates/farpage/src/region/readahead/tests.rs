@@ -209,7 +209,7 @@ fn the_regions_that_fault_most_are_published() {
         state.open(n * 100 + 1, 50);
         for i in 0..n {
             let hint = if i == 0 { Hint::Random } else { Hint::Normal };
-            state.on_miss(n * 100 + 1 + i, entry, hint, false, false);
+            state.on_miss(n * 100 + 1 + i, entry, hint, false, false, |_| false);
         }
         state.read(n * 100 + 1, 3);
     }
