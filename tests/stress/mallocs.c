@@ -1,9 +1,10 @@
-/* Asks the allocator for some MiB again and again, in every way there is, and fills them at once. Each is a mapping of its own,
- * made by system calls that nobody sees, and all of its pages have to be served by the engine.
+/* Asks the allocator for some MiB again and again, in one of the ways there are, and fills them at once. What it maps for that, by
+ * system calls that nobody sees, has to be served by the engine from the first page on.
  *
- *     mallocs MANAGED_MB PIECE_MB ROUNDS
+ *     mallocs WAY MANAGED_MB PIECE_MB ROUNDS
  *
- * Prints how many pages were filled, and waits for the end of its input. */
+ * Without a WAY: prints the names of all. When memory is managed it says "ready" and waits for a line; at the end it prints how many
+ * pages were filled since, and waits for the end of its input. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <malloc.h>
@@ -47,23 +48,62 @@ static void *by_posix_memalign(void)
 	return posix_memalign(&p, 2 << 20, size) ? NULL : p;
 }
 
-static void *(*const ways[])(void) = {
-	by_malloc, by_calloc, by_realloc, by_memalign, by_aligned_alloc, by_posix_memalign,
+static void *by_valloc(void)
+{
+	return valloc(size);
+}
+
+static void *by_pvalloc(void)
+{
+	return pvalloc(size);
+}
+
+static void *by_growing(void)
+{
+	/* At the end of the heap, which grows: it stays where it is. */
+	return realloc(malloc(100 << 10), size);
+}
+
+static const struct {
+	const char *name;
+	void *(*take)(void);
+} ways[] = {
+	{"malloc", by_malloc},
+	{"calloc", by_calloc},
+	{"realloc", by_realloc},
+	{"memalign", by_memalign},
+	{"aligned_alloc", by_aligned_alloc},
+	{"posix_memalign", by_posix_memalign},
+	{"valloc", by_valloc},
+	{"pvalloc", by_pvalloc},
+	{"growing", by_growing},
 };
 
 int main(int argc, char **argv)
 {
 	enum { WAYS = sizeof ways / sizeof *ways };
-	if (argc != 4)
-		errx(2, "usage: mallocs MANAGED_MB PIECE_MB ROUNDS");
-	/* Else the threshold follows what is freed, and pieces come from the heap. */
-	mallopt(M_MMAP_THRESHOLD, 128 << 10);
-	size_t much = (size_t)atoi(argv[1]) << 20, filled = 0;
+	int way = 0;
+	if (argc == 1) {
+		for (int i = 0; i < WAYS; i++)
+			puts(ways[i].name);
+		return 0;
+	}
+	while (way < WAYS && strcmp(argv[1], ways[way].name))
+		way++;
+	if (argc != 5 || way == WAYS)
+		errx(2, "usage: mallocs WAY MANAGED_MB PIECE_MB ROUNDS");
+	/* Else the threshold follows what is freed. */
+	mallopt(M_MMAP_THRESHOLD, ways[way].take == by_growing ? 32 << 20 : 128 << 10);
+	mallopt(M_TRIM_THRESHOLD, 128 << 10);
+	size_t much = (size_t)atoi(argv[2]) << 20, filled = 0;
 	char *managed = malloc(much);
 	memset(managed, 1, much); /* from here on memory is managed */
-	size = (size_t)atoi(argv[2]) << 20;
-	for (int i = 0; i < atoi(argv[3]) * WAYS; i++) {
-		char *p = ways[i % WAYS]();
+	size = (size_t)atoi(argv[3]) << 20;
+	puts("ready");
+	fflush(stdout);
+	getchar();
+	for (int i = 0; i < atoi(argv[4]); i++) {
+		char *p = ways[way].take();
 		if (!p)
 			err(2, "no memory");
 		memset(p, 2, size);
@@ -74,5 +114,6 @@ int main(int argc, char **argv)
 	}
 	printf("%zu\n", filled);
 	fflush(stdout);
-	getchar();
+	while (getchar() != EOF)
+		;
 }

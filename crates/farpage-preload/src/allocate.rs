@@ -25,10 +25,13 @@ static REALLOC: Real = Real::of(c"realloc");
 static MEMALIGN: Real = Real::of(c"memalign");
 static ALIGNED_ALLOC: Real = Real::of(c"aligned_alloc");
 static POSIX_MEMALIGN: Real = Real::of(c"posix_memalign");
+static VALLOC: Real = Real::of(c"valloc");
+static PVALLOC: Real = Real::of(c"pvalloc");
 
 /// Looks the functions up, by the initialiser.
 pub fn find() {
-    for Real(place, name) in [&MALLOC, &CALLOC, &REALLOC, &MEMALIGN, &ALIGNED_ALLOC, &POSIX_MEMALIGN] {
+    for Real(place, name) in [&MALLOC, &CALLOC, &REALLOC, &MEMALIGN, &ALIGNED_ALLOC, &POSIX_MEMALIGN, &VALLOC, &PVALLOC]
+    {
         place.store(next(name), Relaxed);
     }
 }
@@ -42,7 +45,7 @@ impl Real {
         Real(AtomicUsize::new(0), name)
     }
 
-    /// The function; `None` with `errno` set if there is none.
+    /// The function; `None` if there is none (with `errno` set), or while it is being looked up.
     fn get(&self) -> Option<usize> {
         let Real(place, name) = self;
         let at = place.load(Relaxed);
@@ -61,6 +64,8 @@ impl Real {
             no_such_function();
             return None;
         }
+        // Initialisers of other libraries run before ours: each look-up takes the loader's lock and clears the thread's `dlerror`.
+        place.store(at, Relaxed);
         Some(at)
     }
 }
@@ -86,8 +91,36 @@ fn handed_out(at: usize, size: usize) {
 /// As libc's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-    let Some(real) = MALLOC.get() else { return null_mut() };
-    // SAFETY: the allocator's function of this name has this type.
+    // SAFETY: caller's promise.
+    unsafe { of_size(&MALLOC, size) }
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    // SAFETY: caller's promise.
+    unsafe { of_size(&VALLOC, size) }
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    // SAFETY: caller's promise.
+    unsafe { of_size(&PVALLOC, size) }
+}
+
+/// # Safety
+/// As libc's function in `real`.
+#[inline]
+unsafe fn of_size(real: &Real, size: usize) -> *mut c_void {
+    let Some(real) = real.get() else { return null_mut() };
+    // SAFETY: the allocator's functions of these names have this type.
     let real: unsafe extern "C" fn(usize) -> *mut c_void = unsafe { transmute(real) };
     // SAFETY: caller's promise.
     let at = unsafe { real(size) };
@@ -110,7 +143,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     at
 }
 
-/// As libc's; see the module header. What grows in its place stays registered.
+/// As libc's; see the module header. What grows in its place counts too: the end of the heap, behind a mapping that is registered, is
+/// a new one. (What is moved has been copied by the time that it is announced.)
 ///
 /// # Safety
 /// As libc's.
@@ -121,9 +155,7 @@ pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
     let real: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void = unsafe { transmute(real) };
     // SAFETY: caller's promise.
     let at = unsafe { real(old, size) };
-    if at != old {
-        announce(at, size);
-    }
+    announce(at, size);
     at
 }
 

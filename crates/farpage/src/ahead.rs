@@ -194,7 +194,7 @@ impl Pager {
             }
             None => {
                 Stat::add(&e.stat.swap_ra_windows_hit, 1);
-                self.readahead.on_stream(vpn, |_| true)
+                self.readahead.on_stream(vpn, |vpn| e.table.is_there(vpn))
             }
         };
         let mapping = self.range_of(vpn);

@@ -306,6 +306,12 @@ impl PageTable {
         self.swapped.load(Ordering::Relaxed)
     }
 
+    /// Whether a page has content and is in memory: in the program, or in the swap cache.
+    pub fn is_there(&self, vpn: Vpn) -> bool {
+        let state = self.node(vpn).map(|node| self.state(node));
+        matches!(state, Some(State::Mapped(_) | State::Cached(_) | State::Writeback(_)))
+    }
+
     /// The slot of a page whose content is on a device only.
     #[inline]
     pub fn swapped(&self, vpn: Vpn) -> Option<Entry> {

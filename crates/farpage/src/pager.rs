@@ -354,6 +354,10 @@ impl Pager {
             Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
             change => {
                 let e = self.e;
+                // Before it is applied: its thread goes on now, and what it maps at this place has to be told.
+                if let Some((start, end)) = change.left() {
+                    e.recent.cut(start, end);
+                }
                 self.note_change(change, |start, end| e.is_known(start, end));
                 while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
                     self.change(change);
@@ -391,12 +395,17 @@ impl Pager {
                 self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
                 lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
                 lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-                self.e.recent.cut(start, end);
             }
             Message::Remap { from, to, len } => {
                 Stat::add(&self.e.stat.event_remap, 1);
                 self.follow_remap(from, to, len);
-                self.e.recent.cut(from, from + len);
+            }
+        }
+        // Another thread may have been given the place before this was told, and have found it known.
+        if let Some((start, end)) = m.left() {
+            self.e.recent.cut(start, end);
+            if self.e.is_large(end - start) {
+                self.news.push((start, end));
             }
         }
     }

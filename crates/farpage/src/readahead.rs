@@ -140,7 +140,8 @@ impl Readahead {
     }
 
     /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`; `rotational`: its device has heads
-    /// to move; `is_there` says of another page whether it is in memory. What a stream does not explain there is read with what lies beside it, for as long as that is of use.
+    /// to move. What a stream does not explain there is read with what lies beside it, for as long as that is of use. `is_there` says of
+    /// another page whether it is in memory.
     pub(crate) fn on_miss(
         &mut self,
         vpn: Vpn,

@@ -59,10 +59,7 @@ impl Pager {
             }
         }
         let mapping = self.range_of(vpn);
-        let is_there = |vpn| {
-            let state = e.table.node(vpn).map(|node| e.table.state(node));
-            matches!(state, Some(State::Mapped(_) | State::Cached(_) | State::Writeback(_)))
-        };
+        let is_there = |vpn| e.table.is_there(vpn);
         let plan = match self.readahead.take_marker(vpn, is_there) {
             Some(credit) => {
                 e.stat.note_touched(mapping.0, credit.into());

@@ -1,8 +1,8 @@
 //! How far runs of neighbours go: of those that came to some length, how many ended there.
 //!
 //! A program that works on columns, records or objects of some pages goes on for that many pages, and then elsewhere. What came
-//! before tells how many: a window is as long as it is likely to be used. So runs of five pages are read five at a time, and
-//! faults at random one at a time, and neither has to be told to the other by a rule of its own.
+//! before tells how many: a window is as long as it is likely to be used. So runs of some pages are read in few pieces that end where they
+//! end, and faults at random one at a time, and neither has to be told to the other by a rule of its own.
 //!
 //! Lengths up to 16 pages are told apart, longer ones by powers of two. Of each the share of runs that ended there is an average over
 //! the last [`MEMORY`] or so that came to it, so a flood of short runs says nothing about how long ones go on. Pure.
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_length_are_read_as_such_from_their_first_page() {
+    fn runs_of_one_length_are_read_to_their_end() {
         for pages in [2, 5, 12] {
             let mut lengths = Lengths::doubting();
             (0..40).for_each(|_| lengths.note(pages));

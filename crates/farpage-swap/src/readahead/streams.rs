@@ -10,12 +10,12 @@
 //!     |  |  |                       v                          unmapped: the background was too slow (late)
 //!   --1--2=====4-----8-------[16.....|.........][ read in the background ...|.........][
 //! ```
-//! A fault that continues nothing is served alone and becomes a candidate; a second one right beside it makes a stream
-//! of 4 pages, which doubles with every fault at exactly the expected page and with every marker. A fault a little
-//! further on (half a window: the program skips a few) is a new run of the same stream.
+//! Of a program of which nothing is known, a fault that continues nothing is served alone and becomes a candidate; a second one right
+//! beside it makes a stream of 4 pages, which doubles with every fault at exactly the expected page and with every marker. A fault a
+//! little further on (half a window: the program skips a few) is a new run of the same stream.
 //! Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
 //!
-//! That is for a program of which nothing is known. How far its runs go is counted ([`Lengths`]), and a window reaches as far as its run
+//! How far the program's runs go is counted ([`Lengths`]), and a window reaches as far as its run
 //! is likely to: beyond the double where runs are known to go on, and already at a fault that continues nothing. Windows know nothing of
 //! 2 MiB borders.
 
@@ -93,6 +93,11 @@ impl Stream {
         self.window > 0 && (self.low..self.high).contains(&page) && from.abs_diff(page) % u64::from(self.stride) == 0
     }
 
+    /// Pages of its last window. The first of one that was asked for at a marker was read ahead, too.
+    fn last(&self) -> u32 {
+        self.ahead + u32::from(!self.posted)
+    }
+
     /// If `page` continues this stream: how many pages it skipped, and the direction.
     fn gap(&self, page: u64) -> Option<(u64, Direction)> {
         if self.posted && self.has(page) {
@@ -102,7 +107,9 @@ impl Stream {
         let down = self.low.checked_sub(1).and_then(|next| next.checked_sub(page));
         let (gap, direction) = match (self.direction, up, down) {
             (Direction::Up | Direction::Unknown, Some(gap), _) => (gap, Direction::Up),
-            (Direction::Down | Direction::Unknown, _, Some(gap)) => (gap, Direction::Down),
+            (Direction::Down, _, Some(gap)) => (gap, Direction::Down),
+            // What was read upwards proves nothing about the way down.
+            (Direction::Unknown, _, Some(0)) if self.ahead == 0 => (0, Direction::Down),
             _ => return None,
         };
         (self.window > 0 && gap <= self.slack).then_some((gap, direction))
@@ -295,8 +302,7 @@ impl Streams {
         Window { confirmed: w.confirmed, late: w.late, ..Window::of(start, pages) }
     }
 
-    /// The next window of stream `i` for a fault that continues it.
-    /// It is `gap` pages behind the last one, and the run `went_on`.
+    /// The next window of stream `i` for a fault that continues it: `gap` pages behind the last one, and the run `went_on`.
     fn follow(&mut self, i: usize, page: u64, (gap, went_on): (u64, bool), direction: Direction, max: u32) -> Window {
         let old = self.table[i];
         let late = old.posted && old.has(page);
@@ -308,10 +314,11 @@ impl Streams {
             self.runs.end(&old);
             (s.proved, s.resumed) = (0, true);
         } else if !late {
-            s.proved = old.proved.saturating_add(old.ahead + 1 + gap as u32);
+            s.proved = old.proved.saturating_add(old.last() + gap as u32);
             if gap == 0 {
                 confirmed = if old.posted { 0 } else { old.ahead };
-                limit = old.window.saturating_mul(2).max(FIRST_WINDOW);
+                let turned = old.direction == Direction::Unknown && direction == Direction::Down;
+                limit = if turned { FIRST_WINDOW } else { old.window.saturating_mul(2).max(FIRST_WINDOW) };
             }
         }
         let most = if s.stride > 1 { STRIDED_MAX } else { u32::MAX }.min(max);
@@ -328,13 +335,16 @@ impl Streams {
     /// not say what remained.
     pub fn on_hit(&mut self, page: u64, max: u32) -> Option<Window> {
         self.now = self.now.wrapping_add(1);
-        let i = self.table.iter().position(|s| s.direction != Direction::Unknown && s.has(page))?;
+        let i = self.table.iter().position(|s| (s.direction != Direction::Unknown || s.ahead > 0) && s.has(page))?;
         let s = &mut self.table[i];
         s.seen = self.now;
+        if s.direction == Direction::Unknown {
+            s.direction = Direction::Up; // as it was read
+        }
         if s.window < AHEAD_MIN || max < AHEAD_MIN {
             return None;
         }
-        let (old, proofs) = (s.window, s.proved.saturating_add(s.ahead + 1));
+        let (old, proofs) = (s.window, s.proved.saturating_add(s.last()));
         let room = if s.direction == Direction::Down { s.low } else { END.saturating_sub(s.high) };
         let from = if s.direction == Direction::Down { s.low.checked_sub(1)? } else { s.high };
         if room == 0 {
@@ -354,7 +364,7 @@ impl Streams {
         Some(Window { stride, down, ..Window::of(start, pages) })
     }
 
-    /// A page was touched that had been brought in by another rule, unmapped: if that makes or continues a stream, the
+    /// A page was touched that had been brought in by another rule, unmapped: if a run is likely to go on from there, the
     /// window to read in the background (with this page in it), as for [`Self::on_hit`].
     pub fn on_touch(&mut self, page: u64, max: u32) -> Option<Window> {
         let w = self.on_fault(page, max, |_| true);

@@ -125,6 +125,17 @@ pub enum Message {
     },
 }
 
+impl Message {
+    /// Bytes from and to where nothing is mapped any more after this change, or something else.
+    pub fn left(&self) -> Option<(usize, usize)> {
+        match *self {
+            Message::Unmap { start, end } => Some((start, end)),
+            Message::Remap { from, len, .. } => Some((from, from + len)),
+            Message::Fault { .. } | Message::Remove { .. } => None,
+        }
+    }
+}
+
 /// Messages read at once.
 pub const BATCH: usize = 16;
 

@@ -28,9 +28,20 @@ impl Store {
         self.pages[page].lock().unwrap()
     }
 
+    /// One device has room for all pages. But whoever asks while it comes and the other goes may have looked for the one too early and
+    /// for the other too late, so he asks again.
+    fn alloc(&self, cpu: usize) -> Entry {
+        let again = || {
+            thread::yield_now();
+            None
+        };
+        let entry = (0..1000).find_map(|_| self.swap.alloc(cpu, 0, Fill::Swapped).or_else(again));
+        entry.unwrap_or_else(|| panic!("a device has room"))
+    }
+
     fn store(&self, cpu: usize, page: usize) {
         let mut at = self.page(page);
-        let Some(entry) = self.swap.alloc(cpu, 0, Fill::Swapped) else { panic!("one device has room for all pages") };
+        let entry = self.alloc(cpu);
         self.slot(entry).store((page as u64) << 32 | (at.1 + 1), Ordering::Relaxed);
         if let Some(old) = at.0 {
             assert_eq!(self.swap.put(old, 1), Ok(1));
@@ -53,7 +64,7 @@ impl Store {
         let content = self.slot(entry).load(Ordering::Relaxed);
         let mut at = self.page((content >> 32) as usize);
         if at.0 == Some(entry) {
-            let Some(new) = self.swap.alloc(9, 0, Fill::Swapped) else { panic!("the other device has room") };
+            let new = self.alloc(9);
             assert_ne!(new.device, entry.device, "[19]");
             self.slot(new).store((content >> 32) << 32 | at.1, Ordering::Relaxed);
             assert_eq!(self.swap.put(entry, 1), Ok(1));

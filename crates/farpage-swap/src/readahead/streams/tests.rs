@@ -186,6 +186,20 @@ fn pages_that_are_there_already_do_not_end_a_run() {
 }
 
 #[test]
+fn what_was_read_upwards_proves_nothing_about_the_way_down() {
+    let mut s = Streams::new();
+    play_on(&mut s, (0..100).flat_map(|run| (0..64).map(move |i| 10_000 * run + i)), 32, false);
+    let up = s.on_fault(5_000_000, 32, |_| false);
+    assert!(up.pages > 1, "runs upwards are known: {up:?}");
+    let below = s.clone().on_fault(4_999_999, 32, |_| false);
+    assert!(!below.down && below.confirmed == 0, "{below:?}");
+    // All of it but the first was there already.
+    s.on_served(5_000_000, 1);
+    assert!(!s.clone().on_fault(4_999_990, 32, |_| true).down, "the gap was above");
+    assert_eq!(s.on_fault(4_999_999, 32, |_| false).pages, FIRST_WINDOW, "two pages, as if nothing were known");
+}
+
+#[test]
 fn a_window_cut_short_goes_on_behind_the_cut() {
     let mut s = Streams::new();
     assert_eq!([10, 11, 15].map(|p| s.on_fault(p, 32, |_| false).pages), [1, 4, 8]);
