@@ -21,6 +21,7 @@ use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use farpage_swap::splice::Linking;
 use rustix::io::Errno;
+use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
@@ -358,7 +359,13 @@ impl Owner {
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || f(&inner));
         drop(blocked);
         let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
-        lock(&self.threads).push(thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?);
+        let thread = thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?;
+        // It names itself when it first runs. `farpage stat` finds a pager by the name, and may look before that.
+        if let Ok(name) = std::ffi::CString::new(name) {
+            // SAFETY: the handle is held, so the thread is known to libc; the name is a string that ends with 0.
+            let _ = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
+        }
+        lock(&self.threads).push(thread);
         Ok(())
     }
 }
