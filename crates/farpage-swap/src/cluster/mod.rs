@@ -224,17 +224,18 @@ impl<M: crate::lock::Meter> Cluster<M> {
     }
 
     /// Gives the cluster a table. Caller holds its lock.
+    ///
+    /// One step here and in `detach`, not a load and a store, though nobody else writes: loom, which turns a store round only
+    /// with the last access before it, would not look at readers in between.
     fn attach(&self, state: &mut State, table: Box<Table>) {
-        let changes = self.table.load(Ordering::Relaxed) >> 32;
-        self.table.store(((changes + 1) << 32) | (u64::from(table.id) + 1), Ordering::Release);
+        self.table.fetch_add((1 << 32) + u64::from(table.id) + 1, Ordering::Release);
         state.table = Some(table);
     }
 
     /// Takes the table away. Readers are told before anybody else can have it. Caller holds the lock.
     fn detach(&self, state: &mut State) -> Option<Box<Table>> {
         let table = state.table.take()?;
-        let changes = self.table.load(Ordering::Relaxed) >> 32;
-        self.table.store((changes + 1) << 32, Ordering::Release);
+        self.table.fetch_add((1 << 32) - (u64::from(table.id) + 1), Ordering::Release);
         Some(table)
     }
 

@@ -92,6 +92,10 @@ impl<E: Env> Swap<E> {
 
     /// Makes the only references of `n` slots of one cluster pending; returns how many of them, from the first on. 0 if one of
     /// them has another reference, is cached or is not in use.
+    ///
+    /// The caller's references keep the cluster its table until the last of them is pending. After that nothing here may be
+    /// looked at again to find out whether it was done: somebody may have carried it out already (for another free's note of the
+    /// same part), and the slot, the cluster and the table may be in use for something else.
     #[cold]
     pub(super) fn leave(
         &self,
@@ -111,11 +115,6 @@ impl<E: Env> Swap<E> {
         for at in place..place + n {
             let word = words.get(at);
             if !word.is_last_reference() || !words.replace(at, word, word.to_pending()) {
-                break;
-            }
-            // The slot of a caller that has no reference (a bug) may be free, and the table another cluster's by now.
-            if cluster.table.load(Ordering::Acquire) != seen {
-                words.replace(at, word.to_pending(), word);
                 break;
             }
             left += 1;

@@ -250,3 +250,22 @@ fn a_free_meets_one_that_is_carried_out() {
         check(&swap);
     });
 }
+
+/// The same, when the cluster is empty afterwards: its table goes before the second one who frees has noted anything.
+#[test]
+fn a_free_is_carried_out_with_another_and_the_table_goes() {
+    loom::model(|| {
+        let (swap, _) = full();
+        assert_eq!((swap.put(slot(4), 1), swap.put(slot(7), 1)), (Ok(1), Ok(1)));
+        let held = swap.lock(swap.device(0).unwrap(), 1, &sites::CLUSTER_ADMIN);
+        assert_eq!(swap.put(slot(5), 1), Ok(1));
+        let other = swap.clone();
+        let thread = thread::spawn(move || assert_eq!(other.put(slot(6), 1), Ok(1)));
+        drop(held);
+        // Whoever gets a slot has it, whatever the other thread still does about its own.
+        let mine = swap.alloc(0, 0, Fill::Swapped);
+        thread.join().unwrap();
+        assert!(mine.is_none_or(|mine| swap.count(mine) == 1), "{mine:?}");
+        check(&swap);
+    });
+}
