@@ -5,6 +5,7 @@
 
 The device is plain memory, so the copies of pages are found by what the program wrote into them."""
 
+import errno
 import os
 import re
 import signal
@@ -41,7 +42,12 @@ def change(pid, start, end):
                 words = os.pread(pagemap.fileno(), min(high - base, 1 << 30) // 512, base // 512)
                 there = (base + i * 4096 for i, word in enumerate(memoryview(words).cast("Q")) if word >> 63)
                 for at in there:
-                    magic, page = struct.unpack("<QQ", os.pread(memory.fileno(), 16, at))
+                    try:
+                        magic, page = struct.unpack("<QQ", os.pread(memory.fileno(), 16, at))
+                    except OSError as e:
+                        if e.errno != errno.EIO:
+                            raise
+                        continue  # memory of the program's, not a copy: it went out since its word was read
                     if magic == MAGIC and page < STORED:
                         os.pwrite(memory.fileno(), b"\xff", at + 1000)
                         pages.add(page)
