@@ -46,7 +46,7 @@ use alone::Clock;
 /// Probation's share of the pages in memory: one in this many.
 const PROBATION_SHARE: u32 = 12;
 /// Probation is at least this long, so that a page has time to be touched again...
-const PROBATION_MIN: u32 = 64;
+const PROBATION_MIN: u32 = 32;
 /// ... but not in a memory so small that this would be more than one page in so many.
 const PROBATION_MOST: u32 = 8;
 /// The stage is counted in so many parts of the pages in memory: at the beginning, at least, at most.
@@ -56,7 +56,7 @@ const STAGE_MIN: u32 = 2;
 const STAGE_MAX: u32 = 24;
 /// Main's pages are unmapped at the pace of departures: so many for each page that leaves main, one for so many that
 /// leave probation.
-const MAIN_PACE: u32 = 4;
+const MAIN_PACE: u32 = 12;
 const PROBATION_PACE: u32 = 32;
 /// The unit that this is counted in: parts of a page.
 const CREDIT: u32 = 64;
