@@ -102,7 +102,7 @@ breakages:
 	scripts/breakages.py
 
 # Programs of one source.
-SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs moves patterns probe_syscalls sparse wipe)
+SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs moves patterns probe_syscalls sparse storm wipe)
 
 test-programs: $(TESTS)/stress $(SINGLE)
 
@@ -165,7 +165,7 @@ stress: build test-programs
 	! $(FARPAGE) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
-PROGRAMS ?= syscalls python_update python_file python_subprocess python_fork cc node java stress_ng
+PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess python_fork cc node java stress_ng
 programs: build test-programs
 	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
 

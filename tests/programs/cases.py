@@ -191,6 +191,11 @@ class Stress(Case):
         return [self.program, "--mb", str(self.mb), "--ops", str(self.ops), *self.options]
 
 
+class Storm(Case):
+    def command(self, directory, swapped=False):
+        return [self.program, self.way, str(self.threads), str(self.mb)]
+
+
 class Syscalls(Case):
     def normalize(self, data):
         lines = data.decode().splitlines()
@@ -236,5 +241,9 @@ def all_cases(size, here, root):
         stress("stress_1", 1),
         stress("stress_2", 2, "--threads", "8", ops=(1000, 4000, 20000)),
         stress("stress_nofork", 3, "--no-fork"),
+        *(
+            Storm("storm_" + way, way=way, program=os.path.join(bin_, "storm"), threads=8, mb=n(256, 512, 1024))
+            for way in ("mmap", "malloc")
+        ),
         Syscalls("syscalls", program=os.path.join(bin_, "probe_syscalls"), mb=n(128, 256, 512)),
     ]

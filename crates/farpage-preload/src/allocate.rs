@@ -1,20 +1,18 @@
-//! Large pieces of memory from libc's allocator (or from another that was preloaded). It maps them by system calls of its own,
-//! which do not come through [`crate::interpose::mmap`], and the caller can fill some MiB before anybody hears of them. So
-//! the caller of `malloc` and its like goes on when what it got is registered.
+//! Memory from libc's allocator (or from another that was preloaded). It maps it by system calls of its own, which do not come
+//! through [`crate::interpose::mmap`], and its callers can fill some MiB before anybody hears of them. So whoever gets much from
+//! `malloc` and its like goes on when somebody has looked at it ([`farpage::charge`]).
 //!
-//! Small pieces, and all while memory is not managed, cost a comparison or two. `free` and the rest are left alone: the memory comes
+//! Pieces that come to no other page cost a comparison, the others some nanoseconds. `free` and the rest are left alone: the memory comes
 //! from the same allocator as ever.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::conf::RAM_MIN;
 use farpage::engine::engine;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// No budget makes less than this large ([`farpage::engine::Engine::is_large`]), bytes.
-const LEAST: usize = RAM_MIN as usize / 64;
+const PAGE: usize = 4096;
 
 /// One of the allocator's functions, and its name.
 struct Real(AtomicUsize, &'static CStr);
@@ -70,10 +68,10 @@ impl Real {
     }
 }
 
-/// `size` bytes at `at` are new: waits until they are managed, if they are many.
+/// `size` bytes at `at` may be new. Most small pieces do not come to another page.
 #[inline]
 fn announce(at: *mut c_void, size: usize) {
-    if size >= LEAST && !at.is_null() {
+    if (at as usize % PAGE).saturating_add(size) >= PAGE && !at.is_null() {
         handed_out(at as usize, size);
     }
 }

@@ -107,9 +107,9 @@ pub unsafe extern "C" fn mmap(
     const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
     let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
     let populate = flags & libc::MAP_POPULATE != 0;
-    let wait = |e: &&Engine| if populate { e.must_be_managed(len) } else { e.is_large(len) };
-    let engine = engine().filter(|_| ours).filter(wait);
-    let flags = if engine.is_some() { flags & !libc::MAP_POPULATE } else { flags };
+    let engine = engine().filter(|_| ours);
+    let populate = populate && engine.is_some_and(|e| e.must_be_managed(len));
+    let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let real = found(&REAL.mmap, c"mmap");
     if real == 0 {
         no_such_function();
@@ -120,9 +120,11 @@ pub unsafe extern "C" fn mmap(
     // SAFETY: caller's promise.
     let at = unsafe { real(addr, len, prot, flags, fd, offset) };
     if let Some(engine) = engine.filter(|_| at != libc::MAP_FAILED) {
-        engine.announce(at as usize, len);
         if populate {
+            engine.announce(at as usize, len);
             engine.populate(at as usize, len);
+        } else {
+            engine.handed_out(at as usize, len);
         }
     }
     at

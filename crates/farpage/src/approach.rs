@@ -10,6 +10,8 @@
 //! Pure; called by the monitor with each sample before activation.
 
 use crate::budget::Budget;
+use crate::charge::Allowance;
+use crate::sys::cpu;
 use std::time::{Duration, Instant};
 
 /// Pages that one thread can fill in a millisecond.
@@ -25,6 +27,8 @@ const LATE_MAX_US: u64 = 64_000;
 /// The shortest and the longest time between two looks, microseconds.
 const SOON_US: u64 = 1_000;
 const LOOK_MAX_US: u64 = 100_000;
+/// No engine thread waits longer than that for its turn to look, milliseconds.
+const BLIND_MS: u64 = 1_000;
 /// Two samples at least this far apart make a speed.
 const STEP: Duration = Duration::from_micros(500);
 
@@ -33,6 +37,8 @@ const STEP: Duration = Duration::from_micros(500);
 pub struct Look {
     /// Resident anonymous pages.
     pub rss: i64,
+    /// Pages that the program was given since the last look ([`crate::charge`]).
+    pub given: i64,
     /// Threads of the process.
     pub threads: usize,
     /// CPUs that it may use.
@@ -55,8 +61,11 @@ pub struct Approach {
     /// Pages a millisecond, of the last two steps.
     speeds: [u64; 2],
     threads: usize,
-    /// Threads were started lately: soon they will show how fast they fill. The next look, microseconds.
+    /// Threads were started lately, or given more than is left: soon they will show how fast they fill. The next look, microseconds.
     soon_us: u64,
+    allowance: Allowance,
+    /// Resident pages at which memory begins to be managed, as things are.
+    threshold: i64,
 }
 
 impl Approach {
@@ -75,18 +84,39 @@ impl Approach {
         let promised = budget.promised();
         let distance = (speed * late_us(look) / 1000) as i64;
         let threshold = budget.activation().min(promised - distance.min(promised / 8 * 7));
+        self.threshold = threshold;
         if look.rss >= threshold {
             return Next::Manage;
         }
         // Half of the time in which what is left could be filled.
         let fastest = speed.max(FILLS * look.threads.clamp(2, look.cpus.max(2)) as u64);
-        let us = (threshold - look.rss) as u64 * 500 / fastest;
-        let more = look.threads > self.threads.max(look.cpus);
+        let left = threshold - look.rss;
+        let us = left as u64 * 500 / fastest;
+        let more = look.threads > self.threads.max(look.cpus) || look.given > left;
         self.threads = look.threads;
         self.soon_us = if more { SOON_US } else { (2 * self.soon_us).clamp(SOON_US, LOOK_MAX_US) };
         let soon = if look.threads > look.cpus { self.soon_us } else { LOOK_MAX_US };
         Next::Wait(Duration::from_micros(us.min(soon).clamp(SOON_US, LOOK_MAX_US)))
     }
+}
+
+impl Approach {
+    /// Bytes that the program may be given until the next look, after the step with this one.
+    pub fn allow(&mut self, look: Look, budget: &Budget) -> u64 {
+        let (left, room) = (self.threshold - look.rss, budget.promised() - self.threshold);
+        self.allowance.next(look.given, look.rss, left, room, filled_blindly(look.cpus))
+    }
+}
+
+/// The same at the start of a program.
+pub fn allowed_at_first(budget: &Budget) -> u64 {
+    let (left, room) = (budget.activation(), budget.promised() - budget.activation());
+    Allowance::default().next(0, 0, left, room, filled_blindly(cpu::count()))
+}
+
+/// Pages that can be filled in the longest time without a look.
+fn filled_blindly(cpus: usize) -> i64 {
+    (FILLS * BLIND_MS * cpus as u64) as i64
 }
 
 /// How long it may take until memory is managed.
@@ -109,7 +139,7 @@ mod tests {
         let mut now = start;
         loop {
             let rss = ((now - start).as_micros() as u64 * speed / 1000) as i64;
-            match approach.step(Look { rss, threads, cpus }, &budget, now) {
+            match approach.step(Look { rss, given: 0, threads, cpus }, &budget, now) {
                 Next::Manage => return rss,
                 Next::Wait(time) => now += time,
             }
@@ -132,7 +162,7 @@ mod tests {
     fn more_threads_than_cpus_that_fill_are_found_in_time_to_wait_for_all_their_turns() {
         for (pages, threads, speed) in [(16_384, 9, 600), (32_768, 17, 400), (1 << 18, 17, 2_000)] {
             let at = found_at(pages, speed, threads, 2);
-            let room = late_us(Look { rss: 0, threads, cpus: 2 }) * speed / 1000;
+            let room = late_us(Look { rss: 0, given: 0, threads, cpus: 2 }) * speed / 1000;
             let earliest = (pages as i64 - room as i64).max(pages as i64 / 8);
             // The speed is known with the second look, and looks are at most 2 ms apart so early.
             assert!((earliest..earliest + 2 * speed as i64).contains(&at), "{pages} pages, {threads} threads: {at}");
@@ -153,15 +183,17 @@ mod tests {
         let now = Instant::now();
         let mut next = Next::Manage;
         for i in 0..9 {
-            next = approach.step(Look { rss: 1000, threads: 40, cpus: 2 }, &budget, now + i * 100 * MS);
+            next = approach.step(Look { rss: 1000, given: 100, threads: 40, cpus: 2 }, &budget, now + i * 100 * MS);
         }
         assert_eq!(next, Next::Wait(100 * MS));
+        next = approach.step(Look { rss: 1000, given: 1 << 20, threads: 40, cpus: 2 }, &budget, now + 900 * MS);
+        assert_eq!(next, Next::Wait(MS), "what was given can be filled without another word");
     }
 
     #[test]
     fn on_many_cpus_looks_are_as_much_sooner() {
         let first = |threads, cpus| {
-            let look = Look { rss: 0, threads, cpus };
+            let look = Look { rss: 0, given: 0, threads, cpus };
             match Approach::default().step(look, &Budget::new(1 << 17), Instant::now()) {
                 Next::Wait(time) => time,
                 Next::Manage => Duration::ZERO,

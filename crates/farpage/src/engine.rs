@@ -15,8 +15,10 @@
 //! touched or a device waits (the devices' own rules: [`crate::device`]).
 
 use crate::PAGE_SIZE;
+use crate::approach;
 use crate::arena::Arena;
 use crate::budget::Budget;
+use crate::charge::Charges;
 use crate::conf::Conf;
 use crate::content::ContentKey;
 use crate::device::space::SwapSpace;
@@ -68,7 +70,7 @@ pub struct Wakeups {
     pub writer_tid: AtomicU32,
     /// Counts requests to the monitor.
     pub monitor: AtomicU32,
-    /// 1 once the monitor has begun to look.
+    /// Counts the monitor's looks before activation; 0: it has not begun.
     pub monitor_looks: AtomicU32,
     /// Nobody wakes this word: to wait for it is to sleep.
     pub never: AtomicU32,
@@ -112,6 +114,8 @@ pub struct Engine {
     pub notes: Notes,
     /// What they need not tell.
     pub recent: Recent,
+    /// What they were given since somebody looked.
+    pub charges: Charges,
     /// The program has asked for memory that its children have without content.
     pub wipes: AtomicBool,
     /// Threads that the program has started, before activation.
@@ -199,6 +203,7 @@ impl Engine {
         // SAFETY: the part was made for the table and for nobody else.
         let table = unsafe { PageTable::new(arena.table) };
         let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let charges = Charges::new(approach::allowed_at_first(&budget));
         let pool_limit = PoolShare::initial_limit(conf.ram);
         // SAFETY: the part was made for the pool and for nobody else.
         let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
@@ -233,6 +238,7 @@ impl Engine {
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
             recent: Recent::default(),
+            charges,
             wipes: AtomicBool::new(false),
             started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),

@@ -10,6 +10,7 @@ mod ahead;
 mod approach;
 pub mod arena;
 pub mod budget;
+pub mod charge;
 pub mod child;
 pub mod conf;
 pub mod content;

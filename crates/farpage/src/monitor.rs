@@ -8,6 +8,7 @@
 use crate::PAGE_SIZE;
 use crate::adopt::ADOPT_MIN;
 use crate::approach::{Approach, Look, Next};
+use crate::charge::ANY;
 use crate::engine::{Engine, give_up, lock};
 use crate::pager::Opened;
 use crate::pool_share::{PoolShare, Sample, Stuck};
@@ -61,8 +62,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         Ok(m) => m,
         Err(error) => give_up("cannot read /proc", error),
     };
-    e.wakeups.monitor_looks.store(1, SeqCst);
-    futex::wake_all(&e.wakeups.monitor_looks);
+    e.looked();
     e.fork.child_start(&monitor.proc, e);
     loop {
         e.fork.pass_gate();
@@ -114,6 +114,8 @@ impl Monitor {
     fn turn(&mut self) -> Duration {
         let e = self.e;
         let before = e.budget.grown();
+        // Once memory is managed this is the pager's to ask.
+        let given = if e.is_active() { 0 } else { (e.charges.look() / PAGE_SIZE as u64) as i64 };
         let rss = match rss_anon_pages(&self.statm) {
             Ok(pages) => pages as i64,
             Err(_) => return Duration::from_millis(1), // the process is ending
@@ -121,12 +123,19 @@ impl Monitor {
         e.budget.sample(rss, before);
         e.publish_levels(rss);
         if !e.active.load(Relaxed) {
-            let look = Look { rss, threads: self.proc.threads(), cpus: cpu::count() };
+            let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
             let next = self.approach.step(look, &e.budget, Instant::now());
             let asked = e.early_notes();
             if (next == Next::Manage || asked) && !self.failed {
+                e.charges.allow(0); // whoever is given more waits until memory is managed
                 self.activate();
             }
+            if self.failed {
+                e.charges.allow(ANY);
+            } else if !e.is_active() {
+                e.charges.allow(self.approach.allow(look, &e.budget));
+            }
+            e.looked();
             if asked && self.failed {
                 while e.notes.take().is_some() {}
                 e.notes.finish();

@@ -2,7 +2,7 @@
 //!
 //! | what | from whom | when |
 //! | --- | --- | --- |
-//! | a *note* ([`crate::notes`]) | the preload library, on the program's thread | much memory is mapped, handed out by the allocator, or about to be filled by one call; the thread waits until it is registered |
+//! | a *note* ([`crate::notes`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::charge`]), the thread waits until it is registered |
 //! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
 //! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
 //!
@@ -19,13 +19,13 @@ use crate::sys::perf::MappingEvents;
 use crate::sys::raw::{nr, syscall};
 use crate::sys::thread::{exit_thread, settle};
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// End of the addresses a program can have, bytes.
 const USER_END: usize = (1 << 47) - PAGE_SIZE;
 
-/// How long a program's thread waits at most for its mapping to be registered. It is late then, not wrong.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not wrong.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// A thread is about to be started. The monitor, which was started along with the program, is to look by then: later it has to
@@ -59,38 +59,81 @@ impl Engine {
         self.active.load(SeqCst)
     }
 
-    /// Whether `bytes` of new memory are so much that their owner should wait until they are managed. Called on a
-    /// program thread.
-    pub fn is_large(&self, bytes: usize) -> bool {
-        self.is_active() && (bytes / PAGE_SIZE) as i64 >= self.budget.promised() / 64
+    /// Bytes of new memory that are so much that their owners should wait until they are managed.
+    pub(crate) fn large(&self) -> usize {
+        (self.budget.promised() / 256) as usize * PAGE_SIZE
     }
 
     /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
     pub fn must_be_managed(&self, bytes: usize) -> bool {
-        self.is_large(bytes) || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
+        self.is_active() && bytes >= self.large()
+            || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
-    /// An allocator has handed out `len` bytes at `start`: as [`Engine::announce`], if they are many, and not in memory that it
-    /// has had for long. Called on a program thread.
+    /// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be outrun: mostly
+    /// at once. Called on a program thread.
     pub fn handed_out(&self, start: usize, len: usize) {
-        if self.is_large(len) && !self.recent.covers(start, start.saturating_add(len)) {
-            self.announce(start, len);
+        if !self.is_active() {
+            // A small piece takes a page that it is the first to reach into.
+            if self.charges.charge(len.max(PAGE_SIZE) as u64) {
+                self.wait_for_look();
+            }
+            return;
         }
+        // What an allocator has had for long is managed.
+        if self.recent.covers(start, start.saturating_add(len)) {
+            return;
+        }
+        let due = self.charges.charge(len.max(PAGE_SIZE) as u64);
+        match self.tell(start, len) {
+            Some(ticket) if due => {
+                self.ring();
+                self.notes.wait(ticket, PATIENCE);
+            }
+            Some(_) => {} // the next one that is due rings for all
+            None => self.ring(),
+        }
+    }
+
+    /// Returns when the monitor has looked, or memory is managed.
+    fn wait_for_look(&self) {
+        let looks = &self.wakeups.monitor_looks;
+        let (seen, since) = (looks.load(SeqCst), Instant::now());
+        self.ring();
+        while looks.load(SeqCst) == seen && !self.is_active() {
+            let left = PATIENCE.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            futex::wait(looks, seen, Some(left.as_nanos() as u64));
+        }
+    }
+
+    /// The monitor has looked, and said what may be given until it does so again.
+    pub(crate) fn looked(&self) {
+        self.wakeups.monitor_looks.fetch_add(1, SeqCst);
+        futex::wake_all(&self.wakeups.monitor_looks);
     }
 
     /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
     /// so that it grows by faults that can be made to wait; after a while in any case. Called on a program thread, also
     /// in signal handlers.
     pub fn announce(&self, start: usize, len: usize) {
-        let first = start & !(PAGE_SIZE - 1);
-        let end = start.saturating_add(len).min(USER_END);
-        if first == 0 || first >= end {
-            return; // the kernel will say what is wrong with it
-        }
-        if let Some(ticket) = self.notes.post(Note::Mapping(first, end)) {
+        if let Some(ticket) = self.tell(start, len) {
             self.ring();
             self.notes.wait(ticket, PATIENCE);
         }
+    }
+
+    /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory (the
+    /// kernel will say what is wrong with it).
+    fn tell(&self, start: usize, len: usize) -> Option<u32> {
+        let first = start & !(PAGE_SIZE - 1);
+        let end = start.saturating_add(len).min(USER_END);
+        if first == 0 || first >= end {
+            return None;
+        }
+        self.notes.post(Note::Mapping(first, end))
     }
 
     /// What `MAP_POPULATE` does for the `len` bytes at `start`: whether it worked is not said there either.
@@ -170,22 +213,25 @@ impl Pager {
                 }
             });
         }
+        // Before the notes: what is noted later will be counted again.
+        e.charges.look();
         let mut noted = false;
         while let Some(note) = e.notes.take() {
             noted = true;
             match note {
                 Note::Thread(block) => e.pin_thread(block),
-                Note::Mapping(start, end) => news.push((start, end)),
+                Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
+                Note::Mapping(start, end) => {
+                    self.adopt_mappings(start, end);
+                    if let Some((first, last)) = lock(&e.managed).covering((start / PAGE_SIZE) as u64) {
+                        e.recent.add(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
+                    }
+                }
             }
         }
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {
             self.adopt_mappings(start, end);
-            if e.is_large(end - start)
-                && let Some((first, last)) = lock(&e.managed).covering((start / PAGE_SIZE) as u64)
-            {
-                e.recent.add(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
-            }
         }
         self.news = news;
         if noted {

@@ -31,6 +31,9 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// The pager's name. A process with such a thread has memory that is swapped out by farpage.
+pub const THREAD_NAME: &[u8] = b"farpage-pager";
+
 /// Between two looks at threads that have yet to tell a change.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -175,9 +178,10 @@ impl Engine {
     /// Starts pager and writer.
     pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), String> {
         self.fork.hand_over(pager);
+        self.charges.allow(self.large() as u64);
         self.active.store(true, Ordering::SeqCst);
         let failed = |e| format!("cannot start an engine thread: {}", ErrnoText::from(e));
-        if let Err(error) = self.spawn(PAGER, main, b"farpage-pager", true) {
+        if let Err(error) = self.spawn(PAGER, main, THREAD_NAME, true) {
             // With its userfaultfd the registrations go, and nobody waits for a page.
             self.active.store(false, Ordering::SeqCst);
             self.wakeups.kick_fd.store(-1, Ordering::Release);
@@ -191,7 +195,7 @@ impl Engine {
 }
 
 extern "C" fn main(engine: usize) -> ! {
-    settle(b"farpage-pager");
+    settle(THREAD_NAME);
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let Some(mut pager) = e.fork.take_over() else { fatal("the pager thread was started without its state") };
@@ -404,7 +408,7 @@ impl Pager {
         // Another thread may have been given the place before this was told, and have found it known.
         if let Some((start, end)) = m.left() {
             self.e.recent.cut(start, end);
-            if self.e.is_large(end - start) {
+            if end - start >= self.e.large() {
                 self.news.push((start, end));
             }
         }

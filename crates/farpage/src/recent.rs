@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Ranges kept: a program's allocator has few that are large.
-const KEPT: usize = 8;
+/// Ranges kept: an allocator has one or two for each CPU.
+const KEPT: usize = 32;
 
 /// See the module header.
 #[derive(Debug, Default)]
