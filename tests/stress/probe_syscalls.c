@@ -359,8 +359,9 @@ static enum result remote_vm(const struct order *o, bool in)
 	return in ? PASS : is(scratch, 0);
 }
 
-/* ptrace and /proc/PID/mem do not wait for a page: the kernel says EIO for one that is swapped out, and nothing else may
- * happen. process_vm_readv does wait, so that it can be had after all. It may be taken out again at once. */
+/* /proc/PID/mem does not wait for a page: the kernel says EIO for one that is swapped out, and nothing else may
+ * happen. process_vm_readv does wait, so that it can be had after all. It may be taken out again at once.
+ * ptrace does not wait either; as the helper is under farpage, too, it need not know. */
 static bool again(const struct order *o, uint64_t addr, int *tries)
 {
 	char byte;
@@ -395,23 +396,14 @@ static enum result remote_mem(const struct order *o)
 
 static bool peek(const struct order *o, size_t word)
 {
-	int tries = 0;
-
-	do {
-		errno = 0;
-		scratch[word] = ptrace(PTRACE_PEEKDATA, o->pid, o->addr + word * 8, 0);
-	} while (errno && again(o, o->addr + word * 8, &tries));
+	errno = 0;
+	scratch[word] = ptrace(PTRACE_PEEKDATA, o->pid, o->addr + word * 8, 0);
 	return errno == 0;
 }
 
 static bool poke(const struct order *o, size_t word, uint64_t to)
 {
-	int tries = 0;
-
-	while (ptrace(PTRACE_POKEDATA, o->pid, o->addr + word * 8, to))
-		if (!again(o, o->addr + word * 8, &tries))
-			return false;
-	return true;
+	return ptrace(PTRACE_POKEDATA, o->pid, o->addr + word * 8, to) == 0;
 }
 
 static enum result remote_ptrace(const struct order *o)

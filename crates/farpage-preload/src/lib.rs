@@ -1,10 +1,11 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`descriptors`]).
+//! [`forks`], [`descriptors`], [`tracers`]).
 
 pub mod allocate;
 pub mod descriptors;
 pub mod forks;
 pub mod interpose;
+pub mod tracers;
 
 use farpage::heap::Heap;
 
@@ -27,6 +28,7 @@ extern "C" fn init() {
     allocate::find();
     forks::find();
     descriptors::find();
+    tracers::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.
     unsafe { farpage::preload::start(&HEAP) };
 }
