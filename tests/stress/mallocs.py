@@ -33,5 +33,5 @@ for way in subprocess.run([program], check=True, stdout=subprocess.PIPE, text=Tr
         run.communicate(timeout=60)
     assert run.returncode == 0
     print(f"{way}: {filled} pages filled, {by_us} of them served")
-    # A mapping may be late where the machine is busy: its owner waits for 20 ms at most.
+    # A mapping may be late where the machine is busy: its owner waits for a second at most.
     assert by_us > filled * 0.95, "memory was filled before it was managed"

@@ -83,12 +83,6 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         // These set errno themselves.
         // SAFETY: caller's promise.
         libc::SYS_close => return unsafe { descriptors::close(a as c_int) }.into(),
-        libc::SYS_mmap => {
-            // SAFETY: caller's promise.
-            let at =
-                unsafe { interpose::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as libc::off_t) };
-            return at as c_long;
-        }
         // SAFETY: caller's promise.
         libc::SYS_madvise => return unsafe { interpose::madvise(a as *mut c_void, b, c as c_int) }.into(),
         libc::SYS_close_range => {

@@ -3,10 +3,10 @@
 //! | function | why |
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
-//! | `mmap`, `mmap64` | a large mapping can be filled before anybody hears of it: its thread goes on when it is registered |
+//! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered |
 //! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
 //!
-//! All do what libc's do, by calling them. Below the budget's reach they do nothing else.
+//! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count.
 
 use farpage::engine::{Engine, engine};
 use std::ffi::{CStr, c_int, c_void};

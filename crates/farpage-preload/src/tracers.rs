@@ -3,7 +3,8 @@
 //! The kernel does not let these wait for a page that is swapped out, and says `EIO` (`tests/kernel/peek_userfault.c`). It does let
 //! `process_vm_readv`, so that brings the page in, and the request is made again.
 //!
-//! Not if the tracer has stopped the tracee's engine along with the rest, as debuggers do: nobody would ever bring the page. And not
+//! Not if the tracer has stopped the tracee's engine along with the rest, as debuggers do, or the tracee in the middle of a fork, for
+//! which its pager holds still: nobody would ever bring the page. And not
 //! `/proc/PID/mem`, which is read by the same functions as all files.
 
 use crate::forks::answer;

