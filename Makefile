@@ -18,7 +18,7 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all run setup build install test-install test-programs test lint unit models loom tsan miri breakages stress \
-	programs programs-all soak bench clean
+	situations programs programs-all soak bench clean
 .NOTPARALLEL:
 
 all: build
@@ -28,7 +28,7 @@ run: setup build
 	@scripts/demo.py
 
 ## make test: everything that CI runs
-test: setup lint unit models build test-install test-programs stress programs
+test: setup lint unit models build test-install test-programs stress situations programs
 
 setup:
 	@scripts/setup.sh
@@ -163,6 +163,11 @@ stress: build test-programs
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
 	$(FARPAGE) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	! $(FARPAGE) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
+
+# What once broke programs under farpage, one kind a file. To run some: make situations ONLY=descriptors
+ONLY ?=
+situations: build
+	python3 -B -m unittest discover -s tests/situations $(addprefix -k ,$(ONLY))
 
 # Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
 PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess python_fork cc node java stress_ng
