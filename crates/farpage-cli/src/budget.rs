@@ -2,7 +2,8 @@
 
 use crate::cgroup;
 use crate::failure::{Failure, Result};
-use farpage::{PAGE_SIZE, conf, size};
+use farpage::PAGE_SIZE;
+use farpage::conf::{self, size};
 
 /// What sizes are measured against.
 #[derive(Debug, Clone)]

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 /// Counts, for `bench io`.
 #[global_allocator]
-static ALLOCATOR: farpage::count::Counting = farpage::count::Counting;
+static ALLOCATOR: farpage::mem::count::Counting = farpage::mem::count::Counting;
 
 fn main() -> ExitCode {
     early::restore_sigpipe();

@@ -9,9 +9,9 @@
 
 use crate::descriptors;
 use crate::interpose::{self, found, next, no_such_function};
-use farpage::engine::engine;
-use farpage::fork;
-use farpage::preload::follow_forks;
+use farpage::run::fork;
+use farpage::run::preload::follow_forks;
+use farpage::run::state::engine;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
 use std::arch::asm;

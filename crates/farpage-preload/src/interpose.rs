@@ -8,7 +8,7 @@
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count.
 
-use farpage::engine::{Engine, engine};
+use farpage::run::state::{Engine, engine};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 

@@ -7,7 +7,7 @@ pub mod forks;
 pub mod interpose;
 pub mod tracers;
 
-use farpage::heap::Heap;
+use farpage::mem::heap::Heap;
 
 /// Memory for what is allocated before the engine has reserved its address space.
 const EARLY: usize = 256 * 1024;
@@ -21,7 +21,7 @@ static mut EARLY_MEMORY: Early = Early([0; EARLY]);
 static HEAP: Heap = Heap::empty();
 
 extern "C" fn init() {
-    let part = farpage::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
+    let part = farpage::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     unsafe { HEAP.give(part) };
     interpose::find();
@@ -30,7 +30,7 @@ extern "C" fn init() {
     descriptors::find();
     tracers::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.
-    unsafe { farpage::preload::start(&HEAP) };
+    unsafe { farpage::run::preload::start(&HEAP) };
 }
 
 #[used]

@@ -10,7 +10,7 @@ mod page;
 pub use page::StatPage;
 pub(crate) use page::{RW, new_memfd};
 
-use crate::device::Usage;
+use crate::swap::Usage;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Name of the memfd: `/proc/PID/task/TID/fd/N` links to `/memfd:farpage-stat (deleted)`.

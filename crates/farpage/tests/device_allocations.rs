@@ -4,8 +4,8 @@
 
 use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
-use farpage::count::{Counting, allocations};
-use farpage::device::{Entry, Page, SwapSpace};
+use farpage::mem::count::{Counting, allocations};
+use farpage::swap::{Entry, Page, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 #[global_allocator]

@@ -4,7 +4,7 @@
 
 use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
-use farpage::device::{Entry, Page, SwapSpace};
+use farpage::swap::{Entry, Page, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::HashMap;
 

@@ -18,10 +18,10 @@ use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
 use exec::Image;
+use farpage::conf::size;
 use farpage::conf::{self, Conf, SwapSpec};
-use farpage::engine::address_space_bytes;
 use farpage::probe::{self, Probe};
-use farpage::size;
+use farpage::run::state::address_space_bytes;
 use farpage::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
@@ -198,7 +198,7 @@ fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
 fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     let SwapSpec::File { path, .. } = spec else { return Ok(()) };
     let absolute = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-    farpage::device::file::check(&absolute).map_err(|e| {
+    farpage::swap::file::check(&absolute).map_err(|e| {
         Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), e.reason)).help(e.remedy)
     })?;
     *path = absolute;

@@ -1,6 +1,6 @@
 //! Page traces in files.
 //!
-//! Three forms are read, each also compressed with zstd: what the engine records ([`farpage::trace`]), the text of valgrind's
+//! Three forms are read, each also compressed with zstd: what the engine records ([`farpage::run::pager::trace`]), the text of valgrind's
 //! lackey, and the one that [`Trace::save`] writes:
 //!
 //! ```text
@@ -99,7 +99,7 @@ fn parse(name: String, mut input: impl BufRead) -> std::result::Result<Trace, St
 fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Trace, String> {
     let mut built = Builder::default();
     let start = input.fill_buf().map_err(|e| why(&e))?;
-    let (compact, faults) = (start.starts_with(&MAGIC), start.starts_with(&farpage::trace::MAGIC));
+    let (compact, faults) = (start.starts_with(&MAGIC), start.starts_with(&farpage::run::pager::trace::MAGIC));
     if compact || faults {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| why(&e))?;
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(pages(&parse("x".into(), &packed[..]).unwrap()), want);
         let small = zstd::stream::encode_all(&packed[..], 3).unwrap();
         assert_eq!(pages(&parse("x".into(), &small[..]).unwrap()), want);
-        let mut faults = farpage::trace::MAGIC.to_vec();
+        let mut faults = farpage::run::pager::trace::MAGIC.to_vec();
         [14u64, 15, 15, u64::MAX].iter().for_each(|r| faults.extend(r.to_le_bytes()));
         assert_eq!(pages(&parse("x".into(), &faults[..]).unwrap()), [(7, false), (7, true), (u64::MAX >> 1, true)]);
     }

@@ -3,7 +3,7 @@
 use super::find::Managed;
 use crate::json::Object;
 use crate::page::{Page, SHARES, duration};
-use farpage::size;
+use farpage::conf::size;
 use farpage::stat::Value;
 
 /// Groups of the sheet, in order; values in none of them come under "other".

@@ -9,7 +9,7 @@
 use super::inner::Inner;
 use super::word::Word;
 use crate::PAGE_SIZE;
-use crate::arena::Part;
+use crate::mem::arena::Part;
 use crate::sys::raw::discard;
 use farpage_swap::lru::{Links, NIL};
 use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick};

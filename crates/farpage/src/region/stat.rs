@@ -16,8 +16,8 @@
 
 use super::inner::{Inner, lock};
 use crate::PAGE_SIZE;
-use crate::device::Usage;
 use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, new_memfd};
+use crate::swap::Usage;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;

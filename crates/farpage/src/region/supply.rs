@@ -15,7 +15,7 @@ use super::fault::RUN;
 use super::inner::{Inner, ZERO_PAGES, count};
 use super::word::{Access, State};
 use crate::PAGE_SIZE;
-use crate::page_table::FrameNo;
+use crate::run::page_table::FrameNo;
 use crate::sys::futex;
 use crate::sys::raw::{discard, fatal, fatal_fmt};
 use crate::sys::uffd::Refused;

@@ -24,8 +24,8 @@
 //! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
 //! busy links and unlinks it.
 
-use crate::device::Entry;
-use crate::page_table::FrameNo;
+use crate::run::page_table::FrameNo;
+use crate::swap::Entry;
 use crate::sys::futex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -24,7 +24,7 @@ use crate::failure::{Failure, Result, say, why};
 use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
 use farpage::conf::parse_idle_poll;
-use farpage::size;
+use farpage::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
 use side::{INTERRUPTED, Pager, Sample};

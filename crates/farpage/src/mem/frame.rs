@@ -1,0 +1,263 @@
+//! Frames: pages at addresses in the arena: what the engine reads and writes (besides pages of regions, read in place).
+//!
+//! A frame number is an address that either has a page or has none:
+//! ```text
+//!            take_empty, page moved in                      given back
+//!   Empty  ------------------------------>  in use  ------------------------->  Free (has a page, content worthless)
+//!     ^                                       ^  |                               |        |
+//!     |            page moved out             |  |          take_free            |        |
+//!     +---------------------------------------|--+  <----------------------------+        |
+//!     +------------------------------------------------------- released to the kernel ----+
+//! ```
+//! Taking several frames prefers neighbours: moving a run of pages costs a sixth of moving them one by one.
+//!
+//! The pool is one mutex; it is held for bit operations only, never during a system call. Lock order: after the LRU
+//! lock; nothing is called while it is held.
+
+use crate::PAGE_SIZE;
+use crate::mem::arena::Part;
+use crate::run::page_table::FrameNo;
+use crate::sys::raw::fatal;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A set of frame numbers with a moving search position.
+struct Bits {
+    words: Vec<u64>,
+    count: usize,
+    cursor: usize,
+}
+
+impl Bits {
+    fn new(n: usize, full: bool) -> Bits {
+        let mut words = vec![if full { u64::MAX } else { 0 }; n.div_ceil(64)];
+        if full
+            && !n.is_multiple_of(64)
+            && let Some(last) = words.last_mut()
+        {
+            *last = (1 << (n % 64)) - 1;
+        }
+        Bits { words, count: if full { n } else { 0 }, cursor: 0 }
+    }
+
+    fn insert(&mut self, f: FrameNo) {
+        let (w, bit) = (f as usize / 64, 1u64 << (f % 64));
+        self.count += usize::from(self.words[w] & bit == 0);
+        self.words[w] |= bit;
+    }
+
+    fn contains(&self, f: FrameNo) -> bool {
+        self.words[f as usize / 64] >> (f % 64) & 1 == 1
+    }
+
+    /// Takes up to `want` neighbouring numbers: the first run from the search position on that is long enough, else the
+    /// longest there is.
+    fn take_run(&mut self, want: usize) -> Option<(FrameNo, usize)> {
+        let run = self.find_run(want)?;
+        Some(self.take(run))
+    }
+
+    fn take(&mut self, (first, len): (usize, usize)) -> (FrameNo, usize) {
+        for f in first..first + len {
+            self.words[f / 64] &= !(1 << (f % 64));
+        }
+        self.count -= len;
+        self.cursor = (first + len) / 64 % self.words.len();
+        (first as FrameNo, len)
+    }
+
+    fn find_run(&self, want: usize) -> Option<(usize, usize)> {
+        let bits = self.words.len() * 64;
+        if self.count == 0 || want == 0 {
+            return None;
+        }
+        let (mut best, mut at, mut left) = ((0, 0), self.cursor * 64, bits);
+        while left > 0 {
+            let word = self.words[at / 64] >> (at % 64);
+            if word == 0 {
+                let skip = 64 - at % 64;
+                (at, left) = ((at + skip) % bits, left.saturating_sub(skip));
+                continue;
+            }
+            let skip = word.trailing_zeros() as usize;
+            let first = at + skip;
+            let mut len = 0;
+            // A run ends at the last number; it does not go on at the first.
+            while len < want && first + len < bits {
+                let ones = (self.words[(first + len) / 64] >> ((first + len) % 64)).trailing_ones() as usize;
+                len += ones.min(64 - (first + len) % 64);
+                if ones == 0 || !(first + len).is_multiple_of(64) {
+                    break;
+                }
+            }
+            let len = len.min(want);
+            if len > best.1 {
+                best = (first, len);
+            }
+            if best.1 == want {
+                break;
+            }
+            (at, left) = ((first + len) % bits, left.saturating_sub(skip + len));
+        }
+        (best.1 > 0).then_some(best)
+    }
+}
+
+struct State {
+    empty: Bits,
+    free: Bits,
+}
+
+impl State {
+    /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
+    fn check_in_use(&self, f: FrameNo) {
+        if self.empty.contains(f) || self.free.contains(f) {
+            fatal("a frame was given back twice: this is a bug in farpage");
+        }
+    }
+}
+
+/// All frames.
+pub struct Frames {
+    part: Part,
+    state: Mutex<State>,
+}
+
+impl Frames {
+    /// Frames over `part`, all empty.
+    pub fn new(part: Part) -> Frames {
+        let n = part.len / PAGE_SIZE;
+        Frames { part, state: Mutex::new(State { empty: Bits::new(n, true), free: Bits::new(n, false) }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many frames there are.
+    pub fn len(&self) -> usize {
+        self.part.len / PAGE_SIZE
+    }
+
+    /// Whether there are none at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Frames that have a page of no worth.
+    pub fn free_count(&self) -> usize {
+        self.state().free.count
+    }
+
+    /// Frames that have a page, of worth or not: what the arena costs.
+    pub fn present_count(&self) -> usize {
+        self.len() - self.state().empty.count
+    }
+
+    /// Frames that nobody uses, with or without a page.
+    pub fn unused_count(&self) -> usize {
+        let state = self.state();
+        state.free.count + state.empty.count
+    }
+
+    /// Up to `want` neighbouring frames without pages.
+    pub fn take_empty(&self, want: usize) -> Option<(FrameNo, usize)> {
+        self.state().empty.take_run(want)
+    }
+
+    /// Exactly `want` neighbouring frames with a page of no worth, or none.
+    pub fn take_free_run(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let mut state = self.state();
+        let run = state.free.find_run(want).filter(|run| run.1 == want)?;
+        Some(state.free.take(run))
+    }
+
+    /// Up to `want` neighbouring frames with a page of no worth.
+    pub fn take_free(&self, want: usize) -> Option<(FrameNo, usize)> {
+        self.state().free.take_run(want)
+    }
+
+    /// Frames `[first, first + n)` have lost their pages.
+    pub fn put_empty(&self, first: FrameNo, n: usize) {
+        let mut state = self.state();
+        (first..first + n as FrameNo).for_each(|f| {
+            state.check_in_use(f);
+            state.empty.insert(f);
+        });
+    }
+
+    /// Frames `[first, first + n)` have pages that nobody needs.
+    pub fn put_free(&self, first: FrameNo, n: usize) {
+        let mut state = self.state();
+        (first..first + n as FrameNo).for_each(|f| {
+            state.check_in_use(f);
+            state.free.insert(f);
+        });
+    }
+
+    /// Address of a frame.
+    #[inline]
+    pub fn addr(&self, f: FrameNo) -> usize {
+        self.part.base + f as usize * PAGE_SIZE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against a set that is searched the long way.
+    #[test]
+    fn a_run_is_the_first_that_is_long_enough_or_the_longest() {
+        let mut random = 1u64;
+        let mut draw = move |n: usize| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) as usize % n
+        };
+        for round in 0..2000 {
+            let n = [64, 100, 192][round % 3];
+            let mut bits = Bits::new(n, false);
+            let holes = 1 + draw(9);
+            let mut set: Vec<bool> = (0..n).map(|_| draw(10) < holes).collect();
+            (0..n).filter(|f| set[*f]).for_each(|f| bits.insert(f as FrameNo));
+            for _ in 0..4 {
+                let (cursor, want) = (bits.cursor * 64, draw(70));
+                let run = |first: usize| set[first..].iter().take_while(|x| **x).count().min(want);
+                let longest = (0..n).map(run).max().unwrap_or(0);
+                match bits.take_run(want) {
+                    None => assert_eq!(longest, 0),
+                    Some((first, len)) => {
+                        let first = first as usize;
+                        assert_eq!((len, run(first)), (longest, longest), "{want} from {cursor} in {set:?}");
+                        let is_start = |f: usize| f == 0 || !set[f - 1] || f == cursor;
+                        let before = (cursor..n).chain(0..cursor).take_while(|f| *f != first);
+                        assert!(before.filter(|f| is_start(*f)).all(|f| run(f) < longest));
+                        set[first..first + len].fill(false);
+                    }
+                }
+                assert_eq!(bits.count, set.iter().filter(|x| **x).count());
+            }
+        }
+    }
+
+    #[test]
+    fn runs_are_neighbours_and_nothing_is_lost() {
+        let frames = Frames::new(Part { base: 0, len: 200 * PAGE_SIZE });
+        let mut owner = [false; 200];
+        let mut taken = 0;
+        while let Some((first, n)) = frames.take_empty(48) {
+            assert!((1..=48).contains(&n));
+            for owned in &mut owner[first as usize..first as usize + n] {
+                assert!(!std::mem::replace(owned, true));
+            }
+            taken += n;
+        }
+        assert_eq!(taken, 200);
+        for f in (0..200).step_by(2) {
+            frames.put_free(f, 1);
+        }
+        assert_eq!((frames.free_count(), frames.present_count(), frames.unused_count()), (100, 200, 100));
+        assert_eq!(frames.take_free(8).map(|r| r.1), Some(1));
+        frames.put_empty(1, 1);
+        assert_eq!(frames.take_empty(4), Some((1, 1)));
+    }
+}

@@ -1,0 +1,354 @@
+//! How much of the budget compressed pages get.
+//!
+//! RAM can hold a page as it is, or two to three compressed ones. Which is worth more depends on the program: what does
+//! not compress, or has a hot set that just fits, makes the pool a waste of RAM; data that compresses and is used at
+//! random is better kept compressed than read from a file. So the program is asked: of every page that comes back from a
+//! device, the refault distance tells how large memory would have had to be for it to stay ([`Distances`], its
+//! histogram). From that follows what the faults would have cost with any division of the budget: pages that would have
+//! stayed nothing, those that the pool would have held a load from memory, the others a read from a file. The limit
+//! moves in steps towards the cheapest division.
+//!
+//! The pool is not simply what memory would hold if it were larger: what does not compress never gets there, however often
+//! it is wanted, and what does may be wanted by nobody. So how many of the faults that it should have served it did serve
+//! is measured, and expected of any other size, too (GNU sort's text and index in 41 MiB: 13 MiB of the budget held index that
+//! hardly one fault in fifty was for, while the text went through a file).
+//!
+//! A pool with room for more than what is out also keeps copies of pages that came back, and one that leaves as it came is not
+//! compressed again. Beside a fault for each page that is little; where windows bring them in, most of the cost. So the
+//! price of a division has the stores that its copies would not spare (512 MiB read round and round in 310: pool of
+//! 157 MiB and most pages compressed each time before, 174 MiB and hardly any now).
+//!
+//! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is assumed to
+//! miss as much per MiB as the next MiB above it does.
+//!
+//! Memory that the program has locked is not divided: the pool's largest share shrinks by it, so that the rest of the
+//! program keeps a quarter of the budget to run in. With less, every fault would wait for a page of the few that can go.
+//!
+//! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and moving
+//! compressed pages on to a file is all that costs anything: so the limit rises then.
+//!
+//! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed much
+//! more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
+//!
+//! Pure arithmetic; called by the monitor. Ideas: stack distances (Mattson et al., 1970), shadow entries of Linux'
+//! workingset code as the measure of them.
+
+use crate::swap::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Moving means of what loading one page takes; written by the pager, read by the monitor.
+#[derive(Debug)]
+pub struct LoadTimes {
+    pool_ns: AtomicU64,
+    file_ns: AtomicU64,
+}
+
+impl Default for LoadTimes {
+    /// What was measured on the machine this was written on, until there is something better.
+    fn default() -> LoadTimes {
+        LoadTimes { pool_ns: AtomicU64::new(4_000), file_ns: AtomicU64::new(80_000) }
+    }
+}
+
+impl LoadTimes {
+    /// A single page was loaded, `from_file` or from memory, in `ns`.
+    pub fn note(&self, from_file: bool, ns: u64) {
+        let mean = if from_file { &self.file_ns } else { &self.pool_ns };
+        let old = mean.load(Relaxed);
+        mean.store(old - old / 64 + ns.min(10_000_000) / 64, Relaxed);
+    }
+
+    /// Means for the pool and for files, ns.
+    pub fn means(&self) -> (u64, u64) {
+        (self.pool_ns.load(Relaxed), self.file_ns.load(Relaxed))
+    }
+}
+
+/// Bins of the histogram, each [`BINS_PER_BUDGET`]th of the budget wide.
+const BINS: usize = 128;
+const BINS_PER_BUDGET: usize = 16;
+
+/// How large memory would have had to be, for pages that came back from a device: a fading histogram.
+#[derive(Debug, Clone)]
+pub struct Distances {
+    /// Pages per bin.
+    width: u32,
+    counts: [u32; BINS],
+    /// Larger than all bins.
+    beyond: u32,
+}
+
+impl Distances {
+    /// For a budget of `pages`.
+    pub const fn new(pages: usize) -> Distances {
+        let width = (pages / BINS_PER_BUDGET) as u32;
+        Distances { width: if width == 0 { 1 } else { width }, counts: [0; BINS], beyond: 0 }
+    }
+
+    /// A page came back that would have stayed in a memory of `pages`.
+    pub fn note(&mut self, pages: u32) {
+        match self.counts.get_mut((pages / self.width) as usize) {
+            Some(count) => *count += 1,
+            None => self.beyond += 1,
+        }
+    }
+
+    /// Forgets half.
+    fn fade(&mut self) {
+        self.counts.iter_mut().for_each(|n| *n /= 2);
+        self.beyond /= 2;
+    }
+
+    /// How many came back that a memory of `pages` would have kept.
+    fn within(&self, pages: f64) -> f64 {
+        let width = f64::from(self.width);
+        let whole = ((pages / width) as usize).min(BINS);
+        let sum: f64 = self.counts[..whole].iter().map(|n| f64::from(*n)).sum();
+        let part = self.counts.get(whole).map_or(0.0, |n| f64::from(*n) * (pages / width - whole as f64));
+        sum + part
+    }
+
+    fn total(&self) -> f64 {
+        self.counts.iter().map(|n| f64::from(*n)).sum::<f64>() + f64::from(self.beyond)
+    }
+}
+
+/// How many of the program's pages cannot be taken out. Reclaim tries the oldest of those that have yet to prove hot, and one that
+/// stays is the youngest of them then: so in a round of as many tries as there are such pages, each is tried once. Not
+/// before a round is over does the share say anything, because pages that stay are neighbours.
+#[derive(Debug, Default)]
+pub struct Stuck {
+    taken: u64,
+    skipped: u64,
+    /// Of 1024, the mean of rounds, the last one half of it.
+    share: u64,
+}
+
+/// Least pages of a round.
+const ROUND_MIN: u64 = 256;
+
+impl Stuck {
+    /// The estimate, of `cold` pages that are mapped and have yet to prove hot; `taken` and `skipped` since the start.
+    pub fn estimate(&mut self, taken: u64, skipped: u64, cold: u64) -> u64 {
+        let (went, stayed) = (taken.wrapping_sub(self.taken), skipped.wrapping_sub(self.skipped));
+        if went + stayed >= cold.max(ROUND_MIN) {
+            (self.taken, self.skipped) = (taken, skipped);
+            self.share = (self.share + stayed * 1024 / (went + stayed)) / 2;
+        }
+        cold * self.share / 1024
+    }
+}
+
+/// Counters and levels at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sample {
+    /// Faults that loaded a page so far.
+    pub major: u64,
+    /// Of these, from a file.
+    pub major_file: u64,
+    /// Pages loaded so far, those read ahead with them included.
+    pub loaded: u64,
+    /// Pages stored so far.
+    pub stored: u64,
+    /// Pages in memory now, mapped or in the swap cache.
+    pub pages: u64,
+    /// Of these, pages that cannot be taken out (locked, other access rights): an estimate.
+    pub stuck: u64,
+    /// RAM of the pool now, bytes.
+    pub pool_bytes: u64,
+    /// What it holds, uncompressed, bytes.
+    pub pool_orig_bytes: u64,
+    /// Of both, pages that are there as they are.
+    pub pool_raw_bytes: u64,
+    /// Mean time to load a page from the pool, ns.
+    pub pool_load_ns: u64,
+    /// Mean time to load a page from a file, ns.
+    pub file_load_ns: u64,
+    /// Pages that are out, on whatever device.
+    pub out: u64,
+    /// Of pages that left while their copy had been kept, the share that was as in the copy, 0 to 1.
+    pub unchanged: f64,
+}
+
+impl Sample {
+    /// Pages in memory that can be taken out.
+    fn have(&self) -> f64 {
+        self.pages.saturating_sub(self.stuck) as f64
+    }
+
+    /// These, and those that are out.
+    fn all(&self) -> f64 {
+        self.have() + self.out as f64
+    }
+}
+
+/// The pool's limit and what it is steered by.
+#[derive(Debug)]
+pub struct PoolShare {
+    min: u64,
+    max: u64,
+    step: u64,
+    limit: u64,
+    /// Of the faults that the pool should serve by what it holds, the share that it does: a fading mean.
+    worth: f64,
+    /// Pages loaded for a fault, with what was read ahead.
+    window: f64,
+    last: Sample,
+}
+
+const PAGE: f64 = crate::PAGE_SIZE as f64;
+/// Pages loaded between two decisions, and faults among them: enough for the histogram to mean something.
+const WINDOW: u64 = 2048;
+const FAULTS_MIN: u64 = 128;
+/// What a fault costs besides the load, ns: the way to the engine and back, and the page that has to leave for it.
+const FAULT_NS: f64 = 25_000.0;
+/// What it costs to compress and store a page, ns.
+const STORE_NS: f64 = 4_000.0;
+/// By this factor another division must be cheaper than the present one.
+const MARGIN: f64 = 0.98;
+/// Uncompressed pages per page of the pool, as long as it holds too little to tell.
+const RATIO: f64 = 2.0;
+
+/// And as few as make a page in the pool worth its room.
+const RATIO_MIN: f64 = 1.5;
+
+/// Least share of all faults that the pool should serve for what it does serve to say anything.
+const TELLING: f64 = 1.0 / 32.0;
+
+impl PoolShare {
+    /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4.
+    pub fn new(ram: u64, limit: u64) -> PoolShare {
+        PoolShare {
+            min: ram / 16,
+            max: ram / 4 * 3,
+            step: ram / 32,
+            limit,
+            worth: 1.0,
+            window: 1.0,
+            last: Sample::default(),
+        }
+    }
+
+    /// Half of the budget: where a program starts.
+    pub const fn initial_limit(ram: u64) -> u64 {
+        ram / 2
+    }
+
+    /// Looks at what happened since the last decision; the new limit if it changes.
+    pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
+        let most = self.max.saturating_sub(now.stuck * PAGE as u64).max(self.min);
+        if self.limit > most {
+            // Not step by step: what is missing is missing now.
+            self.limit = most;
+            return Some(most);
+        }
+        let major = now.major.saturating_sub(self.last.major);
+        let loaded = now.loaded.saturating_sub(self.last.loaded);
+        if loaded < WINDOW || major < FAULTS_MIN {
+            return self.grow(now, loaded, most);
+        }
+        let from_pool = 1.0 - now.major_file.saturating_sub(self.last.major_file) as f64 / major as f64;
+        let should = self.held(now, distances, now.pool_bytes as f64) / distances.total().max(1.0);
+        if should >= TELLING {
+            self.worth = (self.worth + (from_pool / should).clamp(0.0, 1.0)) / 2.0;
+        }
+        self.window = loaded as f64 / major as f64;
+        self.last = now;
+        // A limit that the pool never reached has kept nothing out.
+        let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
+        let mut best = (here, self.cost(now, distances, here) * MARGIN);
+        let mut other = self.min;
+        while other <= most {
+            let cost = self.cost(now, distances, other);
+            if cost < best.1 {
+                best = (other, cost);
+            }
+            other += self.step;
+        }
+        distances.fade();
+        let before = self.limit;
+        // A step at a time, because moving costs writes, and because the answer may be another one on the way.
+        if best.0 < here {
+            self.limit = best.0.max(here.saturating_sub(self.step));
+        } else if best.0 > here {
+            self.limit = best.0.min(self.limit + self.step).min(most);
+        }
+        (self.limit != before).then_some(self.limit)
+    }
+
+    /// Whether the pool has more than the least that it can have: where that is too much already, nothing is to wait there that
+    /// memory could hold as well.
+    pub fn is_worth_room(&self) -> bool {
+        self.limit > self.min
+    }
+
+    /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
+    fn grow(&mut self, now: Sample, loaded: u64, most: u64) -> Option<u64> {
+        let stored = now.stored.saturating_sub(self.last.stored);
+        let full = now.pool_bytes > self.limit / 4 * 3;
+        let raw = now.pool_raw_bytes;
+        let packed = now.pool_bytes.saturating_sub(raw) as f64;
+        let worth = now.pool_orig_bytes.saturating_sub(raw) as f64 >= packed * RATIO_MIN;
+        if stored < WINDOW || loaded > stored / 8 || !full || !worth || self.limit >= most {
+            return None;
+        }
+        self.last = now;
+        self.limit = (self.limit + self.step).min(most);
+        Some(self.limit)
+    }
+
+    /// Pages that memory would keep beside a pool of so many bytes, and these with what the pool would hold.
+    fn divide(&self, now: Sample, pool: f64) -> (f64, f64) {
+        let ratio = if now.pool_bytes < self.min / 4 {
+            RATIO
+        } else {
+            (now.pool_orig_bytes as f64 / now.pool_bytes as f64).max(1.0)
+        };
+        let pages = (now.have() + (now.pool_bytes as f64 - pool) / PAGE).max(0.0);
+        (pages, pages + pool / PAGE * ratio)
+    }
+
+    /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares all: then
+    /// a distance beyond that says only that the page was away for long, and it may have been as deep as any that is out.
+    fn spared(&self, now: Sample, distances: &Distances, pages: f64) -> f64 {
+        let (have, all) = (now.have(), now.all());
+        let known = distances.within(pages.min(all));
+        let depth = ((pages - have) / (all - have).max(1.0)).clamp(0.0, 1.0);
+        known + depth * (distances.total() - distances.within(all))
+    }
+
+    /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be wanted
+    /// as anything else.
+    fn held(&self, now: Sample, distances: &Distances, pool: f64) -> f64 {
+        let (pages, kept) = self.divide(now, pool);
+        self.spared(now, distances, kept) - self.spared(now, distances, pages)
+    }
+
+    /// What the histogram's faults would have cost with this limit of the pool, ns.
+    fn cost(&self, now: Sample, distances: &Distances, limit: u64) -> f64 {
+        // Above that, pages move on to a file.
+        let pool = (limit / 8 * SHARE_EIGHTHS) as f64;
+        let (pages, _) = self.divide(now, pool);
+        let (from_pool, from_file) = (FAULT_NS + now.pool_load_ns as f64, FAULT_NS + now.file_load_ns as f64);
+        // Faults of pages that stay now and would not then.
+        let have = now.have();
+        let reach = 2.0 * f64::from(distances.width);
+        let density = (self.spared(now, distances, have + reach) - self.spared(now, distances, have)) / reach;
+        let lost = density * (have - pages).max(0.0);
+        let faults = distances.total() - self.spared(now, distances, pages) + lost;
+        let served = (self.held(now, distances, pool) + lost) * self.worth;
+        served * from_pool + (faults - served) * from_file + faults * self.stores(now, limit) * STORE_NS
+    }
+
+    /// Of the pages that leave for one fault, with this limit of the pool, those that have to be stored only because their
+    /// copy was not kept. Copies are kept in what the pool has left beside the pages that are out.
+    fn stores(&self, now: Sample, limit: u64) -> f64 {
+        let pool = (limit / 8 * TIGHT_EIGHTHS) as f64;
+        let (pages, kept) = self.divide(now, pool);
+        let copies = ((kept - now.all()) / pages.max(1.0)).clamp(0.0, 1.0);
+        self.window * now.unchanged * (1.0 - copies)
+    }
+}
+
+#[cfg(test)]
+mod tests;

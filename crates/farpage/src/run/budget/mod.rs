@@ -1,0 +1,146 @@
+//! How many pages the process has, and how many it may have.
+//!
+//! The number that counts is the kernel's: resident anonymous pages (RssAnon). It is sampled by the monitor thread; in
+//! between, every engine thread that takes pages from the kernel or gives some back adds to `grown`. The sum is the
+//! estimate all decisions use, so an error lives until the next sample only.
+
+pub(crate) mod activation;
+pub mod charge;
+
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+/// Budget of one process, in pages.
+#[derive(Debug)]
+pub struct Budget {
+    /// What was promised.
+    promised: i64,
+    /// The engine steers at this much less, for growth that it learns of late; as far below that, background reclaim
+    /// starts.
+    gap: i64,
+    /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in bursts.
+    caution: AtomicI64,
+    /// Last sample minus `grown` at that time.
+    base: AtomicI64,
+    grown: AtomicI64,
+    pool: AtomicI64,
+}
+
+impl Budget {
+    /// A budget of `promised` pages.
+    pub fn new(promised: u64) -> Budget {
+        let promised = promised as i64;
+        // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
+        let gap = (promised / 64).clamp(256, 2048).max(promised / 128);
+        Budget {
+            promised,
+            gap,
+            caution: AtomicI64::new(0),
+            base: AtomicI64::new(0),
+            grown: AtomicI64::new(0),
+            pool: AtomicI64::new(0),
+        }
+    }
+
+    /// Resident pages from which on memory is managed: near enough to the budget to leave smaller programs alone, far
+    /// enough for the registration to finish before the budget is reached.
+    pub fn activation(&self) -> i64 {
+        let room = (self.promised / 8).max(6 * 1024).min(self.promised / 2);
+        self.promised - room
+    }
+
+    /// The pages that were promised.
+    pub fn promised(&self) -> i64 {
+        self.promised
+    }
+
+    /// The pages the engine steers at.
+    pub fn limit(&self) -> i64 {
+        self.promised - self.gap - self.caution.load(Relaxed) / 16
+    }
+
+    /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
+    pub fn gap(&self) -> i64 {
+        self.gap
+    }
+
+    /// Value of the growth counter, to be read *before* a sample is taken.
+    pub fn grown(&self) -> i64 {
+        self.grown.load(Relaxed)
+    }
+
+    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called about once a millisecond while
+    /// memory is short; by one thread.
+    pub fn sample(&self, pages: i64, grown_before: i64) {
+        self.base.store(pages - grown_before, Relaxed);
+        let caution = self.caution.load(Relaxed);
+        let over = pages - self.promised;
+        // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
+        let next = if over > 0 { (caution + over * 16).min(self.promised) } else { (caution - 1).max(0) };
+        self.caution.store(next, Relaxed);
+    }
+
+    /// Pages taken from the kernel (or given back, negative).
+    pub fn add(&self, pages: i64) {
+        self.grown.fetch_add(pages, Relaxed);
+    }
+
+    /// The pool now has `pages`; its growth since the last call is accounted.
+    pub fn pool_is(&self, pages: i64) {
+        let before = self.pool.swap(pages, Relaxed);
+        self.add(pages - before);
+    }
+
+    /// Estimate of resident anonymous pages now.
+    pub fn total(&self) -> i64 {
+        self.base.load(Relaxed) + self.grown()
+    }
+
+    /// How many pages may be taken from the kernel now.
+    pub fn room(&self) -> i64 {
+        self.limit() - self.total()
+    }
+
+    /// Background reclaim should run.
+    pub fn pressure(&self) -> bool {
+        self.room() < self.gap
+    }
+
+    /// Pages above the limit.
+    pub fn excess(&self) -> i64 {
+        (-self.room()).max(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_and_growth_add_up() {
+        let b = Budget::new(1 << 17);
+        assert!(b.activation() > 1 << 16 && b.activation() < b.limit());
+        let before = b.grown();
+        b.add(10);
+        b.sample(1000, before);
+        assert_eq!(b.total(), 1010); // growth during a sample counts twice at worst, never not at all
+        b.pool_is(5);
+        b.pool_is(3);
+        assert_eq!(b.total(), 1013);
+        b.sample(1 << 17, b.grown());
+        assert!(b.pressure() && b.excess() == (1 << 17) - b.limit());
+    }
+
+    #[test]
+    fn a_burst_makes_cautious_for_a_while() {
+        let b = Budget::new(10_000);
+        let calm = b.limit();
+        b.sample(10_100, 0);
+        assert_eq!(b.limit(), calm - 100);
+        (0..100).for_each(|_| b.sample(10_100, 0));
+        assert_eq!(b.limit(), calm - 10_000 / 16, "at most a sixteenth");
+        (0..2000).for_each(|_| b.sample(9_000, 0));
+        assert!(b.limit() < calm, "not forgotten at once");
+        (0..20_000).for_each(|_| b.sample(9_000, 0));
+        assert_eq!(b.limit(), calm);
+    }
+}

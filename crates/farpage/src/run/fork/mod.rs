@@ -1,0 +1,249 @@
+//! Fork: the child gets the right bytes in every swapped-out page, whoever of the family dies first.
+//!
+//! The engine's whole state (words, frames, compressed pool, device tables) is ordinary private memory, so a fork
+//! copies it like everything else. What has to be done is to make the copy a *good* one, and to start a new engine in
+//! the child before the program can touch anything. Parent and child share nothing afterwards except swap files, whose
+//! slots are frozen until the child is gone (a *lease*, [`crate::swap::file`]).
+//!
+//! ```text
+//!  forking thread                      engine threads                 child
+//!  prepare: gates closed  ---------->  writer, monitor wait
+//!           asks for a pause  ------>  pager applies all events, holds still
+//!  libc takes its locks     (pages that it needs, or who holds a lock, are placed and noted)
+//!  fork ------------------------------------------------------------> copy of a quiet engine
+//!  parent: resume  ---------------->   lease; events that were pending = the verdict
+//!          verdict through a pipe --------------------------------->  child: new userfaultfd, mappings registered
+//!          gates open                                                 verdict applied, threads started, go on
+//! ```
+//! The *verdict* exists because another thread's munmap or mremap may have changed the mappings just before the copy
+//! while its event was still unread: the child then compares its own mappings with what it inherited.
+//!
+//! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE in the program itself, and the copy makes it unnecessary.
+//! The price: a child made without libc knowing has no engine and reads zeros. What goes round `fork()` through another function of
+//! libc is caught in the preload library.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `handlers` | what libc calls in the forking thread, before and after |
+//! | `pause` | the pager's part: holding still, and helping the forking thread to get to the system call |
+//! | `helped` | what it did to that end |
+//! | `huge` | no huge pages in a child before its engine runs |
+//! | `verdict` | changes of mappings that were pending at the copy |
+//! | [`crate::run::fork::restart`] | the engine's second start |
+
+mod handlers;
+mod huge;
+mod late_fills;
+mod pause;
+mod pending_events;
+pub mod restart;
+
+pub use handlers::{child, child_of, parent, prepare, touch};
+pub use late_fills::Helped;
+pub use pending_events::Verdict;
+
+use crate::run::pager::Pager;
+use crate::run::state::{Engine, lock};
+use crate::sys::futex;
+use crate::sys::raw::fatal;
+use crate::sys::thread::ForkLock;
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+const RUNNING: u32 = 0;
+const PAUSE_WANTED: u32 = 1;
+const PAUSED: u32 = 2;
+const RESUME_WANTED: u32 = 3;
+
+/// What the forking thread keeps from prepare to the handlers after the fork.
+#[derive(Default)]
+struct Errand {
+    /// Descriptors fetched from the engine's table: number there, number here.
+    fetched: Vec<(RawFd, RawFd)>,
+    verdict_read: RawFd,
+    verdict_write: RawFd,
+    lease_read: RawFd,
+    lease_write: RawFd,
+    active: bool,
+}
+
+/// Fork protocol of one engine.
+pub struct Fork {
+    /// One fork at a time.
+    lock: ForkLock,
+    /// Non-zero: writer and monitor wait at their gates.
+    closed: AtomicU32,
+    /// Held by the writer while it works.
+    pub writer_gate: ForkLock,
+    /// Held by the monitor while it works.
+    pub monitor_gate: ForkLock,
+    pager: AtomicU32,
+    forker: AtomicU32,
+    /// Descriptor of `/proc` in the engine's table.
+    pub proc_fd: AtomicI32,
+    monitor_tid: AtomicU32,
+    errand: Mutex<Errand>,
+    verdict: Mutex<Verdict>,
+    /// Read ends of the lease pipes of children, with their lease, in the engine's table.
+    leases: Mutex<Vec<(RawFd, u32)>>,
+    /// Write ends of the lease pipes this process was given by its ancestors, in the engine's table.
+    held: Mutex<Vec<RawFd>>,
+    /// In a child: the engine was active and has to be started again before the program goes on.
+    child_starts: AtomicBool,
+    child_ready: AtomicU32,
+    /// The process that the engine's threads are in. A child that was made without the handlers is another one.
+    home: AtomicU32,
+    /// The thread (its control block) for which the handlers before the copy have run, so that those after it have something to
+    /// do; 0: none. Changes under `lock`. In a child it is the same block.
+    prepared: AtomicUsize,
+    /// Signals that the forking thread had blocked before.
+    mask: AtomicU64,
+    /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
+    stack: AtomicUsize,
+    /// What the program had said about huge pages, while they are off.
+    huge_pages: AtomicU32,
+    /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not good.
+    settling: AtomicU32,
+    /// Pages placed during the pause against their words.
+    pub helped: Helped,
+    pager_box: Mutex<Option<Box<Pager>>>,
+}
+
+impl Default for Fork {
+    fn default() -> Fork {
+        Fork {
+            lock: ForkLock::default(),
+            closed: AtomicU32::new(0),
+            writer_gate: ForkLock::default(),
+            monitor_gate: ForkLock::default(),
+            pager: AtomicU32::new(RUNNING),
+            forker: AtomicU32::new(0),
+            proc_fd: AtomicI32::new(-1),
+            monitor_tid: AtomicU32::new(0),
+            errand: Mutex::new(Errand::default()),
+            verdict: Mutex::new(Verdict::EMPTY),
+            leases: Mutex::new(Vec::new()),
+            held: Mutex::new(Vec::new()),
+            child_starts: AtomicBool::new(false),
+            child_ready: AtomicU32::new(0),
+            home: AtomicU32::new(0),
+            prepared: AtomicUsize::new(0),
+            mask: AtomicU64::new(0),
+            stack: AtomicUsize::new(0),
+            huge_pages: AtomicU32::new(0),
+            settling: AtomicU32::new(0),
+            helped: Helped::default(),
+            pager_box: Mutex::new(None),
+        }
+    }
+}
+
+impl Fork {
+    /// Writer and monitor call this before they take their gates.
+    pub fn pass_gate(&self) {
+        loop {
+            let closed = self.closed.load(SeqCst);
+            if closed == 0 {
+                return;
+            }
+            futex::wait(&self.closed, closed, None);
+        }
+    }
+
+    /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
+    pub fn is_home(&self) -> bool {
+        self.home.load(SeqCst) == std::process::id()
+    }
+
+    /// The engine starts in this process.
+    pub fn settle_here(&self) {
+        self.home.store(std::process::id(), SeqCst);
+    }
+
+    /// A fork waits for the pager to hold still.
+    pub fn wanted(&self) -> bool {
+        self.pager.load(SeqCst) == PAUSE_WANTED
+    }
+
+    /// Leaves the pager's state for its thread.
+    pub fn hand_over(&self, pager: Box<Pager>) {
+        *lock(&self.pager_box) = Some(pager);
+    }
+
+    /// Address below which the stack of a child's thread holds nothing of worth.
+    pub fn child_stack(&self) -> usize {
+        self.stack.load(SeqCst)
+    }
+
+    /// Takes it.
+    pub fn take_over(&self) -> Option<Box<Pager>> {
+        lock(&self.pager_box).take()
+    }
+
+    /// Descriptors that the engine's table must keep for the fork protocol.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let mut keep = lock(&self.held).clone();
+        keep.push(self.proc_fd.load(SeqCst));
+        keep.retain(|fd| *fd >= 0);
+        keep
+    }
+
+    /// The monitor's thread id: whose descriptor table is the engine's.
+    pub fn set_monitor(&self, tid: u32) {
+        self.monitor_tid.store(tid, SeqCst);
+    }
+
+    /// `/proc` as inherited from the parent, in a child.
+    pub fn inherited_proc(&self) -> Option<OwnedFd> {
+        let fd = self.proc_fd.load(SeqCst);
+        // SAFETY: in a child the number was fetched for the new table; nobody else owns it.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Ends the leases of children that are gone. Monitor only.
+    pub fn collect_leases(&self, e: &Engine) {
+        lock(&self.leases).retain(|&(fd, lease)| {
+            // SAFETY: open until closed below.
+            let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+            let mut byte = [0u8; 1];
+            // Nobody ever writes: end of file means that no process holds the other end any more.
+            if rustix::io::read(borrowed, &mut byte) != Ok(0) {
+                return true;
+            }
+            // SAFETY: ours, and forgotten here.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+            e.space.end_lease(lease);
+            false
+        });
+    }
+
+    fn set_pager(&self, to: u32) {
+        self.pager.store(to, SeqCst);
+        futex::wake_all(&self.pager);
+    }
+
+    fn wait_pager(&self, until: u32) {
+        loop {
+            let now = self.pager.load(SeqCst);
+            if now == until {
+                return;
+            }
+            futex::wait(&self.pager, now, None);
+        }
+    }
+}
+
+impl Fork {
+    /// In a child, on its monitor thread, before anything else: makes the inherited state work again.
+    pub fn child_start(&self, proc: &crate::sys::proc::Proc, e: &'static Engine) {
+        if !self.child_starts.swap(false, SeqCst) {
+            return;
+        }
+        if let Err(why) = e.activate_child(proc, &lock(&self.verdict)) {
+            fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
+        }
+        self.child_ready.store(1, SeqCst);
+        futex::wake_all(&self.child_ready);
+    }
+}

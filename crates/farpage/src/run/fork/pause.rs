@@ -1,0 +1,308 @@
+//! The pager's part of a fork: it holds still while the process is copied, and serves what the forking thread needs.
+
+use super::late_fills::HELPED_MAX;
+use super::{PAUSED, RESUME_WANTED, RUNNING, Verdict};
+use crate::PAGE_SIZE;
+use crate::run::mappings::event_order::is_known_after;
+use crate::run::page_table::{FrameNo, State, Vpn};
+use crate::run::pager::fault::Outcome;
+use crate::run::pager::{PAUSED_NAME, Pager, THREAD_NAME};
+use crate::run::state::lock;
+use crate::stat::Stat;
+use crate::swap::{Entry, LoadError};
+use crate::sys::raw::{ErrnoText, warn};
+use crate::sys::thread::{fetch_fd, set_name};
+use crate::sys::uffd::{Message, Refused};
+use rustix::fd::BorrowedFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+
+/// Whether the thread sleeps in the futex system call. No allocation: called while the process may be being copied.
+fn waits_for_lock(tid: u32) -> bool {
+    use rustix::fs::{Mode, OFlags, open};
+    use std::io::Write;
+    let mut path = [0u8; 64];
+    let mut rest = &mut path[..];
+    if write!(rest, "/proc/self/task/{tid}/syscall").is_err() {
+        return false;
+    }
+    let len = 64 - rest.len();
+    let mut text = [0u8; 8];
+    let read = open(&path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(|fd| rustix::io::read(&fd, &mut text));
+    read.is_ok() && text.starts_with(b"202 ")
+}
+
+/// Events and pages that one pause has room for.
+const PENDING_MAX: usize = HELPED_MAX;
+
+/// What happened during a pause, in order: it becomes known to the words when the copy is made.
+enum Pending {
+    /// A change of mappings by another thread.
+    Event(Message),
+    /// A page that was absent is there (see [`Pager::help`]).
+    Helped(Vpn),
+}
+
+impl Pending {
+    fn event(&self) -> Option<Message> {
+        match *self {
+            Pending::Event(event) => Some(event),
+            Pending::Helped(_) => None,
+        }
+    }
+}
+
+/// Where the content of an absent page is.
+enum Source {
+    Nowhere,
+    Frame(FrameNo),
+    Slot(Entry),
+}
+
+impl Pager {
+    /// Holds still from the request of a forking thread until the process has been copied.
+    pub(crate) fn pause_for_fork(&mut self) {
+        let f = &self.e.fork;
+        let mut held = Verdict::EMPTY;
+        let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
+        // Also for the control blocks of new threads, which the forking thread touches next.
+        self.adopt_news();
+        self.settle_changes();
+        // A child can use nothing of what is on its way, and its frames would never be free there.
+        self.land_all();
+        f.helped.clear();
+        // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
+        set_name(PAUSED_NAME);
+        f.set_pager(PAUSED);
+        let forker = f.forker.load(SeqCst);
+        let mut forker_faults = false;
+        while f.pager.load(SeqCst) != RESUME_WANTED {
+            let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
+            let more = self.order.len() + 1;
+            let room = self.waiting.len() < self.waiting.capacity()
+                && pending.len() + more <= PENDING_MAX
+                && !held.is_full(more)
+                && self.order.has_room();
+            let n = if room { self.next_messages(&mut one) } else { 0 };
+            match one[0] {
+                _ if n == 0 => self.sleep(Some(200_000)),
+                Message::Fault { tid, .. } => {
+                    self.accept(one[0], Instant::now());
+                    forker_faults |= tid == forker;
+                    if !forker_faults {
+                        continue;
+                    }
+                }
+                // A wake-up for notes, which are looked at after the fork.
+                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
+                event => {
+                    let is_known = |pending: &[Pending], start, end| {
+                        let told = pending.iter().rev().filter_map(Pending::event);
+                        is_known_after((start, end), told, |start, end| self.e.is_known(start, end))
+                    };
+                    self.note_change(event, |start, end| is_known(&pending, start, end));
+                    while let Some(event) = self.order.next(|start, end| is_known(&pending, start, end)) {
+                        held.note(event);
+                        f.helped.event();
+                        pending.push(Pending::Event(event));
+                    }
+                    continue;
+                }
+            }
+            // The forking thread has not reached the system call yet: it waits for a page, or for a lock that a thread
+            // may hold that waits for one.
+            if !self.waiting.is_empty() && (forker_faults || waits_for_lock(forker)) {
+                self.help(&mut pending);
+                forker_faults &= !self.waiting.is_empty();
+                if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
+                    // Other threads have done much since. A copy that is made just now is not good.
+                    f.settling.store(1, SeqCst);
+                    self.apply(&mut pending);
+                    held = Verdict::EMPTY;
+                    f.helped.clear();
+                    f.settling.store(0, SeqCst);
+                }
+            }
+        }
+        // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
+        let lease = self.e.space.fork_parent();
+        self.import_lease(lease);
+        self.apply(&mut pending);
+        // Until all is told; a change that was made just now may be in the copy.
+        while self.changing() || self.order.waits() {
+            let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
+            let read = self.next_messages(&mut one) == 1;
+            match one[0] {
+                _ if !read && !self.changing() => {
+                    while let Some(event) = self.order.rest(|start, end| self.e.is_known(start, end)) {
+                        held.note(event);
+                        self.change(event);
+                    }
+                }
+                _ if !read => self.sleep(Some(100_000)),
+                Message::Fault { .. } => self.accept(one[0], Instant::now()),
+                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
+                event => {
+                    let e = self.e;
+                    self.note_change(event, |start, end| e.is_known(start, end));
+                    while let Some(event) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                        held.note(event);
+                        self.change(event);
+                    }
+                }
+            }
+        }
+        *lock(&self.e.fork.verdict) = held;
+        self.e.fork.set_pager(RUNNING);
+        set_name(THREAD_NAME);
+    }
+
+    /// Applies events and serves faults until no change of mappings is pending.
+    fn settle_changes(&mut self) {
+        loop {
+            while self.read_messages() > 0 {}
+            self.settle();
+            if !self.order.waits() {
+                self.serve_waiting();
+            }
+            if self.order.is_settled() && !self.changing() {
+                return;
+            }
+            self.sleep(Some(50_000));
+        }
+    }
+
+    /// Fills the pages that threads wait for, in a way that the process may be copied at any moment: a page is copied to its
+    /// place, and its word, its frame, its slot stay as they are. That it may be there is noted before. What the pager
+    /// writes while the process is being copied the child sees up to some point and not beyond (a write to a page that
+    /// the kernel has gone past waits until the copy is complete), and so it is with the pages placed. So each page that
+    /// is there in the child against its word is noted in the child, and has the right content.
+    fn help(&mut self, pending: &mut Vec<Pending>) {
+        let mut i = 0;
+        // While a change waits for another, nothing can be placed.
+        while !self.order.waits() && i < self.waiting.len() && pending.len() < PENDING_MAX {
+            let vpn = (self.waiting[i].addr / PAGE_SIZE) as u64;
+            if self.help_one(vpn, pending) {
+                self.waiting.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Whether the thread that waits for the page can go on.
+    fn help_one(&mut self, vpn: Vpn, pending: &mut Vec<Pending>) -> bool {
+        let e = self.e;
+        let Some((at, source)) = self.source(vpn, pending) else { return false };
+        let src = match source {
+            Source::Nowhere => crate::run::pager::fill::ZEROS.as_ptr() as usize,
+            Source::Frame(f) => e.frames.addr(f),
+            Source::Slot(entry) => {
+                // The locks that this takes, a child frees.
+                if let Err(error) = e.space.load(entry, &mut self.scratch.0[0]) {
+                    return at == vpn && self.help_lost(vpn, entry, &error);
+                }
+                if e.conf.verify {
+                    e.verify(at, entry, &self.scratch.0[0]);
+                }
+                Stat::add(&e.stat.pgmajfault, 1);
+                Stat::add(&e.stat.pswpin, 1);
+                std::ptr::from_ref(&self.scratch.0[0]) as usize
+            }
+        };
+        if !e.fork.helped.page(vpn) {
+            return false;
+        }
+        // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
+        match unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, PAGE_SIZE, false) }.1 {
+            Ok(()) => {
+                e.budget.add(1);
+                pending.push(Pending::Helped(vpn));
+                true
+            }
+            Err(stop) => {
+                e.fork.helped.take_back();
+                self.unplaced(vpn, Some(stop)) == Outcome::Dropped
+            }
+        }
+    }
+
+    /// As [`Pager::help_one`], for a page that no device can read back.
+    fn help_lost(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> bool {
+        // The word and the slot change here: a copy made meanwhile is not good.
+        self.e.fork.settling.store(1, SeqCst);
+        let lost = self.lose(vpn, entry, error) == Some(Refused::Present);
+        self.e.fork.settling.store(0, SeqCst);
+        if lost {
+            self.uffd.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);
+        }
+        lost
+    }
+
+    /// Under which page number the words know the absent page `vpn`, and where its content is, with the changes that the
+    /// words do not know of yet. `None`: this cannot be said now.
+    fn source(&self, vpn: Vpn, pending: &[Pending]) -> Option<(Vpn, Source)> {
+        let mut at = vpn;
+        for event in pending.iter().rev() {
+            let addr = at as usize * PAGE_SIZE;
+            match *event {
+                Pending::Event(Message::Unmap { start, end } | Message::Remove { start, end })
+                    if (start..end).contains(&addr) =>
+                {
+                    return Some((at, Source::Nowhere));
+                }
+                Pending::Event(Message::Remap { from, to, len }) => {
+                    if (to..to + len).contains(&addr) {
+                        at = ((addr - to + from) / PAGE_SIZE) as u64;
+                    } else if (from..from + len).contains(&addr) {
+                        return None;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let state = self.e.table.node(at).map_or(State::None, |node| self.e.table.state(node));
+        let source = match state {
+            State::None | State::Mapped(_) => Source::Nowhere,
+            State::Cached(f) => Source::Frame(f),
+            State::Swapped(entry) => Source::Slot(entry),
+            State::Writeback(_) => return None,
+        };
+        Some((at, source))
+    }
+
+    /// The words learn what happened during the pause.
+    fn apply(&mut self, pending: &mut Vec<Pending>) {
+        for what in pending.drain(..) {
+            match what {
+                Pending::Event(event) => self.change(event),
+                Pending::Helped(vpn) => {
+                    Stat::add(&self.e.stat.pgfault, 1);
+                    self.e.found_present(vpn);
+                }
+            }
+        }
+    }
+
+    /// Takes over the read end of the lease pipe, which the forking thread has made.
+    fn import_lease(&mut self, lease: u32) {
+        let f = &self.e.fork;
+        let theirs = lock(&f.errand).lease_read;
+        if theirs < 0 {
+            return;
+        }
+        match fetch_fd(f.forker.load(SeqCst), theirs) {
+            Ok(fd) => {
+                // SAFETY: just made; non-blocking so that the monitor can look without waiting.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+                let _ = rustix::io::ioctl_fionbio(borrowed, true);
+                lock(&f.leases).push((fd, lease));
+            }
+            Err(error) => {
+                let why = ErrnoText::from(error);
+                warn(&format!("fork: cannot watch the child: {why}; its swap file slots are never reused"))
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The engine's second start, in a forked child: same memory, new userfaultfd.
+//!
+//! Runs on the child's monitor thread while the program's only thread waits in the atfork handler, so nothing changes
+//! underneath. The inherited words are right for every mapping that is still the one they were kept for; what other
+//! threads of the parent changed in the last moment is in the verdict (see [`crate::run::fork`]).
+
+use crate::PAGE_SIZE;
+use crate::run::fork::Verdict;
+use crate::run::page_table::{State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::state::{Engine, lock};
+use crate::sys::pagemap::present_runs;
+use crate::sys::proc::{Proc, mappings, wiped_mappings};
+use crate::sys::raw::ErrnoText;
+use crate::sys::uffd::Message;
+use farpage_swap::range::RangeSet;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Stack that the handlers in the child may use.
+const DEAD_STACK: usize = 256 * 1024;
+
+fn pages(start: usize, end: usize) -> (u64, u64) {
+    ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64)
+}
+
+impl Engine {
+    /// Starts the engine again in a child whose parent's engine was active.
+    ///
+    /// # Errors
+    /// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
+    /// as zeros.
+    pub fn activate_child(&'static self, proc: &Proc, verdict: &Verdict) -> Result<(), String> {
+        let mut pager = self.make_pager(self.open(proc)?, proc)?;
+        let mut buffer = vec![0u8; 32 * 1024];
+        let mut mapped = RangeSet::new();
+        let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
+        let maps = proc.file("self/maps").map_err(read)?;
+        mappings(&maps, &mut buffer, |m| {
+            if m.adoptable {
+                let (s, t) = pages(m.start, m.end);
+                mapped.insert(s, t);
+            }
+        })
+        .map_err(read)?;
+        if verdict.overflowed() {
+            return Err("too many mapping changes in other threads at the moment of the fork".into());
+        }
+        // Pages that were placed before the copy, in the address space as it is now.
+        let (mut log, mut helped) = (self.fork.helped.entries(), Vec::new());
+        for event in verdict.events() {
+            while let Some(Some(vpn)) = log.next() {
+                helped.push(vpn);
+            }
+            match event {
+                // Whether the copy was made before or after: what another thread unmaps during a fork, the child
+                // cannot count on; and what somebody else mapped there since is not ours. The same for what it discards.
+                Message::Unmap { .. } | Message::Remove { .. } => pager.change(event),
+                Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
+                    let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
+                    helped
+                        .iter_mut()
+                        .filter(|vpn| (from..from + n).contains(vpn))
+                        .for_each(|vpn| *vpn = *vpn - from + to);
+                    pager.change(event)
+                }
+                _ => {}
+            }
+        }
+        helped.extend(log.flatten());
+        helped.sort_unstable();
+        if self.wipes.load(SeqCst) {
+            let smaps = proc.file("self/smaps").map_err(read)?;
+            wiped_mappings(&smaps, &mut buffer, |start, end| pager.change(Message::Unmap { start, end }))
+                .map_err(read)?;
+        }
+        let managed = lock(&self.managed).clone();
+        for (start, end) in managed.iter() {
+            for (s, t) in mapped.gaps(start, end) {
+                let gone = Message::Unmap { start: s as usize * PAGE_SIZE, end: t as usize * PAGE_SIZE };
+                pager.change(gone);
+            }
+            for (s, t) in mapped.overlaps(start, end) {
+                let (from, len) = (s as usize * PAGE_SIZE, (t - s) as usize * PAGE_SIZE);
+                pager.uffd.register(from, len).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+            }
+        }
+        self.check_untouched(&mut pager, &helped)?;
+        self.run_pager(pager)
+    }
+
+    /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
+    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`helped`: pages, sorted, that
+    /// were placed during the pause with the right content.)
+    fn check_untouched(&self, pager: &mut Pager, helped: &[Vpn]) -> Result<(), String> {
+        let stack = self.fork.child_stack();
+        let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;
+        let managed = lock(&self.managed).clone();
+        for (start, end) in managed.iter() {
+            let mut touched = None;
+            let pagemap = pager.uffd.pagemap();
+            present_runs(pagemap, start as usize * PAGE_SIZE, end as usize * PAGE_SIZE, |s, t| {
+                for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
+                    let Some(node) = self.table.node_or_create(vpn) else { return false };
+                    match self.table.state(node) {
+                        // Below the stack pointer of the forking thread everything is dead.
+                        state @ (State::Swapped(_) | State::Cached(_))
+                            if !dead.contains(&vpn) && helped.binary_search(&vpn).is_err() =>
+                        {
+                            touched = Some((vpn, state))
+                        }
+                        state @ State::Writeback(_) => touched = Some((vpn, state)),
+                        _ => self.found_present(vpn),
+                    }
+                }
+                true
+            })
+            .map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
+            if let Some((vpn, state)) = touched {
+                let at = vpn as usize * PAGE_SIZE;
+                return Err(format!(
+                    "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

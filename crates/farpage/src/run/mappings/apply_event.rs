@@ -1,0 +1,143 @@
+//! Following the program's changes of its mappings: what was discarded or unmapped is forgotten, what was moved is moved.
+//!
+//! Runs on the pager thread, while the program thread that made the change waits for its event to be read (a discard has
+//! not happened yet then; an unmap or a move has). The races around this: `docs/design.md`, section 5.
+
+use crate::PAGE_SIZE;
+use crate::run::page_table::{State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::state::lock;
+use crate::sys::raw::fatal;
+use farpage_swap::workingset::Rank;
+
+impl Pager {
+    /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
+    ///
+    /// Slots are freed later: the program goes on, perhaps to fill a new mapping at full speed, and the pager must be there
+    /// to adopt it. (Freeing the slots of 128 MiB here took 100 ms, in which as much memory grew unseen.)
+    pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
+        let e = self.e;
+        let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
+        self.forget_lost(first, last);
+        let mut dead = std::mem::take(&mut self.dead);
+        e.table.for_each(first, last, |_, node| {
+            loop {
+                let state = e.table.state(node);
+                let done = match state {
+                    State::None => true,
+                    State::Swapped(entry) => {
+                        e.table.set(node, State::None);
+                        dead.push(entry);
+                        true
+                    }
+                    // The thread that discards pages goes on to do so when its event has been read; until then
+                    // they are still there, and moving one out now would keep what must be gone. As `None` it is
+                    // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
+                    State::Mapped(entry) => {
+                        let _ = lock(&e.lru).unmap(&e.table, node, State::None);
+                        dead.extend(entry);
+                        true
+                    }
+                    State::Cached(f) => {
+                        let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
+                        if won {
+                            dead.extend(e.take_frame_entry(f));
+                            e.frames.put_free(f, 1);
+                        }
+                        won
+                    }
+                    // The writer notices, and gives frame and slot back.
+                    State::Writeback(_) => e.table.change(node, state, State::None),
+                };
+                if done {
+                    break;
+                }
+            }
+        });
+        e.free_later(&mut dead);
+        self.dead = dead;
+        if unmapped {
+            let mut leaf = first & !511;
+            while leaf < last {
+                e.table.drop_leaf_if_empty(leaf);
+                leaf += 512;
+            }
+        }
+    }
+
+    /// Takes `[first, last)` out of the pending scans and returns the parts taken out. A scan must not take discarded
+    /// pages, which may be there for another moment, for present ones.
+    pub(crate) fn cut_scans(&mut self, first: Vpn, last: Vpn) -> Vec<(Vpn, Vpn)> {
+        let (mut cut, mut kept) = (Vec::new(), Vec::new());
+        for &(s, t) in &self.scans {
+            if s < last && first < t {
+                cut.push((s.max(first), t.min(last)));
+                kept.extend([(s, first), (last, t)].iter().filter(|(s, t)| s < t));
+            } else {
+                kept.push((s, t));
+            }
+        }
+        self.scans = kept;
+        cut
+    }
+
+    /// mremap moved `len` bytes: the words follow.
+    pub(crate) fn follow_remap(&mut self, from: usize, to: usize, len: usize) {
+        let e = self.e;
+        let (first, last) = ((from / PAGE_SIZE) as u64, ((from + len) / PAGE_SIZE) as u64);
+        let shift = (to / PAGE_SIZE) as u64;
+        {
+            let mut managed = lock(&e.managed);
+            let known = managed.overlaps(first, last);
+            managed.remove(first, last);
+            known.iter().for_each(|(s, t)| _ = managed.insert(shift + (s - first), shift + (t - first)));
+            if known != [(first, last)] {
+                self.add_fresh(to, to + len); // the rest has yet to be looked at
+            }
+        }
+        // Nothing of the old content of `to` may survive there.
+        self.forget(to, to + len, true);
+        self.move_lost(first, last, shift);
+        let moved = self.cut_scans(first, last);
+        self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
+        e.table.for_each(first, last, |vpn, old| {
+            let mut lru = lock(&e.lru);
+            let mut state = e.table.state(old);
+            // A page that is being written keeps its node until the writer is done (microseconds; a file: a write).
+            while let State::Writeback(_) = state {
+                drop(lru);
+                rustix::thread::sched_yield();
+                lru = lock(&e.lru);
+                state = e.table.state(old);
+            }
+            let mut rank = Rank::NEW;
+            match state {
+                State::None => return,
+                State::Mapped(_) => rank = lru.unmap(&e.table, old, State::None),
+                State::Cached(_) => {
+                    lru.uncache(&e.table, old, state, State::None);
+                }
+                _ => e.table.set(old, State::None),
+            }
+            let Some(new) = e.table.node_or_create(shift + (vpn - first)) else {
+                fatal("the page table is full: the program uses more than 4 TiB of memory");
+            };
+            match state {
+                State::Mapped(_) => lru.map(&e.table, new, state, rank),
+                State::Cached(_) => {
+                    e.table.set(new, state);
+                    lru.recache(&e.table, new, false);
+                }
+                _ => {
+                    e.table.set_shadow(new, e.table.shadow(old));
+                    e.table.set(new, state);
+                }
+            }
+        });
+        let mut leaf = first & !511;
+        while leaf < last {
+            e.table.drop_leaf_if_empty(leaf);
+            leaf += 512;
+        }
+    }
+}

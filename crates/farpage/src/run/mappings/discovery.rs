@@ -1,0 +1,243 @@
+//! How the engine hears of new mappings and threads, the quickest way first:
+//!
+//! | what | from whom | when |
+//! | --- | --- | --- |
+//! | a *note* ([`crate::run::mappings::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::run::budget::charge`]), the thread waits until it is registered |
+//! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
+//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
+//!
+//! Program threads run the first half of this file, the pager the second. No locks in the first: see [`crate::run::mappings::notice_ring`].
+
+use crate::PAGE_SIZE;
+use crate::run::mappings::notice_ring::Note;
+use crate::run::mappings::register::ADOPT_MIN;
+use crate::run::pager::Pager;
+use crate::run::state::{Engine, OPENER, lock};
+use crate::sys::cpu;
+use crate::sys::futex;
+use crate::sys::perf::MappingEvents;
+use crate::sys::raw::{nr, syscall};
+use crate::sys::thread::{exit_thread, settle};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// End of the addresses a program can have, bytes.
+const USER_END: usize = (1 << 47) - PAGE_SIZE;
+
+/// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not wrong.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// A thread is about to be started. The monitor, which was started along with the program, is to look by then: later it has to
+    /// wait for a CPU behind as many threads as there are. Called on a program thread.
+    pub fn thread_starts(&self) {
+        let word = &self.wakeups.monitor_looks;
+        if word.load(SeqCst) == 0 {
+            futex::wait(word, 0, Some(PATIENCE.as_nanos() as u64));
+        }
+    }
+
+    /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
+    /// program thread.
+    pub fn thread_started(&self, block: usize) {
+        for _ in 0..10 {
+            if self.notes.post(Note::Thread(block)).is_some() {
+                // From here on a program may need looking at sooner than its memory lets expect.
+                if !self.is_active() && self.started.fetch_add(1, SeqCst) + 1 == cpu::count() {
+                    self.ring();
+                }
+                return;
+            }
+            // A thousand threads at once: whoever takes the notes is woken, and gets a moment.
+            self.ring();
+            futex::wait(&self.wakeups.never, 0, Some(1_000_000));
+        }
+    }
+
+    /// Whether memory is managed.
+    pub fn is_active(&self) -> bool {
+        self.active.load(SeqCst)
+    }
+
+    /// Bytes of new memory that are so much that their owners should wait until they are managed.
+    pub(crate) fn large(&self) -> usize {
+        (self.budget.promised() / 256) as usize * PAGE_SIZE
+    }
+
+    /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
+    pub fn must_be_managed(&self, bytes: usize) -> bool {
+        self.is_active() && bytes >= self.large()
+            || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
+    }
+
+    /// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be outrun: mostly
+    /// at once. Called on a program thread.
+    pub fn handed_out(&self, start: usize, len: usize) {
+        if !self.is_active() {
+            // A small piece takes a page that it is the first to reach into.
+            if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
+                self.wait_for_look();
+            }
+            return;
+        }
+        // What an allocator has had for long is managed.
+        if self.recent.covers(start, start.saturating_add(len)) {
+            return;
+        }
+        // A child that was made unseen has no engine to wait for.
+        let due = self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home();
+        match self.tell(start, len) {
+            Some(ticket) if due => {
+                self.ring();
+                self.notes.wait(ticket, PATIENCE);
+            }
+            Some(_) => {} // the next one that is due rings for all
+            None => self.ring(),
+        }
+    }
+
+    /// Returns when the monitor has looked, or memory is managed.
+    fn wait_for_look(&self) {
+        let looks = &self.wakeups.monitor_looks;
+        let (seen, since) = (looks.load(SeqCst), Instant::now());
+        self.ring();
+        while looks.load(SeqCst) == seen && !self.is_active() {
+            let left = PATIENCE.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            futex::wait(looks, seen, Some(left.as_nanos() as u64));
+        }
+    }
+
+    /// The monitor has looked, and said what may be given until it does so again.
+    pub(crate) fn looked(&self) {
+        self.wakeups.monitor_looks.fetch_add(1, SeqCst);
+        futex::wake_all(&self.wakeups.monitor_looks);
+    }
+
+    /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
+    /// so that it grows by faults that can be made to wait; after a while in any case. Called on a program thread, also
+    /// in signal handlers.
+    pub fn announce(&self, start: usize, len: usize) {
+        if let Some(ticket) = self.tell(start, len) {
+            self.ring();
+            self.notes.wait(ticket, PATIENCE);
+        }
+    }
+
+    /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory (the
+    /// kernel will say what is wrong with it).
+    fn tell(&self, start: usize, len: usize) -> Option<u32> {
+        let first = start & !(PAGE_SIZE - 1);
+        let end = start.saturating_add(len).min(USER_END);
+        if first == 0 || first >= end {
+            return None;
+        }
+        self.notes.post(Note::Mapping(first, end))
+    }
+
+    /// What `MAP_POPULATE` does for the `len` bytes at `start`: whether it worked is not said there either.
+    pub fn populate(&self, start: usize, len: usize) {
+        const POPULATE_WRITE: usize = 23;
+        // SAFETY: writes to no page; those that are not there come into being as they would at a touch.
+        let _ = unsafe { syscall(nr::MADVISE, [start, len, POPULATE_WRITE, 0, 0, 0]) };
+    }
+
+    /// Wakes whoever takes the notes.
+    pub(crate) fn ring(&self) {
+        const DONTNEED: usize = 4;
+        if self.is_active() {
+            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of registered
+            // memory is news for the pager too; there is never a page at this address.
+            let bell = self.arena.bell;
+            // SAFETY: discards nothing.
+            let _ = unsafe { syscall(nr::MADVISE, [bell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
+        } else {
+            self.wakeups.monitor.fetch_add(1, SeqCst);
+            futex::wake_one(&self.wakeups.monitor);
+        }
+    }
+
+    /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms, which is
+    /// when a fast program reaches its budget. Called by the monitor. Where it is not allowed, looks have to do.
+    pub(crate) fn open_events(&'static self) {
+        if !self.conf.deaf {
+            let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
+        }
+    }
+
+    /// What [`Engine::open_events`] has brought since the last call.
+    fn take_events(&self) -> Option<MappingEvents> {
+        if self.events.load(SeqCst).is_null() {
+            return None;
+        }
+        let found = self.events.swap(std::ptr::null_mut(), SeqCst);
+        // SAFETY: the opener made it of a box and left it here; the swap gives it to one taker.
+        Some(*unsafe { Box::from_raw(found) })
+    }
+
+    /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
+    pub(crate) fn early_notes(&self) -> bool {
+        while let Some(Note::Thread(block)) = self.notes.peek() {
+            self.notes.take();
+            self.pin_thread(block);
+        }
+        self.notes.finish();
+        self.notes.peek().is_some()
+    }
+}
+
+extern "C" fn opener(engine: usize) -> ! {
+    settle(b"farpage-opener");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    if let Ok(events) = MappingEvents::open() {
+        e.events.store(Box::into_raw(Box::new(events)), SeqCst);
+        e.kick_pager();
+    }
+    exit_thread()
+}
+
+impl Pager {
+    /// Registers the mappings that were heard of since the last call.
+    pub(crate) fn adopt_news(&mut self) {
+        let e = self.e;
+        let mut news = std::mem::take(&mut self.news);
+        if self.events.is_none() {
+            self.events = e.take_events();
+        }
+        if let Some(events) = &mut self.events {
+            events.read(|start, end| {
+                if end - start >= ADOPT_MIN {
+                    news.push((start, end));
+                }
+            });
+        }
+        // Before the notes: what is noted later will be counted again.
+        e.charges.look();
+        let mut noted = false;
+        while let Some(note) = e.notes.take() {
+            noted = true;
+            match note {
+                Note::Thread(block) => e.pin_thread(block),
+                Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
+                Note::Mapping(start, end) => {
+                    self.adopt_mappings(start, end);
+                    if let Some((first, last)) = lock(&e.managed).covering((start / PAGE_SIZE) as u64) {
+                        e.recent.add(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
+                    }
+                }
+            }
+        }
+        news.append(&mut lock(&e.candidates));
+        for (start, end) in news.drain(..) {
+            self.adopt_mappings(start, end);
+        }
+        self.news = news;
+        if noted {
+            e.notes.finish();
+        }
+        self.advise_adopted();
+    }
+}

@@ -1,0 +1,116 @@
+//! Threads that may have changed a mapping and not told it yet.
+//!
+//! The kernel lets a thread tell of a change after it has given up the lock of the address space. If the thread loses its CPU
+//! between the two, others may build on the change and tell of that first. One message of theirs that is read too early can be
+//! put right ([`crate::run::mappings::event_order`]); but a thread that was told to go on builds further. So when a message is found to be missing,
+//! none is read before every thread that was able to run then has slept, or run for long enough to have told its change.
+//!
+//! Caller: the pager. No locks.
+
+use crate::sys::proc::{Proc, cpu_time, is_running, threads};
+use crate::sys::raw::gettid;
+use std::time::{Duration, Instant};
+
+/// CPU time in which a thread comes from the end of its change to its message, many times over (it takes about 2 us).
+const ON_ITS_WAY: Duration = Duration::from_micros(200);
+
+/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may take memory
+/// for what it is not; on a machine that is busy to this point the program stands still anyway.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Threads that are noted at most.
+const THREADS: usize = 512;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Stragglers {
+    proc: Proc,
+    /// Thread, and the CPU time at which it is no straggler.
+    threads: Vec<(u32, Duration)>,
+    since: Instant,
+}
+
+impl Stragglers {
+    /// None so far.
+    pub(crate) fn new(proc: Proc) -> Stragglers {
+        Stragglers { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
+    }
+
+    /// A message is missing: notes who runs.
+    pub(crate) fn note(&mut self) {
+        self.threads.clear();
+        self.since = Instant::now();
+        let (proc, own, noted) = (&self.proc, gettid(), &mut self.threads);
+        let all = threads(proc, |tid| {
+            if tid != own && noted.len() < THREADS && is_running(proc, tid) {
+                noted.extend(cpu_time(tid).map(|time| (tid, time + ON_ITS_WAY)));
+            }
+        });
+        // Without /proc nobody is waited for.
+        if all.is_err() {
+            self.threads.clear();
+        }
+    }
+
+    /// All has been told.
+    pub(crate) fn clear(&mut self) {
+        self.threads.clear();
+    }
+
+    /// Whether a change may still be on its way that was made before [`Stragglers::note`].
+    pub(crate) fn any(&mut self) -> bool {
+        if self.threads.is_empty() {
+            return false;
+        }
+        let proc = &self.proc;
+        self.threads.retain(|(tid, end)| cpu_time(*tid).is_some_and(|time| time < *end) && is_running(proc, *tid));
+        if self.since.elapsed() > PATIENCE {
+            self.threads.clear();
+        }
+        !self.threads.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+    #[test]
+    fn who_sleeps_or_has_run_is_not_waited_for() {
+        let (stop, spinner) = (AtomicBool::new(false), AtomicU32::new(0));
+        let asleep = std::sync::Mutex::new(());
+        let mut stragglers = Stragglers::new(Proc::open().unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                spinner.store(gettid(), Relaxed);
+                while !stop.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+                drop(asleep.lock());
+            });
+            let keep = asleep.lock();
+            let find = |s: &Stragglers| s.threads.iter().find(|(tid, _)| *tid == spinner.load(Relaxed)).copied();
+            let (tid, time) = loop {
+                stragglers.note();
+                if let Some(found) = find(&stragglers) {
+                    break found;
+                }
+            };
+            assert!(!stragglers.threads.iter().any(|(tid, _)| *tid == gettid()), "the caller runs");
+            while find(&stragglers).is_some() {
+                stragglers.any();
+            }
+            assert!(cpu_time(tid).unwrap() >= time || stragglers.since.elapsed() > PATIENCE);
+            stop.store(true, Relaxed);
+            // It goes to sleep some time.
+            while {
+                stragglers.note();
+                find(&stragglers).is_some()
+            } {}
+            drop(keep);
+        });
+        stragglers.clear();
+        assert!(!stragglers.any());
+    }
+}

@@ -1,0 +1,284 @@
+//! Adopting mappings that the program made: registering them, and finding out which of their pages are there.
+//!
+//! Runs on the pager thread. [`crate::run::mappings::discovery`] says where to look; what is there is asked again here, because a mapping may
+//! have been replaced meanwhile, and must be registered whole.
+
+use crate::PAGE_SIZE;
+use crate::mm::page_hash::is_zero;
+use crate::run::lru::Batch;
+use crate::run::page_table::{FrameNo, State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::state::{Engine, give_up, lock};
+use crate::run::store;
+use crate::stat::Stat;
+use crate::sys::pagemap;
+use crate::sys::proc::{Mapping, free_until, mapping_from};
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use farpage_swap::workingset::Rank;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Pages of the shared zero page taken out in one step.
+const ZEROS_AT_ONCE: usize = 128;
+
+/// Smallest mapping adopted, bytes.
+pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
+
+/// Pages looked at per step of a scan, so that faults do not wait for it.
+const SCAN_STEP: u64 = 2048;
+
+impl Engine {
+    /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
+    fn list_present(&self, first: Vpn, last: Vpn) {
+        let mut batch = Batch::default();
+        for vpn in first..last {
+            if let Some(node) = self.table.node_or_create(vpn)
+                && self.table.state(node) == State::None
+            {
+                batch.map(&self.table, node, State::Mapped(None));
+            }
+        }
+        if !batch.is_empty() {
+            lock(&self.lru).map_batch(&self.table, &mut batch);
+        }
+    }
+
+    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of it
+    /// is given up. While no writer runs.
+    pub(crate) fn found_present(&self, vpn: Vpn) {
+        let Some(node) = self.table.node_or_create(vpn) else { return };
+        let mut lru = lock(&self.lru);
+        match self.table.state(node) {
+            State::Mapped(_) | State::Writeback(_) => {}
+            State::None => lru.map(&self.table, node, State::Mapped(None), Rank::NEW),
+            State::Swapped(entry) => {
+                lru.map_refaulted(&self.table, node, State::Mapped(None));
+                drop(lru);
+                self.free_entry(Some(entry));
+            }
+            State::Cached(f) => {
+                lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
+                drop(lru);
+                self.release_frame_entry(f);
+                self.frames.put_free(f, 1);
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
+    /// and a mapping must be registered whole.
+    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
+        let e = self.e;
+        let mut at = start;
+        let mut parts = Vec::new();
+        while at < end {
+            let Mapping { start: from, end: to, adoptable } = match mapping_from(&self.maps, at) {
+                Ok(Some(found)) if found.start < end => found,
+                Ok(_) => return, // gone by now
+                Err(_) => Mapping { start: at, end, adoptable: true },
+            };
+            parts.clear();
+            if adoptable {
+                e.adoptable_parts(from, to, &mut parts);
+            }
+            for &(s, t) in &parts {
+                if !self.refused.contains(&(s, t)) {
+                    self.adopt(s, t, if t == to { free_until(&self.maps, to) } else { t });
+                }
+            }
+            at = to;
+        }
+    }
+
+    /// Registers the mapping `[start, end)` (bytes), and queues it for scanning. Nothing was mapped from `end` to `room`
+    /// a moment ago: if the mapping grows there just now, the new part has to be registered in the same step. Otherwise
+    /// one mapping of the program would be two for the kernel, which then refuses to move or grow it.
+    pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
+        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();
+        // What is known of this place may be of what was there before, if that is being told just now.
+        if new != [(first, last)] || self.order.names(start, end) {
+            if self.changing() {
+                self.add_fresh(start, end);
+                return;
+            }
+            if new.is_empty() {
+                return; // heard of twice, or a change of access rights
+            }
+        }
+        // The same for the room: what is there by then may have taken the place of something that has yet to be told of.
+        let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
+        let whole = self.uffd.register(start, room - start);
+        let (room, result) = match whole {
+            Err(Refused::Unlike) => (end, self.uffd.register(start, end - start)), // something else is there now
+            other => (room, other),
+        };
+        match result {
+            Ok(()) => {}
+            // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
+            Err(Refused::Busy) => {
+                self.refused.push((start, end));
+                return;
+            }
+            Err(_) => return,
+        }
+        // Not later: advice for a part of what the program has given other advice since makes it several mappings, which mremap
+        // refuses.
+        self.unadvised.push((start, room));
+        // A part that was unmapped between the look at the mapping and its registration went without an event, and what is mapped there
+        // next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an arena takes, unmaps what is too
+        // much, and puts the next arena there.) That is two mappings then, since only one of them is registered.
+        let is_whole = match mapping_from(&self.maps, start) {
+            Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
+            Err(_) => true, // not to be asked by this kernel
+        };
+        // Asked after the mapping was looked at: if no change is pending now, none was then.
+        if !is_whole || self.changing() {
+            self.add_fresh(start, end);
+            return;
+        }
+        // Only what was not managed before may have pages that are on no list.
+        self.scans.extend(new);
+        lock(&self.e.managed).insert(first, last);
+        Stat::add(&self.e.stat.adopted_ranges, 1);
+    }
+
+    /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each fault, before
+    /// it asks us. Not along with registering: each of the two may have to wait for the lock of the address space, and meanwhile
+    /// the program fills what is not registered (45 ms and 200 MiB were seen, with 16 threads).
+    pub(crate) fn advise_adopted(&mut self) {
+        for (start, end) in self.unadvised.drain(..) {
+            // SAFETY: advice about the program's own memory that changes no content.
+            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
+        }
+    }
+
+    /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
+    /// hint only: a page that is gone by the time it is moved is noticed then.
+    pub(crate) fn scan_step(&mut self) -> bool {
+        let Some((first, last)) = self.scans.pop() else { return false };
+        let e = self.e;
+        let mut seen = 0;
+        let mut next = last;
+        let mut zeros = std::mem::take(&mut self.zeros);
+        let result = pagemap::runs_by_kind(
+            self.uffd.pagemap(),
+            first as usize * PAGE_SIZE,
+            last as usize * PAGE_SIZE,
+            |start, end, zero| {
+                let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                let stop = end.min(start + (SCAN_STEP - seen));
+                if zero {
+                    zeros.push((start, stop));
+                } else {
+                    e.list_present(start, stop);
+                }
+                seen += stop - start;
+                if seen == SCAN_STEP {
+                    next = stop;
+                }
+                seen < SCAN_STEP
+            },
+        );
+        if let Err(error) = result {
+            give_up("PAGEMAP_SCAN failed", error);
+        }
+        if next < last {
+            self.scans.push((next, last));
+        }
+        for (first, last) in zeros.drain(..) {
+            self.take_out_zeros(first, last);
+        }
+        self.zeros = zeros;
+        true
+    }
+
+    /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
+    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before. A
+    /// page that was written meanwhile has its content in the frame, and goes to the swap cache.
+    fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
+        let e = self.e;
+        let mut at = first;
+        while at < last {
+            let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
+            let run = (at..last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
+            if run == 0 {
+                at += 1;
+                continue;
+            }
+            let Some((frame, got)) = e.frames.take_empty(run) else { break };
+            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory, into
+            // which the engine holds no reference.
+            let (bytes, result) =
+                unsafe { self.uffd.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
+            let done = bytes / PAGE_SIZE;
+            e.frames.put_empty(frame + done as FrameNo, got - done);
+            self.sort_out(at, frame, done);
+            at += done as u64;
+            match result {
+                Ok(()) => {}
+                // A change of mappings is pending: not now.
+                Err(Refused::Changing) if done == 0 => break,
+                Err(Refused::Changing) => {}
+                Err(_) => at += u64::from(done == 0),
+            }
+        }
+        // What could not be taken out is like any other page.
+        e.list_present(at, last);
+    }
+
+    /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
+    fn sort_out(&mut self, first: Vpn, frame: FrameNo, n: usize) {
+        let e = self.e;
+        let mut zeros = 0;
+        for i in 0..n {
+            let f = frame + i as FrameNo;
+            // SAFETY: the frame is owned here and has a page.
+            if is_zero(unsafe { e.frame(f) }) {
+                zeros += 1;
+                continue;
+            }
+            store::release_run(e, f - zeros, zeros as usize, 0);
+            zeros = 0;
+            let Some(node) = e.table.node_or_create(first + i as u64) else {
+                fatal("the page table is full: the program uses more than 4 TiB of memory");
+            };
+            e.frame_entry[f as usize].store(0, Relaxed);
+            let mut lru = lock(&e.lru);
+            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+            lru.cache(&e.table, node, State::Cached(f));
+        }
+        store::release_run(e, frame + n as FrameNo - zeros, zeros as usize, 0);
+    }
+
+    /// A page was found gone: brings the words around it up to date in one go.
+    pub(crate) fn resync(&mut self, vpn: Vpn) {
+        let e = self.e;
+        let first = vpn & !511;
+        let mut present = [false; 512];
+        let result = pagemap::present_runs(
+            self.uffd.pagemap(),
+            first as usize * PAGE_SIZE,
+            (first as usize + 512) * PAGE_SIZE,
+            |s, t| {
+                for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
+                    present[vpn - first as usize] = true;
+                }
+                true
+            },
+        );
+        if result.is_err() {
+            return;
+        }
+        e.table.for_each(first, first + 512, |vpn, node| {
+            if let State::Mapped(entry) = e.table.state(node)
+                && !present[(vpn - first) as usize]
+            {
+                lock(&e.lru).unmap(&e.table, node, State::None);
+                e.free_entry(entry);
+            }
+        });
+    }
+}

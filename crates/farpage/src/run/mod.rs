@@ -1,0 +1,13 @@
+//! The engine of `farpage run`: inside an unmodified program, from before its `main`.
+
+pub mod budget;
+pub mod cpus;
+pub mod fork;
+pub(crate) mod lru;
+pub mod mappings;
+pub mod page_table;
+pub mod pager;
+pub mod preload;
+pub mod state;
+pub mod store;
+pub mod threads;

@@ -1,0 +1,426 @@
+//! One word per managed page: where its content is.
+//!
+//! ```text
+//!   None       |0 .......................................| 0   never touched, or zero: an absent page reads as zeros
+//!   Mapped     | slot entry:48 (0: no copy)   |0:10|rank:3| 1  in the program; maybe a clean copy on a device
+//!   Cached     | frame:48                |A| 0:9 |rank:3| 2  in the swap cache: content in a frame, not in the program
+//!                                                            (A: read ahead, not touched yet)
+//!   Writeback  | frame:48                     | 0:13     | 3   as Cached, and a writer is storing it
+//!   Swapped    | slot entry:48          |R| 0:12     | 4   content on a device only (R: being read)
+//! ```
+//!
+//! Who may change a word: the *pager* thread (any change), and *writers*, by compare-and-swap only:
+//! `Cached -> Writeback -> Swapped | None`. So the pager's own changes need a compare-and-swap only from `Cached`, and
+//! a writer that loses its page (the program wanted it back) sees that in its last step. No other thread writes words,
+//! and there is no lock.
+//!
+//! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
+//! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
+//! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
+//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]). Beside the leaves lies a byte for each 32
+//! pages: when one of them was last wanted back.
+
+use crate::mem::arena::Part;
+use crate::swap::Entry;
+use crate::{PAGE_SHIFT, PAGE_SIZE};
+use farpage_swap::lru::Links;
+use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick, Words};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Pages of a leaf.
+pub const LEAF_PAGES: usize = 512;
+const LEAF_BITS: u32 = 9;
+const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
+const LEAVES_MAX: usize = 1 << 21;
+/// Stretches of neighbours in a leaf.
+const LEAF_STRETCHES: usize = LEAF_PAGES / STRETCH_PAGES as usize;
+/// Bits of the word of a page in memory: its rank.
+const RANK_SHIFT: u32 = 3;
+const RANK_MASK: u64 = 7 << RANK_SHIFT;
+/// Bit of the word of a cached page: it was read ahead, see [`PageTable::set_ahead`].
+const AHEAD: u64 = 1 << 15;
+/// Bit of the word of a swapped page: its content is being read, see [`PageTable::mark_reading`].
+const READING: u64 = 1 << 15;
+
+/// Virtual page number: address divided by the page size.
+pub type Vpn = u64;
+/// Index of a frame in the arena.
+pub type FrameNo = u32;
+
+/// A page that has a word: leaf number and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node(pub u32);
+
+/// Decoded word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Never touched or zero.
+    None,
+    /// In the program, with a clean copy in the slot if there is one.
+    Mapped(Option<Entry>),
+    /// In the swap cache.
+    Cached(FrameNo),
+    /// In the swap cache, being stored.
+    Writeback(FrameNo),
+    /// On a device.
+    Swapped(Entry),
+}
+
+/// The bits of a word that say which [`State`] it is.
+const KIND_MASK: u64 = 7;
+const MAPPED: u64 = 1;
+const SWAPPED: u64 = 4;
+
+impl State {
+    fn encode(self) -> u64 {
+        match self {
+            State::None => 0,
+            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | MAPPED,
+            State::Cached(f) => u64::from(f) << 16 | 2,
+            State::Writeback(f) => u64::from(f) << 16 | 3,
+            State::Swapped(e) => e.raw() << 16 | SWAPPED,
+        }
+    }
+
+    fn decode(word: u64) -> State {
+        let payload = word >> 16;
+        match word & KIND_MASK {
+            MAPPED => State::Mapped(Entry::from_raw(payload)),
+            2 => State::Cached(payload as FrameNo),
+            3 => State::Writeback(payload as FrameNo),
+            SWAPPED => Entry::from_raw(payload).map_or(State::None, State::Swapped),
+            _ => State::None,
+        }
+    }
+}
+
+#[repr(C)]
+struct Leaf {
+    words: [AtomicU64; LEAF_PAGES],
+    links: [[AtomicU32; 2]; LEAF_PAGES],
+}
+
+const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
+
+/// Address space the table needs.
+pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>() + LEAF_STRETCHES);
+
+/// See the module documentation.
+pub struct PageTable {
+    dir: &'static [AtomicU32],
+    home: &'static [AtomicU32],
+    leaves: &'static [Leaf],
+    /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young marks of the old
+    /// one; they age.
+    wanted: &'static [AtomicU8],
+    /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
+    taken: AtomicUsize,
+    /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
+    free: AtomicU32,
+    live: AtomicUsize,
+    /// Pages that are `Swapped`.
+    swapped: AtomicU64,
+    /// Pages that are `Mapped` and have a clean copy.
+    copies: AtomicU64,
+}
+
+impl PageTable {
+    /// A table in `part`.
+    ///
+    /// # Safety
+    /// `part` is at least [`TABLE_BYTES`] of zeroed, readable and writable memory that stays mapped and is used by
+    /// nobody else.
+    pub unsafe fn new(part: Part) -> PageTable {
+        let leaves = part.base;
+        let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
+        let home = dir + DIR_ENTRIES * 4;
+        let wanted = home + LEAVES_MAX * 4;
+        // SAFETY: the four arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
+        // are valid atomics.
+        unsafe {
+            PageTable {
+                dir: std::slice::from_raw_parts(dir as *const AtomicU32, DIR_ENTRIES),
+                home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
+                leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
+                wanted: std::slice::from_raw_parts(wanted as *const AtomicU8, LEAVES_MAX * LEAF_STRETCHES),
+                taken: AtomicUsize::new(1),
+                free: AtomicU32::new(0),
+                live: AtomicUsize::new(0),
+                swapped: AtomicU64::new(0),
+                copies: AtomicU64::new(0),
+            }
+        }
+    }
+
+    /// The node of a page, if its leaf exists.
+    #[inline]
+    pub fn node(&self, vpn: Vpn) -> Option<Node> {
+        let leaf = self.dir.get((vpn >> LEAF_BITS) as usize)?.load(Ordering::Acquire);
+        (leaf != 0).then(|| Node(leaf << LEAF_BITS | (vpn as u32 & (LEAF_PAGES as u32 - 1))))
+    }
+
+    /// The node of a page; makes its leaf. `None`: address out of reach, or the table is full. Pager only.
+    pub fn node_or_create(&self, vpn: Vpn) -> Option<Node> {
+        if let Some(node) = self.node(vpn) {
+            return Some(node);
+        }
+        let slot = self.dir.get((vpn >> LEAF_BITS) as usize)?;
+        let leaf = match self.free.load(Ordering::Relaxed) {
+            0 => {
+                let leaf = self.taken.load(Ordering::Relaxed);
+                if leaf == LEAVES_MAX {
+                    return None;
+                }
+                self.taken.store(leaf + 1, Ordering::Relaxed);
+                leaf as u32
+            }
+            leaf => {
+                self.free.store(self.leaves[leaf as usize].links[0][0].load(Ordering::Relaxed), Ordering::Relaxed);
+                leaf
+            }
+        };
+        self.live.fetch_add(1, Ordering::Relaxed);
+        self.home[leaf as usize].store((vpn >> LEAF_BITS) as u32, Ordering::Relaxed);
+        slot.store(leaf, Ordering::Release);
+        self.node(vpn)
+    }
+
+    /// Gives the leaf of `vpn` back if none of its pages has a state any more. Pager only.
+    pub fn drop_leaf_if_empty(&self, vpn: Vpn) {
+        let Some(slot) = self.dir.get((vpn >> LEAF_BITS) as usize) else { return };
+        let leaf = slot.load(Ordering::Relaxed);
+        if leaf == 0 || self.leaves[leaf as usize].words.iter().any(|w| w.load(Ordering::Relaxed) != 0) {
+            return;
+        }
+        slot.store(0, Ordering::Release);
+        self.leaves[leaf as usize].links[0][0].store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.free.store(leaf, Ordering::Relaxed);
+        self.live.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The page of a node.
+    #[inline]
+    pub fn vpn(&self, node: Node) -> Vpn {
+        let home = self.home[(node.0 >> LEAF_BITS) as usize].load(Ordering::Relaxed);
+        u64::from(home) << LEAF_BITS | u64::from(node.0 & (LEAF_PAGES as u32 - 1))
+    }
+
+    #[inline]
+    fn word(&self, node: Node) -> &AtomicU64 {
+        &self.leaves[(node.0 >> LEAF_BITS) as usize].words[node.0 as usize & (LEAF_PAGES - 1)]
+    }
+
+    /// What is known of the page.
+    #[inline]
+    pub fn state(&self, node: Node) -> State {
+        State::decode(self.word(node).load(Ordering::Acquire))
+    }
+
+    /// Sets the word. Pager only, and not while a writer may change it (states Cached and Writeback: use
+    /// [`PageTable::change`]).
+    #[inline]
+    pub fn set(&self, node: Node, to: State) {
+        self.store(node, to.encode());
+    }
+
+    /// Sets the word of a page that is, or comes, into memory, with its rank. As [`PageTable::set`].
+    #[inline]
+    pub fn set_ranked(&self, node: Node, to: State, rank: Rank) {
+        self.store(node, to.encode() | u64::from(rank.bits()) << RANK_SHIFT);
+    }
+
+    /// Leaves the shadow of a page that is on no list; lost when it is put on one.
+    pub fn set_shadow(&self, node: Node, shadow: Shadow) {
+        self.links(node.0)[0].store(shadow.bits(), Ordering::Relaxed);
+    }
+
+    /// What [`PageTable::set_shadow`] left.
+    pub fn shadow(&self, node: Node) -> Shadow {
+        Shadow::from_bits(self.links(node.0)[0].load(Ordering::Relaxed))
+    }
+
+    /// Changes the word if it still is `from`, whatever its rank; the rank is the lowest afterwards.
+    #[inline]
+    pub fn change(&self, node: Node, from: State, to: State) -> bool {
+        let word = self.word(node);
+        let mut seen = word.load(Ordering::Acquire);
+        while State::decode(seen) == from {
+            match word.compare_exchange(seen, to.encode(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.count(seen, to.encode());
+                    return true;
+                }
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+
+    #[inline]
+    fn store(&self, node: Node, to: u64) {
+        let word = self.word(node);
+        self.count(word.load(Ordering::Relaxed), to);
+        word.store(to, Ordering::Release);
+    }
+
+    /// A word has become `to`.
+    #[inline]
+    fn count(&self, from: u64, to: u64) {
+        let is_swapped = |word: u64| word & KIND_MASK == SWAPPED;
+        let has_copy = |word: u64| word & KIND_MASK == MAPPED && word >> 16 != 0;
+        let count = |counter: &AtomicU64, before: bool, now: bool| match (before, now) {
+            (false, true) => counter.fetch_add(1, Ordering::Relaxed),
+            (true, false) => counter.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        count(&self.swapped, is_swapped(from), is_swapped(to));
+        count(&self.copies, has_copy(from), has_copy(to));
+    }
+
+    /// Pages in the program of which there is a clean copy, too.
+    pub fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    /// Pages in the program lose their clean copies: the entries go to `out`, until it has `want`, and are the caller's to free.
+    /// Goes on at `hand`, and around the table once at most. Pager only.
+    pub fn take_copies(&self, hand: &mut u32, want: usize, out: &mut Vec<Entry>) {
+        let nodes = (self.taken.load(Ordering::Relaxed) << LEAF_BITS) as u32;
+        for _ in 0..nodes {
+            if out.len() >= want || self.copies() == 0 {
+                return;
+            }
+            // Leaf 0 is none.
+            *hand = if (1 << LEAF_BITS..nodes).contains(hand) { *hand } else { 1 << LEAF_BITS };
+            let node = Node(*hand);
+            *hand += 1;
+            if let State::Mapped(Some(entry)) = self.state(node) {
+                out.push(entry);
+                self.set_ranked(node, State::Mapped(None), self.rank(node.0));
+            }
+        }
+    }
+
+    /// Pages whose only copy is on a device.
+    pub fn swapped_pages(&self) -> u64 {
+        self.swapped.load(Ordering::Relaxed)
+    }
+
+    /// Whether a page has content and is in memory: in the program, or in the swap cache.
+    pub fn is_there(&self, vpn: Vpn) -> bool {
+        let state = self.node(vpn).map(|node| self.state(node));
+        matches!(state, Some(State::Mapped(_) | State::Cached(_) | State::Writeback(_)))
+    }
+
+    /// The slot of a page whose content is on a device only.
+    #[inline]
+    pub fn swapped(&self, vpn: Vpn) -> Option<Entry> {
+        match self.state(self.node(vpn)?) {
+            State::Swapped(entry) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word takes
+    /// the mark away. Pager only.
+    pub fn set_ahead(&self, node: Node, frame: FrameNo) {
+        self.store(node, State::Cached(frame).encode() | AHEAD);
+    }
+
+    /// Whether the page is in the swap cache and nothing has happened to it since [`PageTable::set_ahead`].
+    pub fn is_ahead(&self, node: Node) -> bool {
+        let word = self.word(node).load(Ordering::Acquire);
+        matches!(State::decode(word), State::Cached(_)) && word & AHEAD != 0
+    }
+
+    /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word takes
+    /// the note away, also one back to the same entry. Pager only.
+    pub fn mark_reading(&self, node: Node, entry: Entry) {
+        if self.state(node) == State::Swapped(entry) {
+            self.word(node).store(State::Swapped(entry).encode() | READING, Ordering::Release);
+        }
+    }
+
+    /// Whether nothing has happened to the page since [`PageTable::mark_reading`].
+    pub fn is_reading(&self, node: Node, entry: Entry) -> bool {
+        self.word(node).load(Ordering::Acquire) == State::Swapped(entry).encode() | READING
+    }
+
+    /// Calls `each` for every page in `[start, end)` that has a leaf, in address order; pages without one are `None`
+    /// by definition. Pager only.
+    pub fn for_each(&self, start: Vpn, end: Vpn, mut each: impl FnMut(Vpn, Node)) {
+        let mut at = start;
+        while at < end {
+            let stop = ((at | (LEAF_PAGES as u64 - 1)) + 1).min(end);
+            if let Some(first) = self.node(at) {
+                for i in 0..(stop - at) as u32 {
+                    each(at + u64::from(i), Node(first.0 + i));
+                }
+            }
+            at = stop;
+        }
+    }
+
+    /// Bytes of RAM the table takes: leaves in use, directory pages not counted.
+    pub fn bytes(&self) -> usize {
+        self.live.load(Ordering::Relaxed) * (size_of::<Leaf>() + LEAF_STRETCHES)
+    }
+}
+
+impl Links for PageTable {
+    fn prev(&self, n: u32) -> u32 {
+        self.links(n)[0].load(Ordering::Relaxed)
+    }
+    fn next(&self, n: u32) -> u32 {
+        self.links(n)[1].load(Ordering::Relaxed)
+    }
+    fn set_prev(&self, n: u32, to: u32) {
+        self.links(n)[0].store(to, Ordering::Relaxed);
+    }
+    fn set_next(&self, n: u32, to: u32) {
+        self.links(n)[1].store(to, Ordering::Relaxed);
+    }
+}
+
+impl Pages for PageTable {
+    fn rank(&self, n: u32) -> Rank {
+        let word = self.word(Node(n)).load(Ordering::Acquire);
+        Rank::from_bits(((word & RANK_MASK) >> RANK_SHIFT) as u8)
+    }
+    fn set_rank(&self, n: u32, rank: Rank) {
+        let word = self.word(Node(n));
+        let mut seen = word.load(Ordering::Acquire);
+        // Only of a page that is on a list: what has become of it meanwhile has no rank.
+        while matches!(State::decode(seen), State::Mapped(_) | State::Cached(_)) {
+            let to = seen & !RANK_MASK | u64::from(rank.bits()) << RANK_SHIFT;
+            match word.compare_exchange(seen, to, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+    fn wanted(&self, n: u32) -> Tick {
+        Tick::from_bits(self.wanted[(n / STRETCH_PAGES) as usize].load(Ordering::Relaxed))
+    }
+    fn set_wanted(&self, n: u32, tick: Tick) {
+        self.wanted[(n / STRETCH_PAGES) as usize].store(tick.bits(), Ordering::Relaxed);
+    }
+}
+
+impl Words for PageTable {
+    type Word = State;
+
+    fn change(&self, n: u32, from: State, to: State) -> bool {
+        PageTable::change(self, Node(n), from, to)
+    }
+}
+
+impl PageTable {
+    #[inline]
+    fn links(&self, n: u32) -> &[AtomicU32; 2] {
+        &self.leaves[(n >> LEAF_BITS) as usize].links[n as usize & (LEAF_PAGES - 1)]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,304 @@
+//! Serving one fault: zero page, swap cache, swapped page ([`crate::run::pager::swap_in`]), each with the neighbours that are likely
+//! wanted next. Where the pages come from: [`crate::run::pager::fill`].
+//!
+//! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
+
+use crate::PAGE_SIZE;
+use crate::run::lru::Batch;
+use crate::run::page_table::{FrameNo, Node, State, Vpn};
+use crate::run::pager::{Fault, Pager};
+use crate::run::state::{Engine, lock};
+use crate::stat::Stat;
+use crate::swap::{Entry, Page};
+use crate::sys::raw::fatal;
+use crate::sys::uffd::Refused;
+use farpage_swap::workingset::Rank;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The page is there and the thread woken.
+    Served,
+    /// Nothing to do (the page was there, or its mapping is gone); the thread was woken and looks again.
+    Dropped,
+    /// To be tried again: an event is pending, or there is no frame.
+    Later,
+}
+
+/// Most pages zero-filled for one fault: in plenty, and under pressure.
+const ZERO_MAX: u32 = 512;
+const ZERO_MAX_TIGHT: u32 = 32;
+
+/// The longest run of pages around `vpn`, inside `[low, high)`, of which all others are `inside`.
+pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
+    let (mut start, mut end) = (vpn, vpn + 1);
+    while start > low && inside(start - 1) {
+        start -= 1;
+    }
+    while end < high && inside(end) {
+        end += 1;
+    }
+    (start, end)
+}
+
+impl Engine {
+    /// The page in a frame that the caller owns.
+    ///
+    /// # Safety
+    /// Frame `f` has a page and no mutable reference to it exists.
+    pub(crate) unsafe fn frame(&self, f: FrameNo) -> &Page {
+        // SAFETY: inside the frames part, page sized and aligned; present and unshared (caller's promise).
+        unsafe { &*(self.frames.addr(f) as *const Page) }
+    }
+
+    /// # Safety
+    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
+    #[expect(clippy::mut_from_ref, reason = "frames are owned by number, not through the engine")]
+    pub(crate) unsafe fn frame_mut(&self, f: FrameNo) -> &mut Page {
+        // SAFETY: as for frame, exclusive by the caller's promise.
+        unsafe { &mut *(self.frames.addr(f) as *mut Page) }
+    }
+
+    /// Makes a frame that a forked child still shares this process's alone: one write that changes nothing, volatile so
+    /// that it happens.
+    ///
+    /// # Safety
+    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
+    pub(crate) unsafe fn unshare_frame(&self, f: FrameNo) {
+        let p = self.frames.addr(f) as *mut u8;
+        // SAFETY: a byte of the caller's frame.
+        unsafe { p.write_volatile(p.read_volatile()) };
+    }
+
+    /// `--verify`: the bytes read back must be the bytes that were swapped out.
+    pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
+        let got = self.key.hash(page);
+        match self.space.check(entry) {
+            Some(want) if want == got => Stat::add(&self.stat.verified, 1),
+            want => fatal(&format!(
+                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {:#034x}",
+                vpn as usize * PAGE_SIZE,
+                entry.raw(),
+                want.unwrap_or(0)
+            )),
+        }
+    }
+
+    /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
+    ///
+    /// # Safety
+    /// There are as many pages as entries, and nobody writes to them.
+    pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
+        if self.conf.verify {
+            for (i, entry) in entries.iter().enumerate() {
+                // SAFETY: caller's promise.
+                self.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
+            }
+        }
+    }
+
+    /// Frees the slot that belongs to frame `f`, if any.
+    pub(crate) fn release_frame_entry(&self, f: FrameNo) {
+        self.free_entry(self.take_frame_entry(f));
+    }
+
+    /// Takes the slot that belongs to frame `f`, if any.
+    pub(crate) fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
+        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
+    }
+}
+
+impl Pager {
+    /// Serves one fault.
+    pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
+        let vpn = (fault.addr / PAGE_SIZE) as u64;
+        self.readahead.fault_of(fault.tid);
+        let outcome = self.serve_page(vpn);
+        if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
+            trace.note(vpn, fault.write);
+        }
+        outcome
+    }
+
+    fn serve_page(&mut self, vpn: Vpn) -> Outcome {
+        let e = self.e;
+        let Some(node) = e.table.node_or_create(vpn) else {
+            fatal("the page table is full: the program uses more than 4 TiB of memory");
+        };
+        loop {
+            let state = e.table.state(node);
+            match state {
+                State::None | State::Mapped(_) => {
+                    if let Some(outcome) = self.zero_fill(vpn, node, state) {
+                        return outcome;
+                    }
+                    // Reclaim on the way has learnt more of the page: look again.
+                }
+                State::Swapped(entry) => return self.swap_in(vpn, entry),
+                // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
+                State::Writeback(_) => return Outcome::Later,
+                State::Cached(f) => {
+                    if let Some(outcome) = self.refault(vpn, node, f) {
+                        return outcome;
+                    }
+                    // A writer took the page in this moment: look again.
+                }
+            }
+        }
+    }
+
+    /// The registered range around a page. A page outside lies in a mapping that has grown in place: it is registered
+    /// (the kernel sent the fault), and from now on known to be.
+    pub(crate) fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
+        if let Some(range) = lock(&self.e.managed).covering(vpn) {
+            return range;
+        }
+        let addr = vpn as usize * PAGE_SIZE;
+        self.adopt_mappings(addr, addr + PAGE_SIZE);
+        lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
+    }
+
+    /// First touch, or a page that the program discarded: zeros. `None`: the page is in another state by now.
+    fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Option<Outcome> {
+        let e = self.e;
+        let (low, high) = self.range_of(vpn);
+        if let State::Mapped(entry) = state {
+            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one; then the
+            // kernel refuses the zero page below and nothing happens. But not if reclaim has taken the page out in between.
+            let zeros = self.zeros_for(1);
+            if e.table.state(node) != state {
+                self.give_zeros_back(zeros);
+                return None;
+            }
+            let placed = self.place_zeros(vpn, zeros, 1);
+            if placed.done == 0 {
+                return Some(self.unplaced(vpn, placed.stop));
+            }
+            let mut lru = lock(&e.lru);
+            lru.unmap(&e.table, node, State::None);
+            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+            drop(lru);
+            e.free_entry(entry);
+            Stat::add(&e.stat.swpin_zero, 1);
+            return Some(Outcome::Served);
+        }
+        let tight = e.budget.pressure();
+        let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
+        let most = if tight { ZERO_MAX_TIGHT } else { ZERO_MAX };
+        let window = self.zero_streams.on_fault(vpn, most, |v| !is_none(v));
+        // A run inside one leaf, so that the leaf made for the faulting page serves all.
+        let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
+        let (start, end) = {
+            let lost = lock(&e.lost);
+            run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
+        };
+        let mut at = start;
+        let mut outcome = None;
+        while at < end {
+            let zeros = self.zeros_for(((end - at) as usize).min(64));
+            // Now, not before: see `zeros_for`. (What is lost becomes so in faults only.)
+            let n = (at..end).take(zeros.n).take_while(|v| is_none(*v)).count();
+            if n == 0 {
+                self.give_zeros_back(zeros);
+                match at < vpn {
+                    true => at = vpn,
+                    false if at == vpn => return None,
+                    false => break,
+                }
+                continue;
+            }
+            let placed = self.place_zeros(at, zeros, n);
+            let mut batch = Batch::default();
+            for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
+                batch.map(&e.table, node, State::Mapped(None));
+            }
+            if !batch.is_empty() {
+                lock(&e.lru).map_batch(&e.table, &mut batch);
+            }
+            Stat::add(&e.stat.swpin_zero, placed.done as u64);
+            if (at..at + placed.done as u64).contains(&vpn) {
+                outcome = Some(Outcome::Served);
+            }
+            at += placed.done as u64;
+            if let Some(stop) = placed.stop {
+                if stop == Refused::Present && at != vpn && at < vpn {
+                    at = vpn; // a neighbour that the scan has not come to yet: go on with what was asked for
+                    continue;
+                }
+                if at == vpn {
+                    return Some(self.unplaced(vpn, Some(stop)));
+                }
+                break;
+            }
+        }
+        self.zero_streams.on_served(start, (at - start) as u32);
+        Some(outcome.unwrap_or(Outcome::Later))
+    }
+
+    /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
+    fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
+        let e = self.e;
+        let mut lru = lock(&e.lru);
+        // Under the lock: until the page is claimed, a writer may take it and change its slot.
+        let entry = Entry::from_raw(e.frame_entry[f as usize].load(Relaxed));
+        let ahead = e.table.is_ahead(node);
+        if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
+            return None;
+        }
+        drop(lru);
+        e.frame_entry[f as usize].store(0, Relaxed);
+        let page = vpn as usize * PAGE_SIZE;
+        let mut result = if self.should_copy(1) { Err(Refused::Unlike) } else { Err(Refused::Busy) };
+        for _ in 0..2 {
+            if result != Err(Refused::Busy) {
+                break;
+            }
+            // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
+            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
+            if result == Err(Refused::Busy) {
+                // SAFETY: the frame is owned here and has a page.
+                unsafe { e.unshare_frame(f) };
+            }
+        }
+        match result {
+            Ok(()) => e.frames.put_empty(f, 1),
+            Err(Refused::Unlike) => {
+                if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
+                    return Some(self.recache(vpn, node, f, (entry, ahead), stop));
+                }
+                e.frames.put_free(f, 1);
+            }
+            Err(stop) => return Some(self.recache(vpn, node, f, (entry, ahead), stop)),
+        }
+        if ahead || self.readahead.wants_all_touches() {
+            let mapping = self.range_of(vpn);
+            self.readahead.on_hit(vpn, mapping.0, ahead);
+            e.stat.note_touched(mapping.0, ahead.into());
+        }
+        Stat::add(&e.stat.workingset_refault_cached, 1);
+        Some(Outcome::Served)
+    }
+
+    /// Undoes the claim of [`Pager::refault`]: the page stays in the swap cache.
+    fn recache(
+        &mut self,
+        vpn: Vpn,
+        node: Node,
+        f: FrameNo,
+        (entry, ahead): (Option<Entry>, bool),
+        stop: Refused,
+    ) -> Outcome {
+        let e = self.e;
+        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+        let mut lru = lock(&e.lru);
+        if ahead {
+            lru.unmap(&e.table, node, State::None);
+            lru.cache_ahead(&e.table, node, f);
+        } else {
+            lru.cache(&e.table, node, State::Cached(f));
+        }
+        drop(lru);
+        self.unplaced(vpn, Some(stop))
+    }
+}

@@ -1,0 +1,254 @@
+//! Putting pages into the program: where they come from, and what a refusal means.
+//!
+//! Pages for new content come from, in this order: new pages of the kernel while the budget has room, free frames, frames freed
+//! on the spot (direct reclaim). If nothing can be reclaimed (every device full) the budget gives way, with a
+//! warning, not the program.
+//!
+//! *Copy or move.* A `UFFDIO_MOVE` makes the kernel interrupt every CPU that has run a thread of the process since it last
+//! did, even one that sleeps; a `UFFDIO_COPY` interrupts nobody, but takes a page from the kernel and leaves
+//! its source where it is. In the virtual machine where this was measured an interrupt costs 10 us and more, a page
+//! moved beyond that 0.2 us, and a page copied 1 us. So short runs are copied.
+//!
+//! Callers: `fault`, `swap_in`, `ahead`, on the pager's thread. Locks: those of `frame`.
+
+use crate::PAGE_SIZE;
+use crate::run::page_table::{FrameNo, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::fault::Outcome;
+use crate::run::store;
+use crate::swap::Page;
+use crate::sys::raw::{ErrnoText, fatal};
+use crate::sys::uffd::Refused;
+
+/// Zeros to copy from: never written, so it is the kernel's shared zero page.
+pub(crate) static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
+
+/// Pages of a run that are copied; longer runs are moved.
+pub(crate) const COPY_MAX: usize = 8;
+
+/// Engine memory for the pages of a run that is copied into the program.
+#[repr(align(4096))]
+pub(crate) struct Scratch(pub(crate) [Page; COPY_MAX]);
+
+/// Where swapped pages are loaded on their way to the program: neighbouring pages of engine memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Stage {
+    /// [`Scratch`]: to be copied.
+    Scratch,
+    /// Frames from this one on, owned: to be moved.
+    Frames(FrameNo),
+}
+
+/// Memory for zero pages that are to be placed.
+pub(crate) struct Zeros {
+    /// Frames from this one on, owned; `None`: new pages of the kernel.
+    frames: Option<FrameNo>,
+    /// Pages.
+    pub n: usize,
+}
+
+/// Result of putting a run of frames into place.
+pub(crate) struct Placed {
+    /// Pages that are there now.
+    pub done: usize,
+    /// Why it stopped early.
+    pub stop: Option<Refused>,
+}
+
+impl Pager {
+    /// Memory for up to `n` zero pages. May reclaim, and reclaim takes out pages of which nothing was known before (it scans):
+    /// whatever was known of any page has to be looked at again before the zeros are placed.
+    pub(crate) fn zeros_for(&mut self, n: usize) -> Zeros {
+        if self.e.budget.room() >= n as i64 {
+            return Zeros { frames: None, n };
+        }
+        // If nothing can be reclaimed, the program goes on above its budget.
+        self.frames_for(n).map_or(Zeros { frames: None, n: 1 }, |(first, n)| Zeros { frames: Some(first), n })
+    }
+
+    /// Puts `n` zero pages at `vpn`, not more than there are. What is left of them is given back.
+    pub(crate) fn place_zeros(&mut self, vpn: Vpn, zeros: Zeros, n: usize) -> Placed {
+        let e = self.e;
+        let Some(first) = zeros.frames else { return self.copy_in(vpn, ZEROS.as_ptr() as usize, n) };
+        e.frames.put_free(first + n as FrameNo, zeros.n - n);
+        for f in first..first + n as FrameNo {
+            // SAFETY: taken from the free frames, so it has a page and is ours.
+            unsafe { e.frame_mut(f) }.fill(0);
+        }
+        self.place_frames(vpn, first, n)
+    }
+
+    /// Zeros that are not needed.
+    pub(crate) fn give_zeros_back(&self, zeros: Zeros) {
+        if let Some(first) = zeros.frames {
+            self.e.frames.put_free(first, zeros.n);
+        }
+    }
+
+    /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
+    pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
+        // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
+        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
+        let done = bytes / PAGE_SIZE;
+        self.e.budget.add(done as i64);
+        self.placed += done as u64;
+        Placed { done, stop: result.err() }
+    }
+
+    /// Whether a run of `n` pages should be copied.
+    pub(crate) fn should_copy(&self, n: usize) -> bool {
+        n <= COPY_MAX && self.e.budget.room() >= n as i64
+    }
+
+    /// Memory for up to `n` pages that are to be loaded, and for how many. `wanted`: a thread waits for the first one.
+    pub(crate) fn stage(&mut self, n: usize, wanted: bool) -> Option<(Stage, usize)> {
+        if self.should_copy(n) {
+            return Some((Stage::Scratch, n));
+        }
+        let frames = if wanted { self.frames_or_room(n) } else { self.e.frames.take_free(n) };
+        frames.map(|(first, got)| (Stage::Frames(first), got))
+    }
+
+    /// Address of the first page of a stage.
+    pub(crate) fn stage_addr(&mut self, stage: Stage) -> usize {
+        match stage {
+            Stage::Scratch => self.scratch.0.as_mut_ptr() as usize,
+            Stage::Frames(first) => self.e.frames.addr(first),
+        }
+    }
+
+    /// Pages `[from, to)` of a stage are not needed.
+    pub(crate) fn unstage(&self, stage: Stage, from: usize, to: usize) {
+        if let Stage::Frames(first) = stage {
+            self.e.frames.put_free(first + from as FrameNo, to - from);
+        }
+    }
+
+    /// Puts `n` pages of a stage, from page `from` on, to `vpn`.
+    pub(crate) fn place_stage(&mut self, vpn: Vpn, stage: Stage, from: usize, n: usize) -> Placed {
+        match stage {
+            Stage::Scratch => {
+                let src = self.stage_addr(stage) + from * PAGE_SIZE;
+                self.copy_in(vpn, src, n)
+            }
+            Stage::Frames(first) => self.place_frames(vpn, first + from as FrameNo, n),
+        }
+    }
+
+    /// Moves `n` owned frames to `vpn`. Moved frames become empty, the others free.
+    pub(crate) fn place_frames(&mut self, vpn: Vpn, first: FrameNo, n: usize) -> Placed {
+        let e = self.e;
+        let mut done = 0;
+        let mut stop = None;
+        let mut unshared = usize::MAX;
+        while done < n {
+            let dst = (vpn as usize + done) * PAGE_SIZE;
+            let src = e.frames.addr(first) + done * PAGE_SIZE;
+            // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
+            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
+            done += bytes / PAGE_SIZE;
+            match result {
+                Ok(()) => break,
+                Err(_) if bytes > 0 => {} // what stopped it shows at the next try
+                Err(Refused::Busy) if unshared != done => {
+                    // Shared with a forked child: one write makes the frame ours alone.
+                    unshared = done;
+                    // SAFETY: the frame is owned here and has a page.
+                    unsafe { e.unshare_frame(first + done as FrameNo) };
+                }
+                Err(Refused::Unlike | Refused::Busy) => {
+                    // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
+                    // SAFETY: as above.
+                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, false) };
+                    if bytes == 0 {
+                        stop = result.err();
+                        break;
+                    }
+                    e.budget.add(1);
+                    // Kept, the frame would serve the next such page, and one after the other would be added.
+                    if e.budget.excess() > 0 {
+                        store::release_run(e, first + done as FrameNo, 1, 1);
+                    } else {
+                        e.frames.put_free(first + done as FrameNo, 1);
+                    }
+                    // The frame copied from stays ours; frames before it have been moved.
+                    let moved_end = done;
+                    done += 1;
+                    let rest = self.place_frames_after_copy(vpn, first, done, n);
+                    e.frames.put_empty(first, moved_end);
+                    return rest;
+                }
+                Err(other) => {
+                    stop = Some(other);
+                    break;
+                }
+            }
+        }
+        e.frames.put_empty(first, done);
+        e.frames.put_free(first + done as FrameNo, n - done);
+        self.placed += done as u64;
+        Placed { done, stop }
+    }
+
+    /// The rest of a run whose frame before `from` was copied: placed as a run of its own.
+    fn place_frames_after_copy(&mut self, vpn: Vpn, first: FrameNo, from: usize, n: usize) -> Placed {
+        if from == n {
+            return Placed { done: n, stop: None };
+        }
+        let rest = self.place_frames(vpn + from as u64, first + from as FrameNo, n - from);
+        Placed { done: from + rest.done, stop: rest.stop }
+    }
+
+    /// What a refusal means for the fault at `vpn`.
+    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
+        let page = vpn as usize * PAGE_SIZE;
+        match stop {
+            None | Some(Refused::Changing) => Outcome::Later,
+            // There already, or not a registered mapping any more: the thread looks for itself.
+            Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
+                self.uffd.wake(page, PAGE_SIZE);
+                Outcome::Dropped
+            }
+            Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
+            Some(Refused::Other(error)) => {
+                fatal(&format!("serving the page at {page:#x} failed: {}", ErrnoText(error)))
+            }
+        }
+    }
+
+    /// Free frames, or new ones while the budget has room, or reclaimed ones.
+    pub(crate) fn frames_or_room(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+        let e = self.e;
+        if let Some(run) = e.frames.take_free(n) {
+            return Some(run);
+        }
+        let room = e.budget.room().max(0) as usize;
+        if room > 0 || !self.reclaim_now() {
+            // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
+            let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
+            // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
+            let (bytes, _) = unsafe {
+                self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
+            };
+            let done = bytes / PAGE_SIZE;
+            e.budget.add(done as i64);
+            e.frames.put_empty(first + done as FrameNo, got - done);
+            return (done > 0).then_some((first, done));
+        }
+        e.frames.take_free(n)
+    }
+
+    /// Free frames or reclaimed ones; `None` if nothing can be reclaimed.
+    pub(crate) fn frames_for(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+        if self.e.conf.squeeze {
+            self.squeeze();
+        }
+        if let Some(run) = self.e.frames.take_free(n) {
+            return Some(run);
+        }
+        if !self.reclaim_now() {
+            return None;
+        }
+        self.e.frames.take_free(n)
+    }
+}

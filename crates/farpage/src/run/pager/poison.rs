@@ -1,0 +1,66 @@
+//! Pages that no device can read back.
+//!
+//! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the program goes on.
+//! Its slot is freed and its word says that there is no page, as after a discard. A real discard or `munmap` drops the kernel's
+//! mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A scan that takes a marked page for
+//! present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces the mark, and zeros where content
+//! was would be wrong. So `Engine::lost` names these pages, and a window of zeros (the only thing that is put where nobody
+//! has faulted) ends before them.
+//!
+//! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::lost`, innermost.
+
+use crate::PAGE_SIZE;
+use crate::run::page_table::{State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::state::lock;
+use crate::stat::Stat;
+use crate::swap::{Entry, LoadError};
+use crate::sys::raw::{fatal, message};
+use crate::sys::uffd::Refused;
+
+impl Pager {
+    /// `[first, last)` was discarded or unmapped: the marks are gone.
+    pub(crate) fn forget_lost(&mut self, first: Vpn, last: Vpn) {
+        let mut lost = lock(&self.e.lost);
+        while let Some(vpn) = lost.range(first..last).next().copied() {
+            lost.remove(&vpn);
+        }
+    }
+
+    /// What was at `[first, last)` is at `to` now, the marks too.
+    pub(crate) fn move_lost(&mut self, first: Vpn, last: Vpn, to: Vpn) {
+        let mut lost = lock(&self.e.lost);
+        while let Some(vpn) = lost.range(first..last).next().copied() {
+            lost.remove(&vpn);
+            lost.insert(to + (vpn - first));
+        }
+    }
+
+    /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that could
+    /// not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
+    pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<Refused> {
+        let e = self.e;
+        let page = vpn as usize * PAGE_SIZE;
+        // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this process.
+        match self.uffd.poison(page, true) {
+            Ok(()) => {
+                Stat::add(&e.stat.pages_lost, 1);
+                lock(&e.lost).insert(vpn);
+                if let Some(node) = e.table.node(vpn) {
+                    e.table.set(node, State::None);
+                }
+                e.free_entry(Some(entry));
+                let name = e.space.name_of(error.device());
+                message(&format!(
+                    "the page at {page:#x} (entry {:#x}) cannot be read back: {error} ({name}); \
+                     threads that touch it get SIGBUS",
+                    entry.raw()
+                ));
+                Some(Refused::Present)
+            }
+            Err(why @ (Refused::Changing | Refused::Present | Refused::Absent)) => Some(why),
+            Err(Refused::Other(rustix::io::Errno::NOMEM)) => None,
+            Err(why) => fatal(&format!("the page at {page:#x} cannot be read back: {error}; nor be poisoned: {why:?}")),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Windows that are read from a file while the pager does something else: before the program comes to them, or, where several
+//! threads wait for pages, because one has come to them.
+//!
+//! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are read (`device::read_queue`)
+//! while the program is busy with those it has, and wait in frames. The words of the pages stay `Swapped`, with a mark
+//! ([`crate::run::page_table::PageTable::mark_reading`]) that every change of the word takes away: content is placed only if the mark
+//! is still there, so what was discarded, moved or freed meanwhile is thrown away with what was read for it. The first fault
+//! in the window places all of it, and has the next one read.
+//!
+//! ```text
+//!   fault                 fault: placed at once          fault
+//!     v                     v                              v
+//!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
+//! ```
+//!
+//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything, and a
+//! queue costs more than it gains. With several threads ([`Crowd`]) the page's window is queued instead, the fault stays with
+//! those that wait, and the faults of the others are served, or read, meanwhile.
+//!
+//! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
+//!
+//! *Compressed pages* are read in advance by a thread ([`crate::run::threads::decompressor`]), if that brings in more pages a second than to do without, which is
+//! tried ([`Trial`]): it takes an idle CPU, and, while the reader runs, what is moved from one place to another costs
+//! an interrupt of the reader's CPU.
+//!
+//! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the devices.
+
+mod begin;
+
+use crate::run::cpus::ab_trial::Trial;
+use crate::run::page_table::{FrameNo, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::fault::Outcome;
+use crate::run::threads::decompressor::Ticket;
+use crate::stat::Stat;
+use crate::swap::Entry;
+use crate::swap::read_queue::{Arrived, ReadQueue};
+use crate::sys::uffd::Refused;
+use farpage_swap::readahead;
+use std::time::{Duration, Instant};
+
+/// Windows read in advance at the same time, of all sequential readers together.
+const WINDOWS_MAX: usize = 8;
+/// And of one of them.
+const DEPTH_MAX: usize = 4;
+/// A shorter window is not read in advance.
+const WINDOW_MIN: usize = 8;
+/// Windows of both kinds at the same time.
+const ALL_MAX: usize = 16;
+/// For so many faults after one of another thread there are several that wait for pages.
+const CROWD_FOR: u32 = 64;
+
+/// A window that is read, or was.
+#[derive(Debug)]
+pub(crate) struct Window {
+    tag: u64,
+    start: Vpn,
+    entries: Vec<Entry>,
+    /// The first of as many frames.
+    frame: FrameNo,
+    /// Pages that are in their frames, from the first on; `None`: still on their way.
+    loaded: Option<usize>,
+    /// The reader has it, and not the queue.
+    ticket: Option<Ticket>,
+    asked: Option<Asked>,
+}
+
+/// A thread waits for a page of the window.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// What its fault asked for, and of which thread's streams.
+    stream: readahead::Window,
+    streams: usize,
+    since: Instant,
+}
+
+/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `placement` tries.
+const EPOCH: Duration = Duration::from_millis(50);
+/// Often: programs do not read in order for long, and the wrong way costs a quarter.
+const TRY_OFTEN: u32 = 2;
+/// Compressed windows that are read in advance for one reader: one is loaded while the other is placed.
+const COMPRESSED_DEPTH: usize = 2;
+
+/// Whether more than one thread waits for pages these days.
+#[derive(Debug, Default)]
+pub(crate) struct Crowd {
+    tid: u32,
+    left: u32,
+}
+
+impl Crowd {
+    /// Thread `tid` has a fault.
+    pub(crate) fn fault(&mut self, tid: u32) {
+        self.left = if self.tid != tid && self.tid != 0 { CROWD_FOR } else { self.left.saturating_sub(1) };
+        self.tid = tid;
+    }
+}
+
+impl Window {
+    fn has(&self, vpn: Vpn) -> bool {
+        (self.start..self.start + self.entries.len() as u64).contains(&vpn)
+    }
+}
+
+/// What there is of a page that may have been read in advance.
+pub(crate) enum Flight {
+    /// Nothing.
+    None,
+    /// It will be there soon.
+    OnItsWay,
+    /// It is in a frame of this window, which is the caller's now.
+    Here(Window),
+}
+
+/// The windows of one pager.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    pub(crate) queue: ReadQueue,
+    pub(crate) crowd: Crowd,
+    windows: Vec<Window>,
+    last_tag: u64,
+    /// Windows that are read in advance for one reader; one more each time that one was late.
+    depth: usize,
+    /// Whether the reader pays; begun with the first window that it could have.
+    trial: Option<Trial>,
+}
+
+impl Pager {
+    /// Whether the page is in a window that was read in advance, and how far that is.
+    pub(crate) fn flight_with(&mut self, vpn: Vpn) -> Flight {
+        let Some(mut at) = self.ahead.windows.iter().position(|w| w.has(vpn)) else { return Flight::None };
+        if let Some(ticket) = self.ahead.windows[at].ticket.take() {
+            let window = &mut self.ahead.windows[at];
+            window.loaded = Some(self.e.reader.take_over(self.e, ticket, window.entries.len()));
+        }
+        if self.ahead.windows[at].loaded.is_none() {
+            self.land();
+            match self.ahead.windows.iter().position(|w| w.has(vpn)) {
+                Some(i) if self.ahead.windows[i].loaded.is_none() => {
+                    if self.ahead.windows[i].asked.is_none() {
+                        self.ahead.depth = (self.ahead.depth + 1).min(DEPTH_MAX);
+                    }
+                    return Flight::OnItsWay;
+                }
+                Some(i) => at = i,
+                None => return Flight::None,
+            }
+        }
+        Flight::Here(self.ahead.windows.swap_remove(at))
+    }
+
+    /// Books what has arrived.
+    pub(crate) fn land(&mut self) {
+        while let Some(arrived) = self.ahead.queue.next(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+        let e = self.e;
+        for window in &mut self.ahead.windows {
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.reader.is_over(ticket)) {
+                window.loaded = Some(e.reader.take_over(e, ticket, window.entries.len()));
+            }
+        }
+    }
+
+    fn note_arrived(&mut self, arrived: Arrived) {
+        if let Some(window) = self.ahead.windows.iter_mut().find(|w| w.tag == arrived.tag) {
+            window.loaded = Some(arrived.loaded);
+        }
+    }
+
+    /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: Window) -> Option<Outcome> {
+        let e = self.e;
+        let loaded = window.loaded.unwrap_or(0);
+        let usable = |i: usize| {
+            i < loaded
+                && e.table.node(window.start + i as u64).is_some_and(|n| e.table.is_reading(n, window.entries[i]))
+        };
+        let wanted = (vpn - window.start) as usize;
+        if !usable(wanted) {
+            self.throw_away(window);
+            return None;
+        }
+        let stream = match window.asked {
+            Some(asked) => {
+                for counter in [&e.stat.pgmajfault, &e.stat.pgmajfault_file, &e.stat.pgmajfault_queued] {
+                    Stat::add(counter, 1);
+                }
+                if window.entries.len() == 1 {
+                    e.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
+                }
+                self.readahead.resume(asked.streams);
+                asked.stream
+            }
+            None => {
+                Stat::add(&e.stat.swap_ra_windows_hit, 1);
+                self.readahead.on_stream(vpn, |vpn| e.table.is_there(vpn))
+            }
+        };
+        let mapping = self.range_of(vpn);
+        let exact = self.readahead.is_exact();
+        // The page that is waited for is most often the first of them, or the last.
+        let (from, n) = if 2 * wanted < loaded { (wanted + 1, loaded - wanted - 1) } else { (0, wanted) };
+        let page = |i: usize| window.start + (from + i) as u64;
+        let marker = if exact { None } else { self.readahead.marker(mapping.0, n, 1, page) };
+        let marker = marker.map(|at| from + at);
+        let (mut placed, mut stop) = (0, None);
+        // The page that is waited for first, then those before it.
+        for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
+            let mut at = from;
+            while at < to {
+                let mut end = at;
+                while end < to && usable(end) && stop.is_none() {
+                    end += 1;
+                }
+                if end == at {
+                    e.frames.put_free(window.frame + at as FrameNo, 1);
+                    at += 1;
+                    continue;
+                }
+                let frame = window.frame + at as FrameNo;
+                if marker == Some(at) {
+                    e.frames.put_free(frame, 1);
+                    at += 1;
+                    continue;
+                }
+                if exact && at != wanted {
+                    self.leave(window.start + at as u64, frame, window.entries[at]);
+                    (at, placed) = (at + 1, placed + 1);
+                    continue;
+                }
+                end = if exact { at + 1 } else { marker.filter(|m| (at..end).contains(m)).unwrap_or(end) };
+                let (done, refused) = self.place_read(&window, at, end, at == wanted);
+                placed += done;
+                if at + done < end {
+                    stop = Some(refused);
+                }
+                if at == wanted && done == 0 {
+                    for i in (end..to).chain(0..wanted) {
+                        e.frames.put_free(window.frame + i as FrameNo, 1);
+                    }
+                    return Some(self.unplaced(vpn, refused));
+                }
+                at = end;
+            }
+        }
+        let (start, end) = (window.start, window.start + window.entries.len() as u64);
+        if stream.pages > 1 {
+            self.readahead.on_served(start, (end - start) as u32);
+        }
+        e.stat.note_readahead(mapping, placed as u64 - 1, stream.pages);
+        self.read_next(mapping, (start, end), stream);
+        Some(Outcome::Served)
+    }
+
+    /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
+    fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<Refused>) {
+        let e = self.e;
+        let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
+        // SAFETY: the frames are this window's, and nothing writes to them any more.
+        unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
+        let placed = if self.should_copy(to - from) {
+            let placed = self.copy_in(vpn, e.frames.addr(frame), to - from);
+            e.frames.put_free(frame, to - from);
+            placed
+        } else {
+            self.place_frames(vpn, frame, to - from)
+        };
+        self.book_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
+        (placed.done, placed.stop)
+    }
+
+    /// Drops the oldest window that is not on its way from a file.
+    pub(crate) fn drop_one(&mut self) -> bool {
+        self.land();
+        let idle = self.ahead.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some() || w.ticket.is_some());
+        let Some((at, _)) = idle.min_by_key(|(_, w)| w.tag) else { return false };
+        let window = self.ahead.windows.swap_remove(at);
+        self.throw_away(window);
+        true
+    }
+
+    /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
+    pub(crate) fn land_all(&mut self) {
+        while let Some(arrived) = self.ahead.queue.wait(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+        while let Some(window) = self.ahead.windows.pop() {
+            self.throw_away(window);
+        }
+    }
+
+    /// Frees the frames of a window that is not on its way from a file.
+    fn throw_away(&self, window: Window) {
+        if let Some(ticket) = window.ticket {
+            self.e.reader.take_back(ticket);
+        }
+        self.e.frames.put_free(window.frame, window.entries.len());
+    }
+}

@@ -1,0 +1,178 @@
+//! Windows are begun: what is read in advance, or because threads wait for it, and by whom.
+//!
+//! Callers: `swap_in`, the parent module; on the pager's thread.
+
+use super::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX, Window};
+use crate::run::cpus::ab_trial::Trial;
+use crate::run::page_table::{FrameNo, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::swap_in::READAHEAD_MAX;
+use crate::stat::Stat;
+use crate::swap::read_queue::Submitted;
+use crate::swap::{Entry, Page};
+use farpage_swap::readahead;
+use std::time::Instant;
+
+/// The part of `[start, end)` around `vpn` that is in none of the windows. No page is in two: the mark in its word says that the
+/// content that was read for it is right, and must mean one window.
+fn clear_of(vpn: Vpn, (start, end): (Vpn, Vpn), windows: impl Iterator<Item = (Vpn, Vpn)>) -> (Vpn, Vpn) {
+    windows.fold((start, end), |(start, end), (first, last)| match first > vpn {
+        true => (start, end.min(first)),
+        false => (start.max(last), end),
+    })
+}
+
+impl Pager {
+    /// Has the window behind `served` read if the stream is sure enough. `stream`: the window that
+    /// was just brought in, as it was asked for.
+    pub(crate) fn read_next(&mut self, mapping: (Vpn, Vpn), served: (Vpn, Vpn), stream: readahead::Window) {
+        let want = (stream.pages as usize).min(READAHEAD_MAX as usize);
+        if want < WINDOW_MIN || stream.stride != 1 || !self.readahead.reads_next() {
+            return;
+        }
+        let mut edge = served;
+        for far in 0..self.ahead.depth.max(COMPRESSED_DEPTH) {
+            let (low, high) = match stream.down {
+                true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
+                false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
+            };
+            let there = self.ahead.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
+            edge = match there {
+                Some(w) => (w.start, w.start + w.entries.len() as u64),
+                None => match self.read(low, high, stream.down, far) {
+                    Some(window) => window,
+                    None => break,
+                },
+            };
+        }
+    }
+
+    /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages. `far`: windows
+    /// between that one and the program.
+    fn read(&mut self, low: Vpn, high: Vpn, down: bool, far: usize) -> Option<(Vpn, Vpn)> {
+        let e = self.e;
+        let near = |i: u64| if down { high - 1 - i } else { low + i };
+        let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
+        let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
+        let in_advance = self.ahead.windows.iter().filter(|w| w.asked.is_none()).count();
+        let wanted = n >= WINDOW_MIN
+            && match queued {
+                true => far < self.ahead.depth.max(1),
+                false => far < COMPRESSED_DEPTH && self.reader_pays(),
+            };
+        if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
+            return None;
+        }
+        let (frame, n) = match e.frames.take_free(n) {
+            Some((frame, got)) if got >= WINDOW_MIN => (frame, got),
+            Some((frame, got)) => {
+                e.frames.put_free(frame, got);
+                return None;
+            }
+            None => return None,
+        };
+        let start = if down { high - n as u64 } else { low };
+        match queued {
+            true => self.submit(start, frame, n, None),
+            false => self.post(start, frame, n)?,
+        }
+        Stat::add(&e.stat.swap_ra_windows, 1);
+        Some((start, start + n as u64))
+    }
+
+    /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault asked for.
+    /// `false`: they are better read at once, by the caller.
+    pub(crate) fn ask(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
+        let e = self.e;
+        let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
+        if self.ahead.crowd.left == 0 || e.space.rings().refused() || !queued() {
+            return false;
+        }
+        if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
+            return false;
+        }
+        let windows = self.ahead.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
+        let (start, end) = clear_of(vpn, (start, end), windows);
+        let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
+            true => (start, end),
+            false if stream.down => (end - u64::from(READAHEAD_MAX), end),
+            false => (start, start + u64::from(READAHEAD_MAX)),
+        };
+        let want = (end - start) as usize;
+        let Some((frame, got)) = e.frames.take_free(want) else { return false };
+        let (start, n) = if got == want { (start, want) } else { (vpn, got.min((end - vpn) as usize)) };
+        if n < got {
+            e.frames.put_free(frame + n as FrameNo, got - n);
+        }
+        self.submit(start, frame, n, Some(Asked { stream, streams: self.readahead.turn(), since: Instant::now() }));
+        true
+    }
+
+    /// Starts to read `n` swapped pages from `start` on into as many free frames.
+    fn submit(&mut self, start: Vpn, frame: FrameNo, n: usize, asked: Option<Asked>) {
+        let e = self.e;
+        let entries = self.mark(start, n);
+        // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has landed.
+        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frame_mut(frame + i as FrameNo) }).collect();
+        self.ahead.last_tag += 1;
+        let tag = self.ahead.last_tag;
+        // SAFETY: as above; the queue is only used on this thread.
+        let submitted = unsafe { self.ahead.queue.submit(&e.space, tag, &entries, &mut pages) };
+        drop(pages);
+        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, ticket: None, asked });
+        if let Submitted::Done(arrived) = submitted {
+            self.note_arrived(arrived);
+        }
+    }
+
+    /// Has the reader load `n` compressed pages from `start` on into as many free frames. `None`: it has enough to do.
+    fn post(&mut self, start: Vpn, frame: FrameNo, n: usize) -> Option<()> {
+        let e = self.e;
+        let entries = self.mark(start, n);
+        let ticket = e.reader.post(&entries, frame).or_else(|| {
+            self.land();
+            e.reader.post(&entries, frame)
+        });
+        let Some(ticket) = ticket else {
+            e.frames.put_free(frame, n);
+            return None;
+        };
+        self.ahead.last_tag += 1;
+        let (tag, ticket) = (self.ahead.last_tag, Some(ticket));
+        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, ticket, asked: None });
+        Some(())
+    }
+
+    /// The entries of `n` swapped pages from `start` on, whose words know from now on that they are being read.
+    fn mark(&self, start: Vpn, n: usize) -> Vec<Entry> {
+        let e = self.e;
+        let entries: Vec<Entry> = (start..start + n as u64).filter_map(|vpn| e.table.swapped(vpn)).collect();
+        for (vpn, entry) in (start..).zip(&entries) {
+            if let Some(node) = e.table.node(vpn) {
+                e.table.mark_reading(node, *entry);
+            }
+        }
+        entries
+    }
+
+    /// Whether the next compressed window is the reader's.
+    fn reader_pays(&mut self) -> bool {
+        let (now, placed) = (Instant::now(), self.placed);
+        let trial = self.ahead.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
+        (trial.turn(placed, now) || self.e.conf.reader) && self.e.reader.is_there(self.e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_is_in_two_windows() {
+        let clear = |windows: &[(Vpn, Vpn)]| clear_of(50, (40, 60), windows.iter().copied());
+        assert_eq!(clear(&[]), (40, 60));
+        assert_eq!(clear(&[(10, 20), (70, 80)]), (40, 60));
+        assert_eq!(clear(&[(30, 45), (55, 57), (51, 52), (42, 43)]), (45, 51));
+        assert_eq!(clear(&[(49, 50), (51, 90)]), (50, 51));
+    }
+}

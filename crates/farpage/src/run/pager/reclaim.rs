@@ -1,0 +1,395 @@
+//! Taking cold pages out of the program: the pager's half of reclaim.
+//!
+//! `shrink` moves the oldest active pages into frames, in runs of neighbours (a run costs a sixth of its pages one by
+//! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
+
+use crate::PAGE_SIZE;
+use crate::run::page_table::{FrameNo, Node, State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::fill::COPY_MAX;
+use crate::run::state::lock;
+use crate::run::store;
+use crate::stat::Stat;
+use crate::swap::Entry;
+use crate::sys::futex::unshare_page;
+use crate::sys::raw::Errno;
+use crate::sys::uffd::Refused;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Pages moved out per step.
+pub const BATCH: usize = 64;
+
+/// Slots freed in one go whose pages are in the program, too.
+const COPIES: usize = 256;
+
+/// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would take
+/// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
+const RESIDENT_MIN: usize = 64;
+
+/// Which pages go.
+#[derive(Clone, Copy)]
+enum Oldest {
+    /// Those whose turn it is.
+    InTurn,
+    /// Those that proved hot.
+    Hot,
+}
+
+/// Pages that keep no slot after the devices were full.
+const SCARCE: u32 = 4096;
+
+/// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed. Not while
+/// slots are scarce: what is kept then is soon looked for again.
+#[derive(Debug, Default)]
+pub struct CleanBalance {
+    scarce: AtomicU32,
+    unchanged: AtomicU32,
+    changed: AtomicU32,
+    turn: AtomicU32,
+}
+
+impl CleanBalance {
+    /// A page with a kept slot is stored again: had it changed?
+    pub fn note(&self, unchanged: bool) {
+        let side = if unchanged { &self.unchanged } else { &self.changed };
+        if side.fetch_add(1, Relaxed) > 4096 {
+            self.unchanged.store(self.unchanged.load(Relaxed) / 2, Relaxed);
+            self.changed.store(self.changed.load(Relaxed) / 2, Relaxed);
+        }
+    }
+
+    /// The devices are full.
+    pub fn note_full(&self) {
+        self.scarce.store(SCARCE, Relaxed);
+    }
+
+    /// Of the pages with a kept slot that left lately, those that had not changed: 0 to 1, 1 if there were none.
+    pub fn unchanged_share(&self) -> f64 {
+        let (good, bad) = (f64::from(self.unchanged.load(Relaxed)), f64::from(self.changed.load(Relaxed)));
+        (good + 1.0) / (good + bad + 1.0)
+    }
+
+    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes. Called by the pager only.
+    pub fn keep(&self) -> bool {
+        let scarce = self.scarce.load(Relaxed);
+        if scarce > 0 {
+            self.scarce.store(scarce - 1, Relaxed);
+            return false;
+        }
+        let (good, bad) = (self.unchanged.load(Relaxed), self.changed.load(Relaxed));
+        good * 4 + 64 > good + bad || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
+    }
+}
+
+impl Pager {
+    /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
+    pub(crate) fn balance(&mut self) -> bool {
+        let e = self.e;
+        if !e.budget.pressure() {
+            return false;
+        }
+        if e.copies_wanted.load(Relaxed) {
+            self.drop_copies();
+        }
+        let cached = lock(&e.lru).cached_len();
+        let short = e.frames.free_count() < e.free_target() / 2 || e.budget.excess() > 0;
+        if short && cached > 0 {
+            e.wake_writer();
+        }
+        let made_room = self.keep_room();
+        // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the others.
+        let placed = self.placed - self.placed_before;
+        let due = !self.placement.is_gathered() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
+        if !due || cached >= e.cached_target() {
+            return made_room;
+        }
+        self.placed_before = self.placed;
+        (self.shrink(BATCH) > 0) | made_room
+    }
+
+    /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many. (The kernel
+    /// frees such slots where it looks for free ones, once more than half of all are used.)
+    fn drop_copies(&mut self) -> usize {
+        let e = self.e;
+        let mut entries = Vec::with_capacity(COPIES);
+        e.table.take_copies(&mut self.copies_hand, COPIES, &mut entries);
+        entries.iter().for_each(|entry| e.free_entry(Some(*entry)));
+        e.copies_wanted.store(false, Relaxed);
+        e.wake_writer();
+        entries.len()
+    }
+
+    /// Gives free frames back to the kernel, so that there is room for pages that are copied in.
+    fn keep_room(&mut self) -> bool {
+        let e = self.e;
+        let spare = e.free_target() / 2;
+        if e.budget.room() >= COPY_MAX as i64 || e.frames.free_count() <= spare {
+            return false;
+        }
+        let mut want = spare.min(e.frames.free_count() - spare);
+        while want > 0 {
+            let Some((first, n)) = e.frames.take_free(want.min(BATCH)) else { break };
+            store::release_run(e, first, n, n as i64);
+            want -= n;
+        }
+        true
+    }
+
+    /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for others to go
+    /// on to a file.
+    pub(crate) fn store_a_little(&self) {
+        if store::wanted(self.e) && !self.e.space.pool_over_share() {
+            store::write_some(self.e, 1, 1);
+        }
+    }
+
+    /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
+    pub(crate) fn reclaim_now(&mut self) -> bool {
+        let e = self.e;
+        if self.drop_one() {
+            return true;
+        }
+        Stat::add(&e.stat.allocstall, 1);
+        let mut vain = false;
+        for _ in 0..64 {
+            // While this thread is busy the program goes on to touch what it has mapped meanwhile.
+            self.adopt_news();
+            while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
+            let few = lock(&e.lru).cached_len() < 16;
+            if few && vain {
+                self.shrink(BATCH);
+            } else if few {
+                vain = !self.shrink_past_stuck();
+            }
+            let (freed, refused) = store::write_some(e, 8, 8);
+            if e.frames.free_count() > 0 {
+                return true;
+            }
+            if refused {
+                if self.drop_copies() == 0 {
+                    return false;
+                }
+                continue;
+            }
+            if freed == 0 {
+                // Everything cached is in the writer's hands, or the pages left cannot be moved just now.
+                self.sleep(Some(100_000));
+            }
+        }
+        false
+    }
+
+    /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where such pages
+    /// stay, then around the others. Whether any was moved.
+    fn shrink_past_stuck(&mut self) -> bool {
+        let e = self.e;
+        let skipped = || e.stat.move_skipped.load(Relaxed);
+        let (cold, hot) = lock(&e.lru).active_lens();
+        for (of, most) in [(Oldest::InTurn, cold), (Oldest::Hot, hot)] {
+            let start = skipped();
+            loop {
+                let before = skipped();
+                if self.shrink_some(of, BATCH) > 0 {
+                    return true;
+                }
+                if e.fork.wanted() {
+                    return false;
+                }
+                if skipped() == before || skipped() - start >= u64::from(most) {
+                    break;
+                }
+            }
+        }
+        false
+    }
+
+    /// All that can be taken out of the program is.
+    pub(crate) fn squeeze(&mut self) {
+        while self.scan_step() {}
+        while self.shrink(BATCH) > 0 {}
+    }
+
+    /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
+    pub(crate) fn shrink(&mut self, want: usize) -> usize {
+        self.shrink_some(Oldest::InTurn, want)
+    }
+
+    fn shrink_some(&mut self, of: Oldest, want: usize) -> usize {
+        let e = self.e;
+        let mut oldest = [0; BATCH];
+        let target = e.cached_target();
+        let n = {
+            let mut lru = lock(&e.lru);
+            let keep = if e.conf.squeeze { 0 } else { RESIDENT_MIN };
+            let spare = lru.active_len().saturating_sub(keep);
+            let out = &mut oldest[..want.min(BATCH).min(spare)];
+            match of {
+                Oldest::InTurn => lru.oldest_active(&e.table, target, out),
+                Oldest::Hot => lru.oldest_hot(&e.table, out),
+            }
+        };
+        let nodes = in_runs(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
+        let batch = &nodes[..n];
+        let mut moved = 0;
+        let mut i = 0;
+        while i < n {
+            let vpn = e.table.vpn(batch[i]);
+            if !self.is_mapped(batch[i]) {
+                i += 1; // found gone while a neighbour was moved
+                continue;
+            }
+            if self.is_pinned(vpn) {
+                lock(&e.lru).rotate(&e.table, batch[i]);
+                i += 1;
+                continue;
+            }
+            let mut len = 1;
+            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 {
+                if self.is_pinned(vpn + len as u64) || !self.is_mapped(batch[i + len]) {
+                    break;
+                }
+                len += 1;
+            }
+            match self.move_out(vpn, &batch[i..i + len]) {
+                Some((done, used)) => {
+                    moved += done;
+                    i += used;
+                }
+                None => break,
+            }
+        }
+        Stat::add(&e.stat.pgsteal_anon, moved as u64);
+        moved
+    }
+
+    fn is_mapped(&self, node: Node) -> bool {
+        matches!(self.e.table.state(node), State::Mapped(_))
+    }
+
+    fn is_pinned(&self, vpn: Vpn) -> bool {
+        lock(&self.e.pinned).contains(&vpn)
+    }
+
+    /// Moves the run of pages at `vpn` into frames as far as it goes. Returns pages moved and pages dealt with (a page
+    /// that cannot be moved is dealt with too); `None`: stop, no frame or an event is pending.
+    fn move_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
+        let e = self.e;
+        let (first, got) = e.frames.take_empty(run.len())?;
+        let src = vpn as usize * PAGE_SIZE;
+        let mut unshared = false;
+        loop {
+            // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
+            // which the engine holds no reference.
+            let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
+            let done = bytes / PAGE_SIZE;
+            if done > 0 {
+                let mut lru = lock(&e.lru);
+                for (i, node) in run[..done].iter().enumerate() {
+                    self.now_cached(&mut lru, *node, first + i as FrameNo);
+                }
+                e.frames.put_empty(first + done as FrameNo, got - done);
+                return Some((done, done));
+            }
+            let node = run[0];
+            let skip = match result {
+                Ok(()) | Err(Refused::Changing | Refused::Other(Errno::NOMEM)) => {
+                    e.frames.put_empty(first, got);
+                    return None;
+                }
+                Err(Refused::Absent) => {
+                    e.frames.put_empty(first, got);
+                    self.resync(vpn);
+                    if let State::Mapped(entry) = e.table.state(node) {
+                        // It has come back meanwhile; leave it for a later round.
+                        let _ = entry;
+                        lock(&e.lru).rotate(&e.table, node);
+                    }
+                    return Some((0, run.len().min(self.still_gone(run))));
+                }
+                Err(Refused::Busy) if !unshared => {
+                    unshared = true;
+                    Stat::add(&e.stat.cow_unshared, 1);
+                    // Copy-on-write after a fork; if that is not the reason (pinned for I/O), the next try says so.
+                    unshare_page(src).is_err()
+                }
+                Err(Refused::Busy | Refused::Unlike | Refused::Other(_)) => true,
+                Err(Refused::Present) => {
+                    // The frame has a page although it should not: use it as a free one from now on.
+                    e.frames.put_free(first, 1);
+                    e.frames.put_empty(first + 1, got - 1);
+                    return Some((0, 0));
+                }
+            };
+            if skip {
+                e.frames.put_empty(first, got);
+                lock(&e.lru).rotate(&e.table, node);
+                Stat::add(&e.stat.move_skipped, 1);
+                return Some((0, 1));
+            }
+        }
+    }
+
+    /// How many pages of the run, from its start, are not `Mapped` any more; at least one, so that the caller advances.
+    fn still_gone(&self, run: &[Node]) -> usize {
+        let gone = run.iter().take_while(|n| !matches!(self.e.table.state(**n), State::Mapped(_))).count();
+        gone.max(1)
+    }
+
+    fn now_cached(&self, lru: &mut crate::run::lru::Lru, node: Node, f: FrameNo) {
+        let e = self.e;
+        let entry = match e.table.state(node) {
+            State::Mapped(entry) => entry,
+            _ => None,
+        };
+        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+        lru.cache(&e.table, node, State::Cached(f));
+    }
+}
+
+/// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their oldest pages.
+/// So what does not lie together stays in the order in which it is used, in the swap cache and in the slots.
+fn in_runs(pages: [(Vpn, Node); BATCH], n: usize) -> [Node; BATCH] {
+    let mut placed = [(0, 0, Node(0)); BATCH];
+    for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {
+        *place = (page.0, age, page.1);
+    }
+    let placed = &mut placed[..n];
+    placed.sort_unstable_by_key(|(vpn, ..)| *vpn);
+    for run in placed.chunk_by_mut(|a, b| a.0 + 1 == b.0) {
+        let oldest = run.iter().map(|(_, age, _)| *age).min().unwrap_or(0);
+        run.iter_mut().for_each(|(_, age, _)| *age = oldest);
+    }
+    placed.sort_unstable_by_key(|(vpn, age, _)| (*age, *vpn));
+    let mut nodes = [Node(0); BATCH];
+    nodes.iter_mut().zip(placed).for_each(|(node, placed)| *node = placed.2);
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_go_together_and_the_rest_in_its_order() {
+        let mut pages = [(0, Node(0)); BATCH];
+        let ages = [70, 30, 8, 71, 50, 29, 31, 9, 69];
+        pages.iter_mut().zip(ages).for_each(|(page, vpn)| *page = (vpn, Node(vpn as u32)));
+        let order = |n: usize| in_runs(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();
+        assert_eq!(order(9), [69, 70, 71, 29, 30, 31, 8, 9, 50]);
+        assert_eq!(order(4), [70, 71, 30, 8]);
+        assert_eq!(order(0), []);
+    }
+
+    #[test]
+    fn keeping_stops_when_it_does_not_pay() {
+        let balance = CleanBalance::default();
+        assert!(balance.keep());
+        (0..1000).for_each(|_| balance.note(false));
+        let kept = (0..640).filter(|_| balance.keep()).count();
+        assert_eq!(kept, 10);
+        (0..3000).for_each(|_| balance.note(true));
+        assert!((0..100).all(|_| balance.keep()));
+        balance.note_full();
+        assert!((0..SCARCE).all(|_| !balance.keep()) && balance.keep());
+    }
+}

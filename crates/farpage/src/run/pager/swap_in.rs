@@ -1,0 +1,335 @@
+//! Swapped pages: bringing in the one that is wanted, with its neighbours if the program reads in order.
+//!
+//! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
+
+use crate::PAGE_SIZE;
+use crate::run::lru::Batch;
+use crate::run::page_table::{FrameNo, State, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::fault::{Outcome, run_around};
+use crate::run::pager::prefetch::Flight;
+use crate::run::pager::readahead::{LIST_MAX, Plan};
+use crate::run::state::lock;
+use crate::stat::Stat;
+use crate::swap::{Entry, Page};
+use crate::sys::uffd::Refused;
+use farpage_swap::readahead::Window;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+/// Most pages loaded and placed at a time.
+pub(crate) const READAHEAD_MAX: u32 = 32;
+
+/// What became of a run of pages.
+struct Ran {
+    /// Pages that are dealt with, from the first on.
+    done: usize,
+    /// Of these, the ones that have come in.
+    came: usize,
+    /// Why not more, if there were more; `Some(None)`: no frames.
+    stop: Option<Option<Refused>>,
+}
+
+impl Ran {
+    fn nothing(why: Option<Refused>) -> Ran {
+        Ran { done: 0, came: 0, stop: Some(why) }
+    }
+}
+
+/// `vpn`, then the others, [`LIST_MAX`] at most in all.
+fn list_of(vpn: Vpn, others: impl Iterator<Item = Vpn>) -> Vec<Vpn> {
+    std::iter::once(vpn).chain(others).take(LIST_MAX).collect()
+}
+
+impl Pager {
+    /// Brings a swapped page in, whose content is at `entry`, and what is to come with it.
+    pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry) -> Outcome {
+        let e = self.e;
+        // What was read and is of no use, because the read failed or the page was changed, is not queued again.
+        let mut at_once = false;
+        match self.flight_with(vpn) {
+            Flight::None => {}
+            Flight::OnItsWay => return Outcome::Later,
+            Flight::Here(window) => {
+                if let Some(outcome) = self.swap_in_read(vpn, window) {
+                    return outcome;
+                }
+                at_once = true;
+            }
+        }
+        let mapping = self.range_of(vpn);
+        let is_there = |vpn| e.table.is_there(vpn);
+        let plan = match self.readahead.take_marker(vpn, is_there) {
+            Some(credit) => {
+                e.stat.note_touched(mapping.0, credit.into());
+                Plan::Run(Window::single(vpn))
+            }
+            None => self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry), is_there),
+        };
+        let window = match plan {
+            Plan::Run(window) => window,
+            Plan::Each(window) => {
+                let others = || window.iter().filter(|v| *v != vpn && (mapping.0..mapping.1).contains(v));
+                let list = match window.down {
+                    true => list_of(vpn, others().rev()),
+                    false => list_of(vpn, others()),
+                };
+                return self.swap_in_each(mapping, &list, window, self.readahead.is_exact());
+            }
+            Plan::Slots(slots) => {
+                let list = self.beside(vpn, entry, slots);
+                // The slots of neighbours say no more than a stream will, which reads more of them.
+                let streams = self.readahead.reads_next() && list[1..].iter().any(|v| v.abs_diff(vpn) == 1);
+                if list.len() > 1 && !streams {
+                    // Stride 0: they need not be neighbours in the program.
+                    let window = Window { stride: 0, ..Window::of(vpn, list.len() as u32) };
+                    return self.swap_in_each(mapping, &list, window, true);
+                }
+                Window::single(vpn)
+            }
+        };
+        let (low, high) = (mapping.0.max(window.start), mapping.1.min(window.end()));
+        let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
+        if !at_once && self.ask(vpn, (start, end), window) {
+            match self.flight_with(vpn) {
+                // Nothing could be queued after all.
+                Flight::Here(window) => {
+                    if let Some(outcome) = self.swap_in_read(vpn, window) {
+                        return outcome;
+                    }
+                }
+                Flight::OnItsWay | Flight::None => return Outcome::Later,
+            }
+        }
+        if self.readahead.is_exact() && end - start > 1 {
+            let list: Vec<Vpn> = if window.down { (start..=vpn).rev().collect() } else { (vpn..end).collect() };
+            return self.swap_in_each(mapping, &list, window, true);
+        }
+        let mut outcome = Outcome::Later;
+        let (mut ahead, mut reached) = (0, end);
+        // The page that is waited for first, then the rest of the window.
+        for (from, to) in [(vpn, end), (start, vpn)] {
+            let mut at = from;
+            while at < to {
+                let n = (to - at).min(READAHEAD_MAX.into()) as usize;
+                let Ran { done, came, stop } = self.swap_in_run(mapping, at, n, at == vpn);
+                ahead += came as u64;
+                if at == vpn && done > 0 {
+                    outcome = Outcome::Served;
+                    Stat::add(&e.stat.pgmajfault, 1);
+                    ahead -= 1;
+                }
+                at += done as u64;
+                if let Some(stop) = stop {
+                    if at == vpn {
+                        return self.unplaced(vpn, stop);
+                    }
+                    if to == end {
+                        reached = at;
+                    }
+                    break;
+                }
+            }
+            if outcome != Outcome::Served {
+                return outcome;
+            }
+        }
+        if window.pages > 1 {
+            self.readahead.on_served(start, (reached - start) as u32);
+        }
+        e.stat.note_readahead(mapping, ahead, window.pages);
+        self.read_next(mapping, (start, reached), window);
+        outcome
+    }
+
+    /// `vpn`, and what is beside its content on the device: slots without a gap, of pages that are still there.
+    fn beside(&self, vpn: Vpn, entry: Entry, slots: Range<u64>) -> Vec<Vpn> {
+        let e = self.e;
+        let page_at = |slot: u64| {
+            let other = Entry::new(entry.device(), slot).filter(|other| !e.space.is_moved(*other))?;
+            let node = e.slot_pages.as_ref()?.page_of(other);
+            (e.table.state(node) == State::Swapped(other)).then(|| e.table.vpn(node))
+        };
+        let up = (entry.slot() + 1..slots.end).map_while(page_at);
+        let down = (slots.start..entry.slot()).rev().map_while(page_at);
+        list_of(vpn, up.chain(down))
+    }
+
+    /// Brings in what is swapped out of `list`, with one read. The first page is waited for. The others wait for their
+    /// touch (`wait`), or are mapped.
+    fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window, wait: bool) -> Outcome {
+        let (e, vpn) = (self.e, list[0]);
+        let mut frames = Vec::with_capacity(list.len());
+        let mut run = self.frames_or_room(list.len());
+        while let Some((first, n)) = run {
+            frames.extend(first..first + n as FrameNo);
+            run = if frames.len() < list.len() { e.frames.take_free(list.len() - frames.len()) } else { None };
+        }
+        let give_back = |frames: &[FrameNo]| frames.iter().for_each(|f| e.frames.put_free(*f, 1));
+        let swapped = |v: &Vpn| e.table.swapped(*v).map(|entry| (*v, entry));
+        let found: Vec<(Vpn, Entry)> = list.iter().filter_map(swapped).take(frames.len()).collect();
+        if found.first().is_none_or(|(first, _)| *first != vpn) {
+            give_back(&frames);
+            return Outcome::Later;
+        }
+        let entries: Vec<Entry> = found.iter().map(|(_, entry)| *entry).collect();
+        // SAFETY: free frames that were taken: present and ours, each named once.
+        let page = |f: &FrameNo| unsafe { e.frame_mut(*f) };
+        let mut pages: Vec<&mut Page> = frames[..found.len()].iter().map(page).collect();
+        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        drop(pages);
+        give_back(&frames[loaded..]);
+        if loaded == 0 {
+            return match error {
+                // Perhaps it is not the first page that cannot be read.
+                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn), wait),
+                Some(error) => {
+                    let stop = self.lose(vpn, entries[0], &error);
+                    self.unplaced(vpn, stop)
+                }
+                None => Outcome::Later,
+            };
+        }
+        let marker = match wait {
+            true => None,
+            false => self.readahead.marker(mapping.0, loaded - 1, window.stride.into(), |i| found[i + 1].0),
+        };
+        let mut came = 0;
+        for (i, (at, entry)) in found[..loaded].iter().enumerate() {
+            let f = frames[i];
+            // SAFETY: just loaded, owned.
+            unsafe { e.verify_run(*at, &[*entry], e.frames.addr(f)) };
+            if i > 0 && marker == Some(i - 1) {
+                e.frames.put_free(f, 1);
+                continue;
+            }
+            if wait && i > 0 {
+                self.leave(*at, f, *entry);
+                came += 1;
+                continue;
+            }
+            let placed = if self.should_copy(1) {
+                let placed = self.copy_in(*at, e.frames.addr(f), 1);
+                e.frames.put_free(f, 1);
+                placed
+            } else {
+                self.place_frames(*at, f, 1)
+            };
+            if i == 0 && placed.done == 0 {
+                give_back(&frames[1..loaded]);
+                return self.unplaced(vpn, placed.stop);
+            }
+            self.book_swapped_in(*at, &[*entry][..placed.done], i == 0);
+            came += placed.done;
+        }
+        Stat::add(&e.stat.pgmajfault, 1);
+        Stat::add(&e.stat.pgmajfault_file, u64::from(!e.space.is_synchronous(entries[0])));
+        e.stat.note_readahead(mapping, came as u64 - 1, window.pages);
+        if window.stride == 1 && self.readahead.reads_next() {
+            let (start, end) =
+                if window.down { (vpn + 1 - loaded as u64, vpn + 1) } else { (vpn, vpn + loaded as u64) };
+            self.readahead.on_served(start, loaded as u32);
+            self.read_next(mapping, (start, end), window);
+        }
+        Outcome::Served
+    }
+
+    /// A page that nobody has asked for stays in its frame until it is touched.
+    pub(crate) fn leave(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
+        let e = self.e;
+        let Some(node) = e.table.node(vpn) else {
+            e.frames.put_free(f, 1);
+            return;
+        };
+        e.frame_entry[f as usize].store(entry.raw(), Relaxed);
+        lock(&e.lru).cache_ahead(&e.table, node, f);
+        Stat::add(&e.stat.pswpin, 1);
+    }
+
+    /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
+    fn swap_in_run(&mut self, mapping: (Vpn, Vpn), vpn: Vpn, n: usize, wanted: bool) -> Ran {
+        let e = self.e;
+        let Some((stage, got)) = self.stage(n, wanted) else { return Ran::nothing(None) };
+        let base = self.stage_addr(stage);
+        let mut entries: Vec<Entry> = Vec::with_capacity(got);
+        let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
+        for i in 0..got.min(READAHEAD_MAX as usize) {
+            let Some(entry) = e.table.swapped(vpn + i as u64) else { break };
+            entries.push(entry);
+            // SAFETY: the stage has `got` pages, present and ours, each named once.
+            pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
+        }
+        let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
+        let since = Instant::now();
+        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        drop(pages);
+        if wanted && entries.len() == 1 {
+            e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
+        }
+        Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
+        if let (0, true, Some(error)) = (loaded, wanted, error) {
+            // Perhaps it is not the first page that cannot be read.
+            // SAFETY: as above.
+            let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
+            self.unstage(stage, 0, got);
+            if alone {
+                return self.swap_in_run(mapping, vpn, 1, true);
+            }
+            return Ran::nothing(self.lose(vpn, entries[0], &error));
+        }
+        // SAFETY: just loaded, owned.
+        unsafe { e.verify_run(vpn, &entries[..loaded], base) };
+        self.unstage(stage, loaded, got);
+        let skip = usize::from(wanted && loaded > 0);
+        let marker = self.readahead.marker(mapping.0, loaded - skip, 1, |i| vpn + (skip + i) as u64);
+        let marker = marker.map(|at| at + skip);
+        let (mut done, mut came, mut refused) = (0, 0, None);
+        while done < loaded && refused.is_none() {
+            if marker == Some(done) {
+                self.unstage(stage, done, done + 1);
+                done += 1;
+                continue;
+            }
+            let end = marker.filter(|at| *at > done).unwrap_or(loaded);
+            let at = vpn + done as u64;
+            let placed = self.place_stage(at, stage, done, end - done);
+            self.book_swapped_in(at, &entries[done..][..placed.done], wanted && done == 0);
+            (done, came) = (done + placed.done, came + placed.done);
+            if done < end {
+                refused = Some(placed.stop);
+                self.unstage(stage, end, loaded);
+            }
+        }
+        let short = || (loaded < n && loaded < got).then_some(None);
+        Ran { done, came, stop: refused.or_else(short) }
+    }
+
+    /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
+    pub(crate) fn book_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
+        let e = self.e;
+        let mut kept = [None; READAHEAD_MAX as usize];
+        for (kept, entry) in kept.iter_mut().zip(entries) {
+            *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
+        }
+        let (mut touched, mut batch) = (None, Batch::default());
+        for (i, kept) in kept[..entries.len()].iter().enumerate() {
+            let Some(node) = e.table.node(vpn + i as u64) else { continue };
+            if wanted && i == 0 {
+                touched = Some((node, State::Mapped(*kept)));
+            } else {
+                batch.map(&e.table, node, State::Mapped(*kept));
+            }
+        }
+        let mut lru = lock(&e.lru);
+        lru.map_batch(&e.table, &mut batch);
+        if let Some((node, to)) = touched {
+            lru.map_refaulted(&e.table, node, to);
+        }
+        drop(lru);
+        for (entry, _) in entries.iter().zip(&kept).filter(|(_, kept)| kept.is_none()) {
+            e.free_entry(Some(*entry));
+        }
+        Stat::add(&e.stat.pswpin, entries.len() as u64);
+    }
+}

@@ -1,0 +1,61 @@
+//! Starting the engine inside a program, before its `main`.
+
+use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
+use crate::mem::heap::Heap;
+use crate::run::state::Engine;
+use crate::sys::raw::{message, set_quiet, warn};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
+/// cannot have one goes on without, and says so: the launcher has checked everything before.
+///
+/// # Safety
+/// Called once, by the library's initialiser, while the process has one thread; `heap` is the library's global
+/// allocator.
+pub unsafe fn start(heap: &'static Heap) {
+    if std::env::var_os(ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
+        return;
+    }
+    let Ok(text) = std::env::var(ENV_CONF) else { return };
+    let started = Conf::parse(&text).map_err(|e| format!("{ENV_CONF}: {e}")).and_then(|conf| {
+        if conf.quiet {
+            set_quiet();
+        }
+        // SAFETY: caller's promise.
+        unsafe { Engine::start(conf, heap) }
+    });
+    match started {
+        Ok(_) => {
+            if !follow_forks() {
+                message("cannot follow forks: out of memory");
+            }
+        }
+        Err(why) => warn(&format!("{why}; this process goes on without a budget")),
+    }
+}
+
+/// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in which they
+/// were registered, and those of others (allocators have some) may touch pages that are swapped out: so this must be done
+/// before anybody else registers any, engine or not. Without an engine they do nothing.
+pub fn follow_forks() -> bool {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static FAILED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, SeqCst) {
+        // SAFETY: three handlers that live as long as the process (the library is never unloaded).
+        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } != 0;
+        FAILED.store(failed, SeqCst);
+    }
+    !FAILED.load(SeqCst)
+}
+
+unsafe extern "C" fn prepare() {
+    crate::run::fork::prepare();
+}
+
+unsafe extern "C" fn parent() {
+    crate::run::fork::parent();
+}
+
+unsafe extern "C" fn child() {
+    crate::run::fork::child();
+}

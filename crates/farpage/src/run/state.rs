@@ -1,0 +1,510 @@
+//! One process's engine: what its threads share, how it starts, how it becomes active.
+//!
+//! | thread | does | may touch |
+//! | --- | --- | --- |
+//! | monitor | samples resident memory, activates, finds new mappings | never the program's memory |
+//! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
+//! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
+//! | reader | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
+//! | opener | opens perf's events at the start, and ends | nothing |
+//!
+//! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
+//! must not be moved between an event's reading and its application. One thread has that by construction.
+//!
+//! Lock order: `managed`, `lru`, frame pool, devices; heap innermost. No lock is held while the program's memory is
+//! touched or a device waits (the devices' own rules: [`crate::swap`]).
+
+use crate::PAGE_SIZE;
+use crate::conf::Conf;
+use crate::mem::arena::Arena;
+use crate::mem::frame::Frames;
+use crate::mem::heap::Heap;
+use crate::mm::page_hash::ContentKey;
+use crate::mm::pool_share::{LoadTimes, PoolShare};
+use crate::run::budget::Budget;
+use crate::run::budget::activation;
+use crate::run::budget::charge::{ANY, Charges};
+use crate::run::fork::Fork;
+use crate::run::lru::Lru;
+use crate::run::mappings::managed_cache::Recent;
+use crate::run::mappings::notice_ring::Notes;
+use crate::run::page_table::{PageTable, TABLE_BYTES, Vpn};
+use crate::run::pager::readahead::SlotPages;
+use crate::run::threads::decompressor::Reader;
+use crate::stat::{Stat, StatPage};
+use crate::swap::space::SwapSpace;
+use crate::sys::futex;
+use crate::sys::perf::MappingEvents;
+use crate::sys::raw::{ErrnoText, fatal, warn};
+use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
+use crate::sys::uffd::Uffd;
+use farpage_swap::range::RangeSet;
+use rustix::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex; a panic elsewhere does not matter, because a panic ends the process.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The process's engine, once started.
+pub fn engine() -> Option<&'static Engine> {
+    // SAFETY: the pointer is null or a leaked box, never freed.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Wake-up words and descriptors of the engine's threads.
+#[derive(Debug, Default)]
+pub struct Wakeups {
+    /// The pager's eventfd in the engine's descriptor table, or -1.
+    pub kick_fd: AtomicI32,
+    /// The pager waits for frames: whoever frees some kicks it.
+    pub pager_waits: AtomicBool,
+    /// Counts requests to the writer.
+    pub writer: AtomicU32,
+    /// The writer's thread id, 0 before it runs.
+    pub writer_tid: AtomicU32,
+    /// Counts requests to the monitor.
+    pub monitor: AtomicU32,
+    /// Counts the monitor's looks before activation; 0: it has not begun.
+    pub monitor_looks: AtomicU32,
+    /// Nobody wakes this word: to wait for it is to sleep.
+    pub never: AtomicU32,
+}
+
+/// Everything the engine's threads share.
+pub struct Engine {
+    /// As given.
+    pub conf: Conf,
+    /// Own address space.
+    pub arena: Arena,
+    /// Page words.
+    pub table: PageTable,
+    /// Frames.
+    pub frames: Frames,
+    /// Per frame in use: the slot that may hold the same bytes (raw entry, 0: none). Belongs to whoever owns the frame.
+    pub frame_entry: Box<[AtomicU64]>,
+    /// The lists.
+    pub lru: Mutex<Lru>,
+    /// The page of each slot, where pages are read ahead in slot order.
+    pub slot_pages: Option<SlotPages>,
+    /// Swap devices.
+    pub space: SwapSpace,
+    /// Slots of pages that the program discarded, to be freed.
+    pub dead: Mutex<Vec<crate::swap::Entry>>,
+    /// Pages allowed and had.
+    pub budget: Budget,
+    /// Hash key.
+    pub key: ContentKey,
+    /// Counters.
+    pub stat: &'static Stat,
+    /// The heap, for its size.
+    heap: &'static Heap,
+    /// Address ranges never adopted (bytes): memory the engine's own code uses.
+    pub exclude: Vec<(usize, usize)>,
+    /// Pages registered with the pager's userfaultfd.
+    pub managed: Mutex<RangeSet>,
+    /// Ranges (bytes) that the monitor found and the pager shall register.
+    pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// What program threads tell.
+    pub notes: Notes,
+    /// What they need not tell.
+    pub recent: Recent,
+    /// What they were given since somebody looked.
+    pub charges: Charges,
+    /// The program has asked for memory that its children have without content.
+    pub wipes: AtomicBool,
+    /// Threads that the program has started, before activation.
+    pub started: AtomicUsize,
+    /// The kernel's news of mappings, on their way to the pager ([`crate::run::mappings::discovery`]).
+    pub events: AtomicPtr<MappingEvents>,
+    /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
+    /// touches them in a forked child before anybody else runs).
+    pub pinned: Mutex<BTreeSet<Vpn>>,
+    /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there ([`crate::run::pager::poison`]).
+    pub lost: Mutex<BTreeSet<Vpn>>,
+    /// The userfaultfd of the trash part; also the lock of that part.
+    pub trash: Mutex<Option<Uffd>>,
+    /// Windows that are decompressed in advance.
+    pub reader: Reader,
+    /// Threads sleep and wake here.
+    pub wakeups: Wakeups,
+    /// Fork protocol.
+    pub fork: Fork,
+    /// Memory is managed from now on.
+    pub active: AtomicBool,
+    /// What a load takes.
+    pub load_times: LoadTimes,
+    /// Whether keeping clean copies pays.
+    pub clean: crate::run::pager::reclaim::CleanBalance,
+    /// Slots are to be freed whose pages are in the program, too.
+    pub copies_wanted: AtomicBool,
+    /// The warning that tables take much of the budget has been given.
+    spread_warned: AtomicBool,
+    /// The warning that all devices are full has been given.
+    pub full_warned: AtomicBool,
+    tls_below: usize,
+    inherited_uffd: AtomicI32,
+}
+
+/// Tables that take more than this part of the budget are worth a word.
+const META_PART: u64 = 4;
+const HEAP_BYTES: usize = 4 << 30;
+const POOL_BYTES_MAX: usize = 64 << 30;
+/// Frames hold what has just been taken out; more than this is never needed at once.
+const FRAMES_BYTES_MAX: usize = 64 << 30;
+/// Stacks, by index: monitor, pager, writer, opener, reader.
+const STACKS: usize = 5;
+/// Index of the pager's stack.
+pub const PAGER: usize = 1;
+/// Index of the writer's stack.
+pub const WRITER: usize = 2;
+/// Index of the opener's stack.
+pub const OPENER: usize = 3;
+/// Index of the reader's stack.
+pub const READER: usize = 4;
+
+/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
+fn arena_sizes(ram: u64) -> [usize; 5] {
+    let ram = ram as usize;
+    let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
+    let stack = (STACK_BYTES + tls_below() + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACKS * stack, frames]
+}
+
+/// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`) none
+/// can start. Hardly any of it is ever touched.
+pub fn address_space_bytes(ram: u64) -> u64 {
+    Arena::bytes(arena_sizes(ram)) as u64
+}
+
+impl Engine {
+    /// Sets the engine up and starts its monitor thread. Called once, on a program thread, before `main`.
+    ///
+    /// # Errors
+    /// One line that says what failed and what to do.
+    ///
+    /// # Safety
+    /// `heap` is the program's global Rust allocator (or one nobody else uses) and has not been given memory of an
+    /// arena yet. No other thread of this program runs engine code.
+    pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
+        let arena = Arena::reserve(arena_sizes(conf.ram)).map_err(|e| {
+            format!(
+                "cannot reserve address space for the engine: {}; is there a limit (ulimit -v, ulimit -d)?",
+                ErrnoText::from(e)
+            )
+        })?;
+        // SAFETY: fresh memory of the arena, handed over once (caller's promise).
+        unsafe { heap.give(arena.heap) };
+        // SAFETY: the part was made for the table and for nobody else.
+        let table = unsafe { PageTable::new(arena.table) };
+        let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let charges = Charges::new(activation::allowed_at_first(&budget));
+        let pool_limit = PoolShare::initial_limit(conf.ram);
+        // SAFETY: the part was made for the pool and for nobody else.
+        let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
+            .map_err(|e| e.to_string())?;
+        space.let_raw_wait(space.is_tiered());
+        if !space.is_tiered() {
+            // Without a file the pool is the last resort: it may take what the program leaves.
+            space.set_pool_limit(conf.ram / 8 * 7);
+        }
+        let key = ContentKey::random();
+        space.check_contents(key);
+        let frames = Frames::new(arena.frames);
+        // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
+        let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
+        let stat = StatPage::of_environment();
+        stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
+        let engine = Box::new(Engine {
+            arena,
+            table,
+            frames,
+            frame_entry,
+            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
+            lru: Mutex::new(Lru::new(budget.promised() as usize)),
+            space,
+            dead: Mutex::new(Vec::new()),
+            budget,
+            key,
+            stat,
+            heap,
+            exclude: own_images(),
+            managed: Mutex::new(RangeSet::new()),
+            candidates: Mutex::new(Vec::new()),
+            notes: Notes::default(),
+            recent: Recent::default(),
+            charges,
+            wipes: AtomicBool::new(false),
+            started: AtomicUsize::new(0),
+            events: AtomicPtr::new(std::ptr::null_mut()),
+            pinned: Mutex::new(BTreeSet::new()),
+            lost: Mutex::new(BTreeSet::new()),
+            trash: Mutex::new(None),
+            reader: Reader::default(),
+            wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
+            fork: Fork::default(),
+            active: AtomicBool::new(false),
+            load_times: LoadTimes::default(),
+            clean: crate::run::pager::reclaim::CleanBalance::default(),
+            copies_wanted: AtomicBool::new(false),
+            spread_warned: AtomicBool::new(false),
+            full_warned: AtomicBool::new(false),
+            tls_below: tls_below(),
+            inherited_uffd: AtomicI32::new(inherited_uffd()),
+            conf,
+        });
+        let engine: &'static Engine = Box::leak(engine);
+        ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+        // Without a monitor nobody would look.
+        engine.spawn_monitor().inspect_err(|_| engine.charges.allow(ANY))?;
+        // The monitor has a descriptor table of its own now; the program's shall hold nothing of ours.
+        for fd in engine.space.fds() {
+            // SAFETY: opened by this function and known to nobody else in this table.
+            drop(unsafe { rustix::fd::OwnedFd::from_raw_fd(fd) });
+        }
+        StatPage::close_descriptor();
+        Ok(engine)
+    }
+
+    /// Starts the first engine thread, which gets a descriptor table of its own: a copy of the caller's.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn spawn_monitor(&'static self) -> Result<(), String> {
+        let name = crate::stat::THREAD_NAME.as_bytes();
+        self.fork.settle_here();
+        let tid = self
+            .spawn(0, crate::run::threads::monitor::main, name, false)
+            .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
+        // Known before anybody can fork: a fork fetches descriptors from this thread's table.
+        self.fork.set_monitor(tid);
+        Ok(())
+    }
+
+    /// Starts an engine thread on stack `index`. Except for the monitor's, called on an engine thread, whose descriptor
+    /// table is shared.
+    ///
+    /// # Errors
+    /// The errno of clone.
+    pub fn spawn(
+        &'static self,
+        index: usize,
+        entry: extern "C" fn(usize) -> !,
+        name: &'static [u8],
+        share_files: bool,
+    ) -> Result<u32, rustix::io::Errno> {
+        let len = (STACK_BYTES + self.tls_below + PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+        let stack = Stack { base: self.arena.stacks.base + index * (len + PAGE_SIZE), len };
+        let arg = std::ptr::from_ref(self) as usize;
+        // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
+        // and does not exist in this process. The entries keep the rules for engine threads.
+        unsafe { spawn(stack, self.tls_below, &Start { entry, arg, name, share_files }) }
+    }
+
+    /// Number of the inherited `/dev/userfaultfd` in the engine's descriptor table, or -1.
+    pub fn inherited_uffd_number(&self) -> &AtomicI32 {
+        &self.inherited_uffd
+    }
+
+    /// The inherited descriptor of `/dev/userfaultfd`, if there is one.
+    pub fn inherited_uffd(&self) -> Option<BorrowedFd<'static>> {
+        let fd: RawFd = self.inherited_uffd.load(Ordering::Relaxed);
+        // SAFETY: the number stays open in the engine's table, which only the engine closes. (Where the program closed
+        // it before the table was copied, the ioctl on it fails and is reported.)
+        (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Wakes the pager from its sleep.
+    pub fn kick_pager(&self) {
+        let fd = self.wakeups.kick_fd.load(Ordering::Acquire);
+        if fd >= 0 {
+            // SAFETY: the eventfd stays open as long as the process; see `pager`.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the writer.
+    pub fn wake_writer(&self) {
+        self.wakeups.writer.fetch_add(1, Ordering::Release);
+        futex::wake_one(&self.wakeups.writer);
+    }
+
+    /// Free frames the writer keeps in store.
+    pub fn free_target(&self) -> usize {
+        (self.budget.limit() as usize / 128).clamp(64, 1024)
+    }
+
+    /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
+    /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the pager
+    /// and back, which is most of what a load from the pool costs.
+    pub fn cached_target(&self) -> usize {
+        let most = (self.frames.len() / 8 * 5).min(self.budget.limit() as usize / 16);
+        lock(&self.lru).cached_target(most).clamp(128.min(most), most)
+    }
+
+    /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the
+    /// head of the thread's robust list). Engine threads only.
+    pub fn pin_thread(&self, block: usize) {
+        let mut pinned = lock(&self.pinned);
+        for at in [block.saturating_sub(0x400), block + 0xb00] {
+            pinned.insert((at / PAGE_SIZE) as u64);
+        }
+    }
+
+    /// Frees a slot, if there is one.
+    pub fn free_entry(&self, entry: Option<crate::swap::Entry>) {
+        if let Some(e) = entry {
+            self.space.free(e);
+        }
+    }
+
+    /// Has the writer free these slots when it comes to it; `entries` is empty afterwards.
+    pub fn free_later(&self, entries: &mut Vec<crate::swap::Entry>) {
+        if !entries.is_empty() {
+            lock(&self.dead).append(entries);
+            self.wake_writer();
+        }
+    }
+
+    /// Frees up to `max` of the slots that [`Engine::free_later`] was given; how many.
+    pub fn free_dead(&self, max: usize) -> usize {
+        let mut freed = 0;
+        while freed < max {
+            // One at a time: the pager must not wait for the lock while a device frees.
+            let Some(entry) = lock(&self.dead).pop() else { break };
+            self.space.free(entry);
+            freed += 1;
+        }
+        if freed > 0 {
+            self.account_pool();
+        }
+        freed
+    }
+
+    /// The devices are full: has the pager free slots of which the page is in the program, too. False: there are none.
+    pub fn want_copies(&self) -> bool {
+        self.clean.note_full();
+        let any = self.table.copies() > 0;
+        if any && !self.copies_wanted.swap(true, Ordering::AcqRel) {
+            self.kick_pager();
+        }
+        any
+    }
+
+    /// Brings the pool's size into the budget.
+    pub fn account_pool(&self) {
+        self.budget.pool_is((self.space.pool_bytes() / PAGE_SIZE as u64) as i64);
+    }
+
+    /// Says once that memory can no longer be swapped out.
+    pub fn warn_full(&self) {
+        if !self.full_warned.swap(true, Ordering::Relaxed) {
+            warn("all swap devices are full: the program goes on above its budget; give it more with --swap");
+        }
+    }
+
+    /// Refreshes the levels of the statistics page. `rss` is the last sample, pages.
+    pub fn publish_levels(&self, rss: i64) {
+        let page = PAGE_SIZE as u64;
+        let s = self.stat;
+        let set = |level: &AtomicU64, v: u64| level.store(v, Ordering::Relaxed);
+        let rss = rss.max(0) as u64 * page;
+        set(&s.rss_anon_bytes, rss);
+        s.rss_anon_peak_bytes.fetch_max(rss, Ordering::Relaxed);
+        if rss > self.conf.ram + self.conf.ram / 20 {
+            Stat::add(&s.over_budget_samples, 1);
+        }
+        if !self.active.load(Ordering::Relaxed) {
+            return;
+        }
+        set(&s.active, 1);
+        let (active, hot, cached) = {
+            let lru = lock(&self.lru);
+            (lru.active_len() as u64, lru.hot_len() as u64, (lru.cached_len() + lru.ahead_len()) as u64)
+        };
+        set(&s.resident_bytes, active * page);
+        set(&s.hot_bytes, hot * page);
+        set(&s.cached_bytes, cached * page);
+        set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
+        set(&s.managed_bytes, lock(&self.managed).pages() * page);
+        let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
+        set(&s.meta_bytes, meta);
+        if meta > self.conf.ram / META_PART && !self.spread_warned.swap(true, Ordering::Relaxed) {
+            let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(self.conf.ram));
+            warn(&format!(
+                "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
+            ));
+        }
+        set(&s.swapped_bytes, self.table.swapped_pages() * page);
+        s.publish_usage(&self.space.usage());
+    }
+
+    /// The part of a candidate range that may be managed.
+    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
+        let mut from = start;
+        let own = (self.arena.all.base, self.arena.all.end());
+        while from < end {
+            let blocked = self.exclude.iter().chain(std::iter::once(&own)).filter(|(s, e)| *e > from && *s < end);
+            match blocked.min_by_key(|(s, _)| *s) {
+                Some(&(s, e)) => {
+                    if s > from {
+                        out.push((from, s));
+                    }
+                    from = e.max(from);
+                }
+                None => {
+                    out.push((from, end));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A state in which the engine cannot go on: says so and ends the process.
+pub fn give_up(what: &str, error: impl Into<ErrnoText>) -> ! {
+    fatal(&format!("{what}: {}", error.into()))
+}
+
+fn inherited_uffd() -> i32 {
+    std::env::var(crate::conf::ENV_UFFD_FD).ok().and_then(|v| v.parse().ok()).unwrap_or(-1)
+}
+
+/// Zero-initialised data of the libraries whose code runs on engine threads: libc, the dynamic linker, ourselves.
+/// These pages are anonymous memory like any other, but a fault on them would be the engine waiting for itself.
+fn own_images() -> Vec<(usize, usize)> {
+    extern "C" fn each(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
+        // SAFETY: libc passes a live record; out is the vector below.
+        let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<(usize, usize)>>()) };
+        if info.dlpi_name.is_null() {
+            return 0;
+        }
+        // SAFETY: a C string that lives as long as the record.
+        let name = unsafe { std::ffi::CStr::from_ptr(info.dlpi_name) }.to_bytes();
+        let here = each as *const () as usize as u64;
+        // SAFETY: dlpi_phnum headers at dlpi_phdr.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+        let loads = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+        let range = |h: &libc::Elf64_Phdr| (info.dlpi_addr + h.p_vaddr, info.dlpi_addr + h.p_vaddr + h.p_memsz);
+        let file = name.rsplit(|b| *b == b'/').next().unwrap_or(name);
+        let system = [&b"libc.so"[..], b"ld-linux", b"libgcc_s", b"libm.so", b"libpthread"];
+        let ours = loads.clone().map(range).any(|(s, e)| (s..e).contains(&here));
+        if ours || system.iter().any(|s| file.starts_with(s)) {
+            for (start, end) in loads.map(range) {
+                let end = (end as usize).next_multiple_of(PAGE_SIZE);
+                out.push((start as usize & !(PAGE_SIZE - 1), end));
+            }
+        }
+        0
+    }
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    // SAFETY: the callback fits the declared type and the vector outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::from_mut(&mut ranges).cast()) };
+    ranges
+}

@@ -1,0 +1,292 @@
+//! Storing cached pages: the writer's half of reclaim.
+//!
+//! A writer takes the oldest cached page (`Cached -> Writeback`), looks at it (zero, unchanged, new), stores it, and
+//! publishes the slot (`Writeback -> Swapped`). Pages for a file are collected and go out as one batch. If the page was
+//! discarded by the program meanwhile, the last step fails and the slot is freed. A page whose store fails stays in the
+//! swap cache: nothing is ever given up before its copy is complete.
+
+use crate::PAGE_SIZE;
+use crate::mem::arena::TRASH_BYTES;
+use crate::mm::page_hash::is_zero;
+use crate::run::page_table::{FrameNo, Node, State};
+use crate::run::state::{Engine, lock};
+use crate::stat::Stat;
+use crate::swap::io::BATCH_MAX;
+use crate::swap::{Entry, Page, StoreError};
+use crate::sys::futex;
+use crate::sys::thread::settle;
+use rustix::mm::{Advice, madvise};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
+const BATCH: usize = 32;
+/// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some microseconds a
+/// page), so not many; they are the oldest.
+const TAKE: usize = 8;
+/// Slots of discarded pages freed per turn.
+const DEAD: usize = 256;
+/// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
+const COMPACT: usize = 256;
+
+pub(crate) extern "C" fn main(engine: usize) -> ! {
+    settle(b"farpage-writer");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    loop {
+        let seen = e.wakeups.writer.load(Acquire);
+        e.fork.pass_gate();
+        e.fork.writer_gate.lock();
+        let mut worked = e.free_dead(DEAD) > 0;
+        if wanted(e) {
+            worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
+        }
+        if e.space.pool_over_share() {
+            worked |= e.space.writeback(32) > 0;
+            e.account_pool();
+        }
+        // A little each turn: what is stored and freed in the pool leaves holes.
+        if e.space.compact(COMPACT) > 0 {
+            e.account_pool();
+        }
+        if e.space.tend(!worked) {
+            e.account_pool();
+        }
+        // Before the gate opens: a fork behind it must not copy a lock that is held.
+        let cached = lock(&e.lru).cached_len();
+        let low = cached < e.cached_target() / 2;
+        e.fork.writer_gate.unlock();
+        if worked {
+            if e.wakeups.pager_waits.load(Acquire) {
+                e.kick_pager();
+            }
+            if low {
+                e.kick_pager();
+            }
+        } else {
+            futex::wait(&e.wakeups.writer, seen, Some(20_000_000));
+        }
+    }
+}
+
+/// Frames are needed that writing frees.
+pub(crate) fn wanted(e: &Engine) -> bool {
+    e.budget.pressure() && (e.frames.free_count() < e.free_target() || e.budget.excess() > 0)
+}
+
+/// Frames that writing is to free.
+fn missing(e: &Engine) -> usize {
+    e.free_target().saturating_sub(e.frames.free_count()) + usize::try_from(e.budget.excess()).unwrap_or(0)
+}
+
+/// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is missing, up
+/// to what one transfer takes. More only lets the fault that wants a page of it wait longer.
+fn queued_batch(missing: usize) -> usize {
+    missing.clamp(BATCH, BATCH_MAX)
+}
+
+/// What [`store`] did with a page.
+enum Stored {
+    /// It is zero and needs no place.
+    Zero,
+    /// Its copy is here.
+    At(Entry),
+    /// It is for a queued device; this is its hash.
+    Queued(u128),
+}
+
+/// A page that waits for its batch.
+#[derive(Clone, Copy)]
+struct Waiting {
+    node: Node,
+    frame: FrameNo,
+    hash: u128,
+}
+
+/// Stores the oldest cached pages and frees their frames: until `want` have been stored in memory or `queue` (at most
+/// [`BATCH_MAX`]) wait for a file. While the process is above its limit, frames go back to the kernel. Returns the frames
+/// freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A fault on a page
+/// in writeback waits, so what is stored in memory is published page by page; only what a file takes waits for the others of
+/// its batch.
+pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
+    let (mut freed, mut refused) = (0, false);
+    let mut waiting = [None::<Waiting>; BATCH_MAX];
+    let mut n = 0;
+    let mut taken = [(Node(0), 0); TAKE];
+    let queue = queue.min(BATCH_MAX);
+    while freed < want && n < queue && !refused {
+        let room = (want - freed).min(queue - n).min(TAKE);
+        let got = lock(&e.lru).take_for_writing(&e.table, &mut taken[..room]);
+        if got == 0 {
+            break;
+        }
+        for &(node, frame) in &taken[..got] {
+            if refused {
+                put_back(e, node, frame);
+                continue;
+            }
+            match store(e, frame) {
+                Ok(Stored::Zero) => publish(e, node, frame, None),
+                Ok(Stored::At(entry)) => publish(e, node, frame, Some(entry)),
+                Ok(Stored::Queued(hash)) => {
+                    waiting[n] = Some(Waiting { node, frame, hash });
+                    n += 1;
+                    continue;
+                }
+                Err(error) => {
+                    give_back(e, node, frame, &error);
+                    refused = true;
+                    continue;
+                }
+            }
+            freed += 1;
+        }
+    }
+    let stored = store_queued(e, &waiting[..n]);
+    e.account_pool();
+    (freed + stored, refused || stored < n)
+}
+
+/// Finds or makes the copy of the page in `frame`.
+fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
+    // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
+    let page = unsafe { e.frame(frame) };
+    let old = Entry::from_raw(e.frame_entry[frame as usize].load(Relaxed));
+    if is_zero(page) {
+        Stat::add(&e.stat.swpout_zero, 1);
+        e.release_frame_entry(frame);
+        return Ok(Stored::Zero);
+    }
+    let hash = e.key.hash(page);
+    if let Some(old) = old {
+        let unchanged = e.space.check(old) == Some(hash);
+        e.clean.note(unchanged);
+        if unchanged {
+            e.frame_entry[frame as usize].store(0, Relaxed);
+            Stat::add(&e.stat.swpout_clean, 1);
+            e.space.promote(old, page);
+            return Ok(Stored::At(old));
+        }
+        e.release_frame_entry(frame);
+    }
+    // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
+    let short = e.budget.excess() * 2 > e.budget.gap();
+    let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };
+    let Some(entry) = stored? else { return Ok(Stored::Queued(hash)) };
+    Stat::add(&e.stat.pswpout, 1);
+    Ok(Stored::At(entry))
+}
+
+/// Stores the pages that wait for a queued device, in one batch; how many were stored.
+fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
+    let Some(first) = waiting.first().copied().flatten() else { return 0 };
+    // SAFETY: as in `store`: the frames are ours while their pages are in writeback.
+    let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frame(w.frame) }, w.hash) };
+    let mut pages = [page_of(first); BATCH_MAX];
+    for (page, w) in pages.iter_mut().zip(waiting.iter().flatten()) {
+        *page = page_of(*w);
+    }
+    let mut out = [None; BATCH_MAX];
+    let n = waiting.len().min(BATCH_MAX);
+    let result = e.space.store_queued(&pages[..n], &mut out[..n]);
+    let error = result.err().unwrap_or(StoreError::Full);
+    let mut stored = 0;
+    for (w, entry) in waiting.iter().flatten().zip(out) {
+        match entry {
+            Some(_) => {
+                publish(e, w.node, w.frame, entry);
+                stored += 1;
+            }
+            None => give_back(e, w.node, w.frame, &error),
+        }
+    }
+    Stat::add(&e.stat.pswpout, stored as u64);
+    stored
+}
+
+/// The copy is complete: the page's word says so from now on, and the frame is free.
+fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
+    let to = stored.map_or(State::None, State::Swapped);
+    if let (Some(pages), Some(entry)) = (&e.slot_pages, stored) {
+        pages.stored(node, entry);
+    }
+    if !e.table.change(node, State::Writeback(frame), to) {
+        e.free_entry(stored); // discarded by the program meanwhile
+    }
+    // The pool has grown for this page, so some frames must go back; one is left for a fault that waits, until the
+    // promise itself is at stake.
+    let excess = e.budget.excess();
+    if excess > 0 && (e.frames.free_count() > 0 || excess > e.budget.gap()) {
+        release(e, frame);
+    } else {
+        e.frames.put_free(frame, 1);
+    }
+}
+
+/// The page could not be stored: it stays in the swap cache.
+fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
+    // Not full if there are slots that only wait to be freed, or that hold what is in the program, too: the next try finds them.
+    if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 && !e.want_copies() {
+        Stat::add(&e.stat.swap_full, 1);
+        e.warn_full();
+    }
+    put_back(e, node, frame);
+}
+
+/// A page that was taken over for writing and is not stored is the next one again.
+fn put_back(e: &Engine, node: Node, frame: FrameNo) {
+    let mut lru = lock(&e.lru);
+    if e.table.change(node, State::Writeback(frame), State::Cached(frame)) {
+        lru.recache(&e.table, node, true);
+    } else {
+        drop(lru);
+        e.release_frame_entry(frame);
+        e.frames.put_free(frame, 1);
+    }
+}
+
+/// Gives a frame's page back to the kernel.
+fn release(e: &Engine, frame: FrameNo) {
+    release_run(e, frame, 1, 1);
+}
+
+/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the trash part, from where they can be dropped
+/// without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot be
+/// emptied become free ones.
+pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
+    if n == 0 {
+        return;
+    }
+    let trash = lock(&e.trash);
+    let Some(uffd) = trash.as_ref().filter(|_| n <= TRASH_BYTES / PAGE_SIZE) else {
+        e.frames.put_free(first, n);
+        return;
+    };
+    let base = e.arena.trash.base;
+    let mut done = 0;
+    for _ in 0..2 {
+        let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
+        // SAFETY: the frames are ours; the trash part belongs to the holder of its lock.
+        done += unsafe { uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+        if done == n {
+            break;
+        }
+        // SAFETY: the frame is owned here and has a page.
+        unsafe { e.unshare_frame(first + done as FrameNo) };
+    }
+    // SAFETY: nobody else uses the trash part; its userfaultfd reports no events.
+    let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
+    drop(trash);
+    e.frames.put_empty(first, done);
+    e.frames.put_free(first + done as FrameNo, n - done);
+    e.budget.add(-resident.min(done as i64));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_for_a_file_grow_with_what_is_missing() {
+        assert_eq!([0, 31, 40, 64, 5000].map(queued_batch), [32, 32, 40, 64, 64]);
+    }
+}

@@ -1,0 +1,273 @@
+//! The monitor thread: samples resident memory, switches the engine on, finds new mappings.
+//!
+//! Below the activation threshold it is all there is of farpage: one thread that reads one line of `/proc` now and
+//! then, the sooner again the less room is left. After that it samples every millisecond while there is pressure,
+//! because memory that the program maps anew is not registered until it was found here: the sampling interval bounds
+//! by how much the budget can be overrun.
+
+use crate::PAGE_SIZE;
+use crate::mm::pool_share::{PoolShare, Sample, Stuck};
+use crate::run::budget::activation::{Approach, Look, Next};
+use crate::run::budget::charge::ANY;
+use crate::run::mappings::register::ADOPT_MIN;
+use crate::run::pager::Opened;
+use crate::run::state::{Engine, give_up, lock};
+use crate::stat::StatPage;
+use crate::sys::cpu;
+use crate::sys::futex;
+use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
+use crate::sys::raw::{message, warn};
+use crate::sys::thread::{close_all_but, settle};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+/// What the monitor holds open.
+pub struct Monitor {
+    e: &'static Engine,
+    /// `/proc`.
+    pub proc: Proc,
+    /// What the pager will need, if it is there already.
+    opened: Option<Opened>,
+    statm: OwnedFd,
+    maps: OwnedFd,
+    buffer: Vec<u8>,
+    /// Pages that were not accounted for after the last look at the mappings.
+    unmanaged: i64,
+    scanned: Instant,
+    pinned: Instant,
+    last_rss: i64,
+    quiet: u32,
+    /// Before activation: how near it is.
+    approach: Approach,
+    /// Activation failed; said once.
+    failed: bool,
+    /// How much of the budget is for compressed pages.
+    share: PoolShare,
+    stuck: Stuck,
+}
+
+pub(crate) extern "C" fn main(engine: usize) -> ! {
+    settle(crate::stat::THREAD_NAME.as_bytes());
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    let mut keep = e.fork.descriptors();
+    keep.extend(e.inherited_uffd().map(|fd| fd.as_raw_fd()));
+    keep.extend(e.space.fds());
+    keep.extend(StatPage::descriptor());
+    keep.sort_unstable();
+    keep.dedup();
+    close_all_but(&keep);
+    let mut monitor = match Monitor::new(e) {
+        Ok(m) => m,
+        Err(error) => give_up("cannot read /proc", error),
+    };
+    e.looked();
+    e.fork.child_start(&monitor.proc, e);
+    loop {
+        e.fork.pass_gate();
+        e.fork.monitor_gate.lock();
+        let asked = e.wakeups.monitor.load(SeqCst);
+        let pause = monitor.turn();
+        e.fork.monitor_gate.unlock();
+        futex::wait(&e.wakeups.monitor, asked, Some(pause.as_nanos() as u64));
+    }
+}
+
+impl Monitor {
+    fn new(e: &'static Engine) -> Result<Monitor, rustix::io::Errno> {
+        let inherited = e.fork.inherited_proc();
+        let is_child = inherited.is_some();
+        let proc = inherited.map_or_else(Proc::open, |fd| Ok(Proc::from_fd(fd)))?;
+        e.fork.proc_fd.store(proc.as_fd().as_raw_fd(), Relaxed);
+        // A root directory or a working directory that the program leaves must not stay busy because of us.
+        let _ = rustix::process::chdir("/");
+        let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
+        let now = Instant::now();
+        // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be noticed.
+        let buffer = vec![1; 32 * 1024];
+        // Now, because perf follows the threads that the program starts from here on.
+        e.open_events();
+        // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory. Forked
+        // children can do without: there are programs that make thousands.
+        let opened = if is_child { None } else { e.open(&proc).ok() };
+        Ok(Monitor {
+            e,
+            proc,
+            opened,
+            statm,
+            maps,
+            buffer,
+            unmanaged: 0,
+            scanned: now,
+            pinned: now,
+            last_rss: 0,
+            quiet: 0,
+            approach: Approach::default(),
+            failed: false,
+            stuck: Stuck::default(),
+            share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
+        })
+    }
+
+    /// One sample and what follows from it; returns how long to sleep.
+    fn turn(&mut self) -> Duration {
+        let e = self.e;
+        let before = e.budget.grown();
+        // Once memory is managed this is the pager's to ask.
+        let given = if e.is_active() { 0 } else { (e.charges.look() / PAGE_SIZE as u64) as i64 };
+        let rss = match rss_anon_pages(&self.statm) {
+            Ok(pages) => pages as i64,
+            Err(_) => return Duration::from_millis(1), // the process is ending
+        };
+        e.budget.sample(rss, before);
+        e.publish_levels(rss);
+        if !e.active.load(Relaxed) {
+            let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
+            let next = self.approach.step(look, &e.budget, Instant::now());
+            let asked = e.early_notes();
+            if (next == Next::Manage || asked) && !self.failed {
+                e.charges.allow(0); // whoever is given more waits until memory is managed
+                self.activate();
+            }
+            if self.failed {
+                e.charges.allow(ANY);
+            } else if !e.is_active() {
+                e.charges.allow(self.approach.allow(look, &e.budget));
+            }
+            e.looked();
+            if asked && self.failed {
+                while e.notes.take().is_some() {}
+                e.notes.finish();
+            }
+            return match next {
+                Next::Wait(time) => time,
+                Next::Manage => Duration::from_millis(1),
+            };
+        }
+        self.look_after(rss);
+        self.divide_budget();
+        if let Some(warning) = e.space.take_warning() {
+            warn(&warning);
+        }
+        e.fork.collect_leases(e);
+        if e.budget.excess() > 0 {
+            e.wake_writer();
+            e.kick_pager();
+        }
+        let moved = (rss - self.last_rss).abs() > 16;
+        self.last_rss = rss;
+        self.quiet = if moved { 0 } else { self.quiet.saturating_add(1) };
+        let room = e.budget.room().max(0) as u64;
+        let calm = if self.quiet < 200 { 1_000 } else { 4_000 };
+        Duration::from_micros((room * 7 / 10).clamp(calm, 20_000))
+    }
+
+    fn activate(&mut self) {
+        let e = self.e;
+        self.find_mappings();
+        match e.activate(&self.proc, self.opened.take()) {
+            Ok(()) => {
+                self.find_mappings(); // those made meanwhile
+                self.pin_threads();
+                if e.conf.verbose {
+                    message("the budget is near: memory is managed from now on");
+                }
+            }
+            Err(why) => {
+                self.failed = true;
+                warn(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
+            }
+        }
+    }
+
+    /// Looks for new mappings when resident memory has grown by pages that the engine did not hand out.
+    fn look_after(&mut self, rss: i64) {
+        let e = self.e;
+        let now = Instant::now();
+        if now - self.pinned > Duration::from_millis(20) {
+            self.pin_threads();
+        }
+        let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;
+        let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
+        let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
+        let step = (e.budget.promised() / 1024).max(32);
+        let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.last_rss;
+        if unmanaged > self.unmanaged + step || overdue {
+            self.find_mappings();
+            self.unmanaged = unmanaged;
+            self.scanned = now;
+        } else {
+            self.unmanaged = self.unmanaged.min(unmanaged);
+        }
+    }
+
+    /// Moves the border between pages as they are and compressed ones. Without a file there is nowhere else to go.
+    fn divide_budget(&mut self) {
+        let e = self.e;
+        if !e.space.is_tiered() {
+            return;
+        }
+        let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let (taken, skipped) = (e.stat.pgsteal_anon.load(Relaxed), e.stat.move_skipped.load(Relaxed));
+        let mut lru = lock(&e.lru);
+        let sample = Sample {
+            major: e.stat.pgmajfault.load(Relaxed),
+            major_file: e.stat.pgmajfault_file.load(Relaxed),
+            loaded: e.stat.pswpin.load(Relaxed),
+            stored: e.stat.pswpout.load(Relaxed),
+            pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
+            stuck: self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0)),
+            pool_bytes: e.stat.pool_bytes.load(Relaxed),
+            pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
+            pool_raw_bytes: e.stat.huge_pages.load(Relaxed) * PAGE_SIZE as u64,
+            pool_load_ns,
+            file_load_ns,
+            out: e.table.swapped_pages(),
+            unchanged: e.clean.unchanged_share(),
+        };
+        let limit = self.share.turn(sample, &mut lru.distances);
+        drop(lru);
+        if let Some(limit) = limit {
+            e.space.set_pool_limit(limit);
+            e.space.let_raw_wait(self.share.is_worth_room());
+            e.wake_writer();
+        }
+    }
+
+    /// Hands mappings that are not managed yet to the pager.
+    fn find_mappings(&mut self) {
+        let e = self.e;
+        let mut parts = Vec::new();
+        let mut found = Vec::new();
+        let result = mappings(&self.maps, &mut self.buffer, |m| {
+            if m.adoptable && m.end - m.start >= ADOPT_MIN {
+                e.adoptable_parts(m.start, m.end, &mut parts);
+            }
+        });
+        if result.is_err() {
+            return;
+        }
+        {
+            let managed = lock(&e.managed);
+            for (start, end) in parts {
+                let gaps = managed.gaps((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                found.extend(gaps.map(|(s, t)| (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE)));
+            }
+        }
+        // Where most can be filled while registering waits for the lock of the address space, first.
+        found.sort_unstable_by_key(|(start, end)| std::cmp::Reverse(end - start));
+        if !found.is_empty() {
+            lock(&e.candidates).append(&mut found);
+            e.kick_pager();
+        }
+    }
+
+    /// Notes where the control blocks of the program's threads are: the kernel writes to them when a thread has
+    /// already begun to exit, and does not wait for a page then.
+    fn pin_threads(&mut self) {
+        // A thread that ends in this moment is simply missed.
+        let _ = thread_blocks(&self.proc, |head| self.e.pin_thread(head));
+        self.pinned = Instant::now();
+    }
+}

@@ -1,0 +1,394 @@
+//! A swap file or a block device.
+//!
+//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nothing
+//! stays behind), and both stay open: a later chroot or setuid of the program does not matter.
+//!
+//! ```text
+//!  slot of an entry:  | file id: 8 | page of the file: 32 |        (page 0 is the header, never a slot)
+//! ```
+//!
+//! # Forks
+//! A forked child shares the open file, but has its own copy of the tables. What was in use at the fork is *frozen*:
+//! the parent may forget it, but must not overwrite it while the child can need it; the child must not write at all.
+//!
+//! * Parent: fork number `e` opens *lease* `e`. A slot taken at epoch `s` and freed at epoch `f` is covered by the
+//!   leases `s <= e < f` that are still open; while there is one, the slot is *deferred*: not in use, not free.
+//! * Child: its parent's file (and the files that was given) become *inherited*: read-only, forgotten with their
+//!   last slot. New pages go to a file of its own with the next free id, so old entries stay valid. (Of a block device
+//!   a child has no part of its own: its pages go to the next device.)
+//!
+//! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the own file is made or grows); `inner` (leases,
+//! inherited files, what was drained, failed slots; never held across I/O); inside both those of a file's slots. A page of
+//! the own file is stored with locks of its slots only, freed with them unless it is frozen or was moved, and loaded
+//! without any: its file stays where it is ([`table::Own`]), and of an inherited one a reader has a counted reference.
+
+mod backing;
+mod block;
+mod crypt;
+mod drain;
+mod open;
+mod read;
+mod table;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use open::check;
+
+use super::io::inject::Injector;
+use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
+use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
+use crate::PAGE_SIZE;
+use crate::mm::page_hash::ContentKey;
+use crate::sys::cpu;
+use crate::sys::mutex::Mutex;
+use crate::sys::raw::ErrnoText;
+use backing::{Backing, Fd};
+use crypt::Cipher;
+use farpage_swap::cluster::CLUSTER_SLOTS;
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
+use std::sync::{Arc, OnceLock};
+use table::{File, Inner, Own};
+
+/// Bits of the page number in a slot.
+const PAGE_BITS: u32 = 32;
+const PAGE_MASK: u64 = (1 << PAGE_BITS) - 1;
+/// After this many failed batches of writes in a row the device takes no more pages.
+const WRITE_ERRORS_MAX: u32 = 16;
+/// After this many failed reads in a row too: so many pages, each tried three times.
+const READ_ERRORS_MAX: u32 = 3 * 16;
+
+/// Swap in a file.
+pub struct FileDevice {
+    index: u8,
+    name: String,
+    /// Where files are made; `None`: the device is a block device.
+    dir: Option<Fd>,
+    caps: Caps,
+    /// Slots of a file at most, header included.
+    slots_max: u64,
+    /// Bytes that stay free on the filesystem, if not the default.
+    keep_free: Option<u64>,
+    use_tmpfile: bool,
+    create: Mutex<()>,
+    own: Own,
+    inner: Mutex<Inner>,
+    /// Forks so far.
+    epoch: AtomicU32,
+    /// Pages of the own file that were stored before this epoch are frozen; [`Inner::frozen_below`].
+    frozen_below: AtomicU32,
+    /// Monotonic second before which free disk space is not looked at again.
+    retry_second: AtomicI64,
+    full: AtomicBool,
+    failed: AtomicBool,
+    warning: Mutex<Option<Warning>>,
+    write_errors: AtomicU64,
+    /// Failures since the last success.
+    writes_failed: AtomicU32,
+    reads_failed: AtomicU32,
+    read_errors: AtomicU64,
+    bad_frees: AtomicU64,
+    /// How the I/O is done; shared by the devices of a space.
+    rings: Arc<Rings>,
+    /// With it, what is read is compared with its check value.
+    key: OnceLock<ContentKey>,
+    /// With it, what is written is encrypted.
+    cipher: Option<Cipher>,
+    /// Memory for encrypted batches.
+    scratch: Mutex<Vec<Box<[Bounce]>>>,
+    /// Slots given back to what is below.
+    discarded: AtomicU64,
+    /// The next page to take off, once the device has failed.
+    drain_hand: Mutex<u64>,
+    drained: AtomicBool,
+    /// Some page has been taken off.
+    any_moved: AtomicBool,
+    injector: Option<Arc<Injector>>,
+}
+
+impl FileDevice {
+    /// The device for `path`: a directory (an unnamed file in it), an empty file or swap file of ours, or a blank block
+    /// device or one of ours.
+    /// `index`: the device number in its entries. `size`: most bytes of the file, header page included.
+    ///
+    /// # Errors
+    /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
+    pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
+        let opened = open::open(path, size)?;
+        let (inner, own) = Inner::new(opened.file, opened.rotational);
+        Ok(FileDevice {
+            index,
+            name: opened.name,
+            dir: opened.dir,
+            caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
+            slots_max: opened.slots_max,
+            keep_free: None,
+            use_tmpfile: true,
+            create: Mutex::new(()),
+            own,
+            inner: Mutex::new(inner),
+            epoch: AtomicU32::new(0),
+            frozen_below: AtomicU32::new(0),
+            retry_second: AtomicI64::new(0),
+            full: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            warning: Mutex::new(opened.warning.map(Warning::Odd)),
+            write_errors: AtomicU64::new(0),
+            writes_failed: AtomicU32::new(0),
+            reads_failed: AtomicU32::new(0),
+            read_errors: AtomicU64::new(0),
+            bad_frees: AtomicU64::new(0),
+            rings: Arc::new(Rings::default()),
+            key: OnceLock::new(),
+            cipher: None,
+            scratch: Mutex::new(Vec::new()),
+            discarded: AtomicU64::new(0),
+            drain_hand: Mutex::new(0),
+            drained: AtomicBool::new(false),
+            any_moved: AtomicBool::new(false),
+            injector: None,
+        })
+    }
+
+    /// The same device, doing its I/O through `rings`.
+    pub fn with_rings(self, rings: Arc<Rings>) -> FileDevice {
+        FileDevice { rings, ..self }
+    }
+
+    /// The same device with faults in its I/O, for tests.
+    pub fn with_faults(self, injector: Arc<Injector>) -> FileDevice {
+        FileDevice { injector: Some(injector), ..self }
+    }
+
+    /// The same device, leaving `bytes` of the filesystem free, if given.
+    pub fn with_keep_free(self, bytes: Option<u64>) -> FileDevice {
+        FileDevice { keep_free: bytes, ..self }
+    }
+
+    /// The same device, encrypting what it writes with a new key.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn with_encryption(self) -> Result<FileDevice, DeviceError> {
+        match Cipher::random() {
+            Ok(cipher) => Ok(FileDevice { cipher: Some(cipher), ..self }),
+            Err(errno) => Err(DeviceError {
+                name: self.name,
+                reason: format!("no random bytes for its key: {}", ErrnoText(errno)),
+                remedy: String::from("try again later, or leave encrypt out"),
+            }),
+        }
+    }
+
+    /// The same device with a priority to be shown.
+    pub fn with_priority(self, priority: i32) -> FileDevice {
+        FileDevice { caps: Caps { priority, ..self.caps }, ..self }
+    }
+
+    /// Number of this device in its entries.
+    pub fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// Takes no more pages from now on, and says so once.
+    fn fail(&self, what: &'static str, errno: Errno) -> StoreError {
+        if !self.failed.swap(true, Relaxed) {
+            *self.warning.lock() = Some(Warning::Failed(what, errno));
+        }
+        StoreError::Failed
+    }
+}
+
+/// Something the user should know. Made into words by whoever says it: a read may fail in a signal handler, which must not
+/// allocate.
+enum Warning {
+    /// It can be used, but is not what one would expect.
+    Odd(String),
+    /// What went wrong, for good.
+    Failed(&'static str, Errno),
+}
+
+/// A page to go through when the caller's is not aligned.
+#[repr(align(4096))]
+struct Bounce(Page);
+
+fn aligned(page: &Page) -> bool {
+    page.as_ptr().addr().is_multiple_of(PAGE_SIZE)
+}
+
+impl SwapDevice for FileDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { discard: self.own.get().is_some_and(File::discards), ..self.caps }
+    }
+
+    fn accepts(&self) -> bool {
+        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.may_have_grown())
+    }
+
+    fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        let mut out = [None];
+        let result = self.store_batch(&[(page, check)], &mut out);
+        out[0].ok_or_else(|| result.err().unwrap_or(StoreError::Full))
+    }
+
+    fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
+        self.write_all(pages, out)
+    }
+
+    fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        self.read(entry, into)
+    }
+
+    fn place(&self, entry: Entry) -> Option<Place> {
+        let (file, page, _) = self.find(entry)?;
+        file.backing.get().map(|backing| self.place_in(backing, page))
+    }
+
+    fn complete(&self, entry: Entry, page: &mut Page) -> bool {
+        let right = self.unseal(entry, page);
+        // Mostly it is zero, and its line stays with all who read.
+        if right && self.reads_failed.load(Relaxed) != 0 {
+            self.reads_failed.store(0, Relaxed);
+        }
+        right
+    }
+
+    fn resolve(&self, entry: Entry) -> Entry {
+        self.went_to(entry).unwrap_or(entry)
+    }
+
+    fn check_contents(&self, key: ContentKey) {
+        let _ = self.key.set(key);
+    }
+
+    fn check(&self, entry: Entry) -> Option<u128> {
+        self.find(entry).map(|(.., slot)| check_value(slot.check))
+    }
+
+    fn free(&self, entry: Entry) -> bool {
+        let freed = split(entry).is_some_and(|(id, page)| {
+            let (own, frozen_below) = (self.own.get(), self.frozen_below.load(Relaxed));
+            let simple = own
+                .filter(|own| usize::from(own.id) == id)
+                .and_then(|file| file.slots.free_if(page, |slot| !slot.moved && slot.epoch >= frozen_below));
+            simple.is_some() || self.inner.lock().free(own, id, page, self.epoch.load(Relaxed))
+        });
+        if !freed {
+            self.bad_frees.fetch_add(1, Relaxed);
+        } else if self.full.load(Relaxed) {
+            self.full.store(false, Relaxed);
+        }
+        freed
+    }
+
+    fn add_usage(&self, usage: &mut Usage) {
+        let inner = self.inner.lock();
+        let files = inner.files.iter().flatten();
+        let bad = inner.bad.len() as u64;
+        let kept = inner.deferred.len() as u64 + bad;
+        // What was moved to another device is counted there.
+        let elsewhere = kept + inner.moved.len() as u64;
+        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>().saturating_sub(elsewhere);
+        usage.slots_in_use += slots;
+        usage.file_bytes += slots * PAGE_SIZE as u64;
+        usage.deferred_slots += inner.deferred.len() as u64;
+        usage.bad_slots += bad;
+        usage.meta_bytes += files.map(|f| f.slots.meta_bytes() as u64).sum::<u64>();
+        usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32, u32)>()) as u64;
+        usage.meta_bytes += (inner.moved.capacity() * size_of::<(u64, Entry)>()) as u64;
+        drop(inner);
+        usage.meta_bytes += (self.scratch.lock().len() * BATCH_MAX * PAGE_SIZE) as u64;
+        usage.discarded_bytes += self.discarded.load(Relaxed) * PAGE_SIZE as u64;
+        usage.devices_full += u32::from(self.full.load(Relaxed));
+        usage.devices_failed += u32::from(self.failed.load(Relaxed));
+        usage.write_errors += self.write_errors.load(Relaxed);
+        usage.read_errors += self.read_errors.load(Relaxed);
+        usage.bad_frees += self.bad_frees.load(Relaxed);
+    }
+
+    fn fork_parent(&self) {
+        let mut inner = self.inner.lock();
+        inner.leases.push(self.epoch.fetch_add(1, Relaxed));
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
+    }
+
+    fn end_lease(&self, lease: u32) {
+        let mut inner = self.inner.lock();
+        inner.end_lease(self.own.get(), lease);
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
+        drop(inner);
+        self.full.store(false, Relaxed);
+    }
+
+    fn fork_child(&self, fds: &[(RawFd, RawFd)]) {
+        // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
+        // page: then it looked for an inherited file, or where a page was moved, or left a warning behind.
+        unsafe {
+            self.inner.free_in_child();
+            self.warning.free_in_child();
+        }
+        self.rings.fork_child();
+        self.cipher.iter().for_each(Cipher::guard);
+        self.dir.iter().for_each(|dir| dir.replace(fds, true));
+        let mut inner = self.inner.lock();
+        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
+            backing.fd.replace(fds, true);
+        }
+        inner.become_child(&self.own);
+        drop(inner);
+        self.epoch.store(0, Relaxed);
+        self.frozen_below.store(0, Relaxed);
+        self.retry_second.store(0, Relaxed);
+        self.full.store(false, Relaxed);
+        self.failed.store(false, Relaxed);
+        self.drained.store(false, Relaxed);
+        *self.drain_hand.lock() = 0;
+        self.writes_failed.store(0, Relaxed);
+        self.reads_failed.store(0, Relaxed);
+    }
+
+    fn fds(&self, out: &mut Vec<RawFd>) {
+        out.extend(self.dir.as_ref().and_then(Fd::raw));
+        let inner = self.inner.lock();
+        out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.get()?.fd.raw()));
+    }
+
+    fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
+        self.dir.iter().for_each(|dir| dir.replace(fds, false));
+        let inner = self.inner.lock();
+        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
+            backing.fd.replace(fds, false);
+        }
+    }
+
+    fn take_warning(&self) -> Option<String> {
+        let warning = self.warning.lock().take()?;
+        Some(match warning {
+            Warning::Odd(text) => text,
+            Warning::Failed(what, errno) => format!(
+                "swap device {:?}: {what}: {}; it takes no more pages, and those on it go to other devices",
+                self.name,
+                ErrnoText(errno)
+            ),
+        })
+    }
+}
+
+/// (file id, page of the file) of an entry of this device.
+fn split(entry: Entry) -> Option<(usize, u64)> {
+    let slot = entry.slot();
+    Some(((slot >> PAGE_BITS) as usize, slot & PAGE_MASK)).filter(|&(_, page)| page != 0)
+}
+
+/// Seconds of the monotonic clock.
+fn now_second() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec
+}

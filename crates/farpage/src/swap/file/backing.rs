@@ -1,0 +1,175 @@
+//! One open swap file: how it is opened and created. The I/O is in [`crate::swap::io`].
+//!
+//! Owns descriptors and nothing else. Descriptors are plain numbers here, because a forked child must be able to
+//! exchange them (the engine lives in its own descriptor table), and they are closed by a raw system call.
+//! No locks.
+
+use super::block;
+use super::crypt::Salt;
+use crate::PAGE_SIZE;
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
+
+/// Page 0 of a swap file with a name begins with this. The file is ours to overwrite.
+pub const MAGIC: &[u8; 16] = b"FARPAGE-SWAP 1\n\0";
+
+/// A descriptor that can be exchanged for another. Closed on drop.
+pub struct Fd(AtomicI32);
+
+impl Fd {
+    pub fn new(fd: OwnedFd) -> Fd {
+        Fd(AtomicI32::new(fd.into_raw_fd()))
+    }
+
+    /// The number; `None`: gone (a child that got no copy).
+    pub fn raw(&self) -> Option<RawFd> {
+        Some(self.0.load(Relaxed)).filter(|&fd| fd >= 0)
+    }
+
+    pub fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
+        let raw = self.raw().ok_or(Errno::BADF)?;
+        // SAFETY: the number is an open descriptor owned by this value; `replace` is only called while the engine
+        // is quiet (contract of `SwapDevice::replace_fds` and `fork_child`), so it stays open during the borrow.
+        Ok(unsafe { BorrowedFd::borrow_raw(raw) })
+    }
+
+    /// Uses the number that `map` gives for the present one, without closing that. If there is none: keeps it, or
+    /// with `or_lose` forgets it.
+    pub fn replace(&self, map: &[(RawFd, RawFd)], or_lose: bool) {
+        let Some(old) = self.raw() else { return };
+        match map.iter().find(|pair| pair.0 == old) {
+            Some(pair) => self.0.store(pair.1, Relaxed),
+            None if or_lose => self.0.store(-1, Relaxed),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw() {
+            // SAFETY: this value owns the descriptor and nobody can borrow it any more.
+            unsafe { rustix::io::close(raw) };
+        }
+    }
+}
+
+/// An open swap file or block device.
+pub struct Backing {
+    pub fd: Fd,
+    /// O_DIRECT is set: buffers must be aligned.
+    direct: AtomicBool,
+    /// Byte of slot 0.
+    base: u64,
+    is_block: bool,
+    /// What is below does not take space back.
+    pub(super) keeps_space: AtomicBool,
+    /// Part of the nonce of every page in this file.
+    salt: Salt,
+}
+
+impl Backing {
+    /// Takes over an open file; switches O_DIRECT on if the filesystem takes it.
+    pub fn new(fd: OwnedFd) -> Result<Backing, Errno> {
+        let salt = Salt::random()?;
+        let direct = AtomicBool::new(set_direct(fd.as_fd(), true).is_ok());
+        Ok(Backing { fd: Fd::new(fd), direct, base: 0, is_block: false, keeps_space: AtomicBool::new(false), salt })
+    }
+
+    /// Takes over an open block device whose first `base` bytes are not for pages.
+    pub fn of_block(fd: OwnedFd, base: u64) -> Result<Backing, Errno> {
+        Ok(Backing { base, is_block: true, ..Backing::new(fd)? })
+    }
+
+    /// Byte of a slot.
+    pub fn at(&self, slot: u64) -> u64 {
+        self.base + slot * PAGE_SIZE as u64
+    }
+
+    /// Whether it is a block device.
+    pub fn is_block(&self) -> bool {
+        self.is_block
+    }
+
+    /// Part of the nonce of every page in this file.
+    pub fn salt(&self) -> &Salt {
+        &self.salt
+    }
+
+    /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole in
+    /// a file, a discard of a block device. `false`: it does not do that, and is not asked again.
+    pub fn discard(&self, slot: u64, count: u64) -> bool {
+        if !self.discards() {
+            return false;
+        }
+        let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
+        let result = self.fd.borrow().and_then(|fd| {
+            if self.is_block {
+                return block::discard(fd, at, len);
+            }
+            rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
+        });
+        if result.is_err() {
+            self.keeps_space.store(true, Relaxed);
+        }
+        result.is_ok()
+    }
+
+    /// Whether [`Backing::discard`] has not been refused yet.
+    pub fn discards(&self) -> bool {
+        !self.keeps_space.load(Relaxed)
+    }
+
+    /// Bytes of the filesystem that the file takes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.fd.borrow().and_then(rustix::fs::fstat).map_or(0, |stat| stat.st_blocks as u64 * 512)
+    }
+
+    /// A new unnamed file in a directory, readable by its owner only.
+    pub fn create_in(dir: BorrowedFd<'_>, use_tmpfile: bool) -> Result<Backing, Errno> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
+        if use_tmpfile {
+            match rustix::fs::openat(dir, c".", flags | OFlags::TMPFILE, mode) {
+                Ok(fd) => return Backing::new(fd),
+                // Not supported by this filesystem.
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        for _ in 0..100 {
+            let serial = SERIAL.fetch_add(1, Relaxed);
+            let name = format!(".farpage-swap-{}-{serial}", rustix::process::getpid().as_raw_nonzero());
+            match rustix::fs::openat(dir, name.as_str(), flags | OFlags::CREATE | OFlags::NOFOLLOW, mode) {
+                Ok(fd) => {
+                    rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty())?;
+                    return Backing::new(fd);
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Some filesystems take the flag and refuse the I/O: switches it off, for the caller to try once more.
+    pub fn give_up_direct(&self) -> Result<(), Errno> {
+        self.direct.store(false, Relaxed);
+        set_direct(self.fd.borrow()?, false)
+    }
+
+    /// Whether O_DIRECT is in use: memory must be aligned.
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Relaxed)
+    }
+}
+
+fn set_direct(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
+    let mut flags = rustix::fs::fcntl_getfl(fd)?;
+    flags.set(OFlags::DIRECT, on);
+    rustix::fs::fcntl_setfl(fd, flags)
+}

@@ -1,0 +1,363 @@
+//! Queued page I/O: batches of up to 64 pages, merged, submitted at once, every completion looked at.
+//!
+//! ```text
+//!   push page, push page, ...  --> runs (same file, adjacent pages)  --> Rings::run      the caller waits
+//!                                                                    `-> ReadQueue       the caller polls
+//! ```
+//!
+//! A [`Batch`] knows nothing of devices: it has descriptors, offsets and memory. Who makes one has looked up where the
+//! pages are, and books the outcome page by page ([`Batch::outcome`]). It allocates nothing and may lie on the stack.
+//!
+//! A short transfer is continued, an interrupted one repeated; a run that the kernel refuses ends with the errno, the
+//! pages before the failure being complete. Repeating a failed page is the caller's business.
+//!
+//! Callers: the file device, `space`, `read_queue`. Locks: a thread's ring is in a cell of its own ([`Rings`]), which
+//! no other thread waits for.
+
+pub mod inject;
+pub mod ring;
+#[cfg(test)]
+mod tests;
+
+use super::Page;
+use crate::PAGE_SIZE;
+use inject::{Injector, Upset};
+use libc::iovec;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+pub use ring::{Ring, Rings};
+
+/// Most pages in a batch.
+pub const BATCH_MAX: usize = 64;
+/// A transfer that is refused with "try again" this many times has failed.
+const TRIES_MAX: u16 = 1000;
+
+/// Where a page is on a queued device.
+#[derive(Clone)]
+pub struct Place {
+    /// Descriptor in the engine's table; stays open while the page's entry is in use.
+    pub fd: RawFd,
+    /// Byte in the file.
+    pub at: u64,
+    /// The file wants aligned memory (O_DIRECT).
+    pub direct: bool,
+    /// Faults to inject, in tests.
+    pub injector: Option<Arc<Injector>>,
+}
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device into memory.
+    Read,
+    /// From memory to the device.
+    Write,
+}
+
+/// What became of one page of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Transferred whole.
+    Done,
+    /// The file ends before the page does.
+    EndOfFile,
+    /// What the kernel said.
+    Failed(Errno),
+}
+
+/// Adjacent pages of one file: one request to the kernel, or several if transfers are short.
+struct Run {
+    fd: RawFd,
+    at: u64,
+    /// `vectors[first..last]` of the batch are its memory; what is done is cut off at the front.
+    first: u16,
+    last: u16,
+    tries: u16,
+    /// Bytes.
+    want: usize,
+    done: usize,
+    end: Option<Outcome>,
+    injector: Option<Arc<Injector>>,
+    upset: Upset,
+}
+
+impl Run {
+    const NONE: Run = Run {
+        fd: -1,
+        at: 0,
+        first: 0,
+        last: 0,
+        tries: 0,
+        want: 0,
+        done: 0,
+        end: None,
+        injector: None,
+        upset: Upset::None,
+    };
+}
+
+const NO_MEMORY: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Up to [`BATCH_MAX`] pages to transfer in one direction.
+pub struct Batch {
+    direction: Direction,
+    vectors: [iovec; BATCH_MAX],
+    vector_count: usize,
+    runs: [Run; BATCH_MAX],
+    run_count: usize,
+    /// Of each page: its run, and which page of the run it is.
+    pages: [(u8, u8); BATCH_MAX],
+    page_count: usize,
+    /// Runs that have not ended.
+    open: usize,
+}
+
+/// A page in memory that O_DIRECT takes.
+#[repr(align(4096))]
+struct Aligned(Page);
+
+/// One request to the kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub fd: RawFd,
+    pub at: u64,
+    pub direction: Direction,
+    /// Points into the batch: unchanged until the kernel has taken the request.
+    pub vectors: *const iovec,
+    pub count: usize,
+    /// The whole of a single vector, or less (injected short transfers).
+    pub single: Option<(*mut u8, usize)>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new(direction: Direction) -> Batch {
+        Batch {
+            direction,
+            vectors: [NO_MEMORY; BATCH_MAX],
+            vector_count: 0,
+            runs: [Run::NONE; BATCH_MAX],
+            run_count: 0,
+            pages: [(0, 0); BATCH_MAX],
+            page_count: 0,
+            open: 0,
+        }
+    }
+
+    /// Pages pushed.
+    pub fn len(&self) -> usize {
+        self.page_count
+    }
+
+    /// Nothing was pushed.
+    pub fn is_empty(&self) -> bool {
+        self.page_count == 0
+    }
+
+    /// Runs, after merging.
+    pub fn runs(&self) -> usize {
+        self.run_count
+    }
+
+    /// Adds a page, merged with the one before if they are adjacent in the file; its number in the batch, or `None`
+    /// if the batch is full. Pages pushed in the order of their places merge best.
+    ///
+    /// # Safety
+    /// From now until the batch has been run (or is dropped without having been submitted), `page` is valid memory of
+    /// one page; for a read nobody else looks at it, for a write nobody changes it. With `place.direct` it is aligned
+    /// to a page.
+    pub unsafe fn push(&mut self, place: &Place, page: *mut Page) -> Option<usize> {
+        if self.page_count == BATCH_MAX {
+            return None;
+        }
+        let memory = page.cast::<u8>();
+        let adjacent = self.run_count.checked_sub(1).filter(|&last| {
+            let run = &self.runs[last];
+            run.fd == place.fd && run.at + run.want as u64 == place.at
+        });
+        let at = adjacent.unwrap_or(self.run_count);
+        let run = &mut self.runs[at];
+        if adjacent.is_none() {
+            let first = self.vector_count as u16;
+            *run =
+                Run { fd: place.fd, at: place.at, first, last: first, injector: place.injector.clone(), ..Run::NONE };
+            self.run_count += 1;
+            self.open += 1;
+        }
+        let before = (run.last > run.first).then(|| &mut self.vectors[usize::from(run.last) - 1]);
+        match before {
+            Some(v) if v.iov_base.cast::<u8>().wrapping_add(v.iov_len) == memory => v.iov_len += PAGE_SIZE,
+            _ => {
+                self.vectors[self.vector_count] = iovec { iov_base: memory.cast(), iov_len: PAGE_SIZE };
+                self.vector_count += 1;
+                run.last += 1;
+            }
+        }
+        self.pages[self.page_count] = (at as u8, (run.want / PAGE_SIZE) as u8);
+        run.want += PAGE_SIZE;
+        self.page_count += 1;
+        Some(self.page_count - 1)
+    }
+
+    /// What became of page `i` of a batch that has been run.
+    pub fn outcome(&self, i: usize) -> Outcome {
+        let (run, at) = self.pages[i];
+        let run = &self.runs[usize::from(run)];
+        match run.end {
+            _ if run.done >= (usize::from(at) + 1) * PAGE_SIZE => Outcome::Done,
+            Some(Outcome::EndOfFile) => Outcome::EndOfFile,
+            Some(Outcome::Failed(errno)) => Outcome::Failed(errno),
+            // A run that ended whole has all its pages; one that did not end was never submitted.
+            Some(Outcome::Done) | None => Outcome::Failed(Errno::IO),
+        }
+    }
+
+    /// The request for what is left of run `i`; `None`: it has ended (perhaps only now, by an injected fault).
+    pub(super) fn request(&mut self, i: usize) -> Option<Request> {
+        let direction = self.direction;
+        let run = &mut self.runs[i];
+        if run.end.is_some() {
+            return None;
+        }
+        if let Some(injector) = run.injector.as_ref().filter(|_| run.done == 0 && run.tries == 0) {
+            run.upset = injector.upset(direction, run.at, run.want);
+        }
+        let limit = match run.upset {
+            Upset::Error => {
+                self.end(i, Outcome::Failed(Errno::IO));
+                return None;
+            }
+            Upset::Full => {
+                self.end(i, Outcome::Failed(Errno::NOSPC));
+                return None;
+            }
+            Upset::Short(bytes) | Upset::Torn(bytes) | Upset::TornSilently(bytes) if run.done == 0 => Some(bytes),
+            Upset::Torn(_) => {
+                self.end(i, Outcome::Failed(Errno::IO));
+                return None;
+            }
+            _ => None,
+        };
+        let vectors = &self.vectors[usize::from(run.first)..usize::from(run.last)];
+        let single = match (vectors, limit) {
+            ([one], None) => Some((one.iov_base.cast(), one.iov_len)),
+            ([one, ..], Some(bytes)) => Some((one.iov_base.cast(), bytes.min(one.iov_len))),
+            _ => None,
+        };
+        let (vectors, count) = (vectors.as_ptr(), vectors.len());
+        Some(Request { fd: run.fd, at: run.at + run.done as u64, direction, vectors, count, single })
+    }
+
+    /// Books what the kernel said to a request of run `i`. `true`: the run has not ended, submit the rest.
+    pub(in crate::swap) fn completed(&mut self, i: usize, result: Result<usize, Errno>) -> bool {
+        let direction = self.direction;
+        let run = &mut self.runs[i];
+        run.tries += 1;
+        match result {
+            Ok(0) if direction == Direction::Read => self.end(i, Outcome::EndOfFile),
+            Ok(0) => self.end(i, Outcome::Failed(Errno::IO)),
+            Ok(n) => {
+                // The page goes on as if its rest had been stored.
+                let torn = matches!(run.upset, Upset::TornSilently(_)) && run.done == 0;
+                let n = if torn { n.next_multiple_of(PAGE_SIZE) } else { n };
+                run.done += n;
+                run.tries = 1;
+                let mut left = n;
+                while left > 0 && run.first < run.last {
+                    let vector = &mut self.vectors[usize::from(run.first)];
+                    let cut = left.min(vector.iov_len);
+                    *vector = iovec {
+                        iov_base: vector.iov_base.cast::<u8>().wrapping_add(cut).cast(),
+                        iov_len: vector.iov_len - cut,
+                    };
+                    left -= cut;
+                    if vector.iov_len == 0 {
+                        run.first += 1;
+                    }
+                }
+                if run.done >= run.want {
+                    self.flip(i);
+                    self.end(i, Outcome::Done);
+                }
+            }
+            Err(Errno::INTR | Errno::AGAIN) if run.tries < TRIES_MAX => {}
+            Err(errno) => self.end(i, Outcome::Failed(errno)),
+        }
+        self.runs[i].end.is_none()
+    }
+
+    fn end(&mut self, i: usize, end: Outcome) {
+        self.runs[i].end = Some(end);
+        self.open -= 1;
+    }
+
+    /// An injected bit error in what was read, or stored.
+    fn flip(&mut self, i: usize) {
+        let run = &self.runs[i];
+        let Some(last) = run.last.checked_sub(1) else { return };
+        let end = self.vectors[usize::from(last)].iov_base.cast::<u8>();
+        match (self.direction, run.upset) {
+            // SAFETY: the vector's end is the end of the run's last page, of which the last byte was just read; the memory
+            // is the batch's until it has ended (contract of `push`).
+            (Direction::Read, Upset::Flip(bit)) => unsafe { *end.sub(1) ^= 1 << (bit % 8) },
+            (Direction::Write, Upset::FlipStored(bit)) => {
+                // The page itself must stay right: it may still be given back to the program.
+                let mut wrong = Aligned([0; PAGE_SIZE]);
+                // SAFETY: as above; the run's last page ends at `end`.
+                wrong.0.copy_from_slice(unsafe { std::slice::from_raw_parts(end.sub(PAGE_SIZE), PAGE_SIZE) });
+                wrong.0[bit as usize / 8 % PAGE_SIZE] ^= 1 << (bit % 8);
+                let at = run.at + (run.want - PAGE_SIZE) as u64;
+                // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`).
+                let fd = unsafe { BorrowedFd::borrow_raw(run.fd) };
+                // A disk that refuses this has the right page: no fault, then.
+                let _ = rustix::io::pwrite(fd, &wrong.0, at);
+            }
+            _ => {}
+        }
+    }
+
+    /// Runs what has not ended with one system call after the other.
+    pub(super) fn run_plainly(&mut self) {
+        for i in 0..self.run_count {
+            while let Some(request) = self.request(i) {
+                let result = request.run();
+                self.completed(i, result);
+            }
+        }
+    }
+}
+
+impl Request {
+    /// One `preadv` or `pwritev`.
+    fn run(&self) -> Result<usize, Errno> {
+        if self.fd < 0 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`).
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        // SAFETY: the memory is the batch's alone until it has ended (contract of `Batch::push`); an `IoSlice` has the
+        // layout of `struct iovec` (documented), and `vectors` points to `count` of them in the batch.
+        unsafe {
+            match (self.direction, self.single) {
+                (Direction::Read, Some((base, len))) => {
+                    rustix::io::pread(fd, std::slice::from_raw_parts_mut(base, len), self.at)
+                }
+                (Direction::Write, Some((base, len))) => {
+                    rustix::io::pwrite(fd, std::slice::from_raw_parts(base, len), self.at)
+                }
+                (Direction::Read, None) => {
+                    let vectors = self.vectors.cast_mut().cast::<IoSliceMut<'_>>();
+                    rustix::io::preadv(fd, std::slice::from_raw_parts_mut(vectors, self.count), self.at)
+                }
+                (Direction::Write, None) => {
+                    let vectors = self.vectors.cast::<IoSlice<'_>>();
+                    rustix::io::pwritev(fd, std::slice::from_raw_parts(vectors, self.count), self.at)
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Reading pages back: one by one, or a window with one batch.
+
+use super::*;
+
+/// A read is tried this many times.
+const READ_TRIES: usize = 3;
+
+/// How a batch is run.
+type Run = fn(&Rings, &mut Batch, &mut dyn FnMut());
+
+/// Where a page was, and which, when its read was planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::swap) struct Located {
+    /// The entry under which it really was.
+    real: Entry,
+    /// Its check value.
+    check: Option<u128>,
+}
+
+/// What is to be read how.
+pub(in crate::swap) struct Plan {
+    /// The pages that are read by a queue.
+    real: [Option<Located>; BATCH_MAX],
+    order: [u8; BATCH_MAX],
+    queued: usize,
+}
+
+impl Plan {
+    pub(in crate::swap) fn queued(&self) -> &[u8] {
+        &self.order[..self.queued]
+    }
+
+    pub(in crate::swap) fn real(&self, i: u8) -> Option<Located> {
+        self.real.get(usize::from(i)).copied().flatten()
+    }
+}
+
+impl SwapSpace {
+    /// Reads a page back; a failed read is tried again.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; the content of `into` is then unspecified.
+    pub fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        // Where it is may change between two tries: a failing device is being drained.
+        retry(|| {
+            let real = self.resolve(entry);
+            self.device(real)?.load(real, into)
+        })
+    }
+
+    /// Loads several pages. Those on queued devices are read all at once, adjacent ones merged, wherever they lie, and
+    /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
+    /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
+    pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        self.load_by(entries, into, Rings::run)
+    }
+
+    /// As [`SwapSpace::load_many`], for a signal handler: one request after the other where pages do not lie side by
+    /// side, and only calls that such a handler may make.
+    pub fn load_plainly(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        self.load_by(entries, into, Rings::run_plainly)
+    }
+
+    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
+        let mut done = 0;
+        for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
+            let (n, error) = self.load_batch(entries, into, run);
+            done += n;
+            if error.is_some() {
+                return (done, error);
+            }
+        }
+        (done, None)
+    }
+
+    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
+        let n = entries.len().min(into.len());
+        let plan = self.plan(&entries[..n]);
+        if plan.queued().is_empty() {
+            return self.load_in_place(entries, into, 0..n);
+        }
+        let mut batch = Batch::new(Direction::Read);
+        let mut numbers = [None; BATCH_MAX];
+        for &i in plan.queued() {
+            let page: *mut Page = &mut *into[usize::from(i)];
+            // SAFETY: the page is borrowed mutably for this whole function; below, only pages that are not in the batch
+            // are touched before it has been run.
+            numbers[usize::from(i)] = unsafe { self.push(&mut batch, plan.real(i), page) };
+        }
+        let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
+        run(&self.rings, &mut batch, &mut || {
+            for i in (0..n).filter(|&i| numbers[i].is_none()) {
+                in_place[i] = self.load(entries[i], into[i]).err();
+            }
+        });
+        for i in 0..n {
+            let error = match numbers[i] {
+                None => in_place[i],
+                Some(number) => self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i]).err(),
+            };
+            if error.is_some() {
+                return (i, error);
+            }
+        }
+        (n, None)
+    }
+
+    /// Loads the pages of `range` one by one.
+    fn load_in_place(
+        &self,
+        entries: &[Entry],
+        into: &mut [&mut Page],
+        range: std::ops::Range<usize>,
+    ) -> (usize, Option<LoadError>) {
+        for i in range.clone() {
+            if let Err(error) = self.load(entries[i], into[i]) {
+                return (i - range.start, Some(error));
+            }
+        }
+        (range.len(), None)
+    }
+
+    /// Which of the entries are read by a queue, in the order of their places.
+    pub(in crate::swap) fn plan(&self, entries: &[Entry]) -> Plan {
+        let mut plan = Plan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
+        for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
+            let real = self.resolve(entry);
+            if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
+                plan.real[usize::from(i)] = Some(Located { real, check: self.check(real) });
+                plan.order[plan.queued] = i;
+                plan.queued += 1;
+            }
+        }
+        let real = &plan.real;
+        plan.order[..plan.queued].sort_unstable_by_key(|&i| real[usize::from(i)]);
+        plan
+    }
+
+    /// Adds the read of an entry to a batch; `None`: it is to be loaded in place (an unaligned page, or an error that
+    /// will show then).
+    ///
+    /// # Safety
+    /// As for [`Batch::push`].
+    pub(in crate::swap) unsafe fn push(
+        &self,
+        batch: &mut Batch,
+        at: Option<Located>,
+        page: *mut Page,
+    ) -> Option<usize> {
+        let real = at?.real;
+        let place = self.device(real).ok()?.place(real)?;
+        if place.direct && !page.addr().is_multiple_of(PAGE_SIZE) {
+            return None;
+        }
+        // SAFETY: caller's promise.
+        unsafe { batch.push(&place, page) }
+    }
+
+    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right. `at`: as planned.
+    ///
+    /// The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
+    /// page, half written: [`LoadError::NotInUse`], and no fault of the device.
+    pub(in crate::swap) fn finish(
+        &self,
+        entry: Entry,
+        at: Option<Located>,
+        outcome: Outcome,
+        page: &mut Page,
+    ) -> Result<(), LoadError> {
+        if let Some(Located { real, check }) = at {
+            // A page that was moved to another device meanwhile may have left its place to one whose content is as
+            // right.
+            let still_there = || self.resolve(entry) == real;
+            let mut right = || self.device(real).is_ok_and(|device| device.complete(real, page));
+            if outcome == Outcome::Done && still_there() && right() {
+                return Ok(());
+            }
+            if still_there() {
+                if check.is_none() || self.check(real) != check {
+                    return Err(LoadError::NotInUse { device: entry.device(), slot: entry.slot() });
+                }
+                self.queued_failures.fetch_add(1, Relaxed);
+            }
+        }
+        self.load(entry, page)
+    }
+}
+
+/// Tries a read again when the device failed or brought something else; what is missing stays so.
+pub(super) fn retry(mut read: impl FnMut() -> Result<(), LoadError>) -> Result<(), LoadError> {
+    let mut result = read();
+    for _ in 1..READ_TRIES {
+        match result {
+            Err(LoadError::Io { .. } | LoadError::ShortRead { .. } | LoadError::Corrupt { .. }) => result = read(),
+            _ => break,
+        }
+    }
+    result
+}
