@@ -10,7 +10,7 @@ Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number
 
 Swap devices, used in the order given unless prio says otherwise (higher first):
   zram[,alg=lz4|zstd][,size=SIZE][,prio=N]    compressed RAM; counts against the budget
-  file:PATH[,size=SIZE][,prio=N]              a file, or an unnamed one in the directory PATH
+  file:PATH[,size=SIZE][,prio=N]              an unnamed file in the directory PATH, or a block device
   ram[,size=SIZE][,prio=N]                    plain memory inside the budget: for measurements only
   default: zram, then file:/var/tmp
 

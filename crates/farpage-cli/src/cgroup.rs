@@ -1,5 +1,6 @@
 //! The limit that the memory cgroup of this process sets, v1 or v2, the smallest one on the way to the root.
 
+use farpage::sys::escape::unescape;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ pub struct Limit {
 /// A mounted memory hierarchy.
 struct Mount {
     /// Which cgroup the mount shows at its top.
-    root: String,
+    root: PathBuf,
     point: PathBuf,
     v2: bool,
 }
@@ -66,14 +67,7 @@ fn memory_mount(line: &str) -> Option<Mount> {
     let (kind, options) = (right.next()?, right.nth(1).unwrap_or(""));
     let v2 = kind == "cgroup2";
     let v1 = kind == "cgroup" && options.split(',').any(|o| o == "memory");
-    (v1 || v2).then(|| Mount { root: unescape(root), point: PathBuf::from(unescape(point)), v2 })
-}
-
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+    (v1 || v2).then(|| Mount { root: unescape(root), point: unescape(point), v2 })
 }
 
 #[cfg(test)]

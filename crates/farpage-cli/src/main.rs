@@ -8,6 +8,7 @@ mod doctor;
 mod early;
 mod failure;
 mod json;
+mod output;
 mod page;
 mod preload;
 mod run;

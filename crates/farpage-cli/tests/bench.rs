@@ -114,8 +114,12 @@ fn what_cannot_be_measured_is_refused() {
 
 /// Runs the bench, and gives its only row.
 fn row(arguments: &[&str]) -> Value {
-    let output = bench("24M", arguments).args(["--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}");
+    row_of(&mut bench("24M", arguments))
+}
+
+fn row_of(bench: &mut Command) -> Value {
+    let output = bench.args(["--json", "-"]).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{bench:?}");
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(value["rows"].as_array().unwrap().len(), 1);
     value["rows"][0].clone()
@@ -127,9 +131,13 @@ fn a_swap_file_and_a_mapped_file_can_be_compared_with() {
     let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
     let before = swaps();
     for against in ["file", "mmap"] {
+        // Not as the kernel would write it: relative, through a link, with a blank.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let place = dir.path().to_str().unwrap();
-        let row = row(&["--workload", "seq-rw", "--against", against, "--dir", place]);
+        let place = dir.path().join("a place");
+        fs::create_dir(&place).unwrap();
+        std::os::unix::fs::symlink("a place", dir.path().join("a link")).unwrap();
+        let mut command = bench("24M", &["--workload", "seq-rw", "--against", against, "--dir", "./a link"]);
+        let row = row_of(command.current_dir(dir.path()));
         assert_eq!(row["against"], against);
         // The device is a file: nothing is compressed.
         assert_eq!((&row["farpage"]["pool_bytes"], &row["farpage_ram_bytes"]), (&0.into(), &(16u64 << 20).into()));
@@ -141,9 +149,9 @@ fn a_swap_file_and_a_mapped_file_can_be_compared_with() {
             let rss = row["kernel"]["peak_rss_anon"].as_u64().unwrap();
             assert_eq!(rss > 8 << 20, against == "file", "{row}");
         }
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a file stayed behind");
+        assert_eq!(swaps(), before, "a swap file stayed on");
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "a file stayed behind");
     }
-    assert_eq!(swaps(), before, "a swap file stayed on");
 }
 
 #[test]

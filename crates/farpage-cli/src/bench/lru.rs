@@ -140,7 +140,7 @@ pub fn main(args: &LruArgs) -> Result<ExitCode> {
         if to_stdout {
             println!("{text}");
         } else {
-            std::fs::write(path, text + "\n")
+            crate::output::write(path, text + "\n")
                 .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
         }
     }

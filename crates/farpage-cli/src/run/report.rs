@@ -4,6 +4,7 @@ use super::shown;
 use super::supervise::{Ended, How};
 use crate::failure::{Failure, Result, why};
 use crate::json::Object;
+use crate::output;
 use crate::page::{Page, SHARES, duration};
 use farpage::PAGE_SIZE;
 use farpage::conf::size;
@@ -171,7 +172,7 @@ impl Target {
                 let _ = io::stderr().write_all(text.as_bytes());
                 return Ok(());
             }
-            Target::File(path) => (path, replace(path, text.as_bytes())),
+            Target::File(path) => (path, output::replace(path, text.as_bytes())),
             Target::Special(path) => {
                 let file = OpenOptions::new().write(true).open(path);
                 (path, file.and_then(|mut f| f.write_all(text.as_bytes())))
@@ -179,18 +180,4 @@ impl Target {
         };
         result.map_err(|e| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(&e))))
     }
-}
-
-/// Readers see the old file or the whole new one.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
-    let result = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
-    if result.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    result
 }

@@ -80,6 +80,6 @@ pub fn write(rows: &[Row], to: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     table(rows);
-    std::fs::write(path, json(rows).line() + "\n")
+    crate::output::write(path, json(rows).line() + "\n")
         .map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }

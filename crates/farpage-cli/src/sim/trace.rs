@@ -188,7 +188,7 @@ impl Trace {
     pub fn save(&self, path: &Path) -> Result<()> {
         let fail = |e: &std::io::Error| Failure::new(format!("cannot write {}: {}", path.display(), why(e)));
         let packed = zstd::stream::encode_all(&self.packed()[..], 19).map_err(|e| fail(&e))?;
-        std::fs::write(path, packed).map_err(|e| fail(&e))
+        crate::output::write(path, packed).map_err(|e| fail(&e))
     }
 
     fn packed(&self) -> Vec<u8> {

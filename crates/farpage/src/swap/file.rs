@@ -1,7 +1,8 @@
 //! A swap file or a block device.
 //!
-//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nothing
-//! stays behind), and both stay open: a later chroot or setuid of the program does not matter.
+//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can open
+//! it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A path that
+//! is a regular file stands for its directory.
 //!
 //! ```text
 //!  slot of an entry:  | file id: 8 | page of the file: 32 |        (page 0 is the header, never a slot)
@@ -111,7 +112,7 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device for `path`: a directory (an unnamed file in it), an empty file or swap file of ours, or a blank block
+    /// The device for `path`: a directory (an unnamed file in it), an empty file (an unnamed one beside it), or a blank block
     /// device or one of ours.
     /// `index`: the device number in its entries. `size`: most bytes of the file, header page included.
     ///
@@ -119,7 +120,7 @@ impl FileDevice {
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
     pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
         let opened = open::open(path, size)?;
-        let (inner, own) = Inner::new(opened.file, opened.rotational);
+        let (inner, own) = Inner::new(opened.block, opened.rotational);
         Ok(FileDevice {
             index,
             name: opened.name,

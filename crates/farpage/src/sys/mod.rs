@@ -4,6 +4,7 @@
 //! (see [`thread`]).
 
 pub mod cpu;
+pub mod escape;
 pub mod futex;
 pub mod idle;
 pub mod mutex;

@@ -192,13 +192,10 @@ impl Source for Regions {
     }
 }
 
-/// A shared file mapping; the file has no name any more.
+/// A shared mapping of an unnamed file.
 fn map_file(directory: &std::path::Path, bytes: u64) -> Result<Memory> {
     let fail = |e: &std::io::Error| Failure::new(format!("cannot map a file in {}: {}", directory.display(), why(e)));
-    let path = directory.join(format!(".farpage-bench-{}", std::process::id()));
-    let options = std::fs::OpenOptions::new().read(true).write(true).create_new(true).clone();
-    let file = options.open(&path).map_err(|e| fail(&e))?;
-    std::fs::remove_file(&path).map_err(|e| fail(&e))?;
+    let file = tempfile::tempfile_in(directory).map_err(|e| fail(&e))?;
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|e| fail(&e.into()))?;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice.

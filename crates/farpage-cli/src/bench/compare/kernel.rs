@@ -5,10 +5,12 @@
 //! to it closes: when the bench is done, or when it has died. There is no other way to clean up.
 
 use crate::failure::{Failure, Result, say, why};
+use farpage::sys::escape::unescape;
 use rustix::io::Errno;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -47,14 +49,16 @@ impl KernelSide {
     pub fn new(limit: u64, swap: &SwapKind) -> Result<KernelSide> {
         let mut guard = Guard::start()?;
         let (top, v2) = memory_hierarchy()?;
-        let cgroup = top.join(format!("farpage-bench-{}", std::process::id()));
-        guard.tell("cgroup", &cgroup.to_string_lossy())?;
         if v2 {
             // Where the controller is on already, this fails or changes nothing.
             let _ = fs::write(top.join("cgroup.subtree_control"), "+memory");
         }
         let fail = |path: &Path, e: &io::Error| Failure::new(format!("cannot set up {}: {}", path.display(), why(e)));
-        fs::create_dir(&cgroup).map_err(|e| fail(&cgroup, &e))?;
+        let cgroup = make_in(&top, "farpage-bench-", |path| {
+            guard.tell("cgroup", path)?;
+            fs::create_dir(path)
+        })
+        .map_err(|e| fail(&top, &e))?;
         let file = cgroup.join(if v2 { "memory.max" } else { "memory.limit_in_bytes" });
         fs::write(&file, limit.to_string()).map_err(|e| fail(&file, &e))?;
         let mut side = KernelSide { guard, cgroup, zram: None };
@@ -71,7 +75,8 @@ impl KernelSide {
         let number = fs::read_to_string(&control)
             .map_err(|e| Failure::new(format!("cannot add a zram device: {}: {}", control.display(), why(&e))))?;
         let number: u32 = number.trim().parse().map_err(|_| Failure::new("hot_add gave no number"))?;
-        self.guard.tell("zram", &number.to_string())?;
+        let told = self.guard.tell("zram", Path::new(&number.to_string()));
+        told.map_err(|e| Failure::new(format!("the bench's guard is gone: {}", why(&e))))?;
         self.zram = Some(number);
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
         for (name, value) in [("comp_algorithm", "lz4".to_owned()), ("disksize", bytes.to_string())] {
@@ -83,12 +88,15 @@ impl KernelSide {
     }
 
     fn add_file(&mut self, directory: &Path, bytes: u64) -> Result<()> {
-        let path = directory.join(format!(".farpage-bench-swap-{}", std::process::id()));
-        self.guard.tell("file", &path.to_string_lossy())?;
-        let fail = |e: &io::Error| Failure::new(format!("cannot make swap file {}: {}", path.display(), why(e)));
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(|e| fail(&e))?;
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|e| fail(&e.into()))?;
-        drop(file);
+        let fail =
+            |e: &io::Error| Failure::new(format!("cannot make a swap file in {}: {}", directory.display(), why(e)));
+        let directory = directory.canonicalize().map_err(|e| fail(&e))?;
+        let path = make_in(&directory, ".farpage-bench-swap-", |path| {
+            self.guard.tell("file", path)?;
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            Ok(rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?)
+        })
+        .map_err(|e| fail(&e))?;
         swap_on(&path, bytes)
     }
 
@@ -128,13 +136,19 @@ impl KernelSide {
     }
 }
 
+/// Makes something with a new name that nobody can guess; the guard, told by `make`, takes it away.
+fn make_in(directory: &Path, prefix: &str, make: impl FnMut(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
+    let made = tempfile::Builder::new().prefix(prefix).rand_bytes(16).disable_cleanup(true).make_in(directory, make)?;
+    Ok(made.path().to_path_buf())
+}
+
 /// The mounted memory controller, and whether it is v2.
 fn memory_hierarchy() -> Result<(PathBuf, bool)> {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         let [_, point, kind, options, ..] = fields[..] else { continue };
-        let point = PathBuf::from(point);
+        let point = unescape(point);
         if kind == "cgroup" && options.split(',').any(|o| o == "memory") {
             return Ok((point, false));
         }
@@ -179,10 +193,10 @@ impl Guard {
         command.spawn().map(Guard).map_err(|e| fail(&e))
     }
 
-    fn tell(&mut self, kind: &str, what: &str) -> Result<()> {
-        let fail = |e: &io::Error| Failure::new(format!("the bench's guard is gone: {}", why(e)));
-        let pipe = self.0.stdin.as_mut().ok_or_else(|| Failure::new("the bench's guard is gone"))?;
-        writeln!(pipe, "{kind} {what}").map_err(|e| fail(&e))
+    /// Kind, blank, path, NUL.
+    fn tell(&mut self, kind: &str, what: &Path) -> io::Result<()> {
+        let pipe = self.0.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        pipe.write_all(&[kind.as_bytes(), b" ", what.as_os_str().as_bytes(), b"\0"].concat())
     }
 
     fn finish(mut self) -> Result<()> {
@@ -208,31 +222,36 @@ pub fn guard() -> ExitCode {
         // SAFETY: a disposition without a handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    let lines: Vec<String> = io::stdin().lock().lines().map_while(io::Result::ok).collect();
+    let told: Vec<Vec<u8>> = io::stdin().lock().split(0).map_while(io::Result::ok).collect();
+    let things = told.iter().filter_map(|line| {
+        let at = line.iter().position(|byte| *byte == b' ')?;
+        Some((&line[..at], Path::new(OsStr::from_bytes(&line[at + 1..]))))
+    });
+    let things: Vec<(&[u8], &Path)> = things.collect();
     let mut clean = true;
     // The processes first: what they have swapped out need not be read back then.
-    for line in lines.iter().filter_map(|l| l.strip_prefix("cgroup ")) {
-        clean &= report(line, remove_cgroup(Path::new(line)));
+    for (_, path) in things.iter().filter(|(kind, _)| *kind == b"cgroup") {
+        clean &= report(path, remove_cgroup(path));
     }
-    for line in lines.iter().rev() {
-        clean &= match line.split_once(' ') {
-            Some(("zram", number)) => report(line, remove_zram(number)),
-            Some(("file", path)) => report(line, remove_file(Path::new(path))),
+    for (kind, what) in things.iter().rev() {
+        clean &= match *kind {
+            b"zram" => report(what, remove_zram(&what.display().to_string())),
+            b"file" => report(what, remove_file(what)),
             _ => true,
         };
     }
     if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn report(what: &str, result: io::Result<()>) -> bool {
+fn report(what: &Path, result: io::Result<()>) -> bool {
     if let Err(e) = &result {
-        say(format_args!("farpage: bench: cannot remove {what}: {}", why(e)));
+        say(format_args!("farpage: bench: cannot remove {}: {}", what.display(), why(e)));
     }
     result.is_ok()
 }
 
 /// Tries for some seconds: a killed process takes its time.
-fn persist(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+fn persist<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..500 {
         match attempt() {
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(Duration::from_millis(10)),
@@ -255,14 +274,15 @@ fn remove_cgroup(dir: &Path) -> io::Result<()> {
     })
 }
 
-fn swap_off(device: &Path) -> io::Result<()> {
+/// Switches swapping off, and says where the device is. Its name is like no other, but it may have another path by now, or
+/// one through a link.
+fn swap_off(device: &Path) -> io::Result<Option<PathBuf>> {
     let swaps = fs::read_to_string("/proc/swaps")?;
-    if !swaps.lines().any(|l| l.split_whitespace().next() == device.to_str()) {
-        return Ok(());
-    }
-    let name = CString::new(device.as_os_str().as_encoded_bytes())?;
+    let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(unescape));
+    let Some(path) = paths.find(|path| path.file_name() == device.file_name()) else { return Ok(None) };
+    let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: a path that ends in NUL; the call touches no memory of ours.
-    if unsafe { libc::swapoff(name.as_ptr()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if unsafe { libc::swapoff(name.as_ptr()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(Some(path)) }
 }
 
 fn remove_zram(number: &str) -> io::Result<()> {
@@ -273,8 +293,8 @@ fn remove_zram(number: &str) -> io::Result<()> {
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {
-    persist(|| swap_off(path))?;
-    match fs::remove_file(path) {
+    let found = persist(|| swap_off(path))?;
+    match fs::remove_file(found.as_deref().unwrap_or(path)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }

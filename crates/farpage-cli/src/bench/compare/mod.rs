@@ -21,6 +21,7 @@ pub mod side;
 mod workload;
 
 use crate::failure::{Failure, Result, say, why};
+use crate::output;
 use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
 use farpage::conf::parse_idle_poll;
@@ -278,7 +279,7 @@ fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
+    output::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }
 
 fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -> Spec {

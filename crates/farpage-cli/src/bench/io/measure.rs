@@ -13,7 +13,7 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -217,25 +217,13 @@ fn round(
     Ok(())
 }
 
-/// A named swap file, removed at the end.
-struct Named(std::path::PathBuf);
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// A file device: batches of 1, 8 and 32 pages, with io_uring and without.
 pub fn file(dir: &Path, source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let n = source.len() / BATCH_MAX * BATCH_MAX;
     let source = &source[..n];
-    let path = dir.join(format!(".farpage-bench-{}", std::process::id()));
-    std::fs::write(&path, b"").map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))?;
-    let named = Named(path);
     let mut rows = Vec::new();
     for path in ["uring", "plain", "crypt"] {
-        let mut spec = SwapSpec::file(&named.0);
+        let mut spec = SwapSpec::file(dir);
         if let SwapSpec::File { encrypt, .. } = &mut spec {
             *encrypt = path == "crypt";
         }
@@ -250,8 +238,11 @@ pub fn file(dir: &Path, source: &[Page], rounds: usize) -> Result<Vec<Row>> {
             rows.extend(batches(&space, path, batch, source, &key)?);
         }
         if path == "uring" {
-            rows.extend(ahead::rows(&space, &named.0, source, &key, rounds)?);
-            rows.extend(raw(&named.0, n)?);
+            // The unnamed file behind the directory; fio has no descriptor of its own for it.
+            let fd = space.fds().last().copied().ok_or_else(|| Failure::new("bench: the device has no file"))?;
+            let file = PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()));
+            rows.extend(ahead::rows(&space, &file, source, &key, rounds)?);
+            rows.extend(raw(&file, n)?);
         }
     }
     Ok(rows)

@@ -17,13 +17,13 @@ use super::compare::kernel::{KernelSide, SwapKind};
 use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
 use crate::failure::{Failure, Result, say, why};
+use crate::output;
 use clap::{Args, ValueEnum};
 use farpage::conf::size;
 use farpage::conf::{SwapSpec, parse_idle_poll};
 use report::Rows;
 use side::{Ended, Pager};
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -143,7 +143,7 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         |path: &Path, e: &io::Error| Failure::new(format!("--json: cannot write {}: {}", path.display(), why(e)));
     if let Some(path) = json {
         // Now, and not when all has been measured.
-        OpenOptions::new().create(true).append(true).open(path).map_err(|e| unwritable(path, &e))?;
+        output::open(path).map_err(|e| unwritable(path, &e))?;
     }
     let tell = |text: &str| {
         if !json_on_stdout {
@@ -199,7 +199,7 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         let _ = std::io::stdout().write_all(text.as_bytes());
     }
     if let Some(path) = json {
-        fs::write(path, text).map_err(|e| unwritable(path, &e))?;
+        output::write(path, text).map_err(|e| unwritable(path, &e))?;
     }
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

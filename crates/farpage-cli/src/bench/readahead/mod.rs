@@ -163,7 +163,8 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
         if path.as_os_str() == "-" {
             print!("{text}");
         } else {
-            std::fs::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))?;
+            crate::output::write(path, text)
+                .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))?;
         }
     }
     Ok(ExitCode::SUCCESS)

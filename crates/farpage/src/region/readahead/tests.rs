@@ -140,14 +140,13 @@ fn slot_order_finds_what_was_swapped_out_together() {
 #[test]
 fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("swap");
     for rule in ["stream", "stream,exact", "vma", "slot"] {
-        std::fs::write(&path, b"").unwrap();
-        let pager = pager(4 << 20, rule, vec![file(&path)]);
+        let pager = pager(4 << 20, rule, vec![file(dir.path())]);
         let pages = 4000;
         let region = filled(&pager, pages);
-        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         let e = &pager.owner.inner;
+        let path = format!("/proc/self/fd/{}", e.swap.fds().last().unwrap());
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         let mut damaged = Vec::new();
         for page in (300..pages).step_by(600) {
             let state = e.space.word(region.core.first + page as u32).look().state();
@@ -167,7 +166,6 @@ fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
             pager.stats().unwrap()
         );
         drop((region, pager));
-        std::fs::remove_file(&path).unwrap();
     }
 }
 

@@ -37,7 +37,8 @@ impl Recorder {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut with_pid = path.as_os_str().to_owned();
         with_pid.push(format!(".{}", rustix::process::getpid().as_raw_nonzero()));
-        let mode = Mode::from_raw_mode(0o644);
+        // Which pages a program touches can tell what it works on.
+        let mode = Mode::RUSR | Mode::WUSR;
         let file = open(path, flags, mode).or_else(|_| open(PathBuf::from(with_pid), flags, mode));
         let file = file.map_err(|e| format!("cannot record faults in {}: {}", path.display(), ErrnoText::from(e)))?;
         let mut recorder = Recorder { file: Some(file), records: [0; RECORDS * 8], len: 0 };
@@ -86,6 +87,7 @@ mod tests {
         (0..150).for_each(|i| recorder.note(i * 3, i % 2 == 1));
         recorder.flush();
         let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
         let (magic, records) = bytes.split_at(8);
         assert_eq!(magic, MAGIC);
         let records: Vec<u64> = records.chunks(8).map(|r| u64::from_le_bytes(r.try_into().unwrap())).collect();

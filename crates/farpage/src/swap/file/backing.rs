@@ -7,13 +7,14 @@
 use super::block;
 use super::crypt::Salt;
 use crate::PAGE_SIZE;
+use crate::sys::raw::random_bytes;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
-/// Page 0 of a swap file with a name begins with this. The file is ours to overwrite.
+/// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier versions.
 pub const MAGIC: &[u8; 16] = b"FARPAGE-SWAP 1\n\0";
 
 /// A descriptor that can be exchanged for another. Closed on drop.
@@ -140,10 +141,11 @@ impl Backing {
                 Err(errno) => return Err(errno),
             }
         }
-        static SERIAL: AtomicU32 = AtomicU32::new(0);
         for _ in 0..100 {
-            let serial = SERIAL.fetch_add(1, Relaxed);
-            let name = format!(".farpage-swap-{}-{serial}", rustix::process::getpid().as_raw_nonzero());
+            // Nobody can guess it and be there first.
+            let mut name = [0; 8];
+            random_bytes(&mut name)?;
+            let name = format!(".farpage-swap-{:016x}", u64::from_ne_bytes(name));
             match rustix::fs::openat(dir, name.as_str(), flags | OFlags::CREATE | OFlags::NOFOLLOW, mode) {
                 Ok(fd) => {
                     rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty())?;

@@ -16,6 +16,7 @@ use super::DeviceError;
 use super::backing::{Backing, MAGIC};
 use super::open::{Fail, block_size, swaps_to};
 use crate::PAGE_SIZE;
+use crate::sys::escape::unescape;
 use crate::sys::raw::{ErrnoText, nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -75,10 +76,10 @@ fn user_of(rdev: u64) -> (String, &'static str) {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let number = format!("{major}:{minor}");
     let mounted = mounts.lines().map(|line| line.split(' ')).find_map(|mut fields| {
-        (fields.nth(2) == Some(number.as_str())).then(|| fields.nth(1).unwrap_or("?").to_owned())
+        (fields.nth(2) == Some(number.as_str())).then(|| unescape(fields.nth(1).unwrap_or("?")))
     });
     if let Some(place) = mounted {
-        return (format!("it is mounted at {place}"), "use a directory there, or unmount it");
+        return (format!("it is mounted at {}", place.display()), "use a directory there, or unmount it");
     }
     if swaps_to(|stat| stat.st_rdev == rdev) {
         return ("the kernel swaps to it".into(), "use another device, or swapoff this one");

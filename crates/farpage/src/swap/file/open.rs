@@ -1,13 +1,18 @@
 //! What a swap path may be, and how much of the disk it may take.
 //!
 //! Called by the file device: `open` once when it is made, `grant` now and then as the file grows.
+//!
+//! A regular file stands for the place where it lies: pages go to an unnamed file beside it, as they do in a directory. So
+//! nothing of a program's memory ever has a name that others could open, whatever the named file's permissions are, and
+//! nothing is left of it when the process has ended, however it ended.
 
 use super::backing::{Backing, Fd, MAGIC};
 use super::{DeviceError, PAGE_BITS, block};
 use crate::PAGE_SIZE;
+use crate::sys::escape::unescape;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -21,8 +26,8 @@ pub struct Opened {
     pub name: String,
     /// Where files are created; `None`: nowhere, the path is a block device.
     pub dir: Option<Fd>,
-    /// The file itself, if the path is one.
-    pub file: Option<Backing>,
+    /// The block device, if the path is one.
+    pub block: Option<Backing>,
     /// Slots at most, slot 0 included.
     pub slots_max: u64,
     pub rotational: bool,
@@ -40,38 +45,34 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
         return Err(error("its size is below 8 KiB".into(), "give it a larger size="));
     }
     let stat = look(path, &error)?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    let dir_path = match kind {
-        FileType::Directory => path,
-        FileType::RegularFile => path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    let dir = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => open_directory(path, &error)?,
+        FileType::RegularFile => {
+            let dir = beside(path, &error)?;
+            empty_file(path, true, &error)?;
+            dir
+        }
         FileType::BlockDevice => {
             let (backing, slots) = block::open(path, stat.st_rdev, &error)?;
             let (rotational, block_size) = (is_rotational(stat.st_rdev), block_size(stat.st_rdev));
-            let (file, slots_max) = (Some(backing), slots_max.min(slots));
-            return Ok(Opened { name, dir: None, file, slots_max, rotational, block_size, warning: None });
+            let (block, slots_max) = (Some(backing), slots_max.min(slots));
+            return Ok(Opened { name, dir: None, block, slots_max, rotational, block_size, warning: None });
         }
         _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
-    let dir = open_directory(dir_path, &error)?;
-    let file = match kind {
-        FileType::RegularFile => Some(open_file(path, &error)?),
-        _ => {
-            may_create(&dir, &error)?;
-            None
-        }
-    };
-    let in_memory = rustix::fs::statfs(path).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
+    may_create(&dir, &error)?;
+    let in_memory = rustix::fs::fstatfs(&dir).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
     let warning = in_memory
         .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"));
     let (rotational, block_size) = (is_rotational(stat.st_dev), block_size(stat.st_dev).min(PAGE_SIZE as u32));
-    Ok(Opened { name, dir: Some(Fd::new(dir)), file, slots_max, rotational, block_size, warning })
+    Ok(Opened { name, dir: Some(Fd::new(dir)), block: None, slots_max, rotational, block_size, warning })
 }
 
 /// What the launcher can see to before the program starts, without changing anything.
 ///
 /// # Errors
-/// A directory where no file can be made; a file that is not there, in use, another user's or not farpage's; a block device
-/// that is in use or holds something; a path that can be no swap device.
+/// A directory where no file can be made; a file that is not there, in use, another user's or not farpage's, or beside which
+/// none can be made; a block device that is in use or holds something; a path that can be no swap device.
 pub fn check(path: &Path) -> Result<(), DeviceError> {
     let error = |reason: String, remedy: &str| {
         let name = format!("file:{}", path.display());
@@ -80,7 +81,10 @@ pub fn check(path: &Path) -> Result<(), DeviceError> {
     let stat = look(path, &error)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => may_create(&open_directory(path, &error)?, &error),
-        FileType::RegularFile => claim_file(path, &error).map(drop),
+        FileType::RegularFile => {
+            empty_file(path, false, &error)?;
+            may_create(&beside(path, &error)?, &error)
+        }
         FileType::BlockDevice => block::check(path, stat.st_rdev, &error),
         _ => Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     }
@@ -117,9 +121,29 @@ fn may_create(dir: &OwnedFd, error: Fail<'_>) -> Result<(), DeviceError> {
 
 const NEITHER: &str = "it is neither a directory, a regular file nor a block device";
 
-/// A file with a name: only one that is empty or a swap file of ours, and that nobody else swaps to.
-/// It is locked, and not changed yet.
-fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
+/// The directory of a file, which must be on the file's own filesystem.
+fn beside(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
+    let failed = |e: std::io::Error| {
+        let errno = Errno::from_io_error(&e).unwrap_or(Errno::IO);
+        error(format!("cannot find its directory: {}", ErrnoText(errno)), "use a directory, as in file:/var/tmp")
+    };
+    // Through symbolic links: the file's own place is meant.
+    let file = path.canonicalize().map_err(failed)?;
+    let dir = open_directory(file.parent().unwrap_or(Path::new("/")), error)?;
+    let mount = |at: &OwnedFd, name: &Path, flags| {
+        rustix::fs::statx(at, name, flags, StatxFlags::MNT_ID).ok().map(|s| s.stx_mnt_id)
+    };
+    let own = file.file_name().and_then(|name| mount(&dir, Path::new(name), AtFlags::SYMLINK_NOFOLLOW));
+    if own.is_none() || own != mount(&dir, Path::new(""), AtFlags::EMPTY_PATH) {
+        let reason = "it is mounted by itself, and pages go to an unnamed file beside it";
+        return Err(error(reason.into(), "use a directory of the disk that is meant"));
+    }
+    Ok(dir)
+}
+
+/// A file with a name: only one that is empty, or one that an earlier version of farpage swapped to. With `now`, what that
+/// left there goes.
+fn empty_file(path: &Path, now: bool, error: Fail<'_>) -> Result<(), DeviceError> {
     let failed = |what: &str, errno: Errno| error(format!("{what}: {}", ErrnoText(errno)), "use a file that is yours");
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|e| failed("cannot open it", e))?;
@@ -130,20 +154,13 @@ fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(error("it belongs to another user".into(), "use a file that is yours, or a directory"));
     }
-    let lock = || rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive);
-    let mut locked = lock();
-    // A launcher that looks at it has it for a moment only.
-    for _ in 0..20 {
-        if locked != Err(Errno::WOULDBLOCK) {
-            break;
-        }
-        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 });
-        locked = lock();
+    if stat.st_size == 0 {
+        return Ok(());
     }
-    match locked {
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
-            let remedy = "use a directory, where each program gets a file of its own";
+            let remedy = "use a directory, or another file";
             return Err(error("another process swaps to it".into(), remedy));
         }
         Err(errno) => return Err(failed("cannot lock it", errno)),
@@ -152,39 +169,23 @@ fn claim_file(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
     if swaps_to(|swap| (swap.st_dev, swap.st_ino) == (stat.st_dev, stat.st_ino)) {
         return Err(error("the kernel swaps to it".into(), "use another file, or swapoff this one"));
     }
-    // Looked at under the lock, so that it cannot change hands in between.
     let mut head = [0; MAGIC.len()];
-    let size = rustix::fs::fstat(&fd).map_err(|e| failed("cannot look at it", e))?.st_size;
-    if size != 0 {
-        let n = rustix::io::pread(&fd, &mut head, 0).map_err(|e| failed("cannot read it", e))?;
-        if n < head.len() || head != *MAGIC {
-            let remedy = "use an empty file or a directory; farpage does not overwrite your data";
-            return Err(error("it holds something that is not farpage's".into(), remedy));
-        }
+    let n = rustix::io::pread(&fd, &mut head, 0).map_err(|e| failed("cannot read it", e))?;
+    if n < head.len() || head != *MAGIC {
+        let remedy = "use an empty file or a directory; farpage does not overwrite your data";
+        return Err(error("it holds something that is not farpage's".into(), remedy));
     }
-    Ok(fd)
+    if now {
+        rustix::fs::ftruncate(&fd, 0).map_err(|e| failed("cannot empty it", e))?;
+    }
+    Ok(())
 }
 
 /// Whether the kernel swaps to the file or device that `is_it` knows.
 pub(super) fn swaps_to(is_it: impl Fn(&rustix::fs::Stat) -> bool) -> bool {
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    paths.any(|path| rustix::fs::stat(path).is_ok_and(|stat| is_it(&stat)))
-}
-
-/// Opens a file with a name for the engine.
-fn open_file(path: &Path, error: Fail<'_>) -> Result<Backing, DeviceError> {
-    let failed = |what: &str, errno: Errno| error(format!("{what}: {}", ErrnoText(errno)), "use a file that is yours");
-    let fd = claim_file(path, error)?;
-    // Old pages go, and so does what they held.
-    let mut header = [0; PAGE_SIZE];
-    header[..MAGIC.len()].copy_from_slice(MAGIC);
-    rustix::fs::ftruncate(&fd, 0).map_err(|e| failed("cannot empty it", e))?;
-    match rustix::io::pwrite(&fd, &header, 0) {
-        Ok(n) if n == header.len() => Backing::new(fd).map_err(|e| failed("cannot use it", e)),
-        Ok(_) => Err(failed("cannot write its header", Errno::NOSPC)),
-        Err(errno) => Err(failed("cannot write its header", errno)),
-    }
+    let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(unescape));
+    paths.any(|path| rustix::fs::stat(&path).is_ok_and(|stat| is_it(&stat)))
 }
 
 /// How far the file may grow: `step` slots beyond `end`, or less when the disk or a limit of the process is near.

@@ -8,7 +8,7 @@ use super::*;
 use crate::swap::testing::{Frame, Rng, check_of, page_of};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 
 fn usage(device: &FileDevice) -> Usage {
     let mut usage = Usage::default();
@@ -148,21 +148,41 @@ fn device_file_refuses_what_is_not_its_own() {
     assert!(tiny.to_string().contains("size"));
 }
 
+/// Whatever its permissions and links are: nothing is in it that anybody could read, then or later.
 #[test]
-fn device_file_with_a_name_is_locked_marked_and_used_again() {
+fn device_file_with_a_name_stays_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, link) = (dir.path().join("swap"), dir.path().join("link"));
+    std::fs::write(&path, b"").unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let devices = [&path, &link].map(|path| FileDevice::open(0, path, None).unwrap());
+    for device in &devices {
+        check(&path).unwrap();
+        let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
+        expect(device, entry, 3);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        let fd = device.own_file().unwrap().1.fd.raw().unwrap();
+        assert_eq!(rustix::fs::fstat(borrow(fd)).unwrap().st_mode & 0o777, 0o600);
+    }
+}
+
+#[test]
+fn device_file_of_an_earlier_version_is_emptied_unless_it_is_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("swap");
-    std::fs::write(&path, b"").unwrap();
-    for _ in 0..2 {
-        let device = FileDevice::open(0, &path, None).unwrap();
-        let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
-        expect(&device, entry, 3);
-        let mut magic = [0; 16];
-        std::fs::File::open(&path).unwrap().read_exact_at(&mut magic, 0).unwrap();
-        assert_eq!(&magic, backing::MAGIC);
-        let other = FileDevice::open(0, &path, None).map(|_| ()).unwrap_err();
-        assert!(other.to_string().contains("another process"), "{other}");
+    std::fs::write(&path, [&backing::MAGIC[..], &[7; 8192]].concat()).unwrap();
+    let user = std::fs::File::open(&path).unwrap();
+    rustix::fs::flock(&user, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    for result in [check(&path), FileDevice::open(0, &path, None).map(drop)] {
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains("another process"), "{message}");
     }
+    drop(user);
+    check(&path).unwrap();
+    assert_ne!(std::fs::metadata(&path).unwrap().len(), 0, "only looked at");
+    FileDevice::open(0, &path, None).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
 }
 
 #[test]

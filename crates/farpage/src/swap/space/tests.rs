@@ -273,9 +273,7 @@ fn device_space_gets_over_every_curable_fault() {
 fn device_space_never_returns_bytes_that_are_not_the_pages() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let region = Region::new(1 << 20);
-    let path = dir.path().join("swap");
-    std::fs::write(&path, b"").unwrap();
-    let s = space(&region, 1 << 20, &[file(&path, None, None)]).unwrap();
+    let s = space(&region, 1 << 20, &[file(dir.path(), None, None)]).unwrap();
     let key = ContentKey::random();
     s.check_contents(key);
     let frames: Vec<_> = (1..4).map(page_of).collect();
@@ -284,7 +282,8 @@ fn device_space_never_returns_bytes_that_are_not_the_pages() {
     s.store_batch(&pages, &mut out).unwrap();
     let entries = out.map(Option::unwrap);
     // A torn write behind our back: the second half of the second page is old.
-    let disk = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let path = format!("/proc/self/fd/{}", s.fds().last().unwrap());
+    let disk = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     let at = entries[1].slot() * 4096 + 2048;
     std::os::unix::fs::FileExt::write_all_at(&disk, &[0x5a; 2048], at).unwrap();
     let mut back: Vec<_> = (0..3).map(|_| Frame::boxed()).collect();

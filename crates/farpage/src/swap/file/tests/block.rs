@@ -2,6 +2,7 @@
 
 use super::*;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -225,7 +226,7 @@ impl Drop for SwapOn {
 #[test]
 fn device_file_that_the_kernel_swaps_to_is_refused() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let path = dir.path().join("swap");
+    let path = dir.path().join("a swap\tfile");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     if !ran("mkswap", &[path.to_str().unwrap()]) {
         println!("skipped: no mkswap");

@@ -1,0 +1,61 @@
+//! Files that the command makes for its user: nobody else may read them, unless the user says so.
+//!
+//! A file that is there already keeps its permissions.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Opens a file for what will be written later, and leaves what is in it.
+///
+/// # Errors
+/// As open.
+pub fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+/// Writes a file in place, from its beginning.
+///
+/// # Errors
+/// As open and write.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes.as_ref())
+}
+
+/// Writes a file as a whole: readers see the old one or the new one.
+///
+/// # Errors
+/// No file can be made beside it, or it cannot be written.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix(".farpage-").tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
+    file.write_all(bytes)?;
+    if let Ok(old) = fs::metadata(path) {
+        file.as_file().set_permissions(Permissions::from_mode(old.permissions().mode() & 0o777))?;
+    }
+    file.persist(path).map(drop).map_err(|e| e.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_files_are_private_and_old_ones_stay_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report");
+        let ways: [fn(&Path, &[u8]) -> io::Result<()>; 3] =
+            [|path, text| write(path, text), replace, |path, text| open(path)?.write_all(text)];
+        for way in ways {
+            for mode in [0o600, 0o644] {
+                way(&path, b"text").unwrap();
+                assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+                assert!(fs::read(&path).unwrap().ends_with(b"text"));
+                fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+            }
+            fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a temporary file stayed");
+    }
+}
