@@ -99,7 +99,7 @@ fn the_device_is_inherited_with_a_high_number() {
         return;
     }
     let script = "echo $FARPAGE_UFFD_FD; readlink /proc/self/fd/$FARPAGE_UFFD_FD";
-    assert_eq!(quiet(run().args(["sh", "-c", script])), "200\n/dev/userfaultfd\n");
+    assert_eq!(quiet(run().args(["sh", "-c", script])), "457\n/dev/userfaultfd\n");
     let low = format!("ulimit -n 64; exec {} run --ram 64M sh -c '{script}'", env!("CARGO_BIN_EXE_farpage"));
     let out = Command::new("sh").args(["-c", &low]).env("FARPAGE_PRELOAD", common::inert()).output().unwrap();
     assert_eq!(text(&out.stdout), "56\n/dev/userfaultfd\n", "{}", text(&out.stderr));

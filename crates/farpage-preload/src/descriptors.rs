@@ -1,36 +1,57 @@
-//! The descriptor of `/dev/userfaultfd` that root has passed on (`--user`) has to last until the program's children exec: they may
-//! not open the device themselves. Programs that start others often close everything first (Python's `subprocess`, daemons,
-//! Java), so the functions that close are interposed and leave this one open. They say that it was closed; whoever
-//! puts another descriptor in its place (`dup2`) has the number.
+//! The descriptor of `/dev/userfaultfd` that the program inherits has to last until its children exec: they may not open the
+//! device themselves (`--user`; a program that has given root up). Programs that start others often close everything first
+//! (Python's `subprocess`, daemons, Java), or mark everything close-on-exec (apt), so the functions that do either are
+//! interposed and leave this one alone. They say that it was done; whoever puts another descriptor in its place (`dup2`) has
+//! the number.
+//!
+//! The program's own engine does not need it: it has a copy in a table of its own, for forked children, too.
 //!
 //! Without such a descriptor, and for all others, they are libc's. No locks, no allocation: called between `vfork` and exec.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::probe::{inherited_device, is_misc_device};
-use std::ffi::{c_int, c_uint};
+use farpage::probe::{inherited_device, misc_device};
+use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 static REAL_CLOSE: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLOSE_RANGE: AtomicUsize = AtomicUsize::new(0);
+static REAL_FCNTL: AtomicUsize = AtomicUsize::new(0);
+static REAL_IOCTL: AtomicUsize = AtomicUsize::new(0);
+static REAL_SPAWN_CLOSE: AtomicUsize = AtomicUsize::new(0);
+static REAL_SPAWN_CLOSE_FROM: AtomicUsize = AtomicUsize::new(0);
 
 /// The descriptor that stays open; [`NONE`]: none.
 static KEPT: AtomicU32 = AtomicU32::new(NONE);
 const NONE: u32 = u32::MAX;
+/// Which device it is.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
 
 /// Looks the functions up. By the initialiser: later, a child of `vfork` may ask.
 pub fn find() {
-    let device = inherited_device().and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
-    KEPT.store(device.unwrap_or(NONE), Relaxed);
+    if let Some(fd) = inherited_device() {
+        DEVICE.store(misc_device(fd).unwrap_or_default(), Relaxed);
+        KEPT.store(u32::try_from(fd.as_raw_fd()).unwrap_or(NONE), Relaxed);
+    }
     REAL_CLOSE.store(next(c"close"), Relaxed);
     REAL_CLOSE_RANGE.store(next(c"close_range"), Relaxed);
+    REAL_FCNTL.store(next(c"fcntl"), Relaxed);
+    REAL_IOCTL.store(next(c"ioctl"), Relaxed);
+    REAL_SPAWN_CLOSE.store(next(c"posix_spawn_file_actions_addclose"), Relaxed);
+    REAL_SPAWN_CLOSE_FROM.store(next(c"posix_spawn_file_actions_addclosefrom_np"), Relaxed);
 }
 
 /// The descriptor that stays open, if it is one of these and still the device: the program may have put another there.
 fn kept(first: c_uint, last: c_uint) -> Option<c_uint> {
     let kept = Some(KEPT.load(Relaxed)).filter(|kept| *kept != NONE && (first..=last).contains(kept))?;
     // SAFETY: a positive number, only asked what it is; if it is not open, the answer is no.
-    is_misc_device(unsafe { BorrowedFd::borrow_raw(kept as i32) }).then_some(kept)
+    let device = misc_device(unsafe { BorrowedFd::borrow_raw(kept as i32) })?;
+    (device == DEVICE.load(Relaxed)).then_some(kept)
+}
+
+/// Whether this is the descriptor that stays as it is.
+fn is_kept(fd: c_int) -> bool {
+    kept(fd as c_uint, fd as c_uint).is_some() // a negative number is larger than any
 }
 
 /// As libc's; see the module header.
@@ -39,8 +60,7 @@ fn kept(first: c_uint, last: c_uint) -> Option<c_uint> {
 /// As libc's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    let number = fd as c_uint; // a negative one is larger than any
-    if kept(number, number).is_some() {
+    if is_kept(fd) {
         return 0;
     }
     let real = found(&REAL_CLOSE, c"close");
@@ -87,4 +107,107 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 pub unsafe extern "C" fn closefrom(low: c_int) {
     // SAFETY: caller's promise. The kernels that farpage needs have this call, so it fails for no descriptor.
     unsafe { close_range(low.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it comes.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if command == libc::F_SETFD && is_kept(fd) {
+        return 0;
+    }
+    let real = found(&REAL_FCNTL, c"fcntl");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name takes its third argument where an integer is passed.
+    let real: unsafe extern "C" fn(c_int, c_int, usize) -> c_int = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(fd, command, argument) }
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: caller's promise; the two are one on x86-64.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it comes.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    if request == libc::FIOCLEX && is_kept(fd) {
+        return 0;
+    }
+    let real = found(&REAL_IOCTL, c"ioctl");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name takes its third argument where an integer is passed.
+    let real: unsafe extern "C" fn(c_int, c_ulong, usize) -> c_int = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(fd, request, argument) }
+}
+
+type SpawnClose = unsafe extern "C" fn(*mut libc::posix_spawn_file_actions_t, c_int) -> c_int;
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_addclose(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    fd: c_int,
+) -> c_int {
+    if is_kept(fd) {
+        return 0;
+    }
+    let real = found(&REAL_SPAWN_CLOSE, c"posix_spawn_file_actions_addclose");
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: SpawnClose = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(actions, fd) }
+}
+
+/// As libc's; see the module header. What is below the descriptor that stays is closed one by one: the child that does it is
+/// within libc, and knows no range with an end.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    from: c_int,
+) -> c_int {
+    let real = found(&REAL_SPAWN_CLOSE_FROM, c"posix_spawn_file_actions_addclosefrom_np");
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: SpawnClose = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let close_from = |from| unsafe { real(actions, from) };
+    let Some(kept) = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX)) else { return close_from(from) };
+    for fd in from..kept as c_int {
+        // SAFETY: caller's promise.
+        let error = unsafe { posix_spawn_file_actions_addclose(actions, fd) };
+        if error != 0 {
+            return error;
+        }
+    }
+    close_from(kept as c_int + 1)
 }

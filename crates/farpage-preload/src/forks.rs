@@ -15,7 +15,7 @@ use farpage::run::state::engine;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
 use std::arch::asm;
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
@@ -83,6 +83,10 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         // These set errno themselves.
         // SAFETY: caller's promise.
         libc::SYS_close => return unsafe { descriptors::close(a as c_int) }.into(),
+        // SAFETY: caller's promise.
+        libc::SYS_fcntl => return unsafe { descriptors::fcntl(a as c_int, b as c_int, c) }.into(),
+        // SAFETY: caller's promise.
+        libc::SYS_ioctl => return unsafe { descriptors::ioctl(a as c_int, b as c_ulong, c) }.into(),
         // SAFETY: caller's promise.
         libc::SYS_madvise => return unsafe { interpose::madvise(a as *mut c_void, b, c as c_int) }.into(),
         libc::SYS_close_range => {

@@ -267,10 +267,18 @@ pub fn inherited_device() -> Option<BorrowedFd<'static>> {
 
 /// Whether a descriptor is a device like [`DEVICE`]. One system call; nothing is allocated.
 pub fn is_misc_device(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|stat| {
-        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && rustix::fs::major(stat.st_rdev) == 10
-    })
+    misc_device(fd).is_some()
 }
+
+/// Which device a descriptor is, if it is one like [`DEVICE`]. One system call; nothing is allocated.
+pub fn misc_device(fd: BorrowedFd<'_>) -> Option<u64> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    let is_one = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    (is_one && rustix::fs::major(stat.st_rdev) == MISC_MAJOR).then_some(stat.st_rdev)
+}
+
+/// Major number of small drivers' devices.
+const MISC_MAJOR: u32 = 10;
 
 /// `(major, minor)` of a kernel release such as `6.18.44-fc`.
 pub fn version_of(release: &str) -> Option<(u32, u32)> {

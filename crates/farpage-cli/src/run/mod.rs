@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Descriptors meant for the program get numbers from here on, out of the way of the ones it opens.
-const HIGH_FD: i32 = 200;
+const HIGH_FD: i32 = 457;
 
 /// Runs the subcommand. Without `--stats` it returns only on failure.
 pub fn main(args: RunArgs) -> Result<ExitCode> {

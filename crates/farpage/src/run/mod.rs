@@ -11,3 +11,4 @@ pub mod preload;
 pub mod state;
 pub mod store;
 pub mod threads;
+mod uffd_device;

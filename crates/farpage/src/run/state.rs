@@ -39,7 +39,7 @@ use crate::sys::raw::{ErrnoText, fatal, warn};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
-use rustix::fd::{BorrowedFd, FromRawFd, RawFd};
+use rustix::fd::{BorrowedFd, FromRawFd};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -147,8 +147,11 @@ pub struct Engine {
     spread_warned: AtomicBool,
     /// The warning that all devices are full has been given.
     pub full_warned: AtomicBool,
+    /// That memory cannot be managed has been said; forked children need not say it again.
+    pub unmanaged_warned: AtomicBool,
     tls_below: usize,
-    inherited_uffd: AtomicI32,
+    /// See [`Engine::device`].
+    pub(crate) uffd_device: AtomicI32,
 }
 
 /// Tables that take more than this part of the budget are worth a word.
@@ -254,8 +257,9 @@ impl Engine {
             copies_wanted: AtomicBool::new(false),
             spread_warned: AtomicBool::new(false),
             full_warned: AtomicBool::new(false),
+            unmanaged_warned: AtomicBool::new(false),
             tls_below: tls_below(),
-            inherited_uffd: AtomicI32::new(inherited_uffd()),
+            uffd_device: AtomicI32::new(super::uffd_device::passed_on()),
             conf,
         });
         let engine: &'static Engine = Box::leak(engine);
@@ -304,19 +308,6 @@ impl Engine {
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
         unsafe { spawn(stack, self.tls_below, &Start { entry, arg, name, share_files }) }
-    }
-
-    /// Number of the inherited `/dev/userfaultfd` in the engine's descriptor table, or -1.
-    pub fn inherited_uffd_number(&self) -> &AtomicI32 {
-        &self.inherited_uffd
-    }
-
-    /// The inherited descriptor of `/dev/userfaultfd`, if there is one.
-    pub fn inherited_uffd(&self) -> Option<BorrowedFd<'static>> {
-        let fd: RawFd = self.inherited_uffd.load(Ordering::Relaxed);
-        // SAFETY: the number stays open in the engine's table, which only the engine closes. (Where the program closed
-        // it before the table was copied, the ioctl on it fails and is reported.)
-        (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// Wakes the pager from its sleep.
@@ -470,10 +461,6 @@ impl Engine {
 /// A state in which the engine cannot go on: says so and ends the process.
 pub fn give_up(what: &str, error: impl Into<ErrnoText>) -> ! {
     fatal(&format!("{what}: {}", error.into()))
-}
-
-fn inherited_uffd() -> i32 {
-    std::env::var(crate::conf::ENV_UFFD_FD).ok().and_then(|v| v.parse().ok()).unwrap_or(-1)
 }
 
 /// Zero-initialised data of the libraries whose code runs on engine threads: libc, the dynamic linker, ourselves.

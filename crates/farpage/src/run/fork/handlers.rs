@@ -110,7 +110,7 @@ pub extern "C" fn prepare() {
         Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
     let mut wanted: Vec<RawFd> = e.space.fds();
     wanted.extend(f.descriptors());
-    wanted.push(e.inherited_uffd_number().load(SeqCst));
+    wanted.push(e.device_number().load(SeqCst));
     wanted.retain(|fd| *fd >= 0);
     for fd in wanted {
         match fetch_fd(f.monitor_tid.load(SeqCst), fd) {
@@ -206,7 +206,7 @@ pub fn child_of(forker: usize) {
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
     let here = |fd: RawFd| errand.fetched.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
     e.space.fork_child(&errand.fetched);
-    let device = e.inherited_uffd_number();
+    let device = e.device_number();
     device.store(here(device.load(SeqCst)), SeqCst);
     f.proc_fd.store(here(f.proc_fd.load(SeqCst)), SeqCst);
     lock(&f.leases).clear();

@@ -139,8 +139,8 @@ impl Engine {
     pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
         let pagemap =
             || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
-        let uffd = Uffd::open(self.inherited_uffd(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
-        let trash = Uffd::open(self.inherited_uffd(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
+        let uffd = Uffd::open(self.device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
+        let trash = Uffd::open(self.device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;

@@ -52,7 +52,8 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let mut keep = e.fork.descriptors();
-    keep.extend(e.inherited_uffd().map(|fd| fd.as_raw_fd()));
+    e.hold_device();
+    keep.extend(e.device().map(|fd| fd.as_raw_fd()));
     keep.extend(e.space.fds());
     keep.extend(StatPage::descriptor());
     keep.sort_unstable();
@@ -176,7 +177,9 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
-                warn(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
+                if !e.unmanaged_warned.swap(true, Relaxed) {
+                    warn(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
+                }
             }
         }
     }
