@@ -1,4 +1,4 @@
-"""Files that farpage makes: nobody else reads a program's memory in them, then or later; no planted name is followed."""
+"""Files that farpage makes: nobody else reads a program's memory in them, also later; no planted name is followed."""
 
 import json
 import os
@@ -91,8 +91,8 @@ class Files(Situation):
         place.mkdir()
         # The names that the number of the process would give; the shell becomes the bench.
         report = self.dir / "report"
-        plant = (f"umask 0; for name in .farpage-bench-$$ .farpage-bench-swap-$$; do ln -s {victim} {place}/$name; done; "
-                 'exec "$@"')
+        plant = (f"umask 0; for name in .farpage-bench-$$ .farpage-bench-swap-$$; do ln -s {victim} {place}/$name; done"
+                 '; exec "$@"')
         for bench in (["io", "--pages", "1024", "--rounds", "1"],
                       ["compare", "--no-kernel", "--ram", "16M", "--data", "24M", "--rounds", "1", "--workload", "fill",
                        "--swap", f"file:{place}"]):

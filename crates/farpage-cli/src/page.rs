@@ -1,7 +1,7 @@
 //! The statistics page of a process, read from outside.
 //!
 //! It is read with `pread`, not mapped: another process's file could shrink under a mapping, and every value is one
-//! aligned word, so a copy is as good.
+//! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
 use crate::json::Object;
 use farpage::stat::{FAMILY, MAGIC, Stat, Value};
@@ -99,8 +99,8 @@ impl Page {
     /// Readahead by mapping (of a pager: by region), in address order.
     pub fn readahead(&self) -> Vec<MappingReadahead> {
         let copy = |m: &farpage::stat::MappingReadahead| MappingReadahead {
-            start: m.start.load(Relaxed) * farpage::PAGE_SIZE as u64,
-            bytes: m.pages.load(Relaxed) * farpage::PAGE_SIZE as u64,
+            start: m.start.load(Relaxed).saturating_mul(farpage::PAGE_SIZE as u64),
+            bytes: m.pages.load(Relaxed).saturating_mul(farpage::PAGE_SIZE as u64),
             faults: m.faults.load(Relaxed),
             swap_ra: m.swap_ra.load(Relaxed),
             swap_ra_hit: m.swap_ra_hit.load(Relaxed),
@@ -191,5 +191,17 @@ mod tests {
         let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
         assert_eq!((page.pid(), page.pager()), (77, None));
         assert!(!page.was_active());
+    }
+
+    #[test]
+    fn any_number_will_do() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[0xff; farpage::stat::STAT_BYTES], 0).unwrap();
+        file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
+        let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
+        let mut object = Object::default();
+        page.to_json(&mut object);
+        assert_eq!(page.readahead()[0].bytes, u64::MAX);
+        assert!(page.percentile(0.5).is_some() && object.line().len() > 1000);
     }
 }

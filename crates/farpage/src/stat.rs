@@ -7,8 +7,8 @@
 
 mod page;
 
-pub use page::StatPage;
-pub(crate) use page::{RW, new_memfd};
+pub(crate) use page::RW;
+pub use page::{StatPage, complete, new_memfd};
 
 use crate::swap::Usage;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -341,14 +341,14 @@ impl Stat {
     /// The answer is the upper edge of a bucket, so at most 25 % too high.
     pub fn fault_percentile_ns(&self, share: f64) -> Option<u64> {
         let counts: Vec<u64> = self.fault_ns.iter().map(|c| c.load(Relaxed)).collect();
-        let total: u64 = counts.iter().sum();
+        let total = counts.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
         if total == 0 {
             return None;
         }
         let wanted = ((total as f64 * share).ceil() as u64).clamp(1, total);
-        let mut seen = 0;
+        let mut seen = 0u64;
         for (i, n) in counts.iter().enumerate() {
-            seen += n;
+            seen = n.saturating_add(seen);
             if seen >= wanted {
                 return Some(bucket_end(i));
             }

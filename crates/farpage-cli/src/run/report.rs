@@ -51,10 +51,10 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
 
 fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     let pages = |name: &str| page.get(name);
-    let bytes = |pages: u64| size::format(pages * PAGE_SIZE as u64);
+    let bytes = |pages: u64| size::format(pages.saturating_mul(PAGE_SIZE as u64));
     let (out, zero, clean) = (pages("pswpout"), pages("swpout_zero"), pages("swpout_clean"));
     let mut more = format!("{out} pages");
-    if zero + clean > 0 {
+    if zero.saturating_add(clean) > 0 {
         more.push_str(&format!(", besides {zero} all zero and {clean} unchanged"));
     }
     row("swapped out", bytes(out), more);

@@ -10,7 +10,6 @@ use crate::failure::{Failure, Result, why};
 use crate::page::{Found, Page};
 use farpage::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};
-use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem;
@@ -116,9 +115,10 @@ pub fn run(image: &Image) -> Result<Ended> {
     }
     let (how, max_rss) = signals.pass_on_until_end(pid)?;
     let wall = start.elapsed();
-    let page = match Page::read(&page).map_err(|e| fail("read the statistics page", &e))? {
-        Found::Page(page) => Some(page),
-        Found::Empty | Found::OtherVersion => None,
+    // Without it there is less to report, which is no reason to end in another way than the program did.
+    let page = match Page::read(&page) {
+        Ok(Found::Page(page)) => Some(page),
+        Ok(Found::Empty | Found::OtherVersion) | Err(_) => None,
     };
     Ok(Ended { pid, how, wall, max_rss, page })
 }
@@ -136,8 +136,7 @@ fn exec_child(image: &Image, page: &File) -> io::Error {
 }
 
 fn stat_page() -> io::Result<File> {
-    let fd = rustix::fs::memfd_create(stat::MEMFD_NAME, MemfdFlags::CLOEXEC)?;
-    rustix::fs::ftruncate(&fd, stat::STAT_BYTES as u64)?;
+    let fd = stat::new_memfd().ok_or_else(io::Error::last_os_error)?;
     Ok(File::from(keep_across_exec(fd.as_fd())?))
 }
 
@@ -230,7 +229,9 @@ fn descends_from(mut pid: i32, ancestor: i32) -> bool {
         if pid == ancestor {
             return true;
         }
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in it may be any bytes.
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&stat);
         let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         match after_name.split(' ').nth(1).and_then(|p| p.parse().ok()) {
             Some(parent) if parent > 1 => pid = parent,

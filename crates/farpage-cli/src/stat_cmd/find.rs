@@ -1,21 +1,26 @@
 //! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of these.
 //! An engine's thread has a table of its own, a pager's shares the program's.
+//!
+//! All that is read here is what a process says of itself, and whoever owns it may make it say anything: names with any
+//! bytes, and files under the name of a page that hang whoever opens them. So a file is opened only if it is a memfd.
 
 use crate::failure::{Failure, Result};
 use crate::page::{Found, Page};
-use farpage::stat::{MEMFD_NAME, PAGER_THREAD_NAME, THREAD_NAME};
+use farpage::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
+use rustix::fd::AsRawFd;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A process that runs under farpage, or has pagers.
 #[derive(Debug)]
 pub struct Managed {
     /// Process.
     pub pid: u32,
-    /// Its `comm`.
+    /// Its `comm`, as it can be printed.
     pub command: String,
     /// Its pages, the engine's first, then the pagers' by number; `None`: not ours to read.
     pub pages: Option<Vec<Page>>,
@@ -74,7 +79,8 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     // A thread's number opens /proc/TID too; only the leader counts as a process.
     let is_leader = dir.join("task").join(pid.to_string()).exists();
-    let command = fs::read_to_string(dir.join("comm")).ok().filter(|_| is_leader).ok_or(Absent::Process)?;
+    let command = fs::read(dir.join("comm")).ok().filter(|_| is_leader).ok_or(Absent::Process)?;
+    let command = printable(command.strip_suffix(b"\n").unwrap_or(&command));
     let threads = threads(&dir);
     if threads == [None, None] {
         return Err(Absent::Engine);
@@ -85,7 +91,7 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
         let Some(thread) = thread else { continue };
         match found.add(thread, pagers, &own) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Managed { pid, command: command.trim_end().to_owned(), pages: None });
+                return Ok(Managed { pid, command, pages: None });
             }
             // It has ended meanwhile.
             Err(_) | Ok(()) => {}
@@ -96,7 +102,7 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     }
     found.pages.sort_by_key(|(page, _)| page.pager());
     let pages = found.pages.into_iter().map(|(page, _)| page).collect();
-    Ok(Managed { pid, command: command.trim_end().to_owned(), pages: Some(pages) })
+    Ok(Managed { pid, command, pages: Some(pages) })
 }
 
 /// Every process that runs under farpage or has pagers, by number.
@@ -141,8 +147,7 @@ impl Pages {
             if !link.as_os_str().as_bytes().starts_with(link_start.as_bytes()) {
                 continue;
             }
-            let Ok(file) = fs::File::open(&path) else { continue };
-            let inode = file.metadata().map_or(0, |m| m.ino());
+            let Ok((file, inode)) = open_memfd(&path) else { continue };
             match Page::read(&file) {
                 Ok(Found::OtherVersion) => self.other_version = true,
                 Ok(Found::Page(page)) => {
@@ -158,9 +163,56 @@ impl Pages {
     }
 }
 
+/// Opens what a descriptor of another process leads to if that is a memfd as large as a page; with its number.
+fn open_memfd(path: &Path) -> io::Result<(fs::File, u64)> {
+    // To open a pipe may wait for ever, a device may do something, and a filesystem in user space may be asked to answer.
+    // This does none of it.
+    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let asked = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(AT_STATX_DONT_SYNC);
+    let what = rustix::fs::statx(&place, c"", asked, StatxFlags::BASIC_STATS)?;
+    let device = (what.stx_dev_major, what.stx_dev_minor);
+    let regular = FileType::from_raw_mode(what.stx_mode.into()).is_file();
+    if Some(device) != memfd_device() || !regular || what.stx_size != STAT_BYTES as u64 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let again = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let file = rustix::fs::open(again, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((file.into(), what.stx_ino))
+}
+
+/// Nothing but what is known already; a part of `AT_STATX_SYNC_TYPE`, which rustix has no name for.
+const AT_STATX_DONT_SYNC: u32 = 0x4000;
+
+/// The device of the kernel's own filesystem in which all memfds are.
+fn memfd_device() -> Option<(u32, u32)> {
+    static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
+    *DEVICE.get_or_init(|| {
+        let stat = rustix::fs::fstat(farpage::stat::new_memfd()?).ok()?;
+        Some((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)))
+    })
+}
+
+/// A name with nothing in it that a terminal would obey, nor half characters.
+fn printable(name: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c.is_control()
+                || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            {
+                true => out.extend(c.escape_default()),
+                false => out.push(c),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| out.push_str(&format!("\\x{byte:02x}")));
+    }
+    out
+}
+
 /// The process's number in each of its pid namespaces.
 fn own_pids(dir: &Path) -> Vec<u64> {
-    let status = fs::read_to_string(dir.join("status")).unwrap_or_default();
+    let status = fs::read(dir.join("status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|l| l.strip_prefix("NSpid:")).unwrap_or_default();
     line.split_whitespace().filter_map(|n| n.parse().ok()).collect()
 }
@@ -173,5 +225,35 @@ mod tests {
     fn no_process_and_no_engine() {
         assert_eq!(process(u32::MAX).unwrap_err(), Absent::Process);
         assert_eq!(process(std::process::id()).unwrap_err(), Absent::Engine);
+    }
+
+    #[test]
+    fn names_are_printed_without_what_a_terminal_obeys() {
+        for (name, shown) in [
+            (&b"sleep"[..], "sleep"),
+            (b"caf\xc3\xa9", "caf\u{e9}"),
+            (b"caf\xc3", "caf\\xc3"),
+            (b"\x1b[2J\n", "\\u{1b}[2J\\n"),
+            ("a\u{202e}b\u{85}".as_bytes(), "a\\u{202e}b\\u{85}"),
+        ] {
+            assert_eq!(printable(name), shown);
+        }
+    }
+
+    #[test]
+    fn only_a_memfd_of_the_right_size_is_opened() {
+        let memfd = farpage::stat::new_memfd().unwrap();
+        let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        assert!(open_memfd(&path(&memfd)).is_ok());
+        let short = rustix::fs::memfd_create(MEMFD_NAME, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(STAT_BYTES as u64).unwrap();
+        let (pipe, _other) = io::pipe().unwrap();
+        assert!([path(&short), path(&file), path(&pipe)].iter().all(|path| open_memfd(path).is_err()));
+        // Nobody writes to it: to open it for reading would wait.
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
+        assert!(open_memfd(&fifo).is_err());
     }
 }

@@ -16,10 +16,9 @@
 
 use super::inner::{Inner, lock};
 use crate::PAGE_SIZE;
-use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, new_memfd};
+use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, complete, new_memfd};
 use crate::swap::Usage;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
@@ -111,9 +110,7 @@ fn map(at: *mut c_void, flags: MapFlags) -> Result<(NonNull<Stat>, Option<Descri
         // SAFETY: a new mapping at an address of the kernel's choice, or in place of one of this module's with the same
         // size: atomics only, so other content is no surprise to anybody.
         if let Ok(at) = unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) } {
-            // Where it is refused, the page can be changed by who may read it, and by nobody else.
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-            let _ = rustix::fs::fcntl_add_seals(&fd, seals);
+            complete(&fd);
             return Ok((page_at(at)?, Descriptor::of(fd)));
         }
     }

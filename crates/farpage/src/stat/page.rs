@@ -1,10 +1,14 @@
 //! Where a [`Stat`] lies: a memfd, mapped by who counts in it. Here the engine's; a pager's is in `region::stat`.
 //!
+//! Whoever may look at the process can open the memfd, also for writing. So it is sealed before it is mapped: nobody can make
+//! it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes from elsewhere is
+//! mapped only if it is sealed like that.
+//!
 //! Called by the engine at its start and after forks. No lock: one thread does this.
 
 use super::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
-use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::fs::MemfdFlags;
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
@@ -27,24 +31,29 @@ impl StatPage {
             let (fd, pid) = (fd.parse::<RawFd>().ok()?, pid.parse::<u32>().ok()?);
             (pid == std::process::id()).then_some(fd)
         });
-        let map = |fd: RawFd| -> Option<&'static Stat> {
-            // SAFETY: the descriptor is open: the launcher's word, or just made.
-            let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let map = |fd: BorrowedFd<'_>| -> Option<&'static Stat> {
             // SAFETY: a new mapping at an address of the kernel's choice.
-            let at = unsafe { mmap(std::ptr::null_mut(), STAT_BYTES, RW, MapFlags::SHARED, borrowed, 0) }.ok()?;
+            let at = unsafe { mmap(std::ptr::null_mut(), STAT_BYTES, RW, MapFlags::SHARED, fd, 0) }.ok()?;
             // SAFETY: mapped for good, zeroed or written by an earlier image of this process; atomics only.
             Some(unsafe { &*at.cast::<Stat>() })
         };
-        let stat = match given.and_then(|fd| Some((fd, map(fd)?))) {
+        let of_launcher = given.and_then(|raw| {
+            // SAFETY: only asked what it is, and mapped if it is a page, which is no harm whoever has it.
+            let fd = unsafe { BorrowedFd::borrow_raw(raw) };
+            // The program may have closed it before an exec, and the number is another file's by now.
+            Some((raw, is_page(fd).then(|| map(fd))??))
+        });
+        let stat = match of_launcher {
             Some((fd, stat)) => {
                 FROM_LAUNCHER.store(true, Relaxed);
                 DESCRIPTOR.store(fd, Relaxed);
                 Some(stat)
             }
             None => new_memfd().and_then(|fd| {
-                let raw = fd.into_raw_fd();
-                DESCRIPTOR.store(raw, Relaxed);
-                map(raw)
+                let stat = map(fd.as_fd());
+                complete(&fd);
+                DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
+                stat
             }),
         };
         // SAFETY: as large as a Stat (checked below), zeroed, atomics only.
@@ -65,6 +74,7 @@ impl StatPage {
                 // SAFETY: replaces the mapping of the same size that holds the parent's page; atomics only, so other
                 // content is no surprise to anybody.
                 if unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) }.is_ok() {
+                    complete(&fd);
                     DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
                 }
             }
@@ -95,9 +105,51 @@ impl StatPage {
 /// How a page is mapped by who counts in it.
 pub const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// A new page, all zero, that can be sealed (as NOEXEC_SEAL implies); `None`: the kernel gives none.
+/// A page keeps its size.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A new page, all zero, whose size is sealed; `None`: the kernel gives none.
 pub fn new_memfd() -> Option<OwnedFd> {
+    // NOEXEC_SEAL implies that it can be sealed.
     let fd = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL).ok()?;
     rustix::fs::ftruncate(&fd, STAT_BYTES as u64).ok()?;
+    fcntl_add_seals(&fd, SIZE_SEALS).ok()?;
     Some(fd)
+}
+
+/// The page has all mappings that are to write it: nobody else can, and nobody can seal it further.
+pub fn complete(fd: &OwnedFd) {
+    // Where it is refused, the page can be changed by who may read it, and by nobody else.
+    let _ = fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+}
+
+/// Whether a descriptor from elsewhere is a page that may be mapped.
+fn is_page(fd: BorrowedFd<'_>) -> bool {
+    let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SIZE_SEALS));
+    sealed && fstat(fd).is_ok_and(|stat| stat.st_size == STAT_BYTES as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::ftruncate;
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_page_cannot_be_shortened_and_what_can_be_is_none() {
+        let page = new_memfd().unwrap();
+        assert!(is_page(page.as_fd()));
+        assert_eq!(ftruncate(&page, 0), Err(Errno::PERM));
+        complete(&page);
+        assert_eq!(rustix::io::pwrite(&page, b"x", 0), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(&page, SealFlags::WRITE), Err(Errno::PERM));
+        let unsealed = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, STAT_BYTES as u64).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(STAT_BYTES as u64).unwrap();
+        assert!(!is_page(unsealed.as_fd()) && !is_page(file.as_fd()));
+        let short = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fcntl_add_seals(&short, SIZE_SEALS).unwrap();
+        assert!(!is_page(short.as_fd()));
+    }
 }

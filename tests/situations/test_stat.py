@@ -1,0 +1,104 @@
+"""Statistics: a process cannot mislead or hang who reads them, nor can a reader end the process that writes them."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from situation import FARPAGE, Situation, unless_root
+
+PRELUDE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def need(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+"""
+# Its first thread is called as the engine's is; a pipe has the name that a page has, in a tree of the process's own.
+PIPE = PRELUDE + """
+top = sys.argv[1].encode()
+need(libc.unshare(0x20000))                              # CLONE_NEWNS
+need(libc.mount(b"none", b"/", None, 0x44000, None))     # MS_REC | MS_PRIVATE
+need(libc.mount(b"pages", top, b"tmpfs", 0, None))
+os.mkdir(top + b"/old")
+need(libc.syscall(155, top, top + b"/old"))              # pivot_root
+os.mkfifo("/memfd:farpage-stat")
+pipe = os.open("/memfd:farpage-stat", os.O_PATH)
+need(libc.prctl(15, b"farpage-monitor"))                 # PR_SET_NAME
+print("ready", flush=True)
+sys.stdin.read()
+"""
+NAMED = PRELUDE + """
+need(libc.prctl(15, b"\\x1b[2J\\n\\xc3"))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+# Fills more than its budget once it is told to go on.
+FILL = """
+import sys
+print("ready", flush=True)
+sys.stdin.read()
+kept = [bytes([i % 255 + 1]) * 4000 for i in range(12288)]
+sys.exit(7 if all(page[0] == i % 255 + 1 for i, page in enumerate(kept)) else 1)
+"""
+
+
+class Stat(Situation):
+    @contextlib.contextmanager
+    def running(self, *argv):
+        """A program that has said that it is ready, and waits for its input to end."""
+        with subprocess.Popen([str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                self.assertEqual(process.stdout.readline(), b"ready\n")
+                yield process
+            finally:
+                process.kill()
+
+    def stat(self, *arguments):
+        return self.run_plain(FARPAGE, "stat", *arguments, timeout=60)
+
+    @unless_root
+    def test_a_pipe_with_the_name_of_a_page_is_not_opened(self):
+        with self.running(sys.executable, "-c", PIPE, self.dir) as process:
+            done = self.stat(process.pid)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("does not run under farpage", done.stderr)
+            self.assertEqual(self.stat().returncode, 0)
+
+    def test_any_name_is_shown_and_nothing_in_it_obeyed(self):
+        with self.running(FARPAGE, "run", "--ram", "64M", "--", sys.executable, "-c", NAMED) as process:
+            name = r"\u{1b}[2J\n\xc3"
+            one, all_of_them = self.stat(process.pid), self.stat()
+            self.assertTrue(one.stdout.startswith(f"{name} ({process.pid}): "), one)
+            self.assertRegex(all_of_them.stdout, rf"(?m)^ *{process.pid}  {re.escape(name)} ")
+            self.assertNotIn("\x1b", one.stdout + all_of_them.stdout)
+            self.assertEqual(json.loads(self.stat("--json", process.pid).stdout)["command"], name)
+
+    def test_a_page_cannot_be_shortened(self):
+        for options in [], ["--stats-json", self.dir / "stats.json"]:
+            argv = [FARPAGE, "run", "--ram", "24M", *options, "--", sys.executable, "-c", FILL]
+            with self.running(*argv) as process:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                pages = [fd for pid in [process.pid, *children] for fd in self.pages(pid)]
+                self.assertTrue(pages)
+                for fd in pages:
+                    with self.assertRaises(PermissionError):
+                        os.truncate(fd, 0)
+                process.stdin.close()
+                self.assertEqual(process.wait(), 7)
+
+    @staticmethod
+    def pages(pid):
+        """The statistics pages in all of a process's descriptor tables."""
+        for fd in Path(f"/proc/{pid}/task").glob("*/fd/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(fd).startswith("/memfd:farpage-stat"):
+                    yield fd
+
+
+if __name__ == "__main__":
+    unittest.main()
