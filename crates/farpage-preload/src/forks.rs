@@ -9,13 +9,14 @@
 
 use crate::descriptors;
 use crate::interpose::{self, found, next, no_such_function};
+use crate::pagemaps;
 use farpage::run::fork;
 use farpage::run::preload::follow_forks;
 use farpage::run::state::engine;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
 use std::arch::asm;
-use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
@@ -93,8 +94,19 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             // SAFETY: caller's promise.
             return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();
         }
+        libc::SYS_open => opened(call(args), libc::AT_FDCWD, a),
+        libc::SYS_openat | libc::SYS_openat2 => opened(call(args), a as c_int, b),
         _ => call(args),
     })
+}
+
+/// What became of a call that opens the file with its name at `path`.
+fn opened(result: Result<usize, raw::Errno>, dir: c_int, path: usize) -> Result<usize, raw::Errno> {
+    if result.is_ok() {
+        // SAFETY: the kernel has read it.
+        unsafe { pagemaps::opened(dir, path as *const c_char) };
+    }
+    result
 }
 
 /// The arguments of `clone3` are in memory, in a structure that may grow: this many words of it are read.

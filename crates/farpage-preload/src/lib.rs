@@ -1,10 +1,11 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`descriptors`], [`tracers`]).
+//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`]).
 
 pub mod allocate;
 pub mod descriptors;
 pub mod forks;
 pub mod interpose;
+pub mod pagemaps;
 pub mod tracers;
 
 use farpage::mem::heap::Heap;
@@ -29,6 +30,7 @@ extern "C" fn init() {
     forks::find();
     descriptors::find();
     tracers::find();
+    pagemaps::find();
     // SAFETY: the dynamic linker runs initialisers once, on the only thread.
     unsafe { farpage::run::preload::start(&HEAP) };
 }

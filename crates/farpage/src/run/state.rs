@@ -137,6 +137,10 @@ pub struct Engine {
     pub fork: Fork,
     /// Memory is managed from now on.
     pub active: AtomicBool,
+    /// ... or never ([`crate::run::mappings::let_go`]).
+    pub(crate) alone: AtomicBool,
+    /// That has been said, here or in the parent.
+    pub(crate) alone_warned: AtomicBool,
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
@@ -252,6 +256,8 @@ impl Engine {
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             fork: Fork::default(),
             active: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
+            alone_warned: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: crate::run::pager::reclaim::CleanBalance::default(),
             copies_wanted: AtomicBool::new(false),

@@ -1,7 +1,10 @@
 //! `PAGEMAP_SCAN`: which pages of a range are there.
 
 use super::raw::{Errno, nr, syscall};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fs::{CWD, OFlags, fstatfs, readlinkat_raw};
+use std::ffi::CStr;
+use std::io::Write;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,6 +43,41 @@ const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as
 /// No `/proc` here.
 pub fn own() -> Result<OwnedFd, Errno> {
     super::proc::Proc::open()?.file("self/pagemap")
+}
+
+/// Whether the file of this name, whose last part is "pagemap", is the calling process's. Yes where that cannot be said.
+pub fn is_of_this_process(dir: RawFd, path: &CStr) -> bool {
+    const PROC: i64 = 0x9fa0;
+    let flags = (OFlags::PATH | OFlags::CLOEXEC).bits() as usize;
+    // SAFETY: reads the name, and makes a descriptor.
+    let Ok(file) = (unsafe { syscall(nr::OPENAT, [dir as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }) else {
+        return true;
+    };
+    // SAFETY: just made, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(file as RawFd) };
+    if fstatfs(&file).is_ok_and(|at| at.f_type != PROC) {
+        return false;
+    }
+    // Whatever the numbers of processes are in that /proc.
+    if path.to_bytes().windows(5).any(|part| part == b"self/") {
+        return true;
+    }
+    let (mut name, mut link) = ([0u8; 32], [0u8; 512]);
+    let mut rest = &mut name[..];
+    let _ = write!(rest, "/proc/self/fd/{}", file.as_raw_fd());
+    let len = 32 - rest.len();
+    match readlinkat_raw(CWD, &name[..len], &mut link[..]) {
+        Ok(len) => pid_of(&link[..len]).is_none_or(|pid| pid == std::process::id()),
+        Err(_) => true,
+    }
+}
+
+/// The process whose file this is: `/proc/PID/NAME`, `/proc/PID/task/TID/NAME`.
+fn pid_of(path: &[u8]) -> Option<u32> {
+    let mut parts = path.rsplit(|b| *b == b'/').skip(1);
+    let (last, before) = (parts.next()?, parts.next());
+    let pid = if before == Some(b"task") { parts.next()? } else { last };
+    std::str::from_utf8(pid).ok()?.parse().ok()
 }
 
 /// Calls `each(start, end)`, in bytes, for every run of pages in `[start, end)` that have memory (or kernel swap)
@@ -103,7 +141,27 @@ pub fn runs_by_kind(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    #[test]
+    fn whose_pagemap_a_name_means() {
+        let own = std::process::id();
+        let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let is_own = |dir: RawFd, path: &str| is_of_this_process(dir, &std::ffi::CString::new(path).unwrap());
+        let here = CWD.as_raw_fd();
+        for path in ["/proc/self/pagemap", "/proc/thread-self/pagemap", &format!("/proc/{own}/pagemap")] {
+            assert!(is_own(here, path), "{path}");
+        }
+        assert!(is_own(here, &format!("/proc/{own}/task/{}/pagemap", super::super::raw::gettid())));
+        assert!(is_own(proc.as_raw_fd(), "self/pagemap") && is_own(proc.as_raw_fd(), &format!("{own}/pagemap")));
+        assert!(!is_own(here, "/proc/1/pagemap") || own == 1);
+        let dir = std::env::temp_dir().join(format!("farpage-{own}-pagemap"));
+        std::fs::write(&dir, "").unwrap();
+        assert!(!is_own(here, dir.to_str().unwrap()), "somebody's file of that name");
+        std::fs::remove_file(dir).unwrap();
+        assert_eq!(pid_of(b"/mnt/proc/12/task/13/pagemap"), Some(12));
+    }
 
     #[test]
     fn sees_touched_pages_only() {

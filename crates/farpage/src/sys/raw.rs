@@ -74,6 +74,8 @@ pub mod nr {
     pub const GETRANDOM: u32 = 318;
     /// `userfaultfd`
     pub const USERFAULTFD: u32 = 323;
+    /// `openat`
+    pub const OPENAT: u32 = 257;
     /// `pidfd_open`
     pub const PIDFD_OPEN: u32 = 434;
     /// `close_range`

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// End of the addresses a program can have, bytes.
-const USER_END: usize = (1 << 47) - PAGE_SIZE;
+pub(crate) const USER_END: usize = (1 << 47) - PAGE_SIZE;
 
 /// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ impl Engine {
         match self.tell(start, len) {
             Some(ticket) if due => {
                 self.ring();
-                self.notes.wait(ticket, PATIENCE);
+                let _ = self.notes.wait(ticket, PATIENCE);
             }
             Some(_) => {} // the next one that is due rings for all
             None => self.ring(),
@@ -122,7 +122,7 @@ impl Engine {
     pub fn announce(&self, start: usize, len: usize) {
         if let Some(ticket) = self.tell(start, len) {
             self.ring();
-            self.notes.wait(ticket, PATIENCE);
+            let _ = self.notes.wait(ticket, PATIENCE);
         }
     }
 
@@ -221,6 +221,7 @@ impl Pager {
             noted = true;
             match note {
                 Note::Thread(block) => e.pin_thread(block),
+                Note::LetGo(start, end) => self.letting_go.push((start, end)),
                 Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
                 Note::Mapping(start, end) => {
                     self.adopt_mappings(start, end);
@@ -235,7 +236,8 @@ impl Pager {
             self.adopt_mappings(start, end);
         }
         self.news = news;
-        if noted {
+        // Who waits for memory to be let go waits until it is.
+        if noted && self.letting_go.is_empty() {
             e.notes.finish();
         }
         self.advise_adopted();

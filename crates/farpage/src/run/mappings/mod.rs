@@ -4,6 +4,7 @@ pub mod apply_event;
 pub mod discovery;
 pub(crate) mod event_order;
 pub(crate) mod grace_period;
+pub mod let_go;
 pub mod managed_cache;
 pub mod notice_ring;
 pub mod register;

@@ -1,4 +1,5 @@
-//! What program threads tell the engine: new thread control blocks, mappings that are about to be filled at once.
+//! What program threads tell the engine: new thread control blocks, mappings that are about to be filled at once, memory that is to
+//! be let go.
 //!
 //! A ring of fixed size, without a lock. A lock would be wrong twice here: another thread may fork while it is held, and
 //! the child would find it held for ever; and its holder may fault on its own stack, which the pager serves, who would
@@ -14,6 +15,8 @@ const ROOM: u32 = 1024;
 const EMPTY: usize = 0;
 /// `from` of a slot whose writer does not exist in this process.
 const VOID: usize = 1;
+/// Bit of `from`: the range is to be let go. (Ranges begin with a page.)
+const LET_GO: usize = 2;
 
 /// One note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub enum Note {
     Thread(usize),
     /// A mapping (bytes, from and to) that may be filled faster than anybody looks.
     Mapping(usize, usize),
+    /// What is managed of this range (bytes, from and to) is to be in memory and the program's alone.
+    LetGo(usize, usize),
 }
 
 #[derive(Debug)]
@@ -65,6 +70,7 @@ impl Notes {
         let (from, to) = match note {
             Note::Thread(block) => (block, 0),
             Note::Mapping(start, end) => (start, end),
+            Note::LetGo(start, end) => (start | LET_GO, end),
         };
         let slot = self.slot(ticket);
         slot.to.store(to, SeqCst);
@@ -84,6 +90,7 @@ impl Notes {
                 (EMPTY, _) => return None, // being written
                 (VOID, _) => self.drop_first(),
                 (block, 0) => return Some(Note::Thread(block)),
+                (start, end) if start & LET_GO != 0 => return Some(Note::LetGo(start & !LET_GO, end)),
                 (start, end) => return Some(Note::Mapping(start, end)),
             }
         }
@@ -111,15 +118,16 @@ impl Notes {
     }
 
     /// Waits until the note has been acted on, but not longer than `limit`: the engine may be holding still for a fork
-    /// whose thread waits for a lock that the caller holds.
-    pub fn wait(&self, ticket: u32, limit: Duration) {
+    /// whose thread waits for a lock that the caller holds. Whether it has been.
+    pub fn wait(&self, ticket: u32, limit: Duration) -> bool {
         let since = Instant::now();
         loop {
             let done = self.done.load(SeqCst);
             let left = limit.saturating_sub(since.elapsed());
             // Tickets wrap around; the distance tells which comes first.
-            if (done.wrapping_sub(ticket) as i32) > 0 || left.is_zero() {
-                return;
+            let acted = (done.wrapping_sub(ticket) as i32) > 0;
+            if acted || left.is_zero() {
+                return acted;
             }
             futex::wait(&self.done, done, Some(left.as_nanos() as u64));
         }
@@ -162,7 +170,7 @@ mod tests {
                             }
                         };
                         if i % 1000 == 0 {
-                            notes.wait(ticket, Duration::from_secs(3600));
+                            assert!(notes.wait(ticket, Duration::from_secs(3600)));
                         }
                     }
                 });
@@ -192,9 +200,11 @@ mod tests {
         let notes = Notes::default();
         let last = (0..ROOM).map(|i| notes.post(Note::Thread(4096 + i as usize)).unwrap()).last().unwrap();
         assert_eq!(notes.post(Note::Thread(4096)), None);
-        notes.wait(last, Duration::from_micros(10));
+        assert!(!notes.wait(last, Duration::from_micros(10)));
         assert_eq!(notes.take(), Some(Note::Thread(4096)));
-        assert!(notes.post(Note::Thread(8192)).is_some());
+        assert!(notes.post(Note::LetGo(8192, 12288)).is_some());
+        let rest: Vec<Note> = std::iter::from_fn(|| notes.take()).collect();
+        assert_eq!(rest.last(), Some(&Note::LetGo(8192, 12288)));
     }
 
     #[test]

@@ -71,6 +71,10 @@ impl Pager {
     /// and a mapping must be registered whole.
     pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
         let e = self.e;
+        if e.left_alone() {
+            return;
+        }
+        self.forget_refused();
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
@@ -84,7 +88,7 @@ impl Pager {
                 e.adoptable_parts(from, to, &mut parts);
             }
             for &(s, t) in &parts {
-                if !self.refused.contains(&(s, t)) {
+                if !self.is_refused(s, t) {
                     self.adopt(s, t, if t == to { free_until(&self.maps, to) } else { t });
                 }
             }
@@ -119,7 +123,7 @@ impl Pager {
             Ok(()) => {}
             // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
             Err(Refused::Busy) => {
-                self.refused.push((start, end));
+                self.refuse(start, end);
                 return;
             }
             Err(_) => return,

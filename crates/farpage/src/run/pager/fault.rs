@@ -237,7 +237,7 @@ impl Pager {
     }
 
     /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
-    fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
+    pub(crate) fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
         let e = self.e;
         let mut lru = lock(&e.lru);
         // Under the lock: until the page is claimed, a writer may take it and change its slot.

@@ -83,8 +83,14 @@ pub struct Pager {
     pub(crate) waiting: Vec<Fault>,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
     pub(crate) scans: Vec<(Vpn, Vpn)>,
-    /// Ranges (bytes) that cannot be registered, so that they are not tried again and again.
+    /// Ranges (bytes) that cannot be registered, so that they are not tried again and again, and since when there are any.
     pub(crate) refused: Vec<(usize, usize)>,
+    pub(crate) refused_since: Instant,
+    /// Ranges (bytes) that are to be the program's alone, and how far that has come with the first.
+    pub(crate) letting_go: Vec<(usize, usize)>,
+    pub(crate) let_go_to: Vpn,
+    /// All of the process's memory is, or was, among them.
+    pub(crate) alone: bool,
     /// Ranges (bytes) that were registered and still may have huge pages; empty in between.
     pub(crate) unadvised: Vec<(usize, usize)>,
     /// Runs of the shared zero page that a scan found; empty in between.
@@ -172,6 +178,10 @@ impl Engine {
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),
+            refused_since: Instant::now(),
+            letting_go: Vec::new(),
+            let_go_to: 0,
+            alone: false,
             unadvised: Vec::new(),
             zeros: Vec::new(),
             order: Order::default(),
@@ -242,7 +252,7 @@ impl Pager {
             }
         }
         let gathered = self.placement.is_gathered();
-        let mut worked = false;
+        let mut worked = self.let_go_step();
         if gathered && !self.waiting.is_empty() {
             worked = self.balance();
         }

@@ -129,7 +129,12 @@ impl Monitor {
             let asked = e.early_notes();
             if (next == Next::Manage || asked) && !self.failed {
                 e.charges.allow(0); // whoever is given more waits until memory is managed
-                self.activate();
+                if e.left_alone() {
+                    self.failed = true;
+                    e.warn_alone();
+                } else {
+                    self.activate();
+                }
             }
             if self.failed {
                 e.charges.allow(ANY);
@@ -146,7 +151,9 @@ impl Monitor {
                 Next::Manage => Duration::from_millis(1),
             };
         }
-        self.look_after(rss);
+        if !e.left_alone() {
+            self.look_after(rss);
+        }
         self.divide_budget();
         if let Some(warning) = e.space.take_warning() {
             warn(&warning);
