@@ -48,28 +48,46 @@ impl Machine {
     /// An unreadable size, or less than the engine needs.
     pub fn budget(&self, text: Option<&str>) -> Result<Budget> {
         let whole = self.limit.as_ref().map_or(self.total, |l| l.bytes.min(self.total));
-        let (bytes, mut origin) = match (text, &self.limit) {
-            (Some(text), _) => {
-                let bytes = size::parse_of(text, Some(whole)).map_err(|e| Failure::new(format!("--ram: {e}")))?;
-                (bytes, format!("--ram {text}"))
-            }
+        match (text, &self.limit) {
+            (Some(text), _) => sized(text, Some(whole)),
             (None, Some(limit)) => {
                 let of = size::format(limit.bytes);
-                (limit.bytes / 10 * 9, format!("90% of the {of} of {}", limit.file.display()))
+                in_pages(limit.bytes / 10 * 9, format!("90% of the {of} of {}", limit.file.display()))
             }
-            (None, None) => (self.available / 2, format!("half of the {} available", size::format(self.available))),
-        };
-        let pages = bytes.next_multiple_of(PAGE_SIZE as u64);
-        if pages != bytes {
-            origin.push_str(", rounded up to pages");
+            (None, None) => {
+                in_pages(self.available / 2, format!("half of the {} available", size::format(self.available)))
+            }
         }
-        if pages < conf::RAM_MIN {
-            let (given, min) = (size::format(bytes), size::format(conf::RAM_MIN));
-            let failure = Failure::new(format!("budget of {given} ({origin}) is below the minimum of {min}"));
-            return Err(failure.help(format!("give at least --ram {}M", conf::RAM_MIN >> 20)));
-        }
-        Ok(Budget { bytes: pages, origin })
     }
+}
+
+/// The budget for `--ram TEXT`, or the default. Only for the latter, or for a share, must be known what the machine has.
+///
+/// # Errors
+/// An unreadable size, less than the engine needs, a machine of which nothing can be read.
+pub fn budget(text: Option<&str>) -> Result<Budget> {
+    match text {
+        Some(text) if !text.contains('%') => sized(text, None),
+        _ => Machine::read().map_err(|f| f.help("name the budget, as in --ram 512M"))?.budget(text),
+    }
+}
+
+fn sized(text: &str, whole: Option<u64>) -> Result<Budget> {
+    let bytes = size::parse_of(text, whole).map_err(|e| Failure::new(format!("--ram: {e}")))?;
+    in_pages(bytes, format!("--ram {text}"))
+}
+
+fn in_pages(bytes: u64, mut origin: String) -> Result<Budget> {
+    let pages = bytes.next_multiple_of(PAGE_SIZE as u64);
+    if pages != bytes {
+        origin.push_str(", rounded up to pages");
+    }
+    if pages < conf::RAM_MIN {
+        let (given, min) = (size::format(bytes), size::format(conf::RAM_MIN));
+        let failure = Failure::new(format!("budget of {given} ({origin}) is below the minimum of {min}"));
+        return Err(failure.help(format!("give at least --ram {}M", conf::RAM_MIN >> 20)));
+    }
+    Ok(Budget { bytes: pages, origin })
 }
 
 #[cfg(test)]

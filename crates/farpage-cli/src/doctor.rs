@@ -19,7 +19,7 @@ pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
     let report = Report {
         probe: Probe::take(probe::inherited_device()),
         wake_up: WakeUp::measure(),
-        machine: Machine::read()?,
+        machine: Machine::read(),
         library: preload::find(),
         settings: SETTINGS.map(|(name, path)| (name, setting(path))),
     };
@@ -43,7 +43,7 @@ const SETTINGS: [(&str, &str); 5] = [
 struct Report {
     probe: Probe,
     wake_up: WakeUp,
-    machine: Machine,
+    machine: Result<Machine>,
     library: Result<std::path::PathBuf>,
     settings: [(&'static str, Option<String>); 5],
 }
@@ -80,12 +80,17 @@ impl Report {
         for (name, value) in &self.settings {
             line(name, value.clone().unwrap_or_else(|| "not found".into()));
         }
-        line("physical RAM", size::format(self.machine.total));
-        let limit = self.machine.limit.as_ref();
-        let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
-        line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
-        let budget = self.machine.budget(None);
-        line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
+        match &self.machine {
+            Ok(machine) => {
+                line("physical RAM", size::format(machine.total));
+                let limit = machine.limit.as_ref();
+                let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
+                line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
+                let budget = machine.budget(None);
+                line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
+            }
+            Err(failure) => line("budget without --ram", format!("none: {}", failure.sentence)),
+        }
         let library = self.library.as_ref();
         line("preload library", library.map_or_else(|_| "no".into(), |p| p.display().to_string()));
         out.push('\n');
@@ -198,10 +203,11 @@ impl Report {
             settings.put(name, value.clone());
         }
         object.put_object("settings", settings);
-        object.put("ram_bytes", self.machine.total);
-        object.put("available_bytes", self.machine.available);
-        object.put("cgroup_limit_bytes", self.machine.limit.as_ref().map(|l| l.bytes));
-        object.put("default_budget_bytes", self.machine.budget(None).ok().map(|b| b.bytes));
+        let machine = self.machine.as_ref().ok();
+        object.put("ram_bytes", machine.map(|m| m.total));
+        object.put("available_bytes", machine.map(|m| m.available));
+        object.put("cgroup_limit_bytes", machine.and_then(|m| Some(m.limit.as_ref()?.bytes)));
+        object.put("default_budget_bytes", machine.and_then(|m| Some(m.budget(None).ok()?.bytes)));
         object.put("preload_library", self.library.as_ref().ok().map(|p| p.display().to_string()));
         let refusal = probe.verdict().err();
         object.put("refusal", refusal.as_ref().map(|r| r.sentence.clone()));

@@ -151,7 +151,7 @@ fn other_machines_and_loaders() {
     let script = common::executable(&dir.path().join("script"), format!("#!{}\n", musl.display()));
     refused(run_unforced().arg(&script), 125, "its interpreter");
     let gone = cc(dir.path(), "gone", TRUE, &["-Wl,--dynamic-linker=/no/ld.so"]).unwrap();
-    refused(run_unforced().arg(&gone), 127, "cannot run");
+    refused(run_unforced().arg(&gone), 127, "its loader /no/ld.so does not exist");
 }
 
 #[test]

@@ -9,6 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const EM_X86_64: u16 = 62;
+const ET_REL: u16 = 1;
+const ET_EXEC: u16 = 2;
+const ET_DYN: u16 = 3;
+const ET_CORE: u16 = 4;
 const PT_INTERP: u32 = 3;
 const CLASS_64: u8 = 2;
 /// The kernel follows this many interpreters.
@@ -17,6 +21,9 @@ const SCRIPT_DEPTH: usize = 5;
 const SCRIPT_LINE: usize = 256;
 const HEADER_BYTES: usize = 64;
 const PHDR_BYTES: usize = 56;
+
+/// Interpreter names are this long at most, as for the kernel.
+const INTERP_MAX: u64 = 4096;
 
 /// What kind of file it is, as far as preloading goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,6 +34,8 @@ enum Kind {
     Static,
     /// ELF for something else; in words.
     Foreign(String),
+    /// ELF that no kernel starts; in words.
+    Broken(&'static str),
     /// `#!` and this interpreter.
     Script(PathBuf),
     /// No format we know; the shell runs it, or binfmt_misc.
@@ -53,16 +62,22 @@ pub fn check(program: &Path) -> Result<()> {
             }
             Kind::Unknown => path = PathBuf::from("/bin/sh"),
             Kind::Dynamic(loader) => {
-                if loader.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"ld-musl")) {
+                if is_musl_loader(&loader) {
                     let why = "it is linked against musl, and the preload library needs glibc";
                     return Err(refuse(program, &path, why).help("use the build for glibc systems"));
                 }
+                loader_exists(program, &path, &loader)?;
                 return privileges(program, &path);
             }
             Kind::Static if is_glibc_loader(&path) => return Ok(()),
             Kind::Static => {
                 let failure = refuse(program, &path, "it is statically linked, so nothing can be preloaded into it");
                 return Err(failure.help("use a dynamically linked build (go build: -linkmode=external; musl: glibc)"));
+            }
+            Kind::Broken(what) => {
+                let via = if program == path { String::new() } else { format!("its interpreter {}: ", shown(&path)) };
+                let sentence = format!("cannot run {}: {via}it is {what}", shown(program));
+                return Err(Failure::with_status(NOT_EXECUTABLE, sentence).help("build or install it anew"));
             }
             Kind::Foreign(what) => {
                 return Err(refuse(
@@ -87,6 +102,22 @@ fn interpreter_exists(script: &Path, interpreter: &Path) -> Result<()> {
         let (script, interpreter) = (shown(script), shown(interpreter));
         Failure::with_status(failure.status, format!("cannot run {script}: its interpreter {interpreter} {what}"))
     })
+}
+
+fn loader_exists(program: &Path, file: &Path, loader: &Path) -> Result<()> {
+    let Err(e) = std::fs::metadata(loader) else { return Ok(()) };
+    let via = if program == file { String::new() } else { format!("its interpreter {}: ", shown(file)) };
+    let (status, why) = match e.kind() {
+        io::ErrorKind::NotFound => (NOT_FOUND, "does not exist".into()),
+        _ => (NOT_EXECUTABLE, format!("cannot be used: {}", crate::failure::why(&e))),
+    };
+    let sentence = format!("cannot run {}: {via}its loader {} {why}", shown(program), shown(loader));
+    Err(Failure::with_status(status, sentence)
+        .help("it was built for another system; install that loader, or a build for this one"))
+}
+
+fn is_musl_loader(loader: &Path) -> bool {
+    loader.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"ld-musl"))
 }
 
 /// `ld-linux-x86-64.so.2 program` is started without a loader and honours LD_PRELOAD for `program`.
@@ -139,7 +170,7 @@ fn kind(file: &File) -> io::Result<Kind> {
         return Ok(Kind::Unknown);
     }
     if head.len() < HEADER_BYTES {
-        return Ok(Kind::Foreign("a truncated ELF file".into()));
+        return Ok(Kind::Broken("a truncated ELF file"));
     }
     let machine = u16_at(&head, 18);
     if head[5] != 1 || machine != EM_X86_64 {
@@ -148,17 +179,39 @@ fn kind(file: &File) -> io::Result<Kind> {
     if head[4] != CLASS_64 {
         return Ok(Kind::Foreign("an x32 program".into()));
     }
-    let (table, size, count) = (u64_at(&head, 32), u16_at(&head, 54), u16_at(&head, 56));
-    if usize::from(size) != PHDR_BYTES {
-        return Ok(Kind::Foreign("a damaged ELF file".into()));
+    match u16_at(&head, 16) {
+        ET_EXEC | ET_DYN => {}
+        ET_REL => return Ok(Kind::Broken("an object file that has not been linked yet")),
+        ET_CORE => return Ok(Kind::Broken("a core dump and not a program")),
+        _ => return Ok(Kind::Broken("a damaged ELF file")),
     }
+    let (table, size, count) = (u64_at(&head, 32), u16_at(&head, 54), u16_at(&head, 56));
+    if usize::from(size) != PHDR_BYTES || count == 0 {
+        return Ok(Kind::Broken("a damaged ELF file"));
+    }
+    // What is named in it and is not there is behind the file's end.
+    let read = |bytes: &mut [u8], at| match file.read_exact_at(bytes, at) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput) => Ok(false),
+        result => result.map(|()| true),
+    };
     for i in 0..u64::from(count) {
         let mut phdr = [0; PHDR_BYTES];
-        file.read_exact_at(&mut phdr, table.saturating_add(i * PHDR_BYTES as u64))?;
+        if !read(&mut phdr, table.saturating_add(i * PHDR_BYTES as u64))? {
+            return Ok(Kind::Broken("a truncated ELF file"));
+        }
         if u32_at(&phdr, 0) == PT_INTERP {
-            let mut name = vec![0; u64_at(&phdr, 32).min(4096) as usize];
-            file.read_exact_at(&mut name, u64_at(&phdr, 8))?;
-            return Ok(Kind::Dynamic(path_of(name.split(|b| *b == 0).next().unwrap_or_default())));
+            let length = u64_at(&phdr, 32);
+            if !(2..=INTERP_MAX).contains(&length) {
+                return Ok(Kind::Broken("a damaged ELF file"));
+            }
+            let mut name = vec![0; length as usize];
+            if !read(&mut name, u64_at(&phdr, 8))? {
+                return Ok(Kind::Broken("a truncated ELF file"));
+            }
+            return Ok(match name.split_last() {
+                Some((0, name)) => Kind::Dynamic(path_of(name.split(|b| *b == 0).next().unwrap_or_default())),
+                _ => Kind::Broken("a damaged ELF file"),
+            });
         }
     }
     Ok(Kind::Static)
@@ -222,6 +275,43 @@ mod tests {
     fn this_test_is_dynamic_and_truncated_elf_is_not() {
         let exe = File::open("/proc/self/exe").unwrap();
         assert!(matches!(kind(&exe).unwrap(), Kind::Dynamic(loader) if loader.exists()));
-        assert!(matches!(kind_of(b"\x7fELF\x02\x01\x01"), Kind::Foreign(_)));
+        assert_eq!(kind_of(b"\x7fELF\x02\x01\x01"), Kind::Broken("a truncated ELF file"));
+    }
+
+    /// This test's own file, shorter or with other bytes, at every place that is looked at: no error is the system's.
+    #[test]
+    fn damaged_elf_files_are_named_as_such() {
+        let whole = std::fs::read("/proc/self/exe").unwrap();
+        let table = u64_at(&whole, 32) as usize;
+        let headers = table + usize::from(u16_at(&whole, 56)) * PHDR_BYTES;
+        for end in [4, 63, 64, table + 1, headers - 1] {
+            assert_eq!(kind_of(&whole[..end]), Kind::Broken("a truncated ELF file"), "{end}");
+        }
+        let with = |at: usize, bytes: &[u8]| {
+            let mut elf = whole[..headers + 4096].to_vec();
+            elf[at..at + bytes.len()].copy_from_slice(bytes);
+            kind_of(&elf)
+        };
+        assert!(matches!(with(0, b"\x7fELF"), Kind::Dynamic(_)));
+        assert!(matches!(with(16, &[ET_REL as u8]), Kind::Broken(what) if what.contains("object file")));
+        assert!(matches!(with(16, &[ET_CORE as u8]), Kind::Broken(what) if what.contains("core dump")));
+        let interp = (table..headers).step_by(PHDR_BYTES).find(|&at| u32_at(&whole, at) == PT_INTERP).unwrap();
+        let (offset, length) = (u64_at(&whole, interp + 8) as usize, u64_at(&whole, interp + 32) as usize);
+        let damaged = Kind::Broken("a damaged ELF file");
+        for (at, bytes) in [
+            (16, &[9u8, 0][..]),
+            (54, &[55, 0]),
+            (56, &[0, 0]),
+            (interp + 32, &[0xff; 8]),
+            (interp + 32, &[0; 8]),
+            (offset + length - 1, b"x"),
+        ] {
+            assert_eq!(with(at, bytes), damaged, "{at}");
+        }
+        for at in [32, interp + 8] {
+            for value in [u64::MAX, 1 << 62, whole.len() as u64] {
+                assert_eq!(with(at, &value.to_ne_bytes()), Kind::Broken("a truncated ELF file"), "{at} {value}");
+            }
+        }
     }
 }

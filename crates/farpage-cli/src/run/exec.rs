@@ -4,7 +4,8 @@ use super::shown;
 use crate::early;
 use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use std::ffi::{CString, OsString};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -61,10 +62,20 @@ impl Image {
         if error.raw_os_error() != Some(libc::ENOEXEC) {
             return error;
         }
-        // As execvp: what the kernel does not know is a script for the shell.
+        // As execvp: what the kernel does not know is a script for the shell. What begins like an ELF file is none.
+        if self.is_elf() {
+            return error;
+        }
         let mut argv = vec![c"/bin/sh".to_owned(), self.file.clone()];
         argv.extend(self.argv.iter().skip(1).cloned());
         execve(c"/bin/sh", &argv, &self.env)
+    }
+
+    /// A file that cannot be read is none as far as we know; the shell cannot read it either.
+    fn is_elf(&self) -> bool {
+        let mut head = [0; 4];
+        let read = File::open(&self.path).and_then(|mut file| file.read_exact(&mut head));
+        read.is_ok() && head == *b"\x7fELF"
     }
 
     /// The failure for what [`Image::exec`] came back with.
@@ -74,7 +85,13 @@ impl Image {
             Some(libc::ENOMEM) => FAILED,
             _ => NOT_EXECUTABLE,
         };
-        Failure::with_status(status, format!("cannot run {}: {}", shown(&self.path), why(error)))
+        let reason = match error.raw_os_error() {
+            Some(libc::ENOEXEC) => {
+                "it is an ELF file that this kernel does not start: damaged, or of another kind".into()
+            }
+            _ => why(error),
+        };
+        Failure::with_status(status, format!("cannot run {}: {reason}", shown(&self.path)))
     }
 }
 

@@ -13,7 +13,7 @@ mod supervise;
 mod user;
 
 use crate::args::RunArgs;
-use crate::budget::Machine;
+use crate::budget::budget;
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
@@ -123,7 +123,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
 
 /// Budget, devices and switches, with everything checked that needs no privilege and no file system.
 fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<Conf> {
-    let budget = Machine::read()?.budget(args.ram.as_deref())?;
+    let budget = budget(args.ram.as_deref())?;
     note(&format_args!("budget {} ({})", size::format(budget.bytes), budget.origin));
     let mut conf = Conf::new(budget.bytes);
     conf.verify = args.verify;
