@@ -213,13 +213,8 @@ impl Engine {
         let charges = Charges::new(activation::allowed_at_first(&budget));
         let pool_limit = PoolShare::initial_limit(conf.ram);
         // SAFETY: the part was made for the pool and for nobody else.
-        let space = unsafe { SwapSpace::build(&conf.swap, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
+        let space = unsafe { SwapSpace::of_program(&conf, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
             .map_err(|e| e.to_string())?;
-        space.let_raw_wait(space.is_tiered());
-        if !space.is_tiered() {
-            // Without a file the pool is the last resort: it may take what the program leaves.
-            space.set_pool_limit(conf.ram / 8 * 7);
-        }
         let key = ContentKey::random();
         space.check_contents(key);
         let frames = Frames::new(arena.frames);

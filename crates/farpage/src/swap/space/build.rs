@@ -1,9 +1,44 @@
 //! Making the devices of a space from what the user wrote.
 
 use super::*;
-use crate::conf::Fault;
+use crate::conf::{Conf, Fault};
+use crate::sys::raw::message_fmt;
 
 impl SwapSpace {
+    /// The devices of a program. Nobody has asked for the default file: where it cannot be used (a read-only root, a sandbox), the
+    /// compressed memory is enough.
+    ///
+    /// # Errors
+    /// A device that was asked for, and cannot be used.
+    ///
+    /// # Safety
+    /// As for [`SwapSpace::build`].
+    pub unsafe fn of_program(
+        conf: &Conf,
+        pool_base: *mut u8,
+        pool_len: usize,
+        pool_limit_bytes: u64,
+    ) -> Result<SwapSpace, DeviceError> {
+        // SAFETY: caller's promise; a space that could not be made has left nothing in the region.
+        let build = |specs: &[SwapSpec]| unsafe { SwapSpace::build(specs, pool_base, pool_len, pool_limit_bytes) };
+        let space = match build(&conf.swap) {
+            Err(error) if conf.swap == SwapSpec::defaults() => {
+                if conf.verbose {
+                    message_fmt(format_args!("{error}; going on with compressed memory only"));
+                }
+                let memory = conf.swap.iter().filter(|spec| !matches!(spec, SwapSpec::File { .. })).cloned();
+                build(&memory.collect::<Vec<_>>())
+            }
+            result => result,
+        }?;
+        space.let_raw_wait(space.is_tiered());
+        if !space.is_tiered() {
+            // Without a file the pool is the last resort: it may take what the program leaves.
+            space.set_pool_limit(conf.ram / 8 * 7);
+        }
+        Ok(space)
+    }
+
     /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share
     /// it, and `pool_limit_bytes`, equally); nothing of it is touched before pages are stored.
     /// No file is created before the first page is stored in it.
