@@ -5,9 +5,11 @@
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered |
 //! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
+//! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count.
 
+use farpage::run::pager::robust;
 use farpage::run::state::{Engine, engine};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -17,10 +19,17 @@ pub struct Real {
     pthread_create: AtomicUsize,
     mmap: AtomicUsize,
     madvise: AtomicUsize,
+    setrobust: AtomicUsize,
+    setrobust_np: AtomicUsize,
 }
 
-static REAL: Real =
-    Real { pthread_create: AtomicUsize::new(0), mmap: AtomicUsize::new(0), madvise: AtomicUsize::new(0) };
+static REAL: Real = Real {
+    pthread_create: AtomicUsize::new(0),
+    mmap: AtomicUsize::new(0),
+    madvise: AtomicUsize::new(0),
+    setrobust: AtomicUsize::new(0),
+    setrobust_np: AtomicUsize::new(0),
+};
 
 type PthreadCreate = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -42,6 +51,8 @@ pub fn find() {
     REAL.pthread_create.store(next(c"pthread_create"), Relaxed);
     REAL.mmap.store(next(c"mmap"), Relaxed);
     REAL.madvise.store(next(c"madvise"), Relaxed);
+    REAL.setrobust.store(next(c"pthread_mutexattr_setrobust"), Relaxed);
+    REAL.setrobust_np.store(next(c"pthread_mutexattr_setrobust_np"), Relaxed);
 }
 
 /// The function at `place`; libraries that are initialised before this one call before [`find`].
@@ -178,4 +189,40 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
         let _ = unsafe { real(addr, len, libc::MADV_DONTNEED) };
     }
     result
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_mutexattr_setrobust(attr: *mut libc::pthread_mutexattr_t, kind: c_int) -> c_int {
+    // SAFETY: caller's promise.
+    unsafe { set_robust(found(&REAL.setrobust, c"pthread_mutexattr_setrobust"), attr, kind) }
+}
+
+/// The same by its older name.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_mutexattr_setrobust_np(attr: *mut libc::pthread_mutexattr_t, kind: c_int) -> c_int {
+    // SAFETY: caller's promise.
+    unsafe { set_robust(found(&REAL.setrobust_np, c"pthread_mutexattr_setrobust_np"), attr, kind) }
+}
+
+/// # Safety
+/// As libc's function at `real`.
+unsafe fn set_robust(real: usize, attr: *mut libc::pthread_mutexattr_t, kind: c_int) -> c_int {
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    if kind != libc::PTHREAD_MUTEX_STALLED {
+        robust::used();
+    }
+    // SAFETY: libc's functions of these names have this type.
+    let real: unsafe extern "C" fn(*mut libc::pthread_mutexattr_t, c_int) -> c_int =
+        unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { real(attr, kind) }
 }

@@ -109,7 +109,7 @@ impl Engine {
 }
 
 /// What became of one page.
-enum Step {
+pub(crate) enum Step {
     /// So many pages, from this one on, have been brought in; if none, there was nothing to bring in.
     Here(u64),
     /// To be tried again.
@@ -177,7 +177,7 @@ impl Pager {
     }
 
     /// Brings the page at `vpn` in, if it is out, perhaps with what is behind it, up to `end`.
-    fn bring_in_some(&mut self, vpn: Vpn, end: Vpn, node: Node) -> Step {
+    pub(crate) fn bring_in_some(&mut self, vpn: Vpn, end: Vpn, node: Node) -> Step {
         let e = self.e;
         match e.table.state(node) {
             State::None => Step::Here(0),

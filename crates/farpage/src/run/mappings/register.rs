@@ -231,6 +231,7 @@ impl Pager {
         }
         // What could not be taken out is like any other page.
         e.list_present(at, last);
+        let _ = self.robust_pages();
     }
 
     /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.

@@ -12,6 +12,7 @@ pub mod poison;
 pub(crate) mod prefetch;
 pub mod readahead;
 pub mod reclaim;
+pub mod robust;
 pub(crate) mod swap_in;
 pub mod trace;
 
@@ -25,6 +26,7 @@ use crate::run::pager::fault::Outcome;
 use crate::run::pager::fill::{COPY_MAX, Scratch};
 use crate::run::pager::prefetch::Ahead;
 use crate::run::pager::readahead::Readahead;
+use crate::run::pager::robust::Lists;
 use crate::run::pager::trace::Recorder;
 use crate::run::state::{Engine, PAGER, WRITER, give_up, lock};
 use crate::stat::Stat;
@@ -109,6 +111,8 @@ pub struct Pager {
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.
     pub(crate) ahead: Ahead,
+    /// Mutexes whose owners' death is to be told.
+    pub(crate) robust: Lists,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
     /// Records the faults, if that was asked for.
@@ -191,6 +195,7 @@ impl Engine {
             events: None,
             readahead: Readahead::new(self.conf.readahead, self.conf.ram),
             ahead: Ahead::default(),
+            robust: Lists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
             trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
         }))

@@ -228,6 +228,9 @@ impl Pager {
                 Oldest::Hot => lru.oldest_hot(&e.table, out),
             }
         };
+        // Held mutexes stay in, however long ago they were taken.
+        let Some(robust) = (if n > 0 { self.robust_pages() } else { None }) else { return 0 };
+        let stays = |pager: &Pager, vpn| pager.is_pinned(vpn) || robust.binary_search(&vpn).is_ok();
         let nodes = in_runs(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
         let mut moved = 0;
@@ -238,14 +241,14 @@ impl Pager {
                 i += 1; // found gone while a neighbour was moved
                 continue;
             }
-            if self.is_pinned(vpn) {
+            if stays(self, vpn) {
                 lock(&e.lru).rotate(&e.table, batch[i]);
                 i += 1;
                 continue;
             }
             let mut len = 1;
             while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 {
-                if self.is_pinned(vpn + len as u64) || !self.is_mapped(batch[i + len]) {
+                if stays(self, vpn + len as u64) || !self.is_mapped(batch[i + len]) {
                     break;
                 }
                 len += 1;
@@ -259,6 +262,10 @@ impl Pager {
             }
         }
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
+        if moved > 0 {
+            // What was taken meanwhile comes back.
+            let _ = self.robust_pages();
+        }
         moved
     }
 
