@@ -13,6 +13,7 @@ need pkg-config pkg-config
 need python3 python3
 need sqlite3 sqlite3
 need stress-ng stress-ng
+need faketime faketime
 need node nodejs
 need javac default-jdk-headless
 # redis-tools holds the whole server binary (redis-check-rdb, which is redis-server when it is called so). The

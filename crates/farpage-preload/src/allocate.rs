@@ -7,6 +7,7 @@
 
 use crate::interpose::{found, next, no_such_function};
 use farpage::run::state::engine;
+use farpage::sys::thread::thread_pointer;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
@@ -34,7 +35,7 @@ pub fn find() {
     }
 }
 
-/// The thread that is looking a function up, by the address of its `errno`: before glibc 2.34 the first look-up of a thread
+/// The thread that is looking a function up, by its thread pointer: before glibc 2.34 the first look-up of a thread
 /// asks for memory itself, and does without if there is none.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
@@ -50,8 +51,7 @@ impl Real {
         if at != 0 {
             return Some(at);
         }
-        // SAFETY: only its address is used.
-        let me = unsafe { libc::__errno_location() } as usize;
+        let me = thread_pointer();
         if LOOKING.load(Relaxed) == me {
             return None;
         }

@@ -7,10 +7,13 @@
 //! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
 //!
-//! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count.
+//! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads they make the
+//! system call: libc's function may be another library's ([`crate::own`]).
 
+use crate::own::on_engine_threads;
 use farpage::run::pager::robust;
 use farpage::run::state::{Engine, engine};
+use farpage::sys::thread::is_engine_thread;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -55,9 +58,11 @@ pub fn find() {
     REAL.setrobust_np.store(next(c"pthread_mutexattr_setrobust_np"), Relaxed);
 }
 
-/// The function at `place`; libraries that are initialised before this one call before [`find`].
+/// The function at `place`; libraries that are initialised before this one call before [`find`]. Never another library's on an
+/// engine thread.
 pub fn found(place: &AtomicUsize, name: &CStr) -> usize {
     match place.load(Relaxed) {
+        _ if is_engine_thread() => on_engine_threads(name),
         0 => next(name),
         at => at,
     }
@@ -118,7 +123,7 @@ pub unsafe extern "C" fn mmap(
     const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
     let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
     let populate = flags & libc::MAP_POPULATE != 0;
-    let engine = engine().filter(|_| ours);
+    let engine = engine().filter(|_| ours && !is_engine_thread());
     let populate = populate && engine.is_some_and(|e| e.must_be_managed(len));
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let real = found(&REAL.mmap, c"mmap");

@@ -1,10 +1,11 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`]).
+//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`]). What it calls itself is its own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
 pub mod forks;
 pub mod interpose;
+mod own;
 pub mod pagemaps;
 pub mod tracers;
 

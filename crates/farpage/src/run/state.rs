@@ -36,7 +36,7 @@ use crate::swap::space::SwapSpace;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
 use crate::sys::raw::{ErrnoText, fatal, warn};
-use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn, tls_below};
+use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
 use rustix::fd::{BorrowedFd, FromRawFd};
@@ -153,7 +153,6 @@ pub struct Engine {
     pub full_warned: AtomicBool,
     /// That memory cannot be managed has been said; forked children need not say it again.
     pub unmanaged_warned: AtomicBool,
-    tls_below: usize,
     /// See [`Engine::device`].
     pub(crate) uffd_device: AtomicI32,
 }
@@ -179,7 +178,7 @@ pub const READER: usize = 4;
 fn arena_sizes(ram: u64) -> [usize; 5] {
     let ram = ram as usize;
     let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
-    let stack = (STACK_BYTES + tls_below() + 2 * PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+    let stack = STACK_BYTES + 2 * PAGE_SIZE;
     [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACKS * stack, frames]
 }
 
@@ -259,7 +258,6 @@ impl Engine {
             spread_warned: AtomicBool::new(false),
             full_warned: AtomicBool::new(false),
             unmanaged_warned: AtomicBool::new(false),
-            tls_below: tls_below(),
             uffd_device: AtomicI32::new(super::uffd_device::passed_on()),
             conf,
         });
@@ -303,12 +301,12 @@ impl Engine {
         name: &'static [u8],
         share_files: bool,
     ) -> Result<u32, rustix::io::Errno> {
-        let len = (STACK_BYTES + self.tls_below + PAGE_SIZE).next_multiple_of(PAGE_SIZE);
+        let len = STACK_BYTES + PAGE_SIZE;
         let stack = Stack { base: self.arena.stacks.base + index * (len + PAGE_SIZE), len };
         let arg = std::ptr::from_ref(self) as usize;
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
-        unsafe { spawn(stack, self.tls_below, &Start { entry, arg, name, share_files }) }
+        unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }
     }
 
     /// Wakes the pager from its sleep.

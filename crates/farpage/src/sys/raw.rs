@@ -89,9 +89,10 @@ pub mod nr {
 #[derive(Debug, Clone, Copy)]
 pub struct ErrnoText(pub Errno);
 
-impl std::fmt::Display for ErrnoText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = match self.0 {
+impl ErrnoText {
+    /// The error without its number.
+    pub fn words(self) -> &'static str {
+        match self.0 {
             Errno::PERM => "Operation not permitted",
             Errno::NOENT => "No such file or directory",
             Errno::IO => "Input/output error",
@@ -110,8 +111,13 @@ impl std::fmt::Display for ErrnoText {
             Errno::NXIO => "No such device or address",
             Errno::NOMEDIUM => "No medium found",
             _ => "error",
-        };
-        write!(f, "{text} (os error {})", self.0.raw_os_error())
+        }
+    }
+}
+
+impl std::fmt::Display for ErrnoText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (os error {})", self.words(), self.0.raw_os_error())
     }
 }
 

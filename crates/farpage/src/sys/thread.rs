@@ -5,9 +5,9 @@
 //! single-threaded in libc's eyes, takes no signals, and has a *descriptor table of its own*: a program that closes
 //! every descriptor (daemons do) cannot close the engine's userfaultfd, and a forked child inherits none of them.
 //!
-//! What such a thread must not do: use `thread_local!`, call libc functions that look at the calling thread, or
-//! touch adopted memory. `errno` works (its slot lies in the block below), because the standard library's futex calls
-//! write it.
+//! What such a thread must not do: use `thread_local!`, call a function of libc or of another library, or touch adopted
+//! memory. What our code, the standard library and zstd call by name, the preload library defines for itself
+//! (`farpage-preload`, `own`), `errno` among it: its slot lies in the thread control block below.
 
 use super::raw::{Errno, gettid, nr, syscall};
 use core::arch::asm;
@@ -45,15 +45,6 @@ pub struct Start {
     pub share_files: bool,
 }
 
-/// Bytes that must lie below the thread pointer so that `errno` (libc's static TLS) has a place.
-/// To be called on a program thread.
-pub fn tls_below() -> usize {
-    // SAFETY: returns the address of the calling thread's errno.
-    let errno = unsafe { libc::__errno_location() } as usize;
-    let fs = thread_pointer();
-    (fs.saturating_sub(errno) + 4096).next_multiple_of(4096)
-}
-
 /// Address of the calling thread's control block.
 pub fn thread_pointer() -> usize {
     let fs: usize;
@@ -62,19 +53,34 @@ pub fn thread_pointer() -> usize {
     fs
 }
 
+/// Whether the calling thread is an engine thread: libc, which has not made it, has no thread-local storage for it.
+pub fn is_engine_thread() -> bool {
+    let vector: usize;
+    // SAFETY: on x86-64 glibc keeps the address of a thread's dynamic TLS vector at fs:8; the block made by `spawn` has 0 there.
+    unsafe { asm!("mov {}, fs:[8]", out(reg) vector, options(nostack, readonly, preserves_flags)) };
+    vector == 0
+}
+
+/// The calling engine thread's own `errno`, in its control block.
+pub fn engine_errno() -> *mut i32 {
+    (thread_pointer() + ERRNO) as *mut i32
+}
+
+/// Where it is, in the page of the control block: behind the words that are used.
+const ERRNO: usize = 1024;
+
 /// Starts an engine thread on `stack` with all signals blocked; returns its thread id.
 ///
 /// # Errors
 /// The errno of `clone`.
 ///
 /// # Safety
-/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, used by nobody else, and
-/// `tls_below` is [`tls_below`]'s answer. `start.entry` keeps the rules of the module header.
-pub unsafe fn spawn(stack: Stack, tls_below: usize, start: &Start) -> Result<u32, Errno> {
+/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, and used by nobody else. `start.entry` keeps the rules of the module header.
+pub unsafe fn spawn(stack: Stack, start: &Start) -> Result<u32, Errno> {
     let end = stack.base + stack.len;
-    // The thread control block: one page at the top; static TLS below it; the stack below that.
+    // The thread control block: one page at the top; the stack below that.
     let tcb = end - 4096;
-    let stack_top = (tcb - tls_below) & !63;
+    let stack_top = tcb & !63;
     // SAFETY: all written words lie inside the stack's memory, which is ours (caller's promise).
     unsafe {
         let words = tcb as *mut usize;
