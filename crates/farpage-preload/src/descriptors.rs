@@ -9,6 +9,7 @@
 //! Without such a descriptor, and for all others, they are libc's. No locks, no allocation: called between `vfork` and exec.
 
 use crate::interpose::{found, next, no_such_function};
+use crate::userfaultfds::registered;
 use farpage::probe::{inherited_device, misc_device};
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -156,7 +157,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
     // SAFETY: libc's function of this name takes its third argument where an integer is passed.
     let real: unsafe extern "C" fn(c_int, c_ulong, usize) -> c_int = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
-    unsafe { real(fd, request, argument) }
+    let call = || unsafe { real(fd, request, argument) };
+    // SAFETY: caller's promise, and just called.
+    unsafe { registered(call(), request, argument, call) }
 }
 
 type SpawnClose = unsafe extern "C" fn(*mut libc::posix_spawn_file_actions_t, c_int) -> c_int;

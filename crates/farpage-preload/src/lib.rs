@@ -1,5 +1,5 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`]). What it calls itself is its own ([`own`]).
+//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
@@ -8,6 +8,7 @@ pub mod interpose;
 mod own;
 pub mod pagemaps;
 pub mod tracers;
+pub mod userfaultfds;
 
 use farpage::mem::heap::Heap;
 

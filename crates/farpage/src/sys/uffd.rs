@@ -34,7 +34,8 @@ const IOC_NEW: usize = 0xAA << 8;
 const _: () = assert!(size_of::<k::uffdio_move>() == 40 && size_of::<k::uffdio_copy>() == 40);
 const _: () = assert!(size_of::<k::uffd_msg>() == 32);
 
-/// Features for the program's memory.
+/// Features for the program's memory. (`EVENT_REMAP` not for the events alone: without it a move can end the registration of a
+/// neighbour, `tests/kernel/remap_merge.c`.)
 pub const FEATURES: u64 = (k::UFFD_FEATURE_EVENT_REMOVE
     | k::UFFD_FEATURE_EVENT_UNMAP
     | k::UFFD_FEATURE_EVENT_REMAP

@@ -51,7 +51,7 @@ impl Engine {
         // If the monitor makes the engine active in this moment, the pager finds the flag before it does anything.
         if self.is_active() {
             self.warn_alone();
-            self.let_go(PAGE_SIZE, USER_END);
+            let _ = self.let_go(PAGE_SIZE, USER_END);
         }
     }
 
@@ -66,12 +66,12 @@ impl Engine {
     }
 
     /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a second. Returns when
-    /// that is done. Called on a program thread.
-    pub fn let_go(&self, start: usize, end: usize) {
+    /// that is done; false: there is no engine that manages anything. Called on a program thread.
+    pub fn let_go(&self, start: usize, end: usize) -> bool {
         let (start, end) = (start & !(PAGE_SIZE - 1), end.min(USER_END));
         let reaches = || self.is_active() && self.fork.is_home();
         if start == 0 || start >= end || !reaches() {
-            return;
+            return false;
         }
         let ticket = loop {
             match self.notes.post(Note::LetGo(start, end)) {
@@ -86,9 +86,10 @@ impl Engine {
         while reaches() {
             self.ring();
             if self.notes.wait(ticket, LOOK) {
-                return;
+                return true;
             }
         }
+        false
     }
 
     /// In `[start, end)`, which is not managed any more, pages of zeros may have been dropped where the kernel would have them. They are made

@@ -1,0 +1,22 @@
+"""Programs that use userfaultfd themselves, on memory that was filled, and swapped out, before."""
+
+import json
+import unittest
+
+from situation import Situation, build, unless_root
+
+
+@unless_root
+class Userfaultfd(Situation):
+    def test_registered_late(self):
+        for how in ("ioctl", "syscall"):
+            with self.subTest(how=how):
+                stats = self.dir / "stats"
+                ours = self.assert_same(build("userfaultfd_late.c"), 16, how, ram="16M", options=("--verify",))
+                self.assertEqual(ours.returncode, 0, ours.stdout)
+                self.run_farpage(build("userfaultfd_late.c"), 16, how, ram="16M", options=("--stats-json", stats))
+                self.assertGreater(json.loads(stats.read_text())["pswpout"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
