@@ -44,6 +44,13 @@ static void say(const char *text)
     call(SYS_write, (void *)fd, text, (void *)n);
 }
 
+static int is_same(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
 /* Where the function is that `names[i]` would have been. */
 __attribute__((used, visibility("hidden"))) void *names_next(size_t i)
 {
@@ -52,14 +59,18 @@ __attribute__((used, visibility("hidden"))) void *names_next(size_t i)
         say(names[i]), say(" was called on an engine thread\n");
         call(SYS_exit_group, (void *)99, NULL, NULL);
     }
-    if (!found[i]) {
+    if (!look_up) {
         /* Not by its own name, which may be one of these. */
-        if (!look_up)
-            look_up = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+        look_up = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
         if (!look_up)
             look_up = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-        found[i] = look_up(RTLD_NEXT, names[i]);
+        /* A look-up that fails frees what the one before has left: by then this must be known. */
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            if (is_same(names[n], "free"))
+                found[n] = look_up(RTLD_NEXT, "free");
     }
+    if (!found[i])
+        found[i] = look_up(RTLD_NEXT, names[i]);
     return found[i];
 }
 
