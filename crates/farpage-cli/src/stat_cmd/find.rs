@@ -1,5 +1,5 @@
 //! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of these.
-//! An engine's thread has a table of its own, a pager's shares the program's.
+//! An engine's threads have a table of their own, and so have those of each pager.
 //!
 //! All that is read here is what a process says of itself, and whoever owns it may make it say anything: names with any
 //! bytes, and files under the name of a page that hang whoever opens them. So a file is opened only if it is a memfd.
@@ -82,14 +82,13 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     let command = fs::read(dir.join("comm")).ok().filter(|_| is_leader).ok_or(Absent::Process)?;
     let command = printable(command.strip_suffix(b"\n").unwrap_or(&command));
     let threads = threads(&dir);
-    if threads == [None, None] {
+    if threads.is_empty() {
         return Err(Absent::Engine);
     }
     let own = own_pids(&dir);
     let mut found = Pages::default();
-    for (thread, pagers) in threads.iter().zip([false, true]) {
-        let Some(thread) = thread else { continue };
-        match found.add(thread, pagers, &own) {
+    for (thread, pagers) in &threads {
+        match found.add(thread, *pagers, &own) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(Managed { pid, command, pages: None });
             }
@@ -114,15 +113,15 @@ pub fn all() -> Result<Vec<Managed>> {
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 
-/// A thread of the engine, and one of a pager.
-fn threads(dir: &Path) -> [Option<PathBuf>; 2] {
-    let mut found = [None, None];
+/// Threads of the engine, and (`true`) of pagers.
+fn threads(dir: &Path) -> Vec<(PathBuf, bool)> {
+    let mut found = Vec::new();
     let Ok(tasks) = fs::read_dir(dir.join("task")) else { return found };
     for task in tasks.flatten().map(|t| t.path()) {
         let comm = fs::read(task.join("comm")).unwrap_or_default();
-        for (thread, name) in found.iter_mut().zip([THREAD_NAME, PAGER_THREAD_NAME]) {
+        for (name, is_pager) in [(THREAD_NAME, false), (PAGER_THREAD_NAME, true)] {
             if comm.trim_ascii_end() == name.as_bytes() {
-                thread.get_or_insert_with(|| task.clone());
+                found.push((task.clone(), is_pager));
             }
         }
     }

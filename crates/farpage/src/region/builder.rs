@@ -16,11 +16,14 @@ use crate::mm::page_hash::ContentKey;
 use crate::run::pager::reclaim::CleanBalance;
 use crate::stat::PAGER_THREAD_NAME;
 use crate::swap::{DeviceError, Entry, LoadError, SwapSpace};
+use crate::sys::fd::Fd;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, OpenError, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use farpage_swap::splice::Linking;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
+use std::mem::ManuallyDrop;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -238,8 +241,8 @@ impl Builder {
         let key = ContentKey::random();
         swap.check_contents(key);
         let frames = Frames::new(frame_memory.0);
-        let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
-            .map_err(os("cannot open the process"))?;
+        swap.create_files();
+        let pidfd = own_process().map_err(os("cannot open the process"))?;
         let rotational = (0..self.swap.len()).any(|i| {
             let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
             first.is_some_and(|entry| swap.is_rotational(entry))
@@ -267,7 +270,8 @@ impl Builder {
             passed: AtomicU64::new(0),
             surprises: AtomicU64::new(0),
             sweeps: self.mode == FaultMode::Signal,
-            pidfd,
+            pidfd: Fd::new(pidfd),
+            table: Arc::default(),
             reclaimers: Default::default(),
             stat: PagerStat::new().map_err(os("cannot reserve address space"))?,
             sweeps_done: AtomicU64::new(0),
@@ -297,7 +301,8 @@ impl Builder {
         };
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
-        let owner = Arc::new(Owner { inner, slot, setting, threads: Mutex::default() });
+        let owner = Arc::new(Owner { inner: ManuallyDrop::new(inner), slot, setting, threads: Mutex::default() });
+        owner.inner.belongs_to_table();
         owner.start_threads()?;
         owner.inner.look_at_overhead();
         owner.inner.stat.announce();
@@ -313,10 +318,34 @@ pub fn pool_limit(budget: u64) -> u64 {
     budget / 8 * 7
 }
 
+/// A descriptor of this process.
+pub fn own_process() -> Result<OwnedFd, Errno> {
+    rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
+}
+
+impl Inner {
+    /// All descriptors are ones of the pager's table from now on.
+    fn belongs_to_table(&self) {
+        self.uffd.belongs_to(&self.table);
+        self.pidfd.belongs_to(&self.table);
+        self.swap.belongs_to(&self.table);
+    }
+
+    /// Gives the table its keeper, with what is open now in the caller's. What no thread of the program uses is closed there.
+    fn start_keeper(&self) -> Result<(), Errno> {
+        let mut copies = self.uffd.fds().to_vec();
+        copies.extend(self.swap.fds());
+        let mut moved: Vec<_> = self.pidfd.raw().into_iter().chain(self.stat.fd()).collect();
+        moved.extend(lock(&self.ancestors).iter().map(AsRawFd::as_raw_fd));
+        self.table.start(&copies, &moved)
+    }
+}
+
 /// A pager's threads and its place in the handler's table. Lives as long as the pager or a region of it.
 #[derive(Debug)]
 pub struct Owner {
-    pub(super) inner: Arc<Inner>,
+    /// Dropped by the keeper of its table.
+    pub(super) inner: ManuallyDrop<Arc<Inner>>,
     slot: Option<&'static Slot>,
     setting: Threads,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -330,51 +359,70 @@ struct Threads {
 }
 
 impl Owner {
-    /// Starts the pager's threads.
+    /// Starts the pager's threads, in a descriptor table of their own.
     ///
     /// # Errors
     /// [`Error::Os`]; those that run are ended when the owner is dropped.
     pub(super) fn start_threads(&self) -> Result<(), Error> {
-        for i in 0..self.setting.reclaim {
-            self.start(PAGER_THREAD_NAME, move |inner| reclaim::main(inner, i))?;
-        }
-        self.start("farpage-ahead", ahead::main)?;
-        if self.setting.mode == FaultMode::Thread {
-            for _ in 0..self.setting.reclaim {
-                self.start("farpage-fault", thread_mode::main)?;
-            }
-        }
-        Ok(())
+        // The threads inherit the mask: signals of the program are for the program's threads.
+        let _blocked = signal::Blocked::new();
+        let no_table =
+            |errno| Error::Os { what: "cannot give the pager's threads a descriptor table of their own", errno };
+        self.inner.start_keeper().map_err(no_table)?;
+        let (inner, setting) = (Arc::clone(&self.inner), self.setting);
+        let started = self.inner.table.run(move || {
+            let mut threads = Vec::new();
+            let result = start_all(&inner, setting, &mut threads);
+            (threads, result)
+        });
+        let Some((threads, result)) = started else { return Err(no_table(Errno::AGAIN)) };
+        lock(&self.threads).extend(threads);
+        result
     }
 
     /// In a forked child: the threads are the parent's. Their handles must not be used, not even to be dropped.
     pub(super) fn forget_threads(&self) {
         std::mem::take(&mut *lock(&self.threads)).into_iter().for_each(std::mem::forget);
+        self.inner.table.forget_keeper();
     }
+}
 
-    fn start(&self, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<(), Error> {
-        let inner = self.inner.clone();
-        // The thread inherits the mask: signals of the program are for the program's threads.
-        let blocked = signal::Blocked::new();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || f(&inner));
-        drop(blocked);
-        let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
-        let thread = thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?;
-        // It names itself when it first runs. `farpage stat` finds a pager by the name, and may look before that.
-        if let Ok(name) = std::ffi::CString::new(name) {
-            // SAFETY: the handle is held, so the thread is known to libc; the name is a string that ends with 0.
-            let _ = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
-        }
-        lock(&self.threads).push(thread);
-        Ok(())
+/// Starts all threads; those that have started are in `threads`. In the keeper, whose table they get.
+fn start_all(inner: &Arc<Inner>, setting: Threads, threads: &mut Vec<JoinHandle<()>>) -> Result<(), Error> {
+    for i in 0..setting.reclaim {
+        threads.push(start(inner, PAGER_THREAD_NAME, move |inner| reclaim::main(inner, i))?);
     }
+    threads.push(start(inner, "farpage-ahead", ahead::main)?);
+    if setting.mode == FaultMode::Thread {
+        for _ in 0..setting.reclaim {
+            threads.push(start(inner, "farpage-fault", thread_mode::main)?);
+        }
+    }
+    Ok(())
+}
+
+fn start(inner: &Arc<Inner>, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    let inner = inner.clone();
+    let main = move || {
+        inner.table.join();
+        f(&inner);
+        inner.table.leave();
+    };
+    let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
+    let thread = std::thread::Builder::new().name(name.into()).spawn(main);
+    let thread = thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?;
+    // It names itself when it first runs. `farpage stat` finds a pager by the name, and may look before that.
+    if let Ok(name) = std::ffi::CString::new(name) {
+        // SAFETY: the handle is held, so the thread is known to libc; the name is a string that ends with 0.
+        let _ = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
+    }
+    Ok(thread)
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         if !self.inner.is_here() {
-            // A forked child: the addresses may be somebody else's by now.
-            std::mem::forget(self.inner.clone());
+            // A forked child: the addresses and descriptors may be somebody else's by now. So nothing is dropped.
             self.forget_threads();
             return;
         }
@@ -393,5 +441,9 @@ impl Drop for Owner {
         if let Some(slot) = self.slot {
             slot.release();
         }
+        // SAFETY: nobody uses it after this; self is being dropped.
+        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        let table = inner.table.clone();
+        table.end(move || drop(inner));
     }
 }

@@ -7,9 +7,10 @@
 //! ```text
 //!  prepare   faults and calls of other threads wait at `faults`; when none is inside, reclaim waits at `workers`:
 //!            no word is busy and no lock is held
+//!            what the child needs of the pager's descriptor table is in the forking thread's, too
 //!  parent    the files' slots that the child may need are frozen (a lease, see device/file); gates open
-//!  child     new userfaultfd under the old number, frames and regions registered, words as the copy's page tables are,
-//!            threads, gates open
+//!  child     new userfaultfd, frames and regions registered, words as the copy's page tables are,
+//!            descriptor table and threads, gates open
 //! ```
 //! The forking thread itself may go on to fault between `prepare` and the copy (other libraries' handlers): it is let
 //! through, and takes memory above the budget if need be, because reclaim stands still.
@@ -17,18 +18,21 @@
 //! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. Whoever is inside of a gate
 //! takes neither.
 
-use super::builder::Owner;
+use super::builder::{Owner, own_process};
 use super::inner::{Inner, lock};
 use super::signal::Blocked;
 use super::space::{PAGERS, Slot};
 use super::word::State;
 use crate::PAGE_SIZE;
+use crate::sys::fd::Fd;
 use crate::sys::futex;
 use crate::sys::pagemap;
 use crate::sys::raw::{gettid, message};
-use crate::sys::thread::ForkLock;
+use crate::sys::thread::{ForkLock, fetch_fd};
 use crate::sys::uffd::Uffd;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Once, Weak};
@@ -126,13 +130,21 @@ impl Inner {
     pub fn collect_leases(&self) {
         lock(&self.leases).retain(|(pipe, lease)| {
             // Nobody ever writes: end of file means that no process holds the other end any more.
-            let gone = rustix::io::read(pipe, &mut [0u8; 1]) == Ok(0);
+            // SAFETY: one of the table of the caller, which is a thread of the pager.
+            let gone = rustix::io::read(unsafe { BorrowedFd::borrow_raw(*pipe) }, &mut [0u8; 1]) == Ok(0);
             if gone {
                 self.swap.end_lease(*lease);
+                self.table.close(*pipe);
             }
             !gone
         });
     }
+}
+
+/// As [`Inner::copy_here`], of a directory of which only the path is open.
+fn open_directory(thread: u32, fd: RawFd) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/task/{thread}/fd/{fd}");
+    open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// One fork at a time; guards [`FAMILY`] and [`ERRAND`].
@@ -150,10 +162,54 @@ struct Errand {
 // SAFETY: made and dropped by the forking thread (in the child: by its copy), which the lock FORKS sees to.
 unsafe impl Send for Errand {}
 
-/// A pager that stands still. `lease`: both ends of the pipe whose end says that the child is gone.
+/// A pager that stands still.
 struct Held {
     owner: Arc<Owner>,
-    lease: Option<(OwnedFd, OwnedFd)>,
+    /// A pipe whose end says that the child is gone.
+    lease: Option<Lease>,
+    /// What the child needs and the program's table had not: the number in the pager's table, and a copy.
+    fetched: Vec<(RawFd, OwnedFd)>,
+}
+
+/// The read end is one of the pager's table, the write end one of the program's.
+struct Lease {
+    read: RawFd,
+    write: OwnedFd,
+}
+
+impl Inner {
+    /// The number of a descriptor that children need: files and directories of devices, ends of pipes.
+    fn descriptors_for_children(&self) -> Vec<RawFd> {
+        let mut fds = self.swap.fds();
+        fds.extend(lock(&self.ancestors).iter().map(AsRawFd::as_raw_fd));
+        fds
+    }
+
+    /// A copy of a descriptor of the pager's table in the caller's. `how` to open it where that is done by its path.
+    fn copy_here(&self, fd: RawFd, how: OFlags) -> Option<OwnedFd> {
+        let keeper = self.table.keeper();
+        let by_path = || {
+            let path = format!("/proc/self/task/{keeper}/fd/{fd}");
+            open(path.as_str(), how | OFlags::CLOEXEC, Mode::empty())
+        };
+        // SAFETY: just made, and nobody else's.
+        let fetched = fetch_fd(keeper, fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        fetched.or_else(|_| by_path()).or_else(|_| open_directory(keeper, fd)).ok()
+    }
+
+    /// A new pipe between the pager's table and a child. Without one nobody knows when the child is gone: its slots are
+    /// never used again.
+    fn lease(&self) -> Option<Lease> {
+        let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
+        let (read, write) = self.table.run(pipe)??;
+        let here = self.copy_here(write.as_raw_fd(), OFlags::WRONLY);
+        let (read, write) = (read.into_raw_fd(), write.into_raw_fd());
+        self.table.close(write);
+        if here.is_none() {
+            self.table.close(read);
+        }
+        here.map(|write| Lease { read, write })
+    }
 }
 
 /// Has forks followed, once per process.
@@ -189,10 +245,10 @@ extern "C" fn prepare() {
         let e = &owner.inner;
         e.faults.close();
         e.workers.close();
-        // Without a pipe nobody knows when the child is gone: its slots are never used again.
-        let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
-        let lease = if e.swap.fds().is_empty() { None } else { pipe() };
-        Held { owner, lease }
+        let lease = if e.swap.fds().is_empty() { None } else { e.lease() };
+        let missing = e.descriptors_for_children().into_iter().filter(|fd| !e.table.is_copied(*fd));
+        let fetched = missing.filter_map(|fd| Some((fd, e.copy_here(fd, OFlags::RDWR)?))).collect();
+        Held { owner, lease, fetched }
     };
     let pagers = owners.into_iter().map(hold).collect();
     *lock(&ERRAND) = Some(Errand { pagers, _blocked: blocked });
@@ -200,21 +256,21 @@ extern "C" fn prepare() {
 
 extern "C" fn parent() {
     let errand = lock(&ERRAND).take();
-    go_on(errand, |owner, lease| {
+    go_on(errand, |owner, lease, _| {
         let number = owner.inner.swap.fork_parent();
-        if let Some((read, _)) = lease {
-            lock(&owner.inner.leases).push((read, number));
+        if let Some(lease) = lease {
+            lock(&owner.inner.leases).push((lease.read, number));
         }
     });
 }
 
 /// After the fork, in parent and child: `each` pager that was held is made ready, and its gates are opened.
-fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<(OwnedFd, OwnedFd)>)) {
+fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<Lease>, Vec<(RawFd, OwnedFd)>)) {
     let mut owners = Vec::new();
     let mut blocked = None;
     if let Some(Errand { pagers, _blocked }) = errand {
-        for Held { owner, lease } in pagers {
-            each(&owner, lease);
+        for Held { owner, lease, fetched } in pagers {
+            each(&owner, lease, fetched);
             owner.inner.workers.open();
             owner.inner.faults.open();
             owners.push(owner);
@@ -233,10 +289,10 @@ extern "C" fn child() {
     // Threads that were looking are not here, nor are the pagers that are not inherited.
     let stays = |pager: *const Inner| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.inner), pager));
     PAGERS.iter().for_each(|slot| slot.after_fork(stays));
-    go_on(errand, |owner, lease| {
+    go_on(errand, |owner, lease, fetched| {
         owner.inner.faults.after_fork();
         owner.inner.workers.after_fork();
-        if let Err(why) = restart(owner, lease.map(|(_, write)| write)) {
+        if let Err(why) = restart(owner, lease.map(|lease| lease.write), fetched) {
             message(&format!("in a forked child, which cannot use its regions: {why}"));
             close_off(owner);
         }
@@ -244,14 +300,21 @@ extern "C" fn child() {
 }
 
 /// Makes a pager of the child out of the copy of its parent's.
-fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
+fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, OwnedFd)>) -> Result<(), String> {
     let e = &*owner.inner;
-    let same: Vec<_> = e.swap.fds().into_iter().map(|fd| (fd, fd)).collect();
-    e.swap.fork_child(&same);
-    lock(&e.leases).clear();
-    lock(&e.ancestors).extend(lease);
     e.forget_threads();
     owner.forget_threads();
+    // Numbers are those of the parent's pager. They are replaced or forgotten, not closed.
+    lock(&e.leases).clear();
+    let ancestors: Vec<_> = std::mem::take(&mut *lock(&e.ancestors)).into_iter().map(OwnedFd::into_raw_fd).collect();
+    let pipes = fetched.extract_if(.., |(old, _)| ancestors.contains(old)).map(|(_, here)| here);
+    lock(&e.ancestors).extend(pipes.chain(lease));
+    let copied: Vec<_> = e.swap.fds().into_iter().filter(|fd| e.table.is_copied(*fd)).collect();
+    e.table.after_fork(|fd| copied.contains(&fd));
+    let fetched = fetched.into_iter().map(|(old, here)| (old, here.into_raw_fd()));
+    let here: Vec<_> = fetched.chain(copied.iter().map(|fd| (*fd, *fd))).collect();
+    e.swap.fork_child(&here);
+    // What is behind the numbers that the devices do not use any more goes with the process.
     // Before anything is counted: until then the page is the parent's.
     e.stat.renew().map_err(|error| format!("cannot map a statistics page: {error}"))?;
     e.readahead.forget_counts();
@@ -260,11 +323,10 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>) -> Result<(), String> {
     e.full_warned.store(false, SeqCst);
     let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
     let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;
-    // The old numbers name the parent's address space.
-    replace(e.uffd.as_fd().as_raw_fd(), new.as_fd().as_raw_fd())?;
-    replace(e.uffd.pagemap().as_raw_fd(), new.pagemap().as_raw_fd())?;
-    let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
-    replace(e.pidfd.as_raw_fd(), pidfd.map_err(|error| format!("cannot open the process: {error}"))?.as_raw_fd())?;
+    e.uffd.exchange(new);
+    let pidfd = own_process().map_err(|error| format!("cannot open the process: {error}"))?;
+    e.pidfd.exchange_for(&Fd::new(pidfd));
+    e.swap.create_files();
     let refused = |what| move |why| format!("cannot register {what}: {why:?}");
     e.uffd.register(e.frame_memory.0.base, e.frame_memory.0.len).map_err(refused("frames"))?;
     for &(first, pages) in lock(&e.places).iter() {
@@ -315,14 +377,5 @@ fn close_off(owner: &Owner) {
         if let Err(errno) = owner.inner.space.forbid(first, pages as usize) {
             crate::sys::raw::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
         }
-    }
-}
-
-/// Puts another file under the number of an open descriptor.
-fn replace(old: i32, new: i32) -> Result<(), String> {
-    // SAFETY: both are open; who owns `old` goes on to own the number.
-    match unsafe { libc::dup3(new, old, libc::O_CLOEXEC) } {
-        -1 => Err(format!("cannot replace a descriptor: {}", std::io::Error::last_os_error())),
-        _ => Ok(()),
     }
 }

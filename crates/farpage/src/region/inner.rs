@@ -27,13 +27,15 @@ use crate::mm::page_hash::ContentKey;
 use crate::run::page_table::FrameNo;
 use crate::run::pager::reclaim::CleanBalance;
 use crate::swap::{Entry, Page, SwapSpace};
+use crate::sys::fd::Fd;
 use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
+use crate::sys::table::Table;
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use farpage_swap::workingset::{Pages, Rank};
-use rustix::fd::OwnedFd;
+use rustix::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Locks a mutex; the engine's code does not panic under one.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -126,7 +128,9 @@ pub struct Inner {
     /// Writable pages may be write-protected all at once: signal mode.
     pub sweeps: bool,
     /// This process, for `process_madvise`.
-    pub pidfd: OwnedFd,
+    pub pidfd: Fd,
+    /// The descriptor table that all descriptors here are ones of.
+    pub table: Arc<Table>,
     /// Reclaim threads, by kernel thread id.
     pub reclaimers: [AtomicU32; RECLAIMERS_MAX],
     /// Counters, and what else is seen from outside.
@@ -146,8 +150,9 @@ pub struct Inner {
     pub faults: Gate,
     /// Passed by the pager's own threads.
     pub workers: Gate,
-    /// Children that may need what is stored in files: the pipe that ends with them, and the number of the fork.
-    pub leases: Mutex<Vec<(OwnedFd, u32)>>,
+    /// Children that may need what is stored in files: the pipe that ends with them, one of the pager's table, and the number of
+    /// the fork.
+    pub leases: Mutex<Vec<(RawFd, u32)>>,
     /// In a child: the pipes that its ancestors watch.
     pub ancestors: Mutex<Vec<OwnedFd>>,
     /// Budget, pages.

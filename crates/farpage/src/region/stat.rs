@@ -4,9 +4,9 @@
 //! Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does so five
 //! times a second at least ([`Inner::look_at_overhead`]).
 //!
-//! The page is a memfd, mapped for as long as the pager lives, its descriptor in the program's table. Only this mapping can
-//! write it, and nobody can make it shorter. A program that closes all descriptors has its counters still, but nobody else
-//! sees them; so it is where the kernel gives no memfd.
+//! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping can
+//! write it, and nobody can make it shorter. Where the kernel gives no memfd, there are the counters still, but nobody else
+//! sees them.
 //!
 //! A forked child has mapping and descriptor too. It neither counts there (the pager is not its own) nor is it taken for the
 //! page's owner: that is the process whose number the page has. A child that inherits the pager gets a new page in the same
@@ -68,6 +68,11 @@ impl PagerStat {
     pub fn announce_again(&self) {
         self.pid.store(u64::from(std::process::id()), Relaxed);
         self.magic.store(MAGIC, Relaxed);
+    }
+
+    /// The descriptor's number, in the table of whoever made the page.
+    pub fn fd(&self) -> Option<RawFd> {
+        lock(&self.descriptor).as_ref().map(|descriptor| descriptor.fd)
     }
 
     /// In a forked child: an empty page in place of the parent's, not announced yet.

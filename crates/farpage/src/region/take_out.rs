@@ -20,7 +20,6 @@ use crate::swap::{Entry, Page};
 use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Pages;
-use rustix::fd::AsRawFd;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -301,16 +300,9 @@ impl Inner {
     /// The content of the pages is of no worth, and nobody else gives them new content meanwhile.
     pub(super) unsafe fn discard_ranges(&self, ranges: &[libc::iovec]) -> rustix::io::Result<()> {
         let total: usize = ranges.iter().map(|r| r.iov_len).sum();
-        let args = [
-            self.pidfd.as_raw_fd() as usize,
-            ranges.as_ptr() as usize,
-            ranges.len(),
-            libc::MADV_DONTNEED as usize,
-            0,
-            0,
-        ];
+        let args = [ranges.as_ptr() as usize, ranges.len(), libc::MADV_DONTNEED as usize, 0, 0];
         // SAFETY: caller's promise.
-        if unsafe { crate::sys::raw::syscall(PROCESS_MADVISE, args) }.is_ok_and(|done| done == total) {
+        if unsafe { self.pidfd.transfer(PROCESS_MADVISE, args) }.is_ok_and(|done| done == total) {
             return Ok(());
         }
         for range in ranges {

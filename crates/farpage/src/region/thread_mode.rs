@@ -15,7 +15,8 @@ const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 pub fn main(e: &Inner) {
     let mut messages = [Message::Remove { start: 0, end: 0 }; 1];
     while !e.wakeups.stop.load(SeqCst) {
-        let mut fds = [PollFd::new(&e.uffd, PollFlags::IN)];
+        let Ok(uffd) = e.uffd.borrow() else { return };
+        let mut fds = [PollFd::from_borrowed_fd(uffd, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&LOOK_EVERY));
         while let Ok(1) = e.uffd.read(&mut messages) {
             if let Message::Fault { addr, write, .. } = messages[0] {

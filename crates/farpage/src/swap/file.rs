@@ -42,9 +42,11 @@ use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, U
 use crate::PAGE_SIZE;
 use crate::mm::page_hash::ContentKey;
 use crate::sys::cpu;
+use crate::sys::fd::Fd;
 use crate::sys::mutex::Mutex;
 use crate::sys::raw::ErrnoText;
-use backing::{Backing, Fd};
+use crate::sys::table::Table;
+use backing::Backing;
 use crypt::Cipher;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use rustix::io::Errno;
@@ -188,6 +190,32 @@ impl FileDevice {
     /// The same device with a priority to be shown.
     pub fn with_priority(self, priority: i32) -> FileDevice {
         FileDevice { caps: Caps { priority, ..self.caps }, ..self }
+    }
+
+    /// From now on its descriptors are ones of this table.
+    pub fn belongs_to(&self, table: &Arc<Table>) {
+        self.dir.iter().for_each(|dir| dir.belongs_to(table));
+        let inner = self.inner.lock();
+        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
+            backing.fd.belongs_to(table);
+        }
+    }
+
+    /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
+    pub fn create(&self) {
+        let (Some(own), Some(dir)) = (self.own.get(), &self.dir) else { return };
+        let _create = self.create.lock();
+        if own.backing.get().is_none()
+            && let Ok(backing) = self.new_file(dir)
+        {
+            let _ = own.backing.set(backing);
+        }
+    }
+
+    fn new_file(&self, dir: &Fd) -> Result<Backing, Errno> {
+        let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
+        self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
+        Ok(backing)
     }
 
     /// Number of this device in its entries.

@@ -27,6 +27,7 @@ use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::mm::page_hash::ContentKey;
+use crate::sys::table::Table;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -66,6 +67,17 @@ impl SwapSpace {
     /// From now on [`SwapSpace::load`] allocates nothing: for loads in a signal handler.
     pub fn warm(&self) {
         self.zrams.iter().for_each(|zram| zram.warm());
+    }
+
+    /// From now on all descriptors are ones of this table, which not all callers have.
+    pub fn belongs_to(&self, table: &Arc<Table>) {
+        self.rings.belong_to(table);
+        self.files.iter().for_each(|file| file.belongs_to(table));
+    }
+
+    /// Creates the files that pages will go to now, as far as possible, so that the caller's descriptor table has them.
+    pub fn create_files(&self) {
+        self.files.iter().for_each(|file| file.create());
     }
 
     /// Stores a page; `check` is what [`SwapSpace::check`] returns until the entry is freed.

@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod escape;
+pub mod fd;
 pub mod futex;
 pub mod idle;
 pub mod mutex;
@@ -12,5 +13,6 @@ pub mod pagemap;
 pub mod perf;
 pub mod proc;
 pub mod raw;
+pub mod table;
 pub mod thread;
 pub mod uffd;

@@ -1,5 +1,6 @@
 //! `PAGEMAP_SCAN`: which pages of a range are there.
 
+use super::fd::Fd;
 use super::raw::{Errno, nr, syscall};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, OFlags, fstatfs, readlinkat_raw};
@@ -86,7 +87,7 @@ fn pid_of(path: &[u8]) -> Option<u32> {
 /// # Errors
 /// The errno of the ioctl (`NOTTY`: kernel older than 6.7).
 pub fn present_runs(
-    pagemap: &OwnedFd,
+    pagemap: &Fd,
     start: usize,
     end: usize,
     mut each: impl FnMut(usize, usize) -> bool,
@@ -100,7 +101,7 @@ pub fn present_runs(
 /// # Errors
 /// As [`present_runs`].
 pub fn runs_by_kind(
-    pagemap: &OwnedFd,
+    pagemap: &Fd,
     start: usize,
     end: usize,
     mut each: impl FnMut(usize, usize, bool) -> bool,
@@ -122,9 +123,8 @@ pub fn runs_by_kind(
             category_anyof_mask: IS_PRESENT | IS_SWAPPED,
             return_mask: IS_PRESENT | IS_ZERO_PAGE,
         };
-        let args = [pagemap.as_raw_fd() as usize, PAGEMAP_SCAN, std::ptr::from_mut(&mut arg) as usize, 0, 0, 0];
         // SAFETY: arg and the vector it names are alive; the scan asks for no write-protection, so it only reads.
-        let n = unsafe { syscall(nr::IOCTL, args) }?;
+        let n = unsafe { pagemap.call(nr::IOCTL, [PAGEMAP_SCAN, std::ptr::from_mut(&mut arg) as usize, 0, 0, 0]) }?;
         for r in &regions[..n.min(regions.len())] {
             if !each(r.start as usize, r.end as usize, r.categories & IS_ZERO_PAGE != 0) {
                 return Ok(());
@@ -174,7 +174,7 @@ mod tests {
             // SAFETY: inside the mapping.
             unsafe { base.cast::<u8>().add(page * 4096).write(1) };
         }
-        let pagemap = super::super::proc::Proc::open().unwrap().file("self/pagemap").unwrap();
+        let pagemap = Fd::new(own().unwrap());
         let mut runs = Vec::new();
         present_runs(&pagemap, base as usize, base as usize + len, |s, e| {
             runs.push(((s - base as usize) / 4096, (e - base as usize) / 4096));

@@ -1,6 +1,7 @@
 //! System calls by number, for the few that rustix does not wrap.
 
 use core::arch::asm;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub use rustix::io::Errno;
 use std::fmt::Write as _;
@@ -42,10 +43,20 @@ pub unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
 
 /// System call numbers used here (x86-64).
 pub mod nr {
+    /// `close`
+    pub const CLOSE: u32 = 3;
+    /// `rt_sigaction`
+    pub const RT_SIGACTION: u32 = 13;
     /// `rt_sigprocmask`
     pub const RT_SIGPROCMASK: u32 = 14;
     /// `ioctl`
     pub const IOCTL: u32 = 16;
+    /// `preadv`, with the offset in one word
+    pub const PREADV: u32 = 295;
+    /// `pwritev`
+    pub const PWRITEV: u32 = 296;
+    /// `fcntl`
+    pub const FCNTL: u32 = 72;
     /// `madvise`
     pub const MADVISE: u32 = 28;
     /// `prctl`
@@ -58,12 +69,20 @@ pub mod nr {
     pub const SCHED_GETAFFINITY: u32 = 204;
     /// `clock_gettime`
     pub const CLOCK_GETTIME: u32 = 228;
+    /// `exit_group`
+    pub const EXIT_GROUP: u32 = 231;
+    /// `tgkill`
+    pub const TGKILL: u32 = 234;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
     /// `perf_event_open`
     pub const PERF_EVENT_OPEN: u32 = 298;
     /// `exit`
     pub const EXIT: u32 = 60;
+    /// `dup3`
+    pub const DUP3: u32 = 292;
+    /// `unshare`
+    pub const UNSHARE: u32 = 272;
     /// `sched_setattr`
     pub const SCHED_SETATTR: u32 = 314;
     /// `getcpu`
@@ -174,6 +193,9 @@ pub fn message(text: &str) {
     message_fmt(format_args!("{text}"));
 }
 
+/// For how long a message waits for room.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
 /// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
 pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     use rustix::fs::{Mode, OFlags, open};
@@ -182,9 +204,12 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
     line.len = line.len.min(line.bytes.len() - 1);
     let _ = line.write_str("\n");
-    let anew =
-        || open("/proc/self/fd/2", OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
-    if let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let anew = || open("/proc/self/fd/2", flags, Mode::empty());
+    let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) else { return };
+    // A pipe that nobody reads must not stop an engine's thread: whoever should read may wait for it.
+    let mut room = [PollFd::new(&fd, PollFlags::OUT)];
+    if poll(&mut room, Some(&PATIENCE)) == Ok(1) {
         let _ = rustix::io::write(&fd, &line.bytes[..line.len]);
     }
 }
@@ -237,6 +262,29 @@ pub fn fatal(text: &str) -> ! {
 /// The same, for [`format_args!`]: allocates nothing.
 pub fn fatal_fmt(text: std::fmt::Arguments<'_>) -> ! {
     message_fmt(text);
-    // SAFETY: abort has no preconditions.
-    unsafe { libc::abort() }
+    abort()
+}
+
+/// Ends the process by SIGABRT, as libc's function does, but whatever the program does at that signal. Its handler must not
+/// run: it would do so on this thread, and wait for memory that only this thread brings in.
+fn abort() -> ! {
+    const SIGABRT: usize = 6;
+    const UNBLOCK: usize = 1;
+    let set = 1u64 << (SIGABRT - 1);
+    let default = [0usize; 4]; // the kernel's struct sigaction: SIG_DFL, no flags, no restorer, an empty mask
+    let (pid, tid) = (rustix::process::getpid().as_raw_nonzero().get() as usize, gettid() as usize);
+    // Again, if another thread has just installed a handler, in the hope that it returns.
+    for _ in 0..3 {
+        // SAFETY: both structures are alive and of the sizes that the kernel has; a default disposition runs no code.
+        unsafe {
+            let _ = syscall(nr::RT_SIGACTION, [SIGABRT, default.as_ptr() as usize, 0, size_of_val(&set), 0, 0]);
+            let _ = syscall(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const set as usize, 0, size_of_val(&set), 0, 0]);
+            let _ = syscall(nr::TGKILL, [pid, tid, SIGABRT, 0, 0, 0]);
+        }
+    }
+    // The first process of a container does not end by a signal of its own.
+    loop {
+        // SAFETY: ends the process; what a shell calls the end by SIGABRT.
+        let _ = unsafe { syscall(nr::EXIT_GROUP, [128 + SIGABRT, 0, 0, 0, 0, 0]) };
+    }
 }

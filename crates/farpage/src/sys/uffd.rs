@@ -3,11 +3,14 @@
 //! The errno of every operation is turned into its meaning here ([`Refused`]); no raw number leaves this file except
 //! inside an error for a human.
 
+use super::fd::Fd;
 use super::pagemap::present_runs;
 use super::raw::{Errno, ErrnoText, nr, syscall};
+use super::table::Table;
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as k;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 const fn iowr(nr: u32, size: usize) -> usize {
     (3 << 30) | (size << 16) | (0xAA << 8) | nr as usize
@@ -143,9 +146,9 @@ pub const BATCH: usize = 16;
 /// A userfaultfd that is switched on.
 #[derive(Debug)]
 pub struct Uffd {
-    fd: OwnedFd,
+    fd: Fd,
     /// `/proc/self/pagemap`: what is where after a move that was cut short.
-    pagemap: OwnedFd,
+    pagemap: Fd,
 }
 
 /// Every way that was tried to open a userfaultfd, and how it failed.
@@ -225,7 +228,8 @@ impl Uffd {
         }
         let Some(raw) = raw else { return Err(error) };
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
-        let uffd = Uffd { fd: unsafe { OwnedFd::from_raw_fd(raw as RawFd) }, pagemap };
+        let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
+        let uffd = Uffd { fd: Fd::new(fd), pagemap: Fd::new(pagemap) };
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
         match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
@@ -246,7 +250,8 @@ impl Uffd {
         let raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }
             .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
-        let uffd = Uffd { fd: unsafe { OwnedFd::from_raw_fd(raw as RawFd) }, pagemap };
+        let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
+        let uffd = Uffd { fd: Fd::new(fd), pagemap: Fd::new(pagemap) };
         let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
@@ -257,16 +262,33 @@ impl Uffd {
     }
 
     /// The process's pagemap.
-    pub fn pagemap(&self) -> &OwnedFd {
+    pub fn pagemap(&self) -> &Fd {
         &self.pagemap
+    }
+
+    /// From now on its descriptors are ones of this table.
+    pub fn belongs_to(&self, table: &Arc<Table>) {
+        self.fd.belongs_to(table);
+        self.pagemap.belongs_to(table);
+    }
+
+    /// The numbers of its descriptors.
+    pub fn fds(&self) -> [RawFd; 2] {
+        [&self.fd, &self.pagemap].map(|fd| fd.raw().unwrap_or(-1))
+    }
+
+    /// In a forked child: becomes `new`. The old numbers, which name the parent's address space, are not closed.
+    pub fn exchange(&self, new: Uffd) {
+        for (old, new) in [(&self.fd, &new.fd), (&self.pagemap, &new.pagemap)] {
+            old.exchange_for(new);
+        }
     }
 
     /// # Safety
     /// `T` must be the structure of the request `op`, and the effect of the request must be sound for the caller.
     unsafe fn ioctl<T>(&self, op: usize, arg: &mut T) -> Result<(), Errno> {
-        let args = [self.fd.as_raw_fd() as usize, op, std::ptr::from_mut(arg) as usize, 0, 0, 0];
         // SAFETY: the descriptor is a userfaultfd and arg the structure of op (caller's promise).
-        unsafe { syscall(nr::IOCTL, args) }.map(drop)
+        unsafe { self.fd.call(nr::IOCTL, [op, std::ptr::from_mut(arg) as usize, 0, 0, 0]) }.map(drop)
     }
 
     /// Registers `[start, start + len)` for missing-page faults.
@@ -416,7 +438,7 @@ impl Uffd {
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<std::mem::MaybeUninit<u8>>(), want * size)
         };
-        let n = match rustix::io::read(&self.fd, bytes) {
+        let n = match rustix::io::read(self.fd.borrow()?, bytes) {
             Ok((init, _)) => init.len() / size,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
             Err(e) => return Err(e),
@@ -438,7 +460,7 @@ impl Uffd {
 
 /// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said. A page
 /// that the kernel has swapped out is where its entry is (`mincore` would call it absent).
-fn moved_uncounted(pagemap: &OwnedFd, dst: usize, src: usize, len: usize) -> usize {
+fn moved_uncounted(pagemap: &Fd, dst: usize, src: usize, len: usize) -> usize {
     let mut there = 0;
     let mut all = |start, end| {
         let next = start == dst + there;
@@ -459,9 +481,13 @@ fn moved_uncounted(pagemap: &OwnedFd, dst: usize, src: usize, len: usize) -> usi
     }
 }
 
-impl AsFd for Uffd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+impl Uffd {
+    /// For a thread that has its table, to wait for messages.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.fd.borrow()
     }
 }
 
@@ -516,7 +542,7 @@ mod tests {
             // SAFETY: a new private mapping, never unmapped.
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, rw, MapFlags::PRIVATE) }.unwrap() as usize
         };
-        let pagemap = super::super::pagemap::own().unwrap();
+        let pagemap = Fd::new(super::super::pagemap::own().unwrap());
         let (dst, src) = (map(), map());
         // SAFETY: inside the mappings.
         let touch = |base: usize, page: usize| unsafe { ((base + page * PAGE_SIZE) as *mut u8).write(1) };

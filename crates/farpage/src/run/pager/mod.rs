@@ -299,7 +299,8 @@ impl Pager {
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
         let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
         let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
-        let fds = [self.uffd.as_fd(), self.kick.as_fd(), events, reads];
+        let uffd = self.uffd.borrow().unwrap_or(self.kick.as_fd());
+        let fds = [uffd, self.kick.as_fd(), events, reads];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
         let woken = poll(&mut fds, timeout.as_ref()).is_ok();

@@ -1,62 +1,19 @@
 //! One open swap file: how it is opened and created. The I/O is in [`crate::swap::io`].
 //!
-//! Owns descriptors and nothing else. Descriptors are plain numbers here, because a forked child must be able to
-//! exchange them (the engine lives in its own descriptor table), and they are closed by a raw system call.
-//! No locks.
+//! Owns descriptors and nothing else. No locks.
 
 use super::block;
 use super::crypt::Salt;
 use crate::PAGE_SIZE;
-use crate::sys::raw::random_bytes;
-use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use crate::sys::fd::Fd;
+use crate::sys::raw::{nr, random_bytes};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier versions.
 pub const MAGIC: &[u8; 16] = b"FARPAGE-SWAP 1\n\0";
-
-/// A descriptor that can be exchanged for another. Closed on drop.
-pub struct Fd(AtomicI32);
-
-impl Fd {
-    pub fn new(fd: OwnedFd) -> Fd {
-        Fd(AtomicI32::new(fd.into_raw_fd()))
-    }
-
-    /// The number; `None`: gone (a child that got no copy).
-    pub fn raw(&self) -> Option<RawFd> {
-        Some(self.0.load(Relaxed)).filter(|&fd| fd >= 0)
-    }
-
-    pub fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
-        let raw = self.raw().ok_or(Errno::BADF)?;
-        // SAFETY: the number is an open descriptor owned by this value; `replace` is only called while the engine
-        // is quiet (contract of `SwapDevice::replace_fds` and `fork_child`), so it stays open during the borrow.
-        Ok(unsafe { BorrowedFd::borrow_raw(raw) })
-    }
-
-    /// Uses the number that `map` gives for the present one, without closing that. If there is none: keeps it, or
-    /// with `or_lose` forgets it.
-    pub fn replace(&self, map: &[(RawFd, RawFd)], or_lose: bool) {
-        let Some(old) = self.raw() else { return };
-        match map.iter().find(|pair| pair.0 == old) {
-            Some(pair) => self.0.store(pair.1, Relaxed),
-            None if or_lose => self.0.store(-1, Relaxed),
-            None => {}
-        }
-    }
-}
-
-impl Drop for Fd {
-    fn drop(&mut self) {
-        if let Some(raw) = self.raw() {
-            // SAFETY: this value owns the descriptor and nobody can borrow it any more.
-            unsafe { rustix::io::close(raw) };
-        }
-    }
-}
 
 /// An open swap file or block device.
 pub struct Backing {
@@ -160,8 +117,16 @@ impl Backing {
 
     /// Some filesystems take the flag and refuse the I/O: switches it off, for the caller to try once more.
     pub fn give_up_direct(&self) -> Result<(), Errno> {
+        const F_GETFL: usize = 3;
+        const F_SETFL: usize = 4;
         self.direct.store(false, Relaxed);
-        set_direct(self.fd.borrow()?, false)
+        // A thread of the program may be the first to notice.
+        // SAFETY: neither touches memory.
+        unsafe {
+            let flags = self.fd.transfer(nr::FCNTL, [F_GETFL, 0, 0, 0, 0])?;
+            let flags = flags & !(OFlags::DIRECT.bits() as usize);
+            self.fd.transfer(nr::FCNTL, [F_SETFL, flags, 0, 0, 0]).map(drop)
+        }
     }
 
     /// Whether O_DIRECT is in use: memory must be aligned.

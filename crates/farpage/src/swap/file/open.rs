@@ -6,10 +6,11 @@
 //! nothing of a program's memory ever has a name that others could open, whatever the named file's permissions are, and
 //! nothing is left of it when the process has ended, however it ended.
 
-use super::backing::{Backing, Fd, MAGIC};
+use super::backing::{Backing, MAGIC};
 use super::{DeviceError, PAGE_BITS, block};
 use crate::PAGE_SIZE;
 use crate::sys::escape::unescape;
+use crate::sys::fd::Fd;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, StatxFlags};

@@ -69,8 +69,7 @@ impl FileDevice {
         let dir = self.dir.as_ref().ok_or_else(|| self.no_room())?;
         let _create = self.create.lock();
         if own.backing.get().is_none() {
-            let made = dir.borrow().and_then(|dir| Backing::create_in(dir, self.use_tmpfile));
-            let backing = made.map_err(|errno| self.fail("cannot create a file there", errno))?;
+            let backing = self.new_file(dir).map_err(|errno| self.fail("cannot create a file there", errno))?;
             // Nobody else sets it: that takes the lock.
             let _ = own.backing.set(backing);
         }

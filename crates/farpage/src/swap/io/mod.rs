@@ -21,11 +21,12 @@ mod tests;
 
 use super::Page;
 use crate::PAGE_SIZE;
+use crate::sys::raw::{nr, syscall};
+use crate::sys::table::Table;
 use inject::{Injector, Upset};
 use libc::iovec;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -321,10 +322,10 @@ impl Batch {
     }
 
     /// Runs what has not ended with one system call after the other.
-    pub(super) fn run_plainly(&mut self) {
+    pub(super) fn run_plainly(&mut self, table: Option<&Arc<Table>>) {
         for i in 0..self.run_count {
             while let Some(request) = self.request(i) {
-                let result = request.run();
+                let result = request.run(table.map(Arc::as_ref));
                 self.completed(i, result);
             }
         }
@@ -332,31 +333,21 @@ impl Batch {
 }
 
 impl Request {
-    /// One `preadv` or `pwritev`.
-    fn run(&self) -> Result<usize, Errno> {
+    /// One `preadv` or `pwritev`, in the table that has the descriptor.
+    fn run(&self, table: Option<&Table>) -> Result<usize, Errno> {
         if self.fd < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`).
-        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        // SAFETY: the memory is the batch's alone until it has ended (contract of `Batch::push`); an `IoSlice` has the
-        // layout of `struct iovec` (documented), and `vectors` points to `count` of them in the batch.
+        let one = self.single.map(|(base, len)| iovec { iov_base: base.cast(), iov_len: len });
+        let (vectors, count) = one.as_ref().map_or((self.vectors, self.count), |one| (std::ptr::from_ref(one), 1));
+        let nr = if self.direction == Direction::Read { nr::PREADV } else { nr::PWRITEV };
+        let args = [self.fd as usize, vectors as usize, count, self.at as usize, 0, 0];
+        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`). The memory is the batch's alone
+        // until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the batch or here.
         unsafe {
-            match (self.direction, self.single) {
-                (Direction::Read, Some((base, len))) => {
-                    rustix::io::pread(fd, std::slice::from_raw_parts_mut(base, len), self.at)
-                }
-                (Direction::Write, Some((base, len))) => {
-                    rustix::io::pwrite(fd, std::slice::from_raw_parts(base, len), self.at)
-                }
-                (Direction::Read, None) => {
-                    let vectors = self.vectors.cast_mut().cast::<IoSliceMut<'_>>();
-                    rustix::io::preadv(fd, std::slice::from_raw_parts_mut(vectors, self.count), self.at)
-                }
-                (Direction::Write, None) => {
-                    let vectors = self.vectors.cast::<IoSlice<'_>>();
-                    rustix::io::pwritev(fd, std::slice::from_raw_parts(vectors, self.count), self.at)
-                }
+            match table {
+                Some(table) => table.transfer(nr, args),
+                None => syscall(nr, args),
             }
         }
     }

@@ -26,12 +26,14 @@ mod tests;
 use super::{BATCH_MAX, Batch, Direction, Request};
 use crate::sys::mutex::Mutex;
 use crate::sys::raw::{fatal, gettid};
+use crate::sys::table::Table;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Threads that can have a ring at the same time; others do without.
@@ -247,6 +249,8 @@ pub struct Rings {
     seek_us: AtomicU32,
     /// Where that one ended.
     head: Mutex<(RawFd, u64)>,
+    /// The table that the files' descriptors are ones of, if it is not that of all who read.
+    table: OnceLock<Arc<Table>>,
 }
 
 impl Default for Rings {
@@ -259,6 +263,7 @@ impl Default for Rings {
             pages: AtomicU64::new(0),
             seek_us: AtomicU32::new(0),
             head: Mutex::new((-1, 0)),
+            table: OnceLock::new(),
         }
     }
 }
@@ -274,6 +279,7 @@ impl Rings {
         // The ring is held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done
         // plainly.
         if batch.runs() > 1
+            && self.table().is_none_or(|table| table.is_member())
             && let Some(mut place) = self.cell().and_then(Mutex::try_lock)
         {
             if place.is_none() {
@@ -293,20 +299,31 @@ impl Rings {
         if let Some(work) = meanwhile {
             work();
         }
-        batch.run_plainly();
+        batch.run_plainly(self.table());
     }
 
     /// As [`Rings::run`], by `preadv` and `pwritev` only: for a signal handler, which must not make a ring.
     pub fn run_plainly(&self, batch: &mut Batch, meanwhile: &mut dyn FnMut()) {
         self.begin(batch);
         meanwhile();
-        batch.run_plainly();
+        batch.run_plainly(self.table());
     }
 
     fn begin(&self, batch: &Batch) {
         self.requests.fetch_add(batch.runs() as u64, Relaxed);
         self.pages.fetch_add(batch.len() as u64, Relaxed);
         self.seek(batch);
+    }
+
+    /// From now on files are read and written in this table, and rings are for its threads only: the program could close
+    /// one of another thread's.
+    pub fn belong_to(&self, table: &Arc<Table>) {
+        let _ = self.table.set(table.clone());
+    }
+
+    /// See [`Rings::belong_to`].
+    pub fn table(&self) -> Option<&Arc<Table>> {
+        self.table.get()
     }
 
     /// From now on the device is one with a single head that takes this long to move: for measurements.
