@@ -23,6 +23,7 @@ ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 FARPAGE = TARGET / "release" / "farpage"
 PRELOAD = TARGET / "release" / "libfarpage_preload.so"
+REGIONS = TARGET / "release" / "libfarpage.so"
 BUILT = TARGET / "tests" / "situations"
 
 # Longer than anything here takes on a busy machine: what is not done by then hangs.
@@ -37,6 +38,16 @@ def build(name, *flags, output=None):
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", out, source, *flags], check=True)
     return out
+
+
+def build_with_regions(name):
+    """The same, linked against the C library as it is now."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    link = BUILT / "libfarpage.so.0"
+    if not link.exists():
+        link.unlink(missing_ok=True)
+        link.symlink_to(REGIONS)
+    return build(name, f"-I{ROOT / 'crates' / 'farpage-c' / 'include'}", str(REGIONS), f"-Wl,-rpath,{BUILT}")
 
 
 def unless_root(test):

@@ -3,21 +3,7 @@
 import os
 import unittest
 
-from situation import BUILT, ROOT, TARGET, Situation, build
-
-INCLUDE = ROOT / "crates" / "farpage-c" / "include"
-LIBRARY = TARGET / "release" / "libfarpage.so"
-
-
-def build_with_regions(name):
-    """The same as `build`, linked against the C library as it is now."""
-    BUILT.mkdir(parents=True, exist_ok=True)
-    link = BUILT / "libfarpage.so.0"
-    if not link.exists():
-        link.unlink(missing_ok=True)
-        link.symlink_to(LIBRARY)
-    return build(name, f"-I{INCLUDE}", str(LIBRARY), f"-Wl,-rpath,{BUILT}")
-
+from situation import Situation, build_with_regions
 
 class RegionDescriptors(Situation):
     def check(self, mode, devices, close, inherit):

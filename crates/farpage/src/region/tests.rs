@@ -2,6 +2,7 @@
 
 mod budget;
 mod coming_in;
+mod descriptors;
 mod inherit;
 mod list_lock;
 mod lost;
