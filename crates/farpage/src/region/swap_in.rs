@@ -103,7 +103,17 @@ impl Inner {
         }
         if let Err(error) = &result {
             let (at, device) = (self.space.addr(page), self.swap.name_of(error.device()));
-            message_fmt(format_args!("the page at {at:#x} of a region cannot be read back: {error} ({device})"));
+            match self.swap.count_lost(error.device()) {
+                Some(1) => {
+                    message_fmt(format_args!(
+                        "the page at {at:#x} of a region cannot be read back: {error} ({device})"
+                    ));
+                }
+                Some(so_far) => message_fmt(format_args!(
+                    "{so_far} reads of a region's pages have failed by now, the last at {at:#x}: {error} ({device})"
+                )),
+                None => {}
+            }
         }
         result
     }

@@ -11,4 +11,5 @@ pub mod preload;
 pub mod state;
 pub mod store;
 pub mod threads;
+pub mod told;
 mod uffd_device;

@@ -3,7 +3,8 @@
 use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::mem::heap::Heap;
 use crate::run::state::Engine;
-use crate::sys::raw::{message, set_quiet, warn};
+use crate::run::told::{self, Kind, warn_once_in_tree};
+use crate::sys::raw::{message, set_quiet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
@@ -17,6 +18,7 @@ pub unsafe fn start(heap: &'static Heap) {
         return;
     }
     let Ok(text) = std::env::var(ENV_CONF) else { return };
+    told::find();
     let started = Conf::parse(&text).map_err(|e| format!("{ENV_CONF}: {e}")).and_then(|conf| {
         if conf.quiet {
             set_quiet();
@@ -30,7 +32,7 @@ pub unsafe fn start(heap: &'static Heap) {
                 message("cannot follow forks: out of memory");
             }
         }
-        Err(why) => warn(&format!("{why}; this process goes on without a budget")),
+        Err(why) => warn_once_in_tree(Kind::NoEngine, &format!("{why}; this process goes on without a budget")),
     }
 }
 

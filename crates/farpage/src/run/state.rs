@@ -31,11 +31,12 @@ use crate::run::mappings::notice_ring::Notes;
 use crate::run::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::run::pager::readahead::SlotPages;
 use crate::run::threads::decompressor::Reader;
+use crate::run::told::{self, Kind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::swap::space::SwapSpace;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
-use crate::sys::raw::{ErrnoText, fatal, warn};
+use crate::sys::raw::{ErrnoText, fatal};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
@@ -139,20 +140,12 @@ pub struct Engine {
     pub active: AtomicBool,
     /// ... or never ([`crate::run::mappings::let_go`]).
     pub(crate) alone: AtomicBool,
-    /// That has been said, here or in the parent.
-    pub(crate) alone_warned: AtomicBool,
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
     pub clean: crate::run::pager::reclaim::CleanBalance,
     /// Slots are to be freed whose pages are in the program, too.
     pub copies_wanted: AtomicBool,
-    /// The warning that tables take much of the budget has been given.
-    spread_warned: AtomicBool,
-    /// The warning that all devices are full has been given.
-    pub full_warned: AtomicBool,
-    /// That memory cannot be managed has been said; forked children need not say it again.
-    pub unmanaged_warned: AtomicBool,
     /// See [`Engine::device`].
     pub(crate) uffd_device: AtomicI32,
 }
@@ -251,13 +244,9 @@ impl Engine {
             fork: Fork::default(),
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
-            alone_warned: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: crate::run::pager::reclaim::CleanBalance::default(),
             copies_wanted: AtomicBool::new(false),
-            spread_warned: AtomicBool::new(false),
-            full_warned: AtomicBool::new(false),
-            unmanaged_warned: AtomicBool::new(false),
             uffd_device: AtomicI32::new(super::uffd_device::passed_on()),
             conf,
         });
@@ -394,9 +383,8 @@ impl Engine {
 
     /// Says once that memory can no longer be swapped out.
     pub fn warn_full(&self) {
-        if !self.full_warned.swap(true, Ordering::Relaxed) {
-            warn("all swap devices are full: the program goes on above its budget; give it more with --swap");
-        }
+        let text = "all swap devices are full: the program goes on above its budget; give it more with --swap";
+        warn_once_in_tree(Kind::Full, text);
     }
 
     /// Refreshes the levels of the statistics page. `rss` is the last sample, pages.
@@ -425,11 +413,12 @@ impl Engine {
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
         let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
         set(&s.meta_bytes, meta);
-        if meta > self.conf.ram / META_PART && !self.spread_warned.swap(true, Ordering::Relaxed) {
+        if meta > self.conf.ram / META_PART && !told::is_said(Kind::SpreadThin) {
             let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(self.conf.ram));
-            warn(&format!(
+            let text = format!(
                 "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
-            ));
+            );
+            warn_once_in_tree(Kind::SpreadThin, &text);
         }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
         s.publish_usage(&self.space.usage());

@@ -54,6 +54,8 @@ pub struct SwapSpace {
     queued_failures: AtomicU64,
     /// Pages taken off failed devices.
     drained: AtomicU64,
+    /// Pages lost, by device.
+    lost: Vec<AtomicU64>,
 }
 
 impl SwapSpace {
@@ -384,6 +386,13 @@ impl SwapSpace {
     /// The device of an entry as the user wrote it, for messages.
     pub fn name_of(&self, device: u8) -> &str {
         self.devices.get(usize::from(device)).map_or("?", |device| device.name())
+    }
+
+    /// Counts a page that `device` cannot read back. `Some`, with how many those were: worth a message, as is the first, and
+    /// then one in ever longer intervals: a disk that fails loses thousands.
+    pub fn count_lost(&self, device: u8) -> Option<u64> {
+        let so_far = self.lost.get(usize::from(device))?.fetch_add(1, Relaxed) + 1;
+        (so_far == 10u64.pow(so_far.ilog10())).then_some(so_far)
     }
 
     fn device(&self, entry: Entry) -> Result<&dyn SwapDevice, LoadError> {

@@ -55,12 +55,12 @@ pub mod nr {
     pub const PREADV: u32 = 295;
     /// `pwritev`
     pub const PWRITEV: u32 = 296;
-    /// `fcntl`
-    pub const FCNTL: u32 = 72;
     /// `madvise`
     pub const MADVISE: u32 = 28;
     /// `prctl`
     pub const PRCTL: u32 = 157;
+    /// `fcntl`
+    pub const FCNTL: u32 = 72;
     /// `futex`
     pub const FUTEX: u32 = 202;
     /// `sched_setaffinity`

@@ -20,11 +20,12 @@ use crate::run::pager::Pager;
 use crate::run::pager::fault::Outcome;
 use crate::run::pager::fill::COPY_MAX;
 use crate::run::state::{Engine, lock};
+use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::Stat;
 use crate::swap::{Entry, Page};
 use crate::sys::futex;
 use crate::sys::proc::mapping_from;
-use crate::sys::raw::{nr, syscall, warn};
+use crate::sys::raw::{nr, syscall};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -57,12 +58,11 @@ impl Engine {
 
     /// Says so once, where a budget was wanted.
     pub(crate) fn warn_alone(&self) {
-        if !self.alone_warned.swap(true, SeqCst) {
-            warn(
-                "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
-                 its memory stays as it is, and this process goes on without a budget",
-            );
-        }
+        warn_once_in_tree(
+            Kind::Alone,
+            "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
+             its memory stays as it is, and this process goes on without a budget",
+        );
     }
 
     /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a second. Returns when

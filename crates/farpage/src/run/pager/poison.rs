@@ -51,11 +51,17 @@ impl Pager {
                 }
                 e.free_entry(Some(entry));
                 let name = e.space.name_of(error.device());
-                message(&format!(
-                    "the page at {page:#x} (entry {:#x}) cannot be read back: {error} ({name}); \
-                     threads that touch it get SIGBUS",
-                    entry.raw()
-                ));
+                let raw = entry.raw();
+                match e.space.count_lost(error.device()) {
+                    Some(1) => message(&format!(
+                        "the page at {page:#x} (entry {raw:#x}) cannot be read back: {error} ({name}); \
+                         threads that touch it get SIGBUS"
+                    )),
+                    Some(so_far) => message(&format!(
+                        "{so_far} pages cannot be read back by now, the last at {page:#x} (entry {raw:#x}): {error} ({name})"
+                    )),
+                    None => {}
+                }
                 Some(Refused::Present)
             }
             Err(why @ (Refused::Changing | Refused::Present | Refused::Absent)) => Some(why),

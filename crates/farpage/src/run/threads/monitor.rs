@@ -12,6 +12,7 @@ use crate::run::budget::charge::ANY;
 use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Opened;
 use crate::run::state::{Engine, give_up, lock};
+use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::StatPage;
 use crate::sys::cpu;
 use crate::sys::futex;
@@ -184,9 +185,8 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
-                if !e.unmanaged_warned.swap(true, Relaxed) {
-                    warn(&format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow"));
-                }
+                let text = format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow");
+                warn_once_in_tree(Kind::Unmanaged, &text);
             }
         }
     }

@@ -90,6 +90,7 @@ impl SwapSpace {
             rings,
             queued_failures: AtomicU64::new(0),
             drained: AtomicU64::new(0),
+            lost: specs.iter().map(|_| AtomicU64::new(0)).collect(),
         };
         let mut next_file = files.iter();
         let mut part = |i: usize| -> Result<NonNull<u8>, DeviceError> {

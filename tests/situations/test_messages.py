@@ -1,0 +1,36 @@
+"""Messages that many processes, or many pages, would repeat."""
+
+import os
+import unittest
+
+from situation import Situation, build
+
+NO_BUDGET = "this process goes on without a budget"
+
+
+class Messages(Situation):
+    @unittest.skipUnless(os.access("/dev/userfaultfd", os.R_OK | os.W_OK), "/dev/userfaultfd cannot be passed on")
+    def test_a_tree_says_once_that_it_has_no_budget(self):
+        # No program of it has address space enough for an engine.
+        script = "ulimit -v 4000000; for i in 1 2 3; do /bin/echo $i; sh -c '/bin/echo a; /bin/echo b'; done"
+        plain = self.run_plain("sh", "-c", script)
+        done = self.run_farpage("sh", "-c", script)
+        self.assertEqual((done.returncode, done.stdout), (0, plain.stdout))
+        self.assertEqual(done.stderr.count(NO_BUDGET), 1, done.stderr)
+        # Another tree says it anew.
+        again = self.run_farpage("sh", "-c", script)
+        self.assertEqual(again.stderr, done.stderr)
+
+    def test_lost_pages_are_summed_up(self):
+        program = build("../../stress/lost.c", output="lost")
+        done = self.run_farpage(program, "64", "10", ram="24M", options=("--swap", "file:/var/tmp,fault=lost:7"))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        lines = [line for line in done.stderr.splitlines() if "cannot be read back" in line]
+        self.assertIn("threads that touch it get SIGBUS", lines[0])
+        for number, line in enumerate(lines[1:], 1):
+            self.assertIn(f"{10 ** number} pages cannot be read back by now", line)
+        self.assertGreater(len(lines), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
