@@ -8,6 +8,7 @@
 //! (`unshare(CLONE_NEWUSER)`, `setns`).
 
 use crate::descriptors;
+use crate::execs;
 use crate::interpose::{self, found, next, no_such_function};
 use crate::pagemaps;
 use farpage::run::fork;
@@ -93,6 +94,16 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         libc::SYS_close_range => {
             // SAFETY: caller's promise.
             return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();
+        }
+        libc::SYS_execve => {
+            // SAFETY: caller's promise.
+            return unsafe { execs::execve(a as *const c_char, b as *const _, c as *const _) }.into();
+        }
+        libc::SYS_execveat => {
+            // SAFETY: caller's promise.
+            let result =
+                unsafe { execs::execveat(a as c_int, b as *const c_char, c as *const _, d as *const _, e as c_int) };
+            return result.into();
         }
         libc::SYS_open => opened(call(args), libc::AT_FDCWD, a),
         libc::SYS_openat | libc::SYS_openat2 => opened(call(args), a as c_int, b),

@@ -1,8 +1,9 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`descriptors`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its own ([`own`]).
+//! [`forks`], [`execs`], [`descriptors`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
+pub mod execs;
 pub mod forks;
 pub mod interpose;
 mod own;
@@ -30,6 +31,7 @@ extern "C" fn init() {
     interpose::find();
     allocate::find();
     forks::find();
+    execs::find();
     descriptors::find();
     tracers::find();
     pagemaps::find();

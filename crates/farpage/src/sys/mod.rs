@@ -8,6 +8,7 @@ pub mod escape;
 pub mod fd;
 pub mod futex;
 pub mod idle;
+pub mod loader;
 pub mod mutex;
 pub mod pagemap;
 pub mod perf;
