@@ -23,6 +23,7 @@ BY_NAME = {
         _Unwind_Backtrace _Unwind_GetDataRelBase _Unwind_GetIP _Unwind_GetIPInfo _Unwind_GetLanguageSpecificData
         _Unwind_GetRegionStart _Unwind_GetTextRelBase _Unwind_Resume _Unwind_SetGR _Unwind_SetIP __cxa_thread_atexit_impl
         __tls_get_addr pthread_key_create pthread_key_delete pthread_setspecific realpath""",
+    "a keeper of regions, which is not started under run": "pthread_detach",
     "what realpath has allocated; zstd, where it was given no allocator": "free",
 }
 
