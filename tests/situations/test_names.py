@@ -16,8 +16,9 @@ REGIONS = TARGET / "release" / "libfarpage.so"
 BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
     "looked up at load, called on program threads": "dlsym",
-    "at start, on the program's thread": "dl_iterate_phdr getenv",
+    "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
     "a tracer's thread looks at its tracee": "closedir dirfd opendir readdir64",
+    "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
     "in a panic, which ends the process": """
         _Unwind_Backtrace _Unwind_GetDataRelBase _Unwind_GetIP _Unwind_GetIPInfo _Unwind_GetLanguageSpecificData
@@ -31,7 +32,8 @@ BY_NAME = {
 # (`own::on_engine_threads`, or in itself) ...
 EXPORTED = "close close_range closefrom fcntl fcntl64 ioctl madvise mmap mmap64 open open64 openat openat64 syscall"
 # ... and those that only the command and the library of regions call, or the standard library for a thread of libc's.
-FOR_THE_PROGRAM = "_Fork __register_atfork calloc clone fork malloc posix_memalign pthread_create ptrace realloc"
+FOR_THE_PROGRAM = """_Fork __register_atfork calloc clone execve execvp fork malloc posix_memalign posix_spawnp pthread_create
+    ptrace realloc"""
 
 SWAPS = ("40", "2", "1")
 
