@@ -1,4 +1,4 @@
-# What there is to do with this tree. Start with: make run, make test.
+# What there is to do with this tree. Start with: make help, make run, make test.
 
 # rustup installs here; a fresh machine's PATH does not have it yet.
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
@@ -17,11 +17,36 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all run setup build install test-install test-programs test lint unit models loom tsan miri breakages stress \
+.PHONY: all help check test-one coverage hooks run setup build install test-install test-programs test lint unit models loom tsan miri breakages stress \
 	situations programs programs-all soak bench clean
 .NOTPARALLEL:
 
 all: build
+
+## make help: this list
+help:
+	@sed -n 's/^## make //p' Makefile | awk -F': ' '{ printf "%-28s %s\n", $$1, substr($$0, length($$1) + 3) }'
+
+## make check: what fails fast: format, clippy, unit tests of the pure part
+check: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	cargo test --quiet -p farpage-swap --lib
+
+## make test-one NAME=...: unit tests, and situations, with NAME in their name
+NAME ?=
+test-one: build
+	@[ -n "$(NAME)" ] || { echo "make test-one NAME=part-of-a-name" >&2; exit 1; }
+	cargo test --workspace --release --quiet $(NAME)
+	python3 -B -m unittest discover -s tests/situations -k $(NAME)
+
+## make coverage: what the unit tests run, by file (needs cargo-llvm-cov: cargo install cargo-llvm-cov)
+coverage:
+	cargo llvm-cov --workspace --summary-only
+
+## make hooks: a git hook that checks format and width of lines before a commit
+hooks:
+	install -m 755 scripts/pre-commit "$$(git rev-parse --git-path hooks)/pre-commit"
 
 ## make run: install what is missing, build, and run the main job on real input
 run: setup build
