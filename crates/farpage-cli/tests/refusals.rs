@@ -50,6 +50,7 @@ fn devices() {
         ("zram,prio=x", "priority \"x\""),
         ("zram,size=100", "below the minimum"),
         ("file:/var/tmp,size=4K", "below the minimum"),
+        ("ram,size=1G", "would leave no room for pages"),
         ("file:/var/tmp/no-such-file", "/var/tmp/no-such-file: cannot look at it: No such file"),
         ("file:/etc/passwd", "it holds something that is not farpage's"),
         ("file:", "no path"),

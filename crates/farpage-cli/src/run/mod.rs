@@ -22,6 +22,7 @@ use farpage::conf::size;
 use farpage::conf::{self, Conf, SwapSpec};
 use farpage::probe::{self, Probe};
 use farpage::run::state::address_space_bytes;
+use farpage::swap::space::build::check_memory;
 use farpage::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
@@ -139,6 +140,8 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;
     }
+    check_memory(&conf.swap, conf.ram)
+        .map_err(|e| Failure::new(format!("--swap: {}: {}", e.name, e.reason)).help(e.remedy))?;
     Ok(conf)
 }
 

@@ -15,6 +15,7 @@ use crate::mem::frame::Frames;
 use crate::mm::page_hash::ContentKey;
 use crate::run::pager::reclaim::CleanBalance;
 use crate::stat::PAGER_THREAD_NAME;
+use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{DeviceError, Entry, LoadError, SwapSpace};
 use crate::sys::fd::Fd;
 use crate::sys::pagemap;
@@ -214,6 +215,7 @@ impl Builder {
         if self.inherit && self.mode == FaultMode::Thread {
             return Err(Error::InheritThread);
         }
+        check_memory(&self.swap, self.budget)?;
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
         let pagemap = pagemap::own().map_err(os("cannot open /proc/self/pagemap"))?;
         let uffd = match self.mode {
@@ -235,7 +237,7 @@ impl Builder {
         keep(&pool_memory).map_err(os("cannot reserve the compressed pool"))?;
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
-        let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, pool_limit(self.budget)) }?;
+        let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, memory_most(self.budget)) }?;
         swap.warm();
         swap.simulate_seeks(self.seek_us);
         let key = ContentKey::random();
@@ -311,11 +313,6 @@ impl Builder {
         }
         Ok(Pager { owner })
     }
-}
-
-/// The compressed pool's limit for a budget: the rest is for pages in use.
-pub fn pool_limit(budget: u64) -> u64 {
-    budget / 8 * 7
 }
 
 /// A descriptor of this process.

@@ -67,8 +67,9 @@ pub use readahead::ReadaheadStats;
 pub use view::Plain;
 
 use crate::PAGE_SIZE;
+use crate::swap::space::build::memory_most;
 use crate::sys::uffd::Refused;
-use builder::{Owner, pool_limit};
+use builder::Owner;
 use fault::Served;
 use inner::{Inner, lock};
 use rustix::io::Errno;
@@ -196,7 +197,7 @@ impl Pager {
         }
         let _inside = e.enter();
         e.limit.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
-        e.swap.set_pool_limit(pool_limit(bytes));
+        e.swap.set_pool_limit(memory_most(bytes));
         e.wake_reclaim(true);
         Ok(())
     }

@@ -9,7 +9,7 @@
 //!
 //! No locks of its own; the list of devices does not change after `build`.
 
-mod build;
+pub mod build;
 mod load;
 mod tend;
 #[cfg(test)]

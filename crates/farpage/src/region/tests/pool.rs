@@ -28,3 +28,17 @@ fn a_pool_full_of_holes_gives_memory_back() {
     let right = |page: usize| (page * 512..(page + 1) * 512).all(|i| words[i] == content(i));
     assert!((0..PAGES).step_by(KEPT).all(right));
 }
+
+#[test]
+fn devices_inside_of_the_budget_that_leave_no_room_are_refused() {
+    let ram = |bytes: u64| SwapSpec::Ram { size: Some(bytes), prio: None };
+    let build = |devices: Vec<SwapSpec>| Pager::builder().budget(8 << 20).swap(devices).build();
+    for devices in [vec![ram(8 << 20)], vec![file(), ram(64 << 20)], vec![ram(4 << 20), ram(4 << 20)]] {
+        let Err(Error::Device(error)) = build(devices) else { panic!("it was built") };
+        assert!(error.to_string().contains("no room for pages"), "{error}");
+    }
+    let pager = build(vec![ram(7 << 20)]).unwrap();
+    let mut region = pager.region(12 << 20).unwrap();
+    region.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
+    assert!(region.iter().step_by(PAGE_SIZE).all(|byte| *byte == 1));
+}

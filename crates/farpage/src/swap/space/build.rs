@@ -1,8 +1,35 @@
 //! Making the devices of a space from what the user wrote.
 
 use super::*;
-use crate::conf::{Conf, Fault};
+use crate::conf::{Conf, Fault, size};
 use crate::sys::raw::message_fmt;
+
+/// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
+pub const fn memory_most(budget: u64) -> u64 {
+    budget / 8 * 7
+}
+
+/// Whether devices that take memory of the budget leave room for pages. (Compressed memory never takes more than its share,
+/// whatever its size; plain memory takes what it was given, and pages would go back and forth for ever.)
+///
+/// # Errors
+/// The first device that does not, and the most that it can have.
+pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> {
+    let memories = specs.iter().filter(|spec| !matches!(spec, SwapSpec::File { .. })).count().max(1);
+    let most = memory_most(budget) / memories as u64;
+    let too_large = |spec: &&SwapSpec| matches!(spec, SwapSpec::Ram { size: Some(size), .. } if *size > most);
+    match specs.iter().find(too_large) {
+        Some(spec) => Err(DeviceError {
+            name: spec.to_string(),
+            reason: format!(
+                "its memory is part of the budget of {}, and would leave no room for pages",
+                size::format(budget)
+            ),
+            remedy: format!("give it size={most} at most, or use a file, as in file:/var/tmp"),
+        }),
+        None => Ok(()),
+    }
+}
 
 impl SwapSpace {
     /// The devices of a program. Nobody has asked for the default file: where it cannot be used (a read-only root, a sandbox), the
@@ -19,6 +46,7 @@ impl SwapSpace {
         pool_len: usize,
         pool_limit_bytes: u64,
     ) -> Result<SwapSpace, DeviceError> {
+        check_memory(&conf.swap, conf.ram)?;
         // SAFETY: caller's promise; a space that could not be made has left nothing in the region.
         let build = |specs: &[SwapSpec]| unsafe { SwapSpace::build(specs, pool_base, pool_len, pool_limit_bytes) };
         let space = match build(&conf.swap) {
@@ -34,7 +62,7 @@ impl SwapSpace {
         space.let_raw_wait(space.is_tiered());
         if !space.is_tiered() {
             // Without a file the pool is the last resort: it may take what the program leaves.
-            space.set_pool_limit(conf.ram / 8 * 7);
+            space.set_pool_limit(memory_most(conf.ram));
         }
         Ok(space)
     }
