@@ -1,5 +1,7 @@
 //! Compressed pages: content, refusal, demotion, and threads at the same slots.
 
+mod damage;
+
 use super::*;
 use crate::swap::io::inject::Injector;
 use crate::swap::testing::{Frame, Region, Rng, check_of, page_of};
