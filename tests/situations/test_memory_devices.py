@@ -16,11 +16,8 @@ class MemoryDevices(Situation):
                 self.assertIn("at most", ran.stderr)
 
     def test_the_largest_that_is_allowed_ends(self):
-        for devices in (["ram,size=14M"], ["ram"], ["ram,size=7M", "ram,size=7M"]):
-            options = ["-q", *(option for device in devices for option in ("--swap", device))]
-            ran = self.run_farpage(build("fill_twice.c"), 18, ram="16M", options=options)
-            with self.subTest(devices=devices):
-                self.assertEqual((ran.returncode, ran.stdout), (0, "0 words are wrong\n"))
+        ran = self.run_farpage(build("fill_twice.c"), 18, ram="16M", options=["-q", "--swap", "ram,size=14M"])
+        self.assertEqual((ran.returncode, ran.stdout), (0, "0 words are wrong\n"))
 
 
 if __name__ == "__main__":
