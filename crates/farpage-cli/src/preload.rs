@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Names the library outright.
 pub const ENV_PRELOAD: &str = "FARPAGE_PRELOAD";
-/// Its file.
-pub const NAME: &str = "libfarpage_preload.so";
+const NAME: &str = "libfarpage_preload.so";
 
 /// The library: `FARPAGE_PRELOAD`, else next to the command, else `../lib/farpage` from there.
 ///

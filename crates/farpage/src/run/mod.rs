@@ -1,10 +1,8 @@
-//! The engine of `farpage run`: inside an unmodified program, from before its `main` (where it begins: `dormant`).
+//! The engine of `farpage run`: inside an unmodified program, from before its `main`.
 
 pub mod budget;
 pub mod cpus;
-pub mod dormant;
 pub mod fork;
-mod images;
 pub(crate) mod lru;
 pub mod mappings;
 pub mod page_table;
