@@ -178,10 +178,10 @@ fn data_compress_as_they_are_asked_to() {
 }
 
 /// What a bench has made: its cgroup, and swap devices.
-fn left(bench: u32) -> Vec<PathBuf> {
-    let name = format!("farpage-bench-{bench}");
-    let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|top| Path::new(top).join(&name));
-    tops.into_iter().filter(|dir| dir.exists()).collect()
+fn left() -> Vec<PathBuf> {
+    let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+    let all = tops.into_iter().flat_map(|top| fs::read_dir(top).into_iter().flatten().flatten());
+    all.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains("/farpage-bench-")).collect()
 }
 
 fn zram_devices() -> usize {
@@ -212,13 +212,13 @@ fn nothing_stays_behind_when_it_is_interrupted_or_killed() {
         let mut command = bench("600M", &["--workload", "rand-read"]);
         let mut child = Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let pid = child.0.id();
-        common::wait_for("the cgroup is made", || !left(pid).is_empty() && zram_devices() > zrams);
+        common::wait_for("the cgroup is made", || !left().is_empty() && zram_devices() > zrams);
         std::thread::sleep(Duration::from_millis(300));
         // SAFETY: our own child, not yet waited for.
         unsafe { libc::kill(pid as i32, signal) };
         let status = child.0.wait().unwrap();
         assert!(!status.success());
-        common::wait_for("cgroup and zram device are gone", || left(pid).is_empty() && zram_devices() <= zrams);
+        common::wait_for("cgroup and zram device are gone", || left().is_empty() && zram_devices() <= zrams);
     }
 }
 
