@@ -213,7 +213,7 @@ soak: build test-programs
 		done; \
 	done
 
-# The table of docs/performance.md: medians and ranges over the rounds; about ten minutes. Needs root for the kernel's side.
+# The table of docs/measurements: medians and ranges over the rounds; about ten minutes. Needs root for the kernel's side.
 BENCH_WORKLOADS ?= seq-read,rand-read,zipf-read,rand-rmw,fill
 BENCH_ROUNDS ?= 5
 BENCH_MODES ?= region run

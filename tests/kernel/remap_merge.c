@@ -6,7 +6,7 @@
  *
  *   cc -O2 -pthread -o remap_merge remap_merge.c && ./remap_merge
  *
- * Exits with 0 if the kernel behaves as described. Seen on 6.18. (Why it matters: docs/design.md, section 5.)
+ * Exits with 0 if the kernel behaves as described. Seen on 6.18. (Why it matters: docs/dev/events.md.)
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

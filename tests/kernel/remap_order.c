@@ -5,7 +5,7 @@
  *   cc -O2 -pthread -o remap_order remap_order.c && ./remap_order
  *
  * Prints the events of three moves, then what comes of two threads; exits with 0 if the kernel behaves as described.
- * Seen on 6.18. (Why it matters: docs/design.md, section 5.)
+ * Seen on 6.18. (Why it matters: docs/dev/events.md.)
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* Threads that move their memory to places which others have just left, again and again, and look at it.
  *
- * The kernel tells of such moves in another order than they were made: docs/design.md, section 5. Each word names its thread
+ * The kernel tells of such moves in another order than they were made: docs/dev/events.md. Each word names its thread
  * and page, so content that was lost or came to another thread is noticed.
  *
  * usage: moves THREADS ROUNDS PAGES

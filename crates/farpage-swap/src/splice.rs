@@ -27,7 +27,7 @@
 //!
 //! Measured by `farpage bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
 //! (2018), with two things otherwise: there the bit was set before the page was on a list, and local lists were not told
-//! apart by list (docs/seeds.md).
+//! apart by list (docs/measurements/2026-11-24-seeds.md).
 
 #[cfg(all(test, loom))]
 mod loom_tests;

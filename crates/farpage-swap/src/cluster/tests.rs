@@ -1,6 +1,6 @@
 //! The allocator against a set model, with its structural invariants checked as often as that is cheap.
 //!
-//! Numbers in brackets are the invariants' numbers of docs/slots.md.
+//! Numbers in brackets are the invariants' numbers of docs/dev/slots.md.
 
 mod counts;
 mod devices;

@@ -1,4 +1,4 @@
-//! Invariants 44, 45 and 47 of docs/lru.md, against a simple model.
+//! Invariants 44, 45 and 47 of docs/dev/policy.md, against a simple model.
 
 use super::*;
 use proptest::prelude::*;

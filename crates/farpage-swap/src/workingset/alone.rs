@@ -8,7 +8,7 @@
 //! one byte. It looks young once more 255 ticks later, when twice the memory has departed; that costs one detour.
 //!
 //! Nothing is left alone for ever: for each page asked for, at most [`PASSES`] are passed over, whatever the marks say, and the
-//! order stays that of the list. docs/lru.md has what it is worth, and what was tried beside it. Pure; the caller locks.
+//! order stays that of the list. docs/measurements/2026-11-24-policy.md has what it is worth, and what was tried beside it. Pure; the caller locks.
 
 use super::page::Pages;
 use crate::lru::{List, NIL};

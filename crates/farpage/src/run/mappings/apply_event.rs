@@ -1,7 +1,7 @@
 //! Following the program's changes of its mappings: what was discarded or unmapped is forgotten, what was moved is moved.
 //!
 //! Runs on the pager thread, while the program thread that made the change waits for its event to be read (a discard has
-//! not happened yet then; an unmap or a move has). The races around this: `docs/design.md`, section 5.
+//! not happened yet then; an unmap or a move has). The races around this: `docs/dev/events.md`.
 
 use crate::PAGE_SIZE;
 use crate::run::page_table::{State, Vpn};

@@ -12,7 +12,7 @@
 //! registered buffer into a frame costs what it saves. A page that is copied to the program anyway is read alone, by
 //! `preadv`, and that is no slower.
 //!
-//! [devices.md]: ../../../../../docs/devices.md
+//! [devices.md]: ../../../../../docs/dev/devices.md
 //!
 //! # Forks
 //! A ring is tied to descriptor table and address space of the process that made it. Its mappings are `MADV_DONTFORK`,
