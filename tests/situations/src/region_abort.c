@@ -39,7 +39,9 @@ int main(void)
         data[i] = i * 2654435761u >> 24;
     signal(SIGABRT, handler);
     munmap((void *)(data + 2 * MB), PAGE);
-    for (size_t i = MB; i < 2 * MB; i += PAGE)
-        data[i] += 1;
-    sleep(1000); // another thread may be the one to find it
+    // Until somebody finds it: a fault that reads ahead, or reclaim.
+    for (;;)
+        for (size_t i = 0; i < BYTES; i += PAGE)
+            if (i != 2 * MB)
+                data[i] += 1;
 }
