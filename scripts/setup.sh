@@ -15,6 +15,7 @@ need sqlite3 sqlite3
 need stress-ng stress-ng
 need faketime faketime
 need node nodejs
+need bwrap bubblewrap
 need javac default-jdk-headless
 # redis-tools holds the whole server binary (redis-check-rdb, which is redis-server when it is called so). The
 # package redis-server would only add a service that starts by itself.

@@ -17,6 +17,7 @@ BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
     "looked up at load, called on program threads": "dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
+    "a thread that starts another": "pthread_attr_getstacksize pthread_attr_init",
     "a tracer's thread looks at its tracee": "closedir dirfd opendir readdir64",
     "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",

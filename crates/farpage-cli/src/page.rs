@@ -71,6 +71,21 @@ impl Page {
         })
     }
 
+    /// The page that a process would have whose engine has not begun: the budget, and what there is of it (bytes).
+    pub fn below(pid: u32, budget: u64, rss_anon: u64) -> Page {
+        // SAFETY: as in `read`: all-zero is a valid Stat.
+        let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        for (value, to) in [
+            (u64::from(pid), &stat.pid),
+            (budget, &stat.budget_bytes),
+            (rss_anon, &stat.rss_anon_bytes),
+            (rss_anon, &stat.rss_anon_peak_bytes),
+        ] {
+            to.store(value, Relaxed);
+        }
+        Page(stat)
+    }
+
     /// Number of the pager in its process, from 1; `None`: the page is an engine's.
     pub fn pager(&self) -> Option<u64> {
         Some(self.0.pager.load(Relaxed)).filter(|n| *n > 0)

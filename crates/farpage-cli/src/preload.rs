@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Names the library outright.
 pub const ENV_PRELOAD: &str = "FARPAGE_PRELOAD";
-const NAME: &str = "libfarpage_preload.so";
+/// Its file.
+pub const NAME: &str = "libfarpage_preload.so";
 
 /// The library: `FARPAGE_PRELOAD`, else next to the command, else `../lib/farpage` from there.
 ///

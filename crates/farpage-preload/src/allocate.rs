@@ -6,7 +6,7 @@
 //! from the same allocator as ever.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::state::engine;
+use farpage::run::mappings::discovery::handed_out;
 use farpage::sys::thread::thread_pointer;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -73,13 +73,6 @@ impl Real {
 fn announce(at: *mut c_void, size: usize) {
     if (at as usize % PAGE).saturating_add(size) >= PAGE && !at.is_null() {
         handed_out(at as usize, size);
-    }
-}
-
-#[cold]
-fn handed_out(at: usize, size: usize) {
-    if let Some(engine) = engine() {
-        engine.handed_out(at, size);
     }
 }
 

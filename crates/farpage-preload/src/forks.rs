@@ -5,12 +5,13 @@
 //!
 //! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing is
 //! swapped out and all pass through: their children have no engine then, and may do what a process with one thread may
-//! (`unshare(CLONE_NEWUSER)`, `setns`).
+//! (`unshare(CLONE_NEWUSER)`, `setns`). Of a process without an engine they are like any other child.
 
 use crate::descriptors;
 use crate::execs;
 use crate::interpose::{self, found, next, no_such_function};
 use crate::pagemaps;
+use farpage::run::dormant;
 use farpage::run::fork;
 use farpage::run::preload::follow_forks;
 use farpage::run::state::engine;
@@ -39,6 +40,16 @@ const VFORK: usize = libc::CLONE_VFORK as usize;
 /// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own children.
 fn followed(flags: usize) -> bool {
     flags & SHARES == 0 && engine().is_some_and(|e| e.is_active() && e.fork.is_home())
+}
+
+/// What the call that makes a child with these flags returns: in one with memory of its own, made before there was an engine, that
+/// is all it needs.
+fn unfollowed(flags: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+    result.inspect(|pid| {
+        if *pid == 0 && flags & SHARES == 0 {
+            dormant::fork_child();
+        }
+    })
 }
 
 /// What `syscall(2)` of libc returns; sets `errno`.
@@ -80,7 +91,9 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
     // A child with a stack of its own would return to nowhere: whoever asks for one does not come through a function.
     answer(match number {
         libc::SYS_fork if followed(0) => around(&[], || call(args)),
+        libc::SYS_fork => unfollowed(0, call(args)),
         libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([a & !VFORK, b, c, d, e, f])),
+        libc::SYS_clone if b == 0 => unfollowed(a, call(args)),
         libc::SYS_clone3 => clone3(args, call),
         // These set errno themselves.
         // SAFETY: caller's promise.
@@ -107,6 +120,13 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         }
         libc::SYS_open => opened(call(args), libc::AT_FDCWD, a),
         libc::SYS_openat | libc::SYS_openat2 => opened(call(args), a as c_int, b),
+        // Not by the functions of these names, which may be somebody's who calls this one.
+        libc::SYS_mmap if d & libc::MAP_PRIVATE as usize != 0 && c & libc::PROT_WRITE as usize != 0 => {
+            grows(b, call(args))
+        }
+        libc::SYS_mremap => grows(c.saturating_sub(b), call(args)),
+        libc::SYS_mprotect if c & libc::PROT_WRITE as usize != 0 => grows(b, call(args)),
+        libc::SYS_brk => call(args).inspect(|_| dormant::grown()),
         _ => call(args),
     })
 }
@@ -118,6 +138,11 @@ fn opened(result: Result<usize, raw::Errno>, dir: c_int, path: usize) -> Result<
         unsafe { pagemaps::opened(dir, path as *const c_char) };
     }
     result
+}
+
+/// `bytes` more may have become writable, if that was the `result`.
+fn grows(bytes: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+    result.inspect(|_| dormant::handed_out(bytes))
 }
 
 /// The arguments of `clone3` are in memory, in a structure that may grow: this many words of it are read.
@@ -135,8 +160,11 @@ fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errn
     if !(64..=size_of_val(&own)).contains(&size) || !read_own(args[0], &raw mut own as usize, size) {
         return call(args);
     }
-    if own[STACK] != 0 || !followed(own[FLAGS]) {
+    if own[STACK] != 0 {
         return call(args);
+    }
+    if !followed(own[FLAGS]) {
+        return unfollowed(own[FLAGS], call(args));
     }
     own[FLAGS] &= !VFORK;
     around(&[own[CHILD_TID], own[TLS]], || call([&raw const own as usize, size, 0, 0, 0, 0]))
@@ -163,7 +191,11 @@ pub extern "C" fn _Fork() -> libc::pid_t {
     // SAFETY: libc's function of this name has this type.
     let real: extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
     if !followed(0) {
-        return real();
+        let pid = real();
+        if pid == 0 {
+            dormant::fork_child();
+        }
+        return pid;
     }
     answer(around(&[], || match real() {
         // SAFETY: the calling thread's errno.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered |
+//! | `mremap`, `mprotect`, `brk`, `sbrk` | while there is no engine: memory that can be filled without another word |
 //! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
 //!
@@ -11,16 +12,22 @@
 //! system call: libc's function may be another library's ([`crate::own`]).
 
 use crate::own::on_engine_threads;
+use farpage::run::dormant::{self, engine_for};
+use farpage::run::mappings::discovery::{handed_out, thread_started};
 use farpage::run::pager::robust;
 use farpage::run::state::{Engine, engine};
 use farpage::sys::thread::is_engine_thread;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// libc's functions (or those of another preloaded library), found by the initialiser.
 pub struct Real {
     pthread_create: AtomicUsize,
     mmap: AtomicUsize,
+    mremap: AtomicUsize,
+    mprotect: AtomicUsize,
+    brk: AtomicUsize,
+    sbrk: AtomicUsize,
     madvise: AtomicUsize,
     setrobust: AtomicUsize,
     setrobust_np: AtomicUsize,
@@ -29,6 +36,10 @@ pub struct Real {
 static REAL: Real = Real {
     pthread_create: AtomicUsize::new(0),
     mmap: AtomicUsize::new(0),
+    mremap: AtomicUsize::new(0),
+    mprotect: AtomicUsize::new(0),
+    brk: AtomicUsize::new(0),
+    sbrk: AtomicUsize::new(0),
     madvise: AtomicUsize::new(0),
     setrobust: AtomicUsize::new(0),
     setrobust_np: AtomicUsize::new(0),
@@ -53,6 +64,10 @@ pub fn next(name: &CStr) -> usize {
 pub fn find() {
     REAL.pthread_create.store(next(c"pthread_create"), Relaxed);
     REAL.mmap.store(next(c"mmap"), Relaxed);
+    REAL.mremap.store(next(c"mremap"), Relaxed);
+    REAL.mprotect.store(next(c"mprotect"), Relaxed);
+    REAL.brk.store(next(c"brk"), Relaxed);
+    REAL.sbrk.store(next(c"sbrk"), Relaxed);
     REAL.madvise.store(next(c"madvise"), Relaxed);
     REAL.setrobust.store(next(c"pthread_mutexattr_setrobust"), Relaxed);
     REAL.setrobust_np.store(next(c"pthread_mutexattr_setrobust_np"), Relaxed);
@@ -89,21 +104,34 @@ pub unsafe extern "C" fn pthread_create(
     if real == 0 {
         return libc::EAGAIN;
     }
-    let engine = engine();
-    if let Some(engine) = engine {
-        engine.thread_starts();
-    }
     // SAFETY: libc's function of this name has this type.
     let real: PthreadCreate = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
+    let stack = unsafe { stack_bytes(attr) };
+    // SAFETY: caller's promise.
     let result = unsafe { real(thread, attr, start, arg) };
-    if result == 0
-        && let Some(engine) = engine
-    {
+    if result == 0 {
         // SAFETY: set by a successful call; with glibc the handle is the address of the control block.
-        engine.thread_started(unsafe { *thread } as usize);
+        thread_started(unsafe { *thread } as usize, stack);
     }
     result
+}
+
+/// Bytes of the stack of a thread that is started with these attributes; null: the usual ones.
+///
+/// # Safety
+/// As for `pthread_create`.
+unsafe fn stack_bytes(attr: *const libc::pthread_attr_t) -> usize {
+    let mut size = 0;
+    // SAFETY: caller's promise, or attributes that live as long as they are used, and that are zero first.
+    unsafe {
+        let mut usual: libc::pthread_attr_t = std::mem::zeroed();
+        let attr = if attr.is_null() && libc::pthread_attr_init(&mut usual) == 0 { &raw const usual } else { attr };
+        if !attr.is_null() {
+            libc::pthread_attr_getstacksize(attr, &mut size);
+        }
+    }
+    size
 }
 
 /// As libc's; see the module header.
@@ -122,9 +150,9 @@ pub unsafe extern "C" fn mmap(
     const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
     let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
-    let populate = flags & libc::MAP_POPULATE != 0;
-    let engine = engine().filter(|_| ours && !is_engine_thread());
-    let populate = populate && engine.is_some_and(|e| e.must_be_managed(len));
+    let fills = ours && flags & libc::MAP_POPULATE != 0;
+    let engine = if fills { engine_for(len) } else { engine() }.filter(|_| ours && !is_engine_thread());
+    let populate = fills && engine.is_some_and(|e| e.must_be_managed(len));
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let real = found(&REAL.mmap, c"mmap");
     if real == 0 {
@@ -135,15 +163,24 @@ pub unsafe extern "C" fn mmap(
     let real: Mmap = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let at = unsafe { real(addr, len, prot, flags, fd, offset) };
-    if let Some(engine) = engine.filter(|_| at != libc::MAP_FAILED) {
-        if populate {
+    if at == libc::MAP_FAILED {
+        return at;
+    }
+    match engine.filter(|_| populate) {
+        Some(engine) => {
             engine.announce(at as usize, len);
             engine.populate(at as usize, len);
-        } else {
-            engine.handed_out(at as usize, len);
         }
+        None if ours => handed_out(at as usize, len),
+        None if flags & libc::MAP_PRIVATE != 0 && prot & libc::PROT_WRITE != 0 => reach_grows(len, flags),
+        None => {}
     }
     at
+}
+
+/// `len` bytes more can be written that are no ordinary anonymous memory. What grows downwards does so without a word.
+fn reach_grows(len: usize, flags: c_int) {
+    dormant::handed_out(if flags & libc::MAP_GROWSDOWN != 0 { usize::MAX / 2 } else { len });
 }
 
 /// As libc's; see the module header.
@@ -163,6 +200,98 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(addr, len, prot, flags, fd, offset) }
 }
 
+/// As libc's; see the module header. (It is variadic there, which makes no difference to whoever is called on x86-64.)
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: usize,
+    len: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let real = found(&REAL.mremap, c"mremap");
+    if real == 0 {
+        no_such_function();
+        return libc::MAP_FAILED;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void =
+        unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let at = unsafe { real(old, old_len, len, flags, new) };
+    if at != libc::MAP_FAILED && len > old_len {
+        dormant::handed_out(len - old_len);
+    }
+    at
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
+    let real = found(&REAL.mprotect, c"mprotect");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let result = unsafe { real(addr, len, prot) };
+    if result == 0 && prot & libc::PROT_WRITE != 0 {
+        dormant::handed_out(len);
+    }
+    result
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
+    let real = found(&REAL.brk, c"brk");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*mut c_void) -> c_int = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let result = unsafe { real(end) };
+    // By how much is not said.
+    if result == 0 {
+        dormant::grown();
+    }
+    result
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sbrk(by: isize) -> *mut c_void {
+    let real = found(&REAL.sbrk, c"sbrk");
+    if real == 0 {
+        no_such_function();
+        return usize::MAX as *mut c_void;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(isize) -> *mut c_void = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let at = unsafe { real(by) };
+    if by > 0 && at as usize != usize::MAX {
+        dormant::handed_out(by as usize);
+    }
+    at
+}
+
 /// As libc's; see the module header.
 ///
 /// # Safety
@@ -170,7 +299,7 @@ pub unsafe extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
     let populate = matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE);
-    if let Some(engine) = engine().filter(|e| populate && e.must_be_managed(len)) {
+    if populate && let Some(engine) = engine_for(len).filter(|e| e.must_be_managed(len)) {
         engine.announce(addr as usize, len);
     }
     let real = found(&REAL.madvise, c"madvise");
@@ -182,11 +311,8 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     let real: Madvise = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let result = unsafe { real(addr, len, advice) };
-    if advice == libc::MADV_WIPEONFORK
-        && result == 0
-        && let Some(engine) = engine()
-    {
-        engine.wipes.store(true, SeqCst);
+    if advice == libc::MADV_WIPEONFORK && result == 0 {
+        dormant::wipes();
     }
     if advice == libc::MADV_FREE && result == 0 && engine().is_some_and(Engine::is_active) {
         // The first call has said that all of it is private anonymous memory, whose content the caller gives up.

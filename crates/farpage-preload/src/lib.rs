@@ -35,10 +35,17 @@ extern "C" fn init() {
     descriptors::find();
     tracers::find();
     pagemaps::find();
-    // SAFETY: the dynamic linker runs initialisers once, on the only thread.
-    unsafe { farpage::run::preload::start(&HEAP) };
+    farpage::run::preload::start(&HEAP);
+}
+
+extern "C" fn end() {
+    farpage::run::dormant::end();
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = init;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;

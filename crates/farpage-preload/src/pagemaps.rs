@@ -6,7 +6,7 @@
 //! call instruction of the program's own cannot be seen.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::state::engine;
+use farpage::run::dormant::leave_alone;
 use farpage::sys::pagemap::is_of_this_process;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::transmute;
@@ -76,11 +76,8 @@ pub unsafe fn opened(dir: c_int, path: *const c_char) {
     }
     // SAFETY: caller's promise.
     let path = unsafe { CStr::from_ptr(path) };
-    if path.to_bytes().ends_with(b"pagemap")
-        && let Some(engine) = engine()
-        && is_of_this_process(dir, path)
-    {
-        engine.leave_alone();
+    if path.to_bytes().ends_with(b"pagemap") && is_of_this_process(dir, path) {
+        leave_alone();
     }
 }
 

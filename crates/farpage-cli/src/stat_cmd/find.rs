@@ -6,6 +6,8 @@
 
 use crate::failure::{Failure, Result};
 use crate::page::{Found, Page};
+use crate::preload;
+use farpage::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use farpage::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
 use rustix::fd::AsRawFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -83,7 +85,8 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     let command = printable(command.strip_suffix(b"\n").unwrap_or(&command));
     let threads = threads(&dir);
     if threads.is_empty() {
-        return Err(Absent::Engine);
+        let page = below(&dir, pid).ok_or(Absent::Engine)?;
+        return Ok(Managed { pid, command, pages: Some(vec![page]) });
     }
     let own = own_pids(&dir);
     let mut found = Pages::default();
@@ -111,6 +114,28 @@ pub fn all() -> Result<Vec<Managed>> {
     let mut pids: Vec<u32> = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
+}
+
+/// What there is to show of a program that is so far below its budget that it has no engine: it has been told of one, and has the library.
+/// (One that could not have a budget looks the same.)
+fn below(dir: &Path, pid: u32) -> Option<Page> {
+    let environment = fs::read(dir.join("environ")).ok()?;
+    let variable = |name: &str| {
+        environment.split(|b| *b == 0).find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+    };
+    if variable(ENV_DISABLE).is_some_and(|value| !value.is_empty() && value != b"0") {
+        return None;
+    }
+    let conf = Conf::parse(std::str::from_utf8(variable(ENV_CONF)?).ok()?).ok()?;
+    let maps = fs::read(dir.join("maps")).ok()?;
+    if !String::from_utf8_lossy(&maps).contains(preload::NAME) {
+        return None;
+    }
+    let status = fs::read(dir.join("status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let anonymous =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
+    Some(Page::below(pid, conf.ram, anonymous.unwrap_or(0u64) << 10))
 }
 
 /// Threads of the engine, and (`true`) of pagers.

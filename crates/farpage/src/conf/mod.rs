@@ -8,6 +8,7 @@ pub mod size;
 
 use crate::run::cpus::cpu_latency::Idle;
 use farpage_swap::readahead::Tuning;
+use rustix::fs::FileType;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -69,6 +70,17 @@ pub enum SwapSpec {
         /// For tests: faults of the disk.
         fault: Option<Fault>,
     },
+}
+
+impl SwapSpec {
+    /// In place of a file with a name: files without one in its directory.
+    pub(crate) fn beside(&mut self) {
+        if let SwapSpec::File { path, .. } = self
+            && rustix::fs::stat(&*path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+        {
+            path.pop();
+        }
+    }
 }
 
 /// What goes wrong on purpose (undocumented option `fault=` of a file), each by seed.

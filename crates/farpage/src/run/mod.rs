@@ -1,8 +1,10 @@
-//! The engine of `farpage run`: inside an unmodified program, from before its `main`.
+//! The engine of `farpage run`: inside an unmodified program, from before its `main` (where it begins: `dormant`).
 
 pub mod budget;
 pub mod cpus;
+pub mod dormant;
 pub mod fork;
+mod images;
 pub(crate) mod lru;
 pub mod mappings;
 pub mod page_table;

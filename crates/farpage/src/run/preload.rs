@@ -1,38 +1,36 @@
-//! Starting the engine inside a program, before its `main`.
+//! Inside a program, before its `main`.
 
 use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::mem::heap::Heap;
-use crate::run::state::Engine;
+use crate::run::dormant;
 use crate::run::told::{self, Kind, warn_once_in_tree};
 use crate::sys::raw::{message, set_quiet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Starts the engine as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
+/// Begins as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
 /// cannot have one goes on without, and says so: the launcher has checked everything before.
 ///
-/// # Safety
 /// Called once, by the library's initialiser, while the process has one thread; `heap` is the library's global
 /// allocator.
-pub unsafe fn start(heap: &'static Heap) {
+pub fn start(heap: &'static Heap) {
     if std::env::var_os(ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
         return;
     }
     let Ok(text) = std::env::var(ENV_CONF) else { return };
     told::find();
-    let started = Conf::parse(&text).map_err(|e| format!("{ENV_CONF}: {e}")).and_then(|conf| {
-        if conf.quiet {
-            set_quiet();
-        }
-        // SAFETY: caller's promise.
-        unsafe { Engine::start(conf, heap) }
-    });
-    match started {
-        Ok(_) => {
+    match Conf::parse(&text) {
+        Ok(conf) => {
+            if conf.quiet {
+                set_quiet();
+            }
             if !follow_forks() {
                 message("cannot follow forks: out of memory");
             }
+            dormant::sleep(conf, heap);
         }
-        Err(why) => warn_once_in_tree(Kind::NoEngine, &format!("{why}; this process goes on without a budget")),
+        Err(why) => {
+            warn_once_in_tree(Kind::NoEngine, &format!("{ENV_CONF}: {why}; this process goes on without a budget"))
+        }
     }
 }
 

@@ -1,8 +1,8 @@
-//! One process's engine: what its threads share, how it starts, how it becomes active.
+//! One process's engine: what its threads share, how it starts (when: [`crate::run::dormant`]), how it becomes active.
 //!
 //! | thread | does | may touch |
 //! | --- | --- | --- |
-//! | monitor | samples resident memory, activates, finds new mappings | never the program's memory |
+//! | monitor | makes the engine; samples resident memory, activates, finds new mappings | never the program's memory |
 //! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
 //! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
 //! | reader | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
@@ -22,8 +22,8 @@ use crate::mem::heap::Heap;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::{LoadTimes, PoolShare};
 use crate::run::budget::Budget;
-use crate::run::budget::activation;
-use crate::run::budget::charge::{ANY, Charges};
+use crate::run::budget::charge::Charges;
+use crate::run::dormant::{CHARGES, Plan};
 use crate::run::fork::Fork;
 use crate::run::lru::Lru;
 use crate::run::mappings::managed_cache::Recent;
@@ -36,11 +36,11 @@ use crate::stat::{Stat, StatPage};
 use crate::swap::space::SwapSpace;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
-use crate::sys::raw::{ErrnoText, fatal};
+use crate::sys::raw::{ErrnoText, fatal, gettid};
 use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
-use rustix::fd::{BorrowedFd, FromRawFd};
+use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -116,7 +116,7 @@ pub struct Engine {
     /// What they need not tell.
     pub recent: Recent,
     /// What they were given since somebody looked.
-    pub charges: Charges,
+    pub charges: &'static Charges,
     /// The program has asked for memory that its children have without content.
     pub wipes: AtomicBool,
     /// Threads that the program has started, before activation.
@@ -140,6 +140,8 @@ pub struct Engine {
     pub active: AtomicBool,
     /// ... or never ([`crate::run::mappings::let_go`]).
     pub(crate) alone: AtomicBool,
+    /// It cannot be managed here.
+    pub(crate) hopeless: AtomicBool,
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
@@ -168,11 +170,11 @@ pub const OPENER: usize = 3;
 pub const READER: usize = 4;
 
 /// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
-fn arena_sizes(ram: u64) -> [usize; 5] {
+pub(crate) fn arena_sizes(ram: u64) -> [usize; 5] {
     let ram = ram as usize;
     let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
-    let stack = STACK_BYTES + 2 * PAGE_SIZE;
-    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACKS * stack, frames]
+    let stacks = STACKS * (STACK_LEN + PAGE_SIZE);
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), stacks, frames]
 }
 
 /// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`) none
@@ -181,38 +183,57 @@ pub fn address_space_bytes(ram: u64) -> u64 {
     Arena::bytes(arena_sizes(ram)) as u64
 }
 
+/// Bytes of an engine thread's memory.
+const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;
+
+/// Memory of the engine thread with this index.
+fn stack(arena: &Arena, index: usize) -> Stack {
+    Stack { base: arena.stacks.base + index * (STACK_LEN + PAGE_SIZE), len: STACK_LEN }
+}
+
+/// Starts the engine's first thread, which makes the engine. On a program thread; the new thread has a copy of its descriptors.
+///
+/// # Errors
+/// The errno of clone.
+pub(crate) fn spawn_first(plan: &'static Plan, arena: &Arena) -> Result<(), rustix::io::Errno> {
+    let arg = std::ptr::from_ref(plan) as usize;
+    let name = crate::stat::THREAD_NAME.as_bytes();
+    let start = Start { entry: crate::run::threads::monitor::first, arg, name, share_files: false };
+    // SAFETY: the monitor's place in the stacks part; there is no other engine in this process. The entry keeps the rules for
+    // engine threads.
+    unsafe { spawn(stack(arena, 0), &start) }.map(drop)
+}
+
+/// This process's engine is shown to the program's threads.
+pub(crate) fn show_engine(engine: &'static Engine) {
+    ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+}
+
+/// In a child: what was the parent's engine is nothing here.
+pub(crate) fn forget_engine() {
+    ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+}
+
 impl Engine {
-    /// Sets the engine up and starts its monitor thread. Called once, on a program thread, before `main`.
+    /// Makes the engine in its arena, as planned. On its first thread.
     ///
     /// # Errors
     /// One line that says what failed and what to do.
-    ///
-    /// # Safety
-    /// `heap` is the program's global Rust allocator (or one nobody else uses) and has not been given memory of an
-    /// arena yet. No other thread of this program runs engine code.
-    pub unsafe fn start(conf: Conf, heap: &'static Heap) -> Result<&'static Engine, String> {
-        let arena = Arena::reserve(arena_sizes(conf.ram)).map_err(|e| {
-            format!(
-                "cannot reserve address space for the engine: {}; is there a limit (ulimit -v, ulimit -d)?",
-                ErrnoText::from(e)
-            )
-        })?;
-        // SAFETY: fresh memory of the arena, handed over once (caller's promise).
-        unsafe { heap.give(arena.heap) };
-        // SAFETY: the part was made for the table and for nobody else.
+    pub(crate) fn build(plan: &'static Plan) -> Result<&'static Engine, String> {
+        let arena = crate::run::dormant::arena(plan)?;
+        let conf = plan.conf.clone();
+        // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine managed nothing.
         let table = unsafe { PageTable::new(arena.table) };
         let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
-        let charges = Charges::new(activation::allowed_at_first(&budget));
         let pool_limit = PoolShare::initial_limit(conf.ram);
-        // SAFETY: the part was made for the pool and for nobody else.
-        let space = unsafe { SwapSpace::of_program(&conf, arena.pool.base as *mut u8, arena.pool.len, pool_limit) }
-            .map_err(|e| e.to_string())?;
+        let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
+        left_out.iter().for_each(|why| warn_once_in_tree(Kind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);
         let frames = Frames::new(arena.frames);
         // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
         let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
-        let stat = StatPage::of_environment();
+        let stat = StatPage::of_engine(plan.stat());
         stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
         let engine = Box::new(Engine {
             arena,
@@ -226,13 +247,13 @@ impl Engine {
             budget,
             key,
             stat,
-            heap,
-            exclude: own_images(),
+            heap: plan.heap,
+            exclude: plan.exclude.clone(),
             managed: Mutex::new(RangeSet::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
             recent: Recent::default(),
-            charges,
+            charges: &CHARGES,
             wipes: AtomicBool::new(false),
             started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),
@@ -244,26 +265,20 @@ impl Engine {
             fork: Fork::default(),
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
+            hopeless: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: crate::run::pager::reclaim::CleanBalance::default(),
             copies_wanted: AtomicBool::new(false),
-            uffd_device: AtomicI32::new(super::uffd_device::passed_on()),
+            uffd_device: AtomicI32::new(plan.uffd()),
             conf,
         });
         let engine: &'static Engine = Box::leak(engine);
-        ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-        // Without a monitor nobody would look.
-        engine.spawn_monitor().inspect_err(|_| engine.charges.allow(ANY))?;
-        // The monitor has a descriptor table of its own now; the program's shall hold nothing of ours.
-        for fd in engine.space.fds() {
-            // SAFETY: opened by this function and known to nobody else in this table.
-            drop(unsafe { rustix::fd::OwnedFd::from_raw_fd(fd) });
-        }
-        StatPage::close_descriptor();
+        engine.fork.settle_here();
+        engine.fork.set_monitor(gettid());
         Ok(engine)
     }
 
-    /// Starts the first engine thread, which gets a descriptor table of its own: a copy of the caller's.
+    /// In a forked child: starts the first engine thread again, which gets a descriptor table of its own: a copy of the caller's.
     ///
     /// # Errors
     /// One line.
@@ -290,8 +305,7 @@ impl Engine {
         name: &'static [u8],
         share_files: bool,
     ) -> Result<u32, rustix::io::Errno> {
-        let len = STACK_BYTES + PAGE_SIZE;
-        let stack = Stack { base: self.arena.stacks.base + index * (len + PAGE_SIZE), len };
+        let stack = stack(&self.arena, index);
         let arg = std::ptr::from_ref(self) as usize;
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
@@ -449,37 +463,4 @@ impl Engine {
 /// A state in which the engine cannot go on: says so and ends the process.
 pub fn give_up(what: &str, error: impl Into<ErrnoText>) -> ! {
     fatal(&format!("{what}: {}", error.into()))
-}
-
-/// Zero-initialised data of the libraries whose code runs on engine threads: libc, the dynamic linker, ourselves.
-/// These pages are anonymous memory like any other, but a fault on them would be the engine waiting for itself.
-fn own_images() -> Vec<(usize, usize)> {
-    extern "C" fn each(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
-        // SAFETY: libc passes a live record; out is the vector below.
-        let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<(usize, usize)>>()) };
-        if info.dlpi_name.is_null() {
-            return 0;
-        }
-        // SAFETY: a C string that lives as long as the record.
-        let name = unsafe { std::ffi::CStr::from_ptr(info.dlpi_name) }.to_bytes();
-        let here = each as *const () as usize as u64;
-        // SAFETY: dlpi_phnum headers at dlpi_phdr.
-        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
-        let loads = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
-        let range = |h: &libc::Elf64_Phdr| (info.dlpi_addr + h.p_vaddr, info.dlpi_addr + h.p_vaddr + h.p_memsz);
-        let file = name.rsplit(|b| *b == b'/').next().unwrap_or(name);
-        let system = [&b"libc.so"[..], b"ld-linux", b"libgcc_s", b"libm.so", b"libpthread"];
-        let ours = loads.clone().map(range).any(|(s, e)| (s..e).contains(&here));
-        if ours || system.iter().any(|s| file.starts_with(s)) {
-            for (start, end) in loads.map(range) {
-                let end = (end as usize).next_multiple_of(PAGE_SIZE);
-                out.push((start as usize & !(PAGE_SIZE - 1), end));
-            }
-        }
-        0
-    }
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    // SAFETY: the callback fits the declared type and the vector outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::from_mut(&mut ranges).cast()) };
-    ranges
 }

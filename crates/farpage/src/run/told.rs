@@ -30,6 +30,8 @@ pub enum Kind {
     SpreadThin,
     /// The program wants its memory for itself.
     Alone,
+    /// A swap device cannot be used any more.
+    NoDevice,
 }
 
 /// What this process, or one that it was forked from, has said.
@@ -65,8 +67,11 @@ pub fn warn_once_in_tree(kind: Kind, text: &str) {
 
 /// Whether another program of the tree has noted it; notes it.
 fn is_noted(bit: u32) -> bool {
-    // Engine threads have a descriptor table of their own.
-    let device = if is_engine_thread() { engine().and_then(|e| e.device()) } else { inherited() };
+    // Engine threads have a descriptor table of their own, in which that number is still there while the engine is being made.
+    let device = match engine() {
+        Some(e) if is_engine_thread() => e.device(),
+        _ => inherited(),
+    };
     let Some(device) = device else { return false };
     let file = device.as_raw_fd() as usize;
     // SAFETY: fcntl of an open file, with integers.

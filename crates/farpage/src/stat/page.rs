@@ -4,7 +4,7 @@
 //! it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes from elsewhere is
 //! mapped only if it is sealed like that.
 //!
-//! Called by the engine at its start and after forks. No lock: one thread does this.
+//! Called by the initialiser, by the engine at its start, and after forks. No lock: one thread does this.
 
 use super::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -20,54 +20,68 @@ pub struct StatPage;
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// The descriptor came from the launcher and stays open in the program's table, for a program that execs itself.
 static FROM_LAUNCHER: AtomicBool = AtomicBool::new(false);
+/// The launcher's page's file.
+static INODE: AtomicU64 = AtomicU64::new(0);
 /// Where counters go if there is no memory for a page of their own: they count, but nobody sees them.
 static NOWHERE: [AtomicU64; STAT_BYTES / 8] = [const { AtomicU64::new(0) }; STAT_BYTES / 8];
 
 impl StatPage {
-    /// The page of this process: the one the launcher made for it, else a new one.
-    pub fn of_environment() -> &'static Stat {
-        let given = std::env::var(crate::conf::ENV_STAT_FD).ok().and_then(|v| {
-            let (fd, pid) = v.split_once(':')?;
-            let (fd, pid) = (fd.parse::<RawFd>().ok()?, pid.parse::<u32>().ok()?);
-            (pid == std::process::id()).then_some(fd)
-        });
-        let map = |fd: BorrowedFd<'_>| -> Option<&'static Stat> {
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            let at = unsafe { mmap(std::ptr::null_mut(), STAT_BYTES, RW, MapFlags::SHARED, fd, 0) }.ok()?;
-            // SAFETY: mapped for good, zeroed or written by an earlier image of this process; atomics only.
-            Some(unsafe { &*at.cast::<Stat>() })
-        };
-        let of_launcher = given.and_then(|raw| {
-            // SAFETY: only asked what it is, and mapped if it is a page, which is no harm whoever has it.
-            let fd = unsafe { BorrowedFd::borrow_raw(raw) };
-            // The program may have closed it before an exec, and the number is another file's by now.
-            Some((raw, is_page(fd).then(|| map(fd))??))
-        });
-        let stat = match of_launcher {
-            Some((fd, stat)) => {
-                FROM_LAUNCHER.store(true, Relaxed);
-                DESCRIPTOR.store(fd, Relaxed);
-                Some(stat)
-            }
-            None => new_memfd().and_then(|fd| {
-                let stat = map(fd.as_fd());
-                complete(&fd);
-                DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
-                stat
-            }),
+    /// The page that the launcher made for this process, if it made one. By the initialiser.
+    pub fn of_launcher() -> Option<&'static Stat> {
+        let given = std::env::var(crate::conf::ENV_STAT_FD).ok()?;
+        let (fd, pid) = given.split_once(':')?;
+        let (fd, pid) = (fd.parse::<RawFd>().ok()?, pid.parse::<u32>().ok()?);
+        // SAFETY: only asked what it is, and mapped if it is a page, which is no harm whoever has it.
+        let page = unsafe { BorrowedFd::borrow_raw(fd) };
+        // The program may have closed it before an exec, and the number is another file's by now.
+        let stat = if pid == std::process::id() && is_page(page) { map(page) } else { None }?;
+        FROM_LAUNCHER.store(true, Relaxed);
+        DESCRIPTOR.store(fd, Relaxed);
+        INODE.store(inode(fd), Relaxed);
+        Some(stat)
+    }
+
+    /// The launcher's page's number, if the program has not put something else there. On the engine's first thread.
+    pub(crate) fn still_there() -> Option<RawFd> {
+        let there = StatPage::descriptor().filter(|fd| inode(*fd) == INODE.load(Relaxed));
+        if there.is_none() {
+            StatPage::forget();
+        }
+        there
+    }
+
+    /// The page of the engine that begins here: the one `given`, else a new one. On its first thread.
+    pub fn of_engine(given: Option<&'static Stat>) -> &'static Stat {
+        let new = || {
+            let fd = new_memfd()?;
+            let stat = map(fd.as_fd());
+            complete(&fd);
+            DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
+            stat
         };
         // SAFETY: as large as a Stat (checked below), zeroed, atomics only.
-        let stat = stat.unwrap_or(unsafe { &*NOWHERE.as_ptr().cast::<Stat>() });
+        let stat = given.or_else(new).unwrap_or(unsafe { &*NOWHERE.as_ptr().cast::<Stat>() });
+        StatPage::begin(stat, 0);
+        stat
+    }
+
+    /// Says whose page it is.
+    pub fn begin(stat: &Stat, budget_bytes: u64) {
+        stat.budget_bytes.store(budget_bytes, Relaxed);
         stat.pid.store(u64::from(std::process::id()), Relaxed);
         stat.magic.store(MAGIC, Relaxed);
-        stat
+    }
+
+    /// In a forked child that has no engine yet: the parent's page is not its own.
+    pub fn forget() {
+        FROM_LAUNCHER.store(false, Relaxed);
+        DESCRIPTOR.store(-1, Relaxed);
     }
 
     /// In a forked child: puts a new page in place of the parent's, at the same address.
     pub fn renew(stat: &'static Stat, budget_bytes: u64) {
         let at = std::ptr::from_ref(stat).cast_mut().cast::<std::ffi::c_void>();
-        FROM_LAUNCHER.store(false, Relaxed);
-        DESCRIPTOR.store(-1, Relaxed);
+        StatPage::forget();
         let flags = MapFlags::FIXED;
         match new_memfd() {
             Some(fd) => {
@@ -83,9 +97,7 @@ impl StatPage {
                 let _ = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::PRIVATE) };
             }
         }
-        stat.budget_bytes.store(budget_bytes, Relaxed);
-        stat.pid.store(u64::from(std::process::id()), Relaxed);
-        stat.magic.store(MAGIC, Relaxed);
+        StatPage::begin(stat, budget_bytes);
     }
 
     /// The memfd's number, which the engine's table keeps.
@@ -100,6 +112,20 @@ impl StatPage {
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
+}
+
+/// Number of the file behind a descriptor; 0: none.
+fn inode(fd: RawFd) -> u64 {
+    // SAFETY: only asked what it is.
+    rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).map_or(0, |stat| stat.st_ino)
+}
+
+/// Maps the page with this descriptor for good.
+fn map(fd: BorrowedFd<'_>) -> Option<&'static Stat> {
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { mmap(std::ptr::null_mut(), STAT_BYTES, RW, MapFlags::SHARED, fd, 0) }.ok()?;
+    // SAFETY: mapped for good, zeroed or written by an earlier image of this process; atomics only.
+    Some(unsafe { &*at.cast::<Stat>() })
 }
 
 /// How a page is mapped by who counts in it.

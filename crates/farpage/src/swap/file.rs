@@ -34,7 +34,7 @@ mod table;
 mod tests;
 mod write;
 
-pub use open::check;
+pub use open::{check, file_name};
 
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};

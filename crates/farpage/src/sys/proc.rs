@@ -75,18 +75,61 @@ impl AsFd for Proc {
     }
 }
 
-/// Resident anonymous memory in pages: statm's resident minus file and shared memory pages.
+/// What a process has, and what its mappings let it have, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// Resident anonymous memory: statm's resident minus file and shared memory pages.
+    pub resident: u64,
+    /// Private mappings that may be written, filled or not, and stacks as far as they have grown.
+    pub data: u64,
+}
+
+impl Reach {
+    /// The larger one: what was written is not always still writable.
+    pub fn bytes(self) -> u64 {
+        self.resident.max(self.data)
+    }
+}
+
+/// What `/proc/self/statm` says.
 ///
 /// # Errors
 /// As pread; `INVAL` if the text is not as expected.
-pub fn rss_anon_pages(statm: &OwnedFd) -> Result<u64, Errno> {
+pub fn reach(statm: &OwnedFd) -> Result<Reach, Errno> {
     let mut buf = [0u8; 128];
     let n = pread(statm, &mut buf, 0)?;
+    // Size, resident, shared, text, lib, data.
     let mut words = buf[..n].split(|b| *b == b' ').map(number);
-    let (_, resident, shared) = (words.next(), words.next().flatten(), words.next().flatten());
-    match (resident, shared) {
-        (Some(r), Some(s)) => Ok(r.saturating_sub(s)),
+    let (resident, shared, data) = (words.nth(1).flatten(), words.next().flatten(), words.nth(2).flatten());
+    match (resident, shared, data) {
+        (Some(r), Some(s), Some(d)) => {
+            let page = crate::PAGE_SIZE as u64;
+            Ok(Reach { resident: r.saturating_sub(s) * page, data: d * page })
+        }
         _ => Err(Errno::INVAL),
+    }
+}
+
+/// Resident anonymous memory in pages.
+///
+/// # Errors
+/// As [`reach`].
+pub fn rss_anon_pages(statm: &OwnedFd) -> Result<u64, Errno> {
+    Ok(reach(statm)?.resident / crate::PAGE_SIZE as u64)
+}
+
+/// A whole text file of the system. (`std::fs` looks functions of libc up by name the first time, with storage of the calling thread.)
+///
+/// # Errors
+/// As open and read; `INVAL`: no text.
+pub fn text(path: &str) -> Result<String, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let (mut bytes, mut part) = (Vec::new(), [0u8; 1024]);
+    loop {
+        match rustix::io::read(&file, &mut part)? {
+            0 => return String::from_utf8(bytes).map_err(|_| Errno::INVAL),
+            n => bytes.extend_from_slice(&part[..n]),
+        }
     }
 }
 

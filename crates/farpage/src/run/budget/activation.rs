@@ -11,7 +11,6 @@
 
 use crate::run::budget::Budget;
 use crate::run::budget::charge::Allowance;
-use crate::sys::cpu;
 use std::time::{Duration, Instant};
 
 /// Pages that one thread can fill in a millisecond.
@@ -106,12 +105,6 @@ impl Approach {
         let (left, room) = (self.threshold - look.rss, budget.promised() - self.threshold);
         self.allowance.next(look.given, look.rss, left, room, filled_blindly(look.cpus))
     }
-}
-
-/// The same at the start of a program.
-pub fn allowed_at_first(budget: &Budget) -> u64 {
-    let (left, room) = (budget.activation(), budget.promised() - budget.activation());
-    Allowance::default().next(0, 0, left, room, filled_blindly(cpu::count()))
 }
 
 /// Pages that can be filled in the longest time without a look.

@@ -2,8 +2,9 @@
 //!
 //! An engine thread that waits for a CPU cannot see what the program fills meanwhile; the program's threads can see what they are given.
 //! So they count it, and whoever comes to more than is allowed waits for the next look: the more they are in a hurry, the sooner they
-//! leave their CPUs to the engine. Before activation the monitor looks, and allows what is left until it has to act ([`Allowance`]);
-//! afterwards the pager, which has to register what was given before it is filled.
+//! leave their CPUs to the engine. While there is no engine, that thread looks itself ([`crate::run::dormant`]); before activation the monitor
+//! looks, and allows what is left until it has to act ([`Allowance`]); afterwards the pager, which has to register what was given before
+//! it is filled.
 //!
 //! As in the kernel's memory cgroups, a thread charges a stock of its own first, and the common account a batch at a time: else all that
 //! allocate would fight for one cache line.
@@ -21,7 +22,7 @@ const BATCH: u64 = 8 * PAGE_SIZE as u64;
 /// What is allowed where nobody needs to count.
 pub const ANY: u64 = u64::MAX;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(64))]
 struct Line(AtomicU64);
 
@@ -36,9 +37,14 @@ pub struct Charges {
 }
 
 impl Charges {
-    /// Nothing was given; `allowed` bytes may be until somebody looks.
-    pub fn new(allowed: u64) -> Charges {
-        Charges { stocks: Default::default(), given: Line::default(), allowed: Line(allowed.into()) }
+    /// Nothing was given, and nothing is counted.
+    #[allow(clippy::new_without_default, reason = "it is for a static")]
+    pub const fn new() -> Charges {
+        Charges {
+            stocks: [const { Line(AtomicU64::new(0)) }; STOCKS],
+            given: Line(AtomicU64::new(0)),
+            allowed: Line(AtomicU64::new(ANY)),
+        }
     }
 
     /// The calling thread is given `bytes`; whether it should wait for a look. Any thread.
@@ -114,7 +120,8 @@ mod tests {
 
     #[test]
     fn whoever_comes_to_more_than_is_allowed_waits_until_somebody_looked() {
-        let charges = Charges::new(100 * PAGE);
+        let charges = Charges::new();
+        charges.allow(100 * PAGE);
         assert!(!charges.charge(90 * PAGE) && charges.charge(20 * PAGE) && charges.charge(20 * PAGE));
         assert_eq!(charges.look(), 130 * PAGE);
         assert!(!charges.charge(20 * PAGE));
@@ -126,7 +133,8 @@ mod tests {
 
     #[test]
     fn small_pieces_of_all_threads_add_up() {
-        let charges = Charges::new(1 << 40);
+        let charges = Charges::new();
+        charges.allow(1 << 40);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..1000).for_each(|_| assert!(!charges.charge(PAGE))));

@@ -7,6 +7,7 @@
 use super::pending_events::{receive_verdict, send_verdict};
 use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict, huge};
 use crate::PAGE_SIZE;
+use crate::run::dormant;
 use crate::run::state::{Engine, engine, lock};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
@@ -80,7 +81,7 @@ fn touch_stack() -> usize {
 
 /// libc calls this in the forking thread, before it takes its own locks.
 pub extern "C" fn prepare() {
-    let Some(e) = engine() else { return };
+    let Some(e) = dormant::fork_prepare() else { return };
     let f = &e.fork;
     if !f.is_home() {
         return;
@@ -94,20 +95,26 @@ pub extern "C" fn prepare() {
     f.writer_gate.lock();
     f.monitor_gate.lock();
     // The monitor cannot activate the engine any more: from here on this does not change.
-    let active = e.active.load(SeqCst);
-    if active {
-        f.forker.store(gettid(), SeqCst);
-        f.set_pager(PAUSE_WANTED);
-        e.ring();
-        f.wait_pager(PAUSED);
-        // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
-        touch_streams();
-        e.touch_pinned();
-        f.stack.store(touch_stack(), SeqCst);
-        f.huge_pages.store(huge::switch_off(), SeqCst);
+    if !e.active.load(SeqCst) {
+        return; // nothing that a child would need
     }
-    let mut errand =
-        Errand { active, verdict_read: -1, verdict_write: -1, lease_read: -1, lease_write: -1, ..Errand::default() };
+    f.forker.store(gettid(), SeqCst);
+    f.set_pager(PAUSE_WANTED);
+    e.ring();
+    f.wait_pager(PAUSED);
+    // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
+    touch_streams();
+    e.touch_pinned();
+    f.stack.store(touch_stack(), SeqCst);
+    f.huge_pages.store(huge::switch_off(), SeqCst);
+    let mut errand = Errand {
+        active: true,
+        verdict_read: -1,
+        verdict_write: -1,
+        lease_read: -1,
+        lease_write: -1,
+        ..Errand::default()
+    };
     let mut wanted: Vec<RawFd> = e.space.fds();
     wanted.extend(f.descriptors());
     wanted.push(e.device_number().load(SeqCst));
@@ -120,17 +127,15 @@ pub extern "C" fn prepare() {
             }
         }
     }
-    if active {
-        for (read, write) in
-            [(&mut errand.verdict_read, &mut errand.verdict_write), (&mut errand.lease_read, &mut errand.lease_write)]
-        {
-            match pipe_with(PipeFlags::CLOEXEC) {
-                Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
-                Err(error) => warn(&format!(
-                    "fork: cannot make a pipe: {}; swap file slots of the child are never reused",
-                    ErrnoText::from(error)
-                )),
-            }
+    for (read, write) in
+        [(&mut errand.verdict_read, &mut errand.verdict_write), (&mut errand.lease_read, &mut errand.lease_write)]
+    {
+        match pipe_with(PipeFlags::CLOEXEC) {
+            Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
+            Err(error) => warn(&format!(
+                "fork: cannot make a pipe: {}; swap file slots of the child are never reused",
+                ErrnoText::from(error)
+            )),
         }
     }
     *lock(&f.errand) = errand;
@@ -146,10 +151,11 @@ pub fn touch(at: usize) {
 
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
-    let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.prepared.load(SeqCst) == thread_pointer()) else {
-        return;
-    };
+    let Some(e) = engine() else { return dormant::fork_parent() };
     let f = &e.fork;
+    if !f.is_home() || f.prepared.load(SeqCst) != thread_pointer() {
+        return;
+    }
     let errand = std::mem::take(&mut *lock(&f.errand));
     if errand.active {
         huge::restore(f.huge_pages.load(SeqCst));
@@ -164,9 +170,7 @@ pub extern "C" fn parent() {
         if errand.verdict_write >= 0 {
             send_verdict(errand.verdict_write, &verdict);
         }
-    }
-    for fd in [errand.verdict_read, errand.verdict_write, errand.lease_read, errand.lease_write] {
-        if errand.active {
+        for fd in [errand.verdict_read, errand.verdict_write, errand.lease_read, errand.lease_write] {
             close(fd);
         }
     }
@@ -193,15 +197,22 @@ pub extern "C" fn child() {
 
 /// In the child of the thread with this control block, which the child may have exchanged for another.
 pub fn child_of(forker: usize) {
-    let Some(e) = engine().filter(|e| e.fork.prepared.load(SeqCst) == forker) else { return };
+    let Some(e) = engine() else { return dormant::fork_child() };
     let f = &e.fork;
+    if f.prepared.load(SeqCst) != forker {
+        return;
+    }
     let mask = f.mask.load(SeqCst);
+    let errand = std::mem::take(&mut *lock(&f.errand));
+    if !errand.active {
+        dormant::fork_child_of(e);
+        return restore_signals(mask);
+    }
     if f.settling.load(SeqCst) != 0 {
         fatal(
             "fork: the process was copied while another thread's fault was being served; nothing is lost in the parent",
         );
     }
-    let errand = std::mem::take(&mut *lock(&f.errand));
     f.pager.store(RUNNING, SeqCst);
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
     let here = |fd: RawFd| errand.fetched.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
@@ -223,15 +234,13 @@ pub fn child_of(forker: usize) {
     e.notes.fork_child();
     e.reader.fork_child();
     StatPage::renew(e.stat, e.conf.ram);
-    if errand.active {
-        close(errand.verdict_write);
-        close(errand.lease_read);
-        *lock(&f.verdict) = receive_verdict(errand.verdict_read).unwrap_or(Verdict::EMPTY);
-        close(errand.verdict_read);
-        e.active.store(false, SeqCst);
-        f.child_ready.store(0, SeqCst);
-        f.child_starts.store(true, SeqCst);
-    }
+    close(errand.verdict_write);
+    close(errand.lease_read);
+    *lock(&f.verdict) = receive_verdict(errand.verdict_read).unwrap_or(Verdict::EMPTY);
+    close(errand.verdict_read);
+    e.active.store(false, SeqCst);
+    f.child_ready.store(0, SeqCst);
+    f.child_starts.store(true, SeqCst);
     open_gates(f);
     if let Err(why) = e.spawn_monitor() {
         fatal(&format!("in a forked child: {why}"));
@@ -239,13 +248,11 @@ pub fn child_of(forker: usize) {
     // The engine has its own copies now.
     errand.fetched.iter().for_each(|(_, here)| close(*here));
     StatPage::close_descriptor();
-    if errand.active {
-        close(errand.lease_write);
-        while f.child_ready.load(SeqCst) == 0 {
-            futex::wait(&f.child_ready, 0, None);
-        }
-        huge::restore(f.huge_pages.load(SeqCst));
+    close(errand.lease_write);
+    while f.child_ready.load(SeqCst) == 0 {
+        futex::wait(&f.child_ready, 0, None);
     }
+    huge::restore(f.huge_pages.load(SeqCst));
     restore_signals(mask);
 }
 

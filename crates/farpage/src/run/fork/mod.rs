@@ -65,6 +65,7 @@ struct Errand {
     verdict_write: RawFd,
     lease_read: RawFd,
     lease_write: RawFd,
+    /// Memory is managed, so the child needs all of this; else it needs no engine ([`crate::run::dormant`]).
     active: bool,
 }
 

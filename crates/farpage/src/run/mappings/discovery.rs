@@ -9,15 +9,18 @@
 //! Program threads run the first half of this file, the pager the second. No locks in the first: see [`crate::run::mappings::notice_ring`].
 
 use crate::PAGE_SIZE;
+use crate::run::dormant;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Pager;
-use crate::run::state::{Engine, OPENER, lock};
+use crate::run::state::{Engine, OPENER, engine, lock};
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
+use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{nr, syscall};
 use crate::sys::thread::{exit_thread, settle};
+use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -27,19 +30,29 @@ pub(crate) const USER_END: usize = (1 << 47) - PAGE_SIZE;
 /// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-impl Engine {
-    /// A thread is about to be started. The monitor, which was started along with the program, is to look by then: later it has to
-    /// wait for a CPU behind as many threads as there are. Called on a program thread.
-    pub fn thread_starts(&self) {
-        let word = &self.wakeups.monitor_looks;
-        if word.load(SeqCst) == 0 {
-            futex::wait(word, 0, Some(PATIENCE.as_nanos() as u64));
-        }
+/// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be outrun: mostly
+/// at once. Called on a program thread.
+#[cold]
+pub fn handed_out(start: usize, len: usize) {
+    match engine() {
+        Some(engine) => engine.handed_out(start, len),
+        None => dormant::handed_out(len),
     }
+}
 
+/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. Called on a
+/// program thread.
+pub fn thread_started(block: usize, stack: usize) {
+    match engine() {
+        Some(engine) => engine.thread_started(block),
+        None => dormant::thread_started(block, stack),
+    }
+}
+
+impl Engine {
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
     /// program thread.
-    pub fn thread_started(&self, block: usize) {
+    fn thread_started(&self, block: usize) {
         for _ in 0..10 {
             if self.notes.post(Note::Thread(block)).is_some() {
                 // From here on a program may need looking at sooner than its memory lets expect.
@@ -70,9 +83,8 @@ impl Engine {
             || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
-    /// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be outrun: mostly
-    /// at once. Called on a program thread.
-    pub fn handed_out(&self, start: usize, len: usize) {
+    /// As [`handed_out`].
+    fn handed_out(&self, start: usize, len: usize) {
         if !self.is_active() {
             // A small piece takes a page that it is the first to reach into.
             if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
@@ -160,7 +172,7 @@ impl Engine {
     }
 
     /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms, which is
-    /// when a fast program reaches its budget. Called by the monitor. Where it is not allowed, looks have to do.
+    /// when a fast program reaches its budget. Called by the monitor at its start. Where it is not allowed, looks have to do.
     pub(crate) fn open_events(&'static self) {
         if !self.conf.deaf {
             let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
@@ -192,7 +204,13 @@ extern "C" fn opener(engine: usize) -> ! {
     settle(b"farpage-opener");
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    if let Ok(events) = MappingEvents::open() {
+    let mut threads = Vec::new();
+    // SAFETY: the engine's table has it open; used for this call only.
+    let proc = unsafe { BorrowedFd::borrow_raw(e.fork.proc_fd.load(SeqCst)) };
+    if let Ok(proc) = rustix::io::fcntl_dupfd_cloexec(proc, 0).map(Proc::from_fd) {
+        let _ = proc::threads(&proc, |tid| threads.push(tid));
+    }
+    if let Ok(events) = MappingEvents::open(&threads) {
         e.events.store(Box::into_raw(Box::new(events)), SeqCst);
         e.kick_pager();
     }

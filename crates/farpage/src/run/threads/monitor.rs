@@ -1,6 +1,7 @@
 //! The monitor thread: samples resident memory, switches the engine on, finds new mappings.
 //!
-//! Below the activation threshold it is all there is of farpage: one thread that reads one line of `/proc` now and
+//! It is started when the program has come to a part of its budget ([`crate::run::dormant`]), and makes the engine. Below the activation
+//! threshold it is the only thread: it reads one line of `/proc` now and
 //! then, the sooner again the less room is left. After that it samples every millisecond while there is pressure,
 //! because memory that the program maps anew is not registered until it was found here: the sampling interval bounds
 //! by how much the budget can be overrun.
@@ -9,17 +10,18 @@ use crate::PAGE_SIZE;
 use crate::mm::pool_share::{PoolShare, Sample, Stuck};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::ANY;
+use crate::run::dormant::{self, Plan};
 use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Opened;
-use crate::run::state::{Engine, give_up, lock};
+use crate::run::state::{Engine, give_up, lock, show_engine};
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::StatPage;
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
-use crate::sys::raw::{message, warn};
-use crate::sys::thread::{close_all_but, settle};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use crate::sys::raw::{ErrnoText, message, warn};
+use crate::sys::thread::{close_all_but, exit_thread, settle};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,38 @@ pub struct Monitor {
     stuck: Stuck,
 }
 
+/// The entry of an engine's first thread.
+pub(crate) extern "C" fn first(plan: usize) -> ! {
+    settle(crate::stat::THREAD_NAME.as_bytes());
+    // SAFETY: spawn_first passed the address of the plan, which is never freed.
+    let plan: &'static Plan = unsafe { &*(plan as *const Plan) };
+    match make(plan) {
+        Ok(mut monitor) => {
+            monitor.work();
+            dormant::ready();
+            monitor.run()
+        }
+        Err(why) => {
+            dormant::failed(&why);
+            exit_thread()
+        }
+    }
+}
+
+/// Makes the engine and its monitor. What was copied of the program's descriptors goes first.
+fn make(plan: &'static Plan) -> Result<Monitor, String> {
+    close_program_files(plan.descriptors());
+    plan.give_heap()?;
+    let e = Engine::build(plan)?;
+    e.hold_device();
+    let monitor = Monitor::new(e).map_err(|error| format!("cannot read /proc: {}", ErrnoText::from(error)))?;
+    e.looked();
+    show_engine(e);
+    dormant::hand_over(e);
+    Ok(monitor)
+}
+
+/// The entry of the first thread in a child of a process whose engine managed memory.
 pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn passed the address of the engine, which is never freed.
@@ -57,23 +91,21 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     keep.extend(e.device().map(|fd| fd.as_raw_fd()));
     keep.extend(e.space.fds());
     keep.extend(StatPage::descriptor());
-    keep.sort_unstable();
-    keep.dedup();
-    close_all_but(&keep);
+    close_program_files(keep);
     let mut monitor = match Monitor::new(e) {
         Ok(m) => m,
         Err(error) => give_up("cannot read /proc", error),
     };
     e.looked();
     e.fork.child_start(&monitor.proc, e);
-    loop {
-        e.fork.pass_gate();
-        e.fork.monitor_gate.lock();
-        let asked = e.wakeups.monitor.load(SeqCst);
-        let pause = monitor.turn();
-        e.fork.monitor_gate.unlock();
-        futex::wait(&e.wakeups.monitor, asked, Some(pause.as_nanos() as u64));
-    }
+    monitor.run()
+}
+
+/// Leaves only the engine's own descriptors in the table, which was copied from the program's.
+fn close_program_files(mut keep: Vec<RawFd>) {
+    keep.sort_unstable();
+    keep.dedup();
+    close_all_but(&keep);
 }
 
 impl Monitor {
@@ -110,6 +142,24 @@ impl Monitor {
             stuck: Stuck::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
         })
+    }
+
+    fn run(&mut self) -> ! {
+        loop {
+            let asked = self.e.wakeups.monitor.load(SeqCst);
+            let pause = self.work();
+            futex::wait(&self.e.wakeups.monitor, asked, Some(pause.as_nanos() as u64));
+        }
+    }
+
+    /// A turn, unless a fork is going on.
+    fn work(&mut self) -> Duration {
+        let fork = &self.e.fork;
+        fork.pass_gate();
+        fork.monitor_gate.lock();
+        let pause = self.turn();
+        fork.monitor_gate.unlock();
+        pause
     }
 
     /// One sample and what follows from it; returns how long to sleep.
@@ -185,6 +235,7 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
+                e.hopeless.store(true, SeqCst);
                 let text = format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow");
                 warn_once_in_tree(Kind::Unmanaged, &text);
             }

@@ -17,6 +17,7 @@ use super::backing::{Backing, MAGIC};
 use super::open::{Fail, block_size, swaps_to};
 use crate::PAGE_SIZE;
 use crate::sys::escape::unescape;
+use crate::sys::proc::text;
 use crate::sys::raw::{ErrnoText, nr, syscall};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -73,7 +74,7 @@ fn claim(path: &Path, rdev: u64, access: OFlags, fail: Fail<'_>) -> Result<Owned
 /// Who has a device that cannot be claimed, and what to do.
 fn user_of(rdev: u64) -> (String, &'static str) {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = text("/proc/self/mountinfo").unwrap_or_default();
     let number = format!("{major}:{minor}");
     let mounted = mounts.lines().map(|line| line.split(' ')).find_map(|mut fields| {
         (fields.nth(2) == Some(number.as_str())).then(|| unescape(fields.nth(1).unwrap_or("?")))

@@ -11,6 +11,7 @@ use super::{DeviceError, PAGE_BITS, block};
 use crate::PAGE_SIZE;
 use crate::sys::escape::unescape;
 use crate::sys::fd::Fd;
+use crate::sys::proc::text;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, StatxFlags};
@@ -37,9 +38,14 @@ pub struct Opened {
     pub warning: Option<String>,
 }
 
+/// What a device of this path is called.
+pub fn file_name(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
 /// Opens a swap path; creates nothing.
 pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
-    let name = format!("file:{}", path.display());
+    let name = file_name(path);
     let error = |reason: String, remedy: &str| DeviceError { name: name.clone(), reason, remedy: remedy.into() };
     let slots_max = size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS));
     if size.is_some_and(|bytes| bytes < 2 * PAGE_SIZE as u64) {
@@ -76,7 +82,7 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
 /// none can be made; a block device that is in use or holds something; a path that can be no swap device.
 pub fn check(path: &Path) -> Result<(), DeviceError> {
     let error = |reason: String, remedy: &str| {
-        let name = format!("file:{}", path.display());
+        let name = file_name(path);
         DeviceError { name, reason, remedy: remedy.into() }
     };
     let stat = look(path, &error)?;
@@ -184,7 +190,7 @@ fn empty_file(path: &Path, now: bool, error: Fail<'_>) -> Result<(), DeviceError
 
 /// Whether the kernel swaps to the file or device that `is_it` knows.
 pub(super) fn swaps_to(is_it: impl Fn(&rustix::fs::Stat) -> bool) -> bool {
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps = text("/proc/swaps").unwrap_or_default();
     let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(unescape));
     paths.any(|path| rustix::fs::stat(&path).is_ok_and(|stat| is_it(&stat)))
 }
@@ -229,6 +235,6 @@ fn queue(device: u64, name: &str) -> Option<u32> {
     // A partition has no queue of its own; its disk, one directory up, has.
     ["", "../"].iter().find_map(|up| {
         let path = format!("/sys/dev/block/{major}:{minor}/{up}queue/{name}");
-        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+        text(path.as_str()).ok()?.trim().parse().ok()
     })
 }

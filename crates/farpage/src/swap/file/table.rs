@@ -11,6 +11,7 @@ use crate::sys::cpu;
 use farpage_swap::cluster::DeviceOptions;
 use farpage_swap::slots::SlotMap;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
@@ -90,6 +91,9 @@ impl Own {
     }
 }
 
+/// The usual one takes its keys from a thread's storage, which engine threads do not have.
+pub type PlainHasher = BuildHasherDefault<DefaultHasher>;
+
 /// What concerns the device as a whole.
 pub struct Inner {
     /// By file id, the own one included.
@@ -101,7 +105,7 @@ pub struct Inner {
     /// Slots of the own file that failed: never given out again.
     pub bad: Vec<u64>,
     /// Where pages went that were taken off a failing device, by slot of their entry.
-    pub moved: HashMap<u64, Entry>,
+    pub moved: HashMap<u64, Entry, PlainHasher>,
     /// Where freed ones went: to be freed there.
     pub orphans: Vec<Entry>,
     /// A write has ended since the device failed: the slots may be ones that the drain has passed over, because they had
@@ -121,7 +125,7 @@ impl Inner {
             leases: Vec::new(),
             deferred: Vec::new(),
             bad: Vec::new(),
-            moved: HashMap::new(),
+            moved: HashMap::default(),
             orphans: Vec::new(),
             late: false,
             rotational,

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::conf::{Conf, Fault, size};
+use crate::mem::arena::Part;
+use crate::swap::file::file_name;
 use crate::sys::raw::message_fmt;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
@@ -32,39 +34,44 @@ pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> 
 }
 
 impl SwapSpace {
-    /// The devices of a program. Nobody has asked for the default file: where it cannot be used (a read-only root, a sandbox), the
-    /// compressed memory is enough.
+    /// The devices of a program: those of `specs` that can be used. Since the launcher looked at them the program may have given up rights, or
+    /// left for another root; what is left out is in the second part of the result, in words. Nobody has asked for the default file: where it cannot be used (a
+    /// read-only root, a sandbox), the compressed memory is enough.
     ///
     /// # Errors
-    /// A device that was asked for, and cannot be used.
-    ///
-    /// # Safety
-    /// As for [`SwapSpace::build`].
-    pub unsafe fn of_program(
+    /// Nothing would be left.
+    pub(crate) fn of_program(
         conf: &Conf,
-        pool_base: *mut u8,
-        pool_len: usize,
+        mut specs: Vec<SwapSpec>,
+        pool: Part,
         pool_limit_bytes: u64,
-    ) -> Result<SwapSpace, DeviceError> {
-        check_memory(&conf.swap, conf.ram)?;
-        // SAFETY: caller's promise; a space that could not be made has left nothing in the region.
-        let build = |specs: &[SwapSpec]| unsafe { SwapSpace::build(specs, pool_base, pool_len, pool_limit_bytes) };
-        let space = match build(&conf.swap) {
-            Err(error) if conf.swap == SwapSpec::defaults() => {
-                if conf.verbose {
-                    message_fmt(format_args!("{error}; going on with compressed memory only"));
-                }
-                let memory = conf.swap.iter().filter(|spec| !matches!(spec, SwapSpec::File { .. })).cloned();
-                build(&memory.collect::<Vec<_>>())
+    ) -> Result<(SwapSpace, Vec<String>), String> {
+        check_memory(&conf.swap, conf.ram).map_err(|error| error.to_string())?;
+        let mut left_out = Vec::new();
+        let is_default = conf.swap == SwapSpec::defaults();
+        let space = loop {
+            // SAFETY: the part was made for the pool and for nobody else; a space that could not be made has left nothing in it.
+            let error = match unsafe { SwapSpace::build(&specs, pool.base as *mut u8, pool.len, pool_limit_bytes) } {
+                Ok(space) => break space,
+                Err(error) => error,
+            };
+            let failed = |spec: &SwapSpec| matches!(spec, SwapSpec::File { path, .. } if error.name == file_name(path));
+            let Some(at) = specs.iter().position(failed).filter(|_| specs.len() > 1) else {
+                return Err(error.to_string());
+            };
+            specs.remove(at);
+            match (is_default, conf.verbose) {
+                (true, true) => message_fmt(format_args!("{error}; going on with compressed memory only")),
+                (true, false) => {}
+                (false, _) => left_out.push(format!("{error}; going on without it")),
             }
-            result => result,
-        }?;
+        };
         space.let_raw_wait(space.is_tiered());
         if !space.is_tiered() {
             // Without a file the pool is the last resort: it may take what the program leaves.
             space.set_pool_limit(memory_most(conf.ram));
         }
-        Ok(space)
+        Ok((space, left_out))
     }
 
     /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share

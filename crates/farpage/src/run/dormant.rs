@@ -1,0 +1,464 @@
+//! A program that is far from its budget has no engine: no thread, no address space, no descriptor, no device. It counts what it is
+//! given, and looks itself, at steps, whether it is still far.
+//!
+//! ```text
+//!   OFF --sleep--> DORMANT --wake--> STARTING --ready--> STARTED     (a child whose parent's engine manages nothing: DORMANT)
+//!    ^                 |  \_______________/  |
+//!    |                 |   a fork is going on|
+//!    '-----------------+---------------------'  nothing can be kept here: said once
+//! ```
+//!
+//! Which bytes can become resident without another word to us? Those of writable private mappings (`data` of `/proc/self/statm`, filled
+//! or not), what has been written and may not be written any more (part of the resident), and the first thread's stack, up to its limit.
+//! So a look takes the larger one of data and resident memory ([`Reach`]), and while that is below half of what the usual stack leaves of
+//! the budget ([`threshold`]), the sum cannot pass the budget. It grows by functions that are interposed (`mmap`, `malloc`, `mprotect`,
+//! `mremap`, `brk`, `pthread_create`): whoever is given as much as was left at the last look looks again ([`super::budget::charge`]), *before* it
+//! gets the memory into its hands, and if the threshold is passed it starts the engine and waits for it. So there is nothing that has to be
+//! watched meanwhile. What grows without any of them (system call instructions of the program's own, a library with much static
+//! memory that is loaded later) is seen at the next look.
+//!
+//! The calling thread may be in the middle of anything, so it does little: it reserves address space and starts the engine's first
+//! thread, which does the rest in a descriptor table of its own ([`super::threads::monitor`]). No locks, no allocation, no function of libc
+//! that sets `errno` or may be cancelled.
+//!
+//! Forks and the start exclude each other: a fork counts itself and waits for a start that is under way, which depends on nothing that
+//! the forking thread has; whoever would start finds the count, and waits until the fork is done, for a while.
+
+use crate::PAGE_SIZE;
+use crate::conf::{Conf, SwapSpec};
+use crate::mem::arena::Arena;
+use crate::mem::heap::Heap;
+use crate::probe::is_misc_device;
+use crate::run::budget::Budget;
+use crate::run::budget::charge::{ANY, Charges};
+use crate::run::images::own_images;
+use crate::run::state::{Engine, arena_sizes, engine, forget_engine};
+use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::uffd_device;
+use crate::stat::{Stat, StatPage};
+use crate::sys::futex;
+use crate::sys::proc::{Reach, reach};
+use crate::sys::raw::ErrnoText;
+use crate::sys::thread::{block_signals, restore_signals};
+use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fs::{Mode, OFlags, open};
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
+use std::time::{Duration, Instant};
+
+const OFF: u32 = 0;
+const DORMANT: u32 = 1;
+const STARTING: u32 = 2;
+const STARTED: u32 = 3;
+
+static STAGE: AtomicU32 = AtomicU32::new(OFF);
+/// Forks that are going on.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// The process that is dormant. A child that shares its memory (`vfork`) is another one.
+static HOME: AtomicU32 = AtomicU32::new(0);
+static PLAN: OnceLock<Plan> = OnceLock::new();
+/// Bytes that were given up to the last look, for a process that cannot look.
+static GIVEN: AtomicU64 = AtomicU64::new(0);
+/// The program has asked for memory that its children have without content.
+static WIPES: AtomicBool = AtomicBool::new(false);
+/// Its memory is to be left alone.
+static ALONE: AtomicBool = AtomicBool::new(false);
+
+/// What program threads were given. The engine goes on with it.
+pub static CHARGES: Charges = Charges::new();
+
+/// How long a thread waits at most for a start or a fork: what those wait for may be in its hands. It is late then, not wrong.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A first thread's stack, usually.
+const STACK: u64 = 8 << 20;
+
+/// What the engine will be started with.
+pub struct Plan {
+    /// As given.
+    pub conf: Conf,
+    /// The library's global allocator.
+    pub heap: &'static Heap,
+    /// Address ranges that the engine's code uses.
+    pub exclude: Vec<(usize, usize)>,
+    /// Number of the inherited `/dev/userfaultfd`, or -1.
+    uffd: i32,
+    /// The statistics page that the launcher made for this process, or null.
+    stat: AtomicPtr<Stat>,
+    /// Reserved at the first start; children start in their copy.
+    arena: OnceLock<Arena>,
+    heap_given: AtomicBool,
+    /// This process was forked by the one that was started.
+    is_child: AtomicBool,
+}
+
+impl Plan {
+    /// The statistics page that the launcher made for this process.
+    pub fn stat(&self) -> Option<&'static Stat> {
+        // SAFETY: null, or a page that is mapped for good.
+        unsafe { self.stat.load(SeqCst).as_ref() }
+    }
+}
+
+impl Plan {
+    /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what they were. On the
+    /// engine's first thread.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        // SAFETY: only asked what it is; if it is not open, the answer is no.
+        let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
+        let page = self.stat().and_then(|_| StatPage::still_there());
+        [self.uffd].into_iter().filter(is_device).chain(page).collect()
+    }
+
+    /// The `/dev/userfaultfd` among [`Plan::descriptors`], or -1.
+    pub(crate) fn uffd(&self) -> RawFd {
+        self.uffd
+    }
+
+    /// Gives the engine's heap its memory, once. On the engine's first thread.
+    pub(crate) fn give_heap(&self) -> Result<(), String> {
+        let heap = arena(self)?.heap;
+        if !self.heap_given.swap(true, SeqCst) {
+            // SAFETY: fresh memory of the arena, handed over once.
+            unsafe { self.heap.give(heap) };
+        }
+        Ok(())
+    }
+
+    /// The swap devices. A file with a name is the one process's that was started with it.
+    pub(crate) fn swap(&self) -> Vec<SwapSpec> {
+        let mut specs = self.conf.swap.clone();
+        if self.is_child.load(SeqCst) {
+            specs.iter_mut().for_each(SwapSpec::beside);
+        }
+        specs
+    }
+}
+
+/// The program's whole reach, in bytes, from which on there is an engine.
+pub fn threshold(ram: u64) -> u64 {
+    ram.saturating_sub(STACK) / 2
+}
+
+/// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on the only
+/// thread; `heap` is the library's global allocator.
+pub fn sleep(conf: Conf, heap: &'static Heap) {
+    let stat = StatPage::of_launcher();
+    if let Some(stat) = stat {
+        StatPage::begin(stat, conf.ram);
+    }
+    let plan = Plan {
+        exclude: own_images(),
+        uffd: uffd_device::passed_on(),
+        stat: AtomicPtr::new(stat.map_or(std::ptr::null_mut(), |stat| std::ptr::from_ref(stat).cast_mut())),
+        arena: OnceLock::new(),
+        heap_given: AtomicBool::new(false),
+        is_child: AtomicBool::new(false),
+        conf,
+        heap,
+    };
+    if PLAN.set(plan).is_ok() {
+        HOME.store(std::process::id(), SeqCst);
+        STAGE.store(DORMANT, SeqCst);
+        look(0);
+    }
+}
+
+/// The plan of a process that is dormant, and this one.
+fn dormant() -> Option<&'static Plan> {
+    (STAGE.load(SeqCst) == DORMANT && is_home()).then(|| PLAN.get()).flatten()
+}
+
+fn is_home() -> bool {
+    HOME.load(SeqCst) == std::process::id()
+}
+
+/// The program was given `bytes` that it may fill. Returns when it cannot pass its budget with them unseen. Called on a program thread,
+/// while there is no engine.
+pub fn handed_out(bytes: usize) {
+    match STAGE.load(Relaxed) {
+        DORMANT | STARTING if CHARGES.charge(bytes.max(PAGE_SIZE) as u64) && is_home() => look(0),
+        _ => {}
+    }
+}
+
+/// The program's reach has grown by what nobody can count: looks, whatever was counted. As [`handed_out`].
+pub fn grown() {
+    if STAGE.load(Relaxed) == DORMANT && is_home() {
+        look(0);
+    }
+}
+
+/// `bytes` are about to be filled in one call: the engine that has to be there by then, if any.
+pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
+    if STAGE.load(Relaxed) == DORMANT && is_home() {
+        look(bytes as u64);
+    }
+    engine()
+}
+
+/// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
+fn look(more: u64) {
+    let Some(plan) = dormant() else { return wait_for_start() };
+    let given = GIVEN.fetch_add(CHARGES.look(), SeqCst);
+    let reach = here(given);
+    if let Some(stat) = plan.stat() {
+        publish(stat, reach);
+    }
+    let (reach, most) = (reach.bytes().saturating_add(more), threshold(plan.conf.ram));
+    if reach > most {
+        wake(plan, true);
+    } else {
+        // Not less than a part: very near to it, one would look at each piece.
+        CHARGES.allow((most - reach).max(most / 16));
+    }
+}
+
+/// What the program has and may have; `given`: for want of anything better.
+fn here(given: u64) -> Reach {
+    let seen = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
+    let mut reach = seen.unwrap_or(Reach { resident: 0, data: given });
+    // Grown without a call. What is usual is allowed for in the threshold.
+    let stack = rustix::process::getrlimit(rustix::process::Resource::Stack).current.unwrap_or(u64::MAX);
+    reach.data = reach.data.saturating_add(stack.saturating_sub(STACK));
+    reach
+}
+
+fn publish(stat: &Stat, reach: Reach) {
+    stat.rss_anon_bytes.store(reach.resident, Relaxed);
+    stat.rss_anon_peak_bytes.fetch_max(reach.resident, Relaxed);
+}
+
+/// A last look, for who reads the statistics of a program that has ended. By the library's finaliser.
+pub fn end() {
+    if let Some(stat) = dormant().and_then(Plan::stat) {
+        publish(stat, here(0));
+    }
+}
+
+/// Starts the engine, and waits for it if that is wanted.
+fn wake(plan: &'static Plan, and_wait: bool) {
+    let since = Instant::now();
+    loop {
+        // A handler that interrupts the start would wait for it.
+        let mask = block_signals();
+        let mine = STAGE.compare_exchange(DORMANT, STARTING, SeqCst, SeqCst).is_ok();
+        let forks = if mine { FORKS.load(SeqCst) } else { 0 };
+        if mine && forks == 0 {
+            if let Err(why) = begin(plan) {
+                failed(&why);
+            }
+        } else if mine {
+            enter(DORMANT);
+        }
+        restore_signals(mask);
+        let left = PATIENCE.saturating_sub(since.elapsed());
+        if forks == 0 || left.is_zero() {
+            break;
+        }
+        futex::wait(&FORKS, forks, Some(left.as_nanos() as u64));
+    }
+    if and_wait {
+        wait_for_start();
+    }
+}
+
+/// Starts the engine's first thread.
+fn begin(plan: &'static Plan) -> Result<(), String> {
+    let arena = match plan.arena.get() {
+        Some(arena) => *arena,
+        None => {
+            let sizes = arena_sizes(plan.conf.ram);
+            let arena = Arena::reserve(sizes).map_err(|e| {
+                let why = ErrnoText::from(e);
+                format!("cannot reserve address space for the engine: {why}; is there a limit (ulimit -v)?")
+            })?;
+            *plan.arena.get_or_init(|| arena)
+        }
+    };
+    crate::run::state::spawn_first(plan, &arena)
+        .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))
+}
+
+/// On the engine's first thread: where it is to live.
+pub(crate) fn arena(plan: &Plan) -> Result<Arena, String> {
+    plan.arena.get().copied().ok_or_else(|| "the engine was started without its address space".into())
+}
+
+/// There is an engine, and it has looked.
+pub(crate) fn ready() {
+    enter(STARTED);
+}
+
+/// There will be none.
+pub(crate) fn failed(why: &str) {
+    warn_once_in_tree(Kind::NoEngine, &format!("{why}; this process goes on without a budget"));
+    CHARGES.allow(ANY);
+    enter(OFF);
+}
+
+fn enter(stage: u32) {
+    STAGE.store(stage, SeqCst);
+    futex::wake_all(&STAGE);
+}
+
+/// Returns when no start is under way, or after a while.
+fn wait_for_start() {
+    let since = Instant::now();
+    while STAGE.load(SeqCst) == STARTING {
+        let left = PATIENCE.saturating_sub(since.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        futex::wait(&STAGE, STARTING, Some(left.as_nanos() as u64));
+    }
+}
+
+/// The program has asked for memory that its children have without content.
+pub fn wipes() {
+    WIPES.store(true, SeqCst);
+    if let Some(engine) = engine() {
+        engine.wipes.store(true, SeqCst);
+    }
+}
+
+/// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.
+pub fn leave_alone() {
+    match engine() {
+        Some(engine) => engine.leave_alone(),
+        None if is_home() => ALONE.store(true, SeqCst),
+        None => {}
+    }
+    // It may have begun meanwhile.
+    if let Some(engine) = engine().filter(|_| ALONE.load(SeqCst)) {
+        engine.leave_alone();
+    }
+}
+
+/// On the engine's first thread, once program threads can see the engine: it learns what they have told before.
+pub(crate) fn hand_over(e: &Engine) {
+    THREADS.iter().map(|place| place.load(SeqCst)).filter(|block| *block != 0).for_each(|block| e.pin_thread(block));
+    e.wipes.fetch_or(WIPES.load(SeqCst), SeqCst);
+    e.alone.fetch_or(ALONE.load(SeqCst), SeqCst);
+}
+
+/// Before a fork: the engine, if there is one. Without, there is none until [`fork_parent`] or [`fork_child`].
+pub(crate) fn fork_prepare() -> Option<&'static Engine> {
+    FORKS.fetch_add(1, SeqCst);
+    loop {
+        match STAGE.load(SeqCst) {
+            STARTING => futex::wait(&STAGE, STARTING, None),
+            STARTED => {
+                fork_parent();
+                return engine();
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// The fork is done, or has failed.
+pub(crate) fn fork_parent() {
+    // None where a signal handler's fork in between has reset it in a child.
+    let _ = FORKS.fetch_update(SeqCst, SeqCst, |forks| forks.checked_sub(1));
+    futex::wake_all(&FORKS);
+}
+
+/// In a child with memory of its own, made while there was no engine: it is as far from the budget as its parent. Also for one that was
+/// not announced.
+pub fn fork_child() {
+    FORKS.store(0, SeqCst);
+    match STAGE.load(SeqCst) {
+        DORMANT => HOME.store(std::process::id(), SeqCst),
+        STARTING => enter(OFF), // half a start, and nobody to end it
+        _ => {}
+    }
+    StatPage::forget();
+    if let Some(plan) = PLAN.get() {
+        plan.stat.store(std::ptr::null_mut(), SeqCst);
+        plan.is_child.store(true, SeqCst);
+    }
+}
+
+/// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so unseen.
+pub(crate) fn fork_child_of(e: &Engine) {
+    let hopeless = e.hopeless.load(SeqCst);
+    forget_engine();
+    STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
+    fork_child();
+    let Some(plan) = dormant() else { return };
+    let reach = here(GIVEN.load(SeqCst)).bytes();
+    let near = Budget::new(plan.conf.ram.div_ceil(PAGE_SIZE as u64)).activation() as u64 * PAGE_SIZE as u64;
+    if reach > near {
+        wake(plan, false);
+    } else {
+        CHARGES.look();
+        CHARGES.allow((near - reach).max(threshold(plan.conf.ram) / 16));
+    }
+}
+
+/// Control blocks that are remembered, a power of two.
+const BLOCKS: usize = 1024;
+
+/// Control blocks of threads that were started without an engine, also of those that have ended: libc keeps their stacks, and touches
+/// them in a forked child. A set, with the place by the address.
+static THREADS: [AtomicUsize; BLOCKS] = [const { AtomicUsize::new(0) }; BLOCKS];
+
+/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On a program
+/// thread.
+pub(crate) fn thread_started(block: usize, stack: usize) {
+    let hash = (block as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    for i in 0..BLOCKS {
+        let place = &THREADS[(hash as usize + i) % BLOCKS];
+        match place.compare_exchange(0, block, SeqCst, SeqCst) {
+            Err(other) if other != block => {}
+            _ => return handed_out(stack),
+        }
+    }
+    // More than can be remembered.
+    if let Some(plan) = dormant() {
+        wake(plan, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What can be reached unseen stays below the budget: data, what is resident beside it, the usual stack.
+    #[test]
+    fn nothing_below_the_threshold_can_pass_the_budget() {
+        for ram in [16 * MIB, 24 * MIB, 64 * MIB, 1 << 30, 1 << 40] {
+            let most = threshold(ram);
+            assert!(2 * most + STACK <= ram && most >= ram / 4, "{ram}: {most}");
+            // And the engine is there before it has to act.
+            let activation = Budget::new(ram / PAGE_SIZE as u64).activation() as u64 * PAGE_SIZE as u64;
+            assert!(most <= activation, "{ram}: {most}, {activation}");
+        }
+    }
+
+    #[test]
+    fn the_reach_of_this_process_has_what_it_maps() {
+        let before = here(0);
+        let len = 64 * MIB as usize;
+        let (prot, flags) = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::PRIVATE);
+        // SAFETY: new memory, unmapped again below.
+        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }.unwrap();
+        let after = here(0);
+        // Other tests map and unmap, too.
+        assert!(after.data > before.data + 32 * MIB && after.bytes() >= after.data, "{before:?} {after:?}");
+        // SAFETY: mapped above, used by nobody.
+        unsafe { rustix::mm::munmap(at, len) }.unwrap();
+    }
+
+    #[test]
+    fn a_block_is_remembered_once() {
+        let block = 0x7f00_1234_5000;
+        (0..3).for_each(|_| thread_started(block, 0));
+        assert_eq!(THREADS.iter().filter(|place| place.load(SeqCst) == block).count(), 1);
+    }
+}
