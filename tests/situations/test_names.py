@@ -33,7 +33,7 @@ BY_NAME = {
 # (`own::on_engine_threads`, or in itself) ...
 EXPORTED = "close close_range closefrom fcntl fcntl64 ioctl madvise mmap mmap64 open open64 openat openat64 syscall"
 # ... and those that only the command and the library of regions call, or the standard library for a thread of libc's.
-FOR_THE_PROGRAM = """_Fork __register_atfork calloc clone execve execvp fork malloc posix_memalign posix_spawnp pthread_create
+FOR_THE_PROGRAM = """_Fork __register_atfork calloc clone execve execvp fork malloc mprotect posix_memalign posix_spawnp pthread_create
     ptrace realloc"""
 
 SWAPS = ("40", "2", "1")
