@@ -18,29 +18,32 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::atomic::Ordering::SeqCst;
 
 unsafe extern "C" {
-    /// libc's list of open streams (exported since glibc 2.2.5).
+    /// libc's list of open streams (this and the two functions: exported since glibc 2.2.5).
     static _IO_list_all: *const u8;
+    /// Takes the lock of that list, which libc's fork does, too, a moment later. The same thread may take it again.
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
 }
 
 /// In a child, before any handler runs, libc resets the lock of every open stream. The streams are in the program's
-/// heap: touched here, they are in memory when the process is copied.
+/// heap: touched here, they are in memory when the process is copied. One that is opened later has just been written.
 fn touch_streams() {
     const CHAIN: usize = 104;
     const LOCK: usize = 136;
-    // SAFETY: walking libc's own list as libc does, reading the public, stable layout of FILE. A stream closed by
-    // another thread in this moment may leave the list; its memory stays mapped by malloc.
+    // SAFETY: libc's own list, walked as libc does, under its lock: nobody closes a stream and frees its memory meanwhile.
+    // Offsets of the public, stable layout of FILE.
     unsafe {
+        _IO_list_lock();
         let mut stream = std::ptr::addr_of!(_IO_list_all).read();
-        let mut n = 0;
-        while !stream.is_null() && n < 100_000 {
+        while !stream.is_null() {
             stream.read_volatile();
             let lock = stream.add(LOCK).cast::<*const u8>().read_volatile();
             if !lock.is_null() {
                 lock.read_volatile();
             }
             stream = stream.add(CHAIN).cast::<*const u8>().read_volatile();
-            n += 1;
         }
+        _IO_list_unlock();
     }
 }
 
