@@ -75,6 +75,7 @@ impl Report {
         line("fork events", shown(&probe.fork_events));
         line("UFFDIO_MOVE", shown(&probe.move_page));
         line("PAGEMAP_SCAN", shown(&probe.pagemap_scan));
+        line("descriptors for children", self.forks());
         line("io_uring (optional)", shown(&probe.io_uring));
         line("waking an idle CPU", self.wake_up());
         for (name, value) in &self.settings {
@@ -113,6 +114,14 @@ impl Report {
         text
     }
 
+    fn forks(&self) -> String {
+        match (self.probe.forks(), &self.probe.fork_fetched) {
+            (Ok(()), Ok(())) => "yes".into(),
+            (Ok(()), Err(why)) => format!("yes, over a socket (pidfd_getfd: {why})"),
+            (Err(why), _) => format!("no: {why}"),
+        }
+    }
+
     fn wake_up(&self) -> String {
         let us = |time: Duration| format!("{:.1} us", time.as_nanos() as f64 / 1000.0);
         let Some(plain) = self.wake_up.plain else { return "not measured: one CPU".into() };
@@ -140,6 +149,12 @@ impl Report {
         }
         if let Err(refusal) = self.probe.verdict() {
             out.push_str(&format!("{refusal}\n"));
+        }
+        if self.probe.forks().is_err() {
+            out.push_str(
+                "  help: a program whose memory is managed cannot fork here: allow pidfd_getfd, or sockets of AF_UNIX, in the \
+                 sandbox's seccomp profile\n",
+            );
         }
         if let Err(failure) = &self.library {
             let lines =
@@ -189,6 +204,8 @@ impl Report {
         check("uffdio_move", Some(&probe.move_page));
         check("pagemap_scan", Some(&probe.pagemap_scan));
         check("io_uring", Some(&probe.io_uring));
+        check("fork_pidfd_getfd", Some(&probe.fork_fetched));
+        check("fork_socket", Some(&probe.fork_sent));
         object.put_object("checks", checks);
         let ns = |time: Option<Duration>| time.map(|t| t.as_nanos() as u64);
         object.put("wake_up_ns", ns(self.wake_up.plain));

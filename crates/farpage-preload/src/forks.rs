@@ -1,6 +1,9 @@
 //! Forks that go round libc's `fork()`, so that its handlers do not run: `_Fork`, `clone` without shared memory, and the
 //! system calls made through `syscall`. Their children are to see the right bytes too, so the handlers are called here.
 //!
+//! And `fork()`, with what libc calls it for (`daemon`, `forkpty`): a handler cannot refuse it, so what the child will need is had
+//! before ([`fork::reserve`]). Without that it fails with EAGAIN, as when the kernel has no room for another process.
+//!
 //! And libc's handlers themselves: the engine's have to be the first ([`__register_atfork`]).
 //!
 //! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing is
@@ -11,6 +14,7 @@ use crate::descriptors;
 use crate::execs;
 use crate::interpose::{self, found, next, no_such_function};
 use crate::pagemaps;
+use farpage::PAGE_SIZE;
 use farpage::run::dormant;
 use farpage::run::fork;
 use farpage::run::preload::follow_forks;
@@ -22,12 +26,18 @@ use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
+static REAL_LIBC_FORK: AtomicUsize = AtomicUsize::new(0);
+static REAL_DAEMON: AtomicUsize = AtomicUsize::new(0);
+static REAL_FORKPTY: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
 static REAL_REGISTER: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks the functions up. By the initialiser: later, a signal handler may ask.
 pub fn find() {
     REAL_FORK.store(next(c"_Fork"), Relaxed);
+    REAL_LIBC_FORK.store(next(c"fork"), Relaxed);
+    REAL_DAEMON.store(next(c"daemon"), Relaxed);
+    REAL_FORKPTY.store(next(c"forkpty"), Relaxed);
     REAL_CLONE.store(next(c"clone"), Relaxed);
     REAL_REGISTER.store(next(c"__register_atfork"), Relaxed);
 }
@@ -67,9 +77,12 @@ pub fn answer(result: Result<usize, raw::Errno>) -> c_long {
 /// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the kernel or
 /// the child's thread-local storage is, which must be there before the child's engine is.
 fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+    fork::reserve()?;
     let forker = thread_pointer();
     fork::prepare();
-    places.iter().filter(|at| **at != 0).for_each(|at| fork::touch(*at));
+    for at in places.iter().filter(|at| **at != 0) {
+        fork::touch(*at);
+    }
     let result = copy();
     if result == Ok(0) {
         fork::child_of(forker);
@@ -172,12 +185,82 @@ fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errn
 
 /// Copies `len` bytes of this process; false where they are not memory.
 fn read_own(from: usize, to: usize, len: usize) -> bool {
-    let (here, there) = ([to, len], [from, len]);
-    let (here, there) = (here.as_ptr() as usize, there.as_ptr() as usize);
-    // SAFETY: writes `len` bytes at `to`, which the caller owns.
-    let read =
-        unsafe { raw::syscall(libc::SYS_process_vm_readv as u32, [std::process::id() as usize, here, 1, there, 1, 0]) };
-    read == Ok(len)
+    let Some(end) = from.checked_add(len) else { return false };
+    let pages = (from & !(PAGE_SIZE - 1)..end).step_by(PAGE_SIZE);
+    if !pages.fold(true, |all, page| all & fork::touch(page)) {
+        return false;
+    }
+    // SAFETY: all of it could be read a moment ago; `to` is the caller's own.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+    true
+}
+
+/// Calls what forks by libc's `fork()`, with what the child will need.
+fn reserved(fork: impl FnOnce() -> c_int) -> c_int {
+    if !followed(0) {
+        return fork();
+    }
+    if let Err(error) = fork::reserve() {
+        return answer(Err(error)) as c_int;
+    }
+    let result = fork();
+    fork::release();
+    result
+}
+
+/// As libc's; see the module header.
+#[unsafe(no_mangle)]
+pub extern "C" fn fork() -> libc::pid_t {
+    let real = found(&REAL_LIBC_FORK, c"fork");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
+    reserved(|| real())
+}
+
+/// As libc's: its other name for it.
+#[unsafe(no_mangle)]
+pub extern "C" fn __fork() -> libc::pid_t {
+    fork()
+}
+
+/// As libc's; see the module header.
+#[unsafe(no_mangle)]
+pub extern "C" fn daemon(stay: c_int, keep: c_int) -> c_int {
+    let real = found(&REAL_DAEMON, c"daemon");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: extern "C" fn(c_int, c_int) -> c_int = unsafe { std::mem::transmute(real) };
+    reserved(|| real(stay, keep))
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forkpty(
+    controller: *mut c_int,
+    name: *mut c_char,
+    settings: *const libc::termios,
+    size: *const libc::winsize,
+) -> libc::pid_t {
+    let real = found(&REAL_FORKPTY, c"forkpty");
+    if real == 0 {
+        no_such_function();
+        return -1;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*mut c_int, *mut c_char, *const libc::termios, *const libc::winsize) -> libc::pid_t =
+        unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    reserved(|| unsafe { real(controller, name, settings, size) })
 }
 
 /// As libc's; see the module header.

@@ -7,6 +7,7 @@
 //! the device itself, the system call. A *user-mode-only* userfaultfd needs no privilege but makes `read(2)` into
 //! swapped-out memory fail with EFAULT, so it is reported and not used.
 
+use crate::sys::pass::ways;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -82,6 +83,10 @@ pub struct Probe {
     pub pagemap_scan: Outcome,
     /// An io_uring could be set up. The engine does without where it cannot.
     pub io_uring: Outcome,
+    /// A descriptor could be fetched from another table (`pidfd_getfd`), as for each child.
+    pub fork_fetched: Outcome,
+    /// It could be sent over a connection of the process with itself, which does as well.
+    pub fork_sent: Outcome,
 }
 
 /// Why `farpage run` does not work here: one sentence, what was tried, and how to allow it.
@@ -119,6 +124,7 @@ impl Probe {
         let syscall = tries::new_from_syscall(UserfaultfdFlags::empty());
         let user_only = tries::new_from_syscall(UserfaultfdFlags::from_bits_retain(raw::UFFD_USER_MODE_ONLY));
         let outcome = |r: &Result<OwnedFd, Errno>| r.as_ref().map(|_| ()).map_err(|e| Reason::from(*e));
+        let ways = ways();
         let mut probe = Probe {
             release: uname.release().to_string_lossy().into_owned(),
             inherited: inherited.as_ref().map(outcome),
@@ -130,6 +136,8 @@ impl Probe {
             move_page: Err(Reason::Text("not tried: no userfaultfd")),
             pagemap_scan: tries::pagemap_scan(),
             io_uring: tries::io_uring(),
+            fork_fetched: ways.fetched.map_err(Reason::from),
+            fork_sent: ways.sent.map_err(Reason::from),
         };
         let any = inherited.and_then(Result::ok).or(device.ok()).or(syscall.ok()).or(user_only.ok());
         if let Some(fd) = any {
@@ -173,6 +181,17 @@ impl Probe {
             }
         }
         Ok(())
+    }
+
+    /// Whether a program can fork when its memory is managed.
+    ///
+    /// # Errors
+    /// What was tried, and why it does not work.
+    pub fn forks(&self) -> Result<(), String> {
+        match (&self.fork_fetched, &self.fork_sent) {
+            (Ok(()), _) | (_, Ok(())) => Ok(()),
+            (Err(fetched), Err(sent)) => Err(format!("pidfd_getfd: {fetched}; a local socket: {sent}")),
+        }
     }
 
     fn kernel_verdict(&self) -> Result<(), Refusal> {
@@ -340,6 +359,8 @@ mod tests {
             move_page: Ok(()),
             pagemap_scan: Ok(()),
             io_uring: Ok(()),
+            fork_fetched: Ok(()),
+            fork_sent: Ok(()),
         }
     }
 

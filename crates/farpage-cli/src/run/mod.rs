@@ -63,6 +63,11 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     };
     let probe = Probe::take(device.as_ref().map(Device::fd));
     probe.verdict().map_err(Failure::from).or_else(forgivable)?;
+    if let Err(why) = probe.forks()
+        && !args.quiet
+    {
+        say(format_args!("farpage: a program whose memory is managed cannot fork here: {why}; see farpage doctor"));
+    }
     check_limits(conf.ram).or_else(forgivable)?;
     let name = args.program.first().cloned().unwrap_or_default();
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;

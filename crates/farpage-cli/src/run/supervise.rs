@@ -136,7 +136,7 @@ fn exec_child(image: &Image, page: &File) -> io::Error {
 }
 
 fn stat_page() -> io::Result<File> {
-    let fd = stat::new_memfd().ok_or_else(io::Error::last_os_error)?;
+    let fd = stat::new_memfd()?;
     Ok(File::from(keep_across_exec(fd.as_fd())?))
 }
 

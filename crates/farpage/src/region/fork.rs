@@ -27,11 +27,11 @@ use crate::PAGE_SIZE;
 use crate::sys::fd::Fd;
 use crate::sys::futex;
 use crate::sys::pagemap;
+use crate::sys::pass::{listening, send_to, take_from};
 use crate::sys::raw::{gettid, message};
 use crate::sys::thread::{ForkLock, fetch_fd};
 use crate::sys::uffd::Uffd;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -141,12 +141,6 @@ impl Inner {
     }
 }
 
-/// As [`Inner::copy_here`], of a directory of which only the path is open.
-fn open_directory(thread: u32, fd: RawFd) -> Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/task/{thread}/fd/{fd}");
-    open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-}
-
 /// One fork at a time; guards [`FAMILY`] and [`ERRAND`].
 static FORKS: ForkLock = ForkLock::new();
 /// The pagers that children inherit.
@@ -185,16 +179,18 @@ impl Inner {
         fds
     }
 
-    /// A copy of a descriptor of the pager's table in the caller's. `how` to open it where that is done by its path.
-    fn copy_here(&self, fd: RawFd, how: OFlags) -> Option<OwnedFd> {
-        let keeper = self.table.keeper();
-        let by_path = || {
-            let path = format!("/proc/self/task/{keeper}/fd/{fd}");
-            open(path.as_str(), how | OFlags::CLOEXEC, Mode::empty())
+    /// A copy of a descriptor of the pager's table in the caller's.
+    fn copy_here(&self, fd: RawFd) -> Option<OwnedFd> {
+        let over_a_socket = || {
+            let (socket, address) = listening()?;
+            let send = move || {
+                // SAFETY: the caller knows it to be open in the pager's table.
+                send_to(&address, unsafe { BorrowedFd::borrow_raw(fd) })
+            };
+            self.table.run(send).unwrap_or(Err(Errno::SRCH))?;
+            take_from(&socket)
         };
-        // SAFETY: just made, and nobody else's.
-        let fetched = fetch_fd(keeper, fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        fetched.or_else(|_| by_path()).or_else(|_| open_directory(keeper, fd)).ok()
+        fetch_fd(self.table.keeper(), fd).or_else(|_| over_a_socket()).ok()
     }
 
     /// A new pipe between the pager's table and a child. Without one nobody knows when the child is gone: its slots are
@@ -202,7 +198,7 @@ impl Inner {
     fn lease(&self) -> Option<Lease> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
         let (read, write) = self.table.run(pipe)??;
-        let here = self.copy_here(write.as_raw_fd(), OFlags::WRONLY);
+        let here = self.copy_here(write.as_raw_fd());
         let (read, write) = (read.into_raw_fd(), write.into_raw_fd());
         self.table.close(write);
         if here.is_none() {
@@ -247,7 +243,7 @@ extern "C" fn prepare() {
         e.workers.close();
         let lease = if e.swap.fds().is_empty() { None } else { e.lease() };
         let missing = e.descriptors_for_children().into_iter().filter(|fd| !e.table.is_copied(*fd));
-        let fetched = missing.filter_map(|fd| Some((fd, e.copy_here(fd, OFlags::RDWR)?))).collect();
+        let fetched = missing.filter_map(|fd| Some((fd, e.copy_here(fd)?))).collect();
         Held { owner, lease, fetched }
     };
     let pagers = owners.into_iter().map(hold).collect();

@@ -111,7 +111,7 @@ impl Drop for PagerStat {
 
 /// Maps an empty page; `at` is the mapping to replace, with [`MapFlags::FIXED`].
 fn map(at: *mut c_void, flags: MapFlags) -> Result<(NonNull<Stat>, Option<Descriptor>), Errno> {
-    if let Some(fd) = new_memfd() {
+    if let Ok(fd) = new_memfd() {
         // SAFETY: a new mapping at an address of the kernel's choice, or in place of one of this module's with the same
         // size: atomics only, so other content is no surprise to anybody.
         if let Ok(at) = unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) } {

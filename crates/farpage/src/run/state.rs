@@ -44,6 +44,7 @@ use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Locks a mutex; a panic elsewhere does not matter, because a panic ends the process.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -286,7 +287,7 @@ impl Engine {
         let name = crate::stat::THREAD_NAME.as_bytes();
         self.fork.settle_here();
         let tid = self
-            .spawn(0, crate::run::threads::monitor::main, name, false)
+            .spawn_patiently(0, crate::run::threads::monitor::main, name, false)
             .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
         // Known before anybody can fork: a fork fetches descriptors from this thread's table.
         self.fork.set_monitor(tid);
@@ -310,6 +311,30 @@ impl Engine {
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
         unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }
+    }
+
+    /// The same in a forked child: room for its threads was made before ([`crate::run::fork::reserve`]), but others may be quicker, so a
+    /// limit that is reached is waited for.
+    ///
+    /// # Errors
+    /// As [`Engine::spawn`].
+    pub fn spawn_patiently(
+        &'static self,
+        index: usize,
+        entry: extern "C" fn(usize) -> !,
+        name: &'static [u8],
+        share_files: bool,
+    ) -> Result<u32, rustix::io::Errno> {
+        let patience = if self.fork.is_restart() { Duration::from_secs(10) } else { Duration::ZERO };
+        let since = Instant::now();
+        loop {
+            match self.spawn(index, entry, name, share_files) {
+                Err(rustix::io::Errno::AGAIN) if since.elapsed() < patience => {
+                    futex::wait(&self.wakeups.never, 0, Some(1_000_000));
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Wakes the pager from its sleep.

@@ -14,7 +14,7 @@ use crate::stat::Stat;
 use crate::swap::io::BATCH_MAX;
 use crate::swap::{Entry, Page, StoreError};
 use crate::sys::futex;
-use crate::sys::thread::settle;
+use crate::sys::thread::{exit_thread, settle};
 use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -34,7 +34,10 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     loop {
         let seen = e.wakeups.writer.load(Acquire);
-        e.fork.pass_gate();
+        e.fork.pass_gate(|| {});
+        if !e.is_active() {
+            exit_thread(); // the pager could not be started
+        }
         e.fork.writer_gate.lock();
         let mut worked = e.free_dead(DEAD) > 0;
         if wanted(e) {

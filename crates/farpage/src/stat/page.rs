@@ -7,7 +7,9 @@
 //! Called by the initialiser, by the engine at its start, and after forks. No lock: one thread does this.
 
 use super::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
-use rustix::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use crate::sys::raw::Errno;
+use crate::sys::thread::without_signal;
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct StatPage;
 
-/// Descriptor of the memfd: in the engine's table and, until [`StatPage::close_descriptor`], in the program's.
+/// Descriptor of the memfd, in the engine's table.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// The descriptor came from the launcher and stays open in the program's table, for a program that execs itself.
 static FROM_LAUNCHER: AtomicBool = AtomicBool::new(false);
@@ -53,7 +55,7 @@ impl StatPage {
     /// The page of the engine that begins here: the one `given`, else a new one. On its first thread.
     pub fn of_engine(given: Option<&'static Stat>) -> &'static Stat {
         let new = || {
-            let fd = new_memfd()?;
+            let fd = new_memfd().ok()?;
             let stat = map(fd.as_fd());
             complete(&fd);
             DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
@@ -84,7 +86,7 @@ impl StatPage {
         StatPage::forget();
         let flags = MapFlags::FIXED;
         match new_memfd() {
-            Some(fd) => {
+            Ok(fd) => {
                 // SAFETY: replaces the mapping of the same size that holds the parent's page; atomics only, so other
                 // content is no surprise to anybody.
                 if unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) }.is_ok() {
@@ -92,7 +94,7 @@ impl StatPage {
                     DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
                 }
             }
-            None => {
+            Err(_) => {
                 // SAFETY: as above.
                 let _ = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::PRIVATE) };
             }
@@ -103,14 +105,6 @@ impl StatPage {
     /// The memfd's number, which the engine's table keeps.
     pub fn descriptor() -> Option<RawFd> {
         Some(DESCRIPTOR.load(Relaxed)).filter(|fd| *fd >= 0)
-    }
-
-    /// Closes the memfd in the program's table, once the engine has a table of its own.
-    pub fn close_descriptor() {
-        if let Some(fd) = StatPage::descriptor().filter(|_| !FROM_LAUNCHER.load(Relaxed)) {
-            // SAFETY: made by this module; in the program's table nobody else knows it.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
     }
 }
 
@@ -134,13 +128,17 @@ pub const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 /// A page keeps its size.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// A new page, all zero, whose size is sealed; `None`: the kernel gives none.
-pub fn new_memfd() -> Option<OwnedFd> {
+/// A new page, all zero, whose size is sealed.
+///
+/// # Errors
+/// `FBIG`: the limit on the size of files is lower. Else the kernel gives none.
+pub fn new_memfd() -> Result<OwnedFd, Errno> {
     // NOEXEC_SEAL implies that it can be sealed.
-    let fd = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL).ok()?;
-    rustix::fs::ftruncate(&fd, STAT_BYTES as u64).ok()?;
-    fcntl_add_seals(&fd, SIZE_SEALS).ok()?;
-    Some(fd)
+    let fd = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
+    // A limit on the size of files is for these, too: then there is none, but it must not end the process.
+    without_signal(libc::SIGXFSZ, || rustix::fs::ftruncate(&fd, STAT_BYTES as u64))?;
+    fcntl_add_seals(&fd, SIZE_SEALS)?;
+    Ok(fd)
 }
 
 /// The page has all mappings that are to write it: nobody else can, and nobody can seal it further.
@@ -159,7 +157,6 @@ fn is_page(fd: BorrowedFd<'_>) -> bool {
 mod tests {
     use super::*;
     use rustix::fs::ftruncate;
-    use rustix::io::Errno;
 
     #[test]
     fn a_page_cannot_be_shortened_and_what_can_be_is_none() {

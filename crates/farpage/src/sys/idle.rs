@@ -4,7 +4,7 @@
 
 use super::raw::Errno;
 use rustix::fd::OwnedFd;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 /// The kernel's device for such wishes; only root may write to it unless the administrator allows others to.
 pub const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -34,8 +34,13 @@ impl Wish {
             // The shallowest state of real CPUs, which are woken from it by a write to memory.
             _ => 2,
         };
-        let device = openat(CWD, DEVICE, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
-        Ok(Wish { device, most_us })
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let device = openat(CWD, DEVICE, flags, Mode::empty())?;
+        // The program may have another root by now.
+        match FileType::from_raw_mode(fstat(&device)?.st_mode) {
+            FileType::CharacterDevice => Ok(Wish { device, most_us }),
+            _ => Err(Errno::NXIO),
+        }
     }
 
     /// A wish that nobody hears.
@@ -66,7 +71,9 @@ pub fn cpus_online() -> Result<usize, Errno> {
 
 /// The beginning of a file, without the line's end.
 fn read_file<'a>(path: &str, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
-    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // Whatever is there: it must not be waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = openat(CWD, path, flags, Mode::empty())?;
     let read = rustix::io::read(&file, &mut *buffer)?;
     Ok(buffer[..read].trim_ascii_end())
 }

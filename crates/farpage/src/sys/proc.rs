@@ -1,10 +1,38 @@
 //! What `/proc` tells about this process: resident memory, mappings, threads.
 
 use super::raw::{Errno, nr, syscall};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::io::pread;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
+
+/// `/proc` in the engine's descriptor table, or -1.
+static HELD: AtomicI32 = AtomicI32::new(-1);
+
+/// The number of `/proc` in the engine's descriptor table, for [`held`] and children; -1: none.
+pub fn hold(number: RawFd) {
+    HELD.store(number, Relaxed);
+}
+
+/// What was given to [`hold`].
+pub fn held_number() -> RawFd {
+    HELD.load(Relaxed)
+}
+
+/// Calls `f` with the `/proc` that the engine has held since its start, on a thread with the engine's descriptor table.
+///
+/// # Errors
+/// Those of `f`; `BADF`: none is held.
+pub fn held<R>(f: impl FnOnce(BorrowedFd<'_>) -> Result<R, Errno>) -> Result<R, Errno> {
+    match held_number() {
+        number @ 0.. => {
+            // SAFETY: open as long as the engine's threads are.
+            f(unsafe { BorrowedFd::borrow_raw(number) })
+        }
+        _ => Err(Errno::BADF),
+    }
+}
 
 /// An open `/proc`, kept so that a program that changes its root directory does not cut the engine off.
 #[derive(Debug)]
@@ -19,9 +47,17 @@ impl Proc {
         rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map(Proc)
     }
 
-    /// Wraps a descriptor of `/proc` that was inherited.
-    pub fn from_fd(fd: OwnedFd) -> Proc {
-        Proc(fd)
+    /// Keeps it for the engine ([`held`]).
+    pub fn hold(self) {
+        hold(self.0.into_raw_fd());
+    }
+
+    /// The one that is held, once more.
+    ///
+    /// # Errors
+    /// None is held; no descriptors left.
+    pub fn held() -> Result<Proc, Errno> {
+        held(|proc| rustix::io::fcntl_dupfd_cloexec(proc, 0)).map(Proc)
     }
 
     /// The same, once more.
@@ -70,7 +106,7 @@ impl Proc {
 }
 
 impl AsFd for Proc {
-    fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
@@ -150,15 +186,27 @@ fn hex(text: &[u8]) -> Option<usize> {
     (!text.is_empty()).then_some(value)
 }
 
-/// What `/proc/self/task/TID/stat` says behind the thread's name: the state, field 3, comes first.
-fn stat_of(proc: &Proc, tid: u32, text: &mut [u8; 512]) -> Option<(usize, usize)> {
+/// Reads the beginning of `/proc/self/task/TID/NAME`; how much. No allocation: a fork may be copying the process.
+fn of_thread(proc: &Proc, tid: u32, name: &str, text: &mut [u8]) -> Option<usize> {
     use std::io::Write;
     let mut path = [0u8; 48];
     let mut rest = &mut path[..];
-    write!(rest, "self/task/{tid}/stat").ok()?;
+    write!(rest, "self/task/{tid}/{name}").ok()?;
     let len = 48 - rest.len();
     let fd = openat(proc, &path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let n = rustix::io::read(&fd, &mut *text).ok()?;
+    rustix::io::read(&fd, text).ok()
+}
+
+/// Whether thread `tid` of this process sleeps in the futex system call. `None`: that cannot be read.
+pub fn waits_for_futex(proc: &Proc, tid: u32) -> Option<bool> {
+    let mut text = [0u8; 8];
+    let n = of_thread(proc, tid, "syscall", &mut text)?;
+    Some(text[..n].starts_with(b"202 "))
+}
+
+/// What `/proc/self/task/TID/stat` says behind the thread's name: the state, field 3, comes first.
+fn stat_of(proc: &Proc, tid: u32, text: &mut [u8; 512]) -> Option<(usize, usize)> {
+    let n = of_thread(proc, tid, "stat", text)?;
     // The name, in parentheses, may contain anything.
     let end = text[..n].iter().rposition(|b| *b == b')')?;
     (end + 2 < n).then_some((end + 2, n))
@@ -171,7 +219,7 @@ pub fn cpu_of(proc: &Proc, tid: u32) -> Option<usize> {
     number(text[start..end].split(|b| *b == b' ').nth(39 - 3)?).map(|cpu| cpu as usize)
 }
 
-/// Whether thread `tid` of this process has a CPU, or waits for nothing else.
+/// Whether thread `tid` (as `/proc` lists it) of this process has a CPU, or waits for nothing else.
 pub fn is_running(proc: &Proc, tid: u32) -> bool {
     let mut text = [0u8; 512];
     stat_of(proc, tid, &mut text).is_some_and(|(state, _)| text[state] == b'R')
@@ -338,17 +386,46 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     Some(Mapping { start, end, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
+/// A thread of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thread {
+    /// As `/proc` names it: in the pid namespace that this was mounted for, which the process may have left.
+    pub listed: u32,
+    /// As system calls of this process name it.
+    pub tid: u32,
+}
+
+/// Whether `/proc` names threads in another pid namespace than the calling thread's.
+fn is_foreign(proc: &Proc) -> bool {
+    let mut target = [0u8; 64];
+    let own = super::raw::gettid();
+    let n = rustix::fs::readlinkat_raw(proc, "thread-self", &mut target[..]).unwrap_or(0);
+    let last = target[..n].rsplit(|b| *b == b'/').next().and_then(number);
+    last.is_some_and(|tid| tid != u64::from(own))
+}
+
+/// What system calls call the thread that `/proc` lists as `listed`.
+fn own_number(proc: &Proc, listed: u32) -> Option<u32> {
+    let mut text = [0u8; 2048];
+    let n = of_thread(proc, listed, "status", &mut text)?;
+    let line = text[..n].split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    // From the namespace of `/proc` to the thread's own.
+    line.rsplit(|b| *b == b'\t').next().and_then(number).map(|tid| tid as u32)
+}
+
 /// Calls `each` with every thread of this process.
 ///
 /// # Errors
 /// As opening and reading `/proc/self/task`.
-pub fn threads(proc: &Proc, mut each: impl FnMut(u32)) -> Result<(), Errno> {
+pub fn threads(proc: &Proc, mut each: impl FnMut(Thread)) -> Result<(), Errno> {
+    let foreign = is_foreign(proc);
     let dir = openat(proc, "self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buf = [const { std::mem::MaybeUninit::<u8>::uninit() }; 2048];
     let mut iter = rustix::fs::RawDir::new(dir, &mut buf);
     while let Some(entry) = iter.next() {
-        if let Some(tid) = number(entry?.file_name().to_bytes()) {
-            each(tid as u32);
+        let Some(listed) = number(entry?.file_name().to_bytes()).map(|tid| tid as u32) else { continue };
+        if let Some(tid) = if foreign { own_number(proc, listed) } else { Some(listed) } {
+            each(Thread { listed, tid });
         }
     }
     Ok(())
@@ -360,7 +437,7 @@ pub fn threads(proc: &Proc, mut each: impl FnMut(u32)) -> Result<(), Errno> {
 /// # Errors
 /// As [`threads`].
 pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno> {
-    threads(proc, |tid| {
+    threads(proc, |Thread { tid, .. }| {
         let (mut head, mut len) = (0usize, 0usize);
         let args =
             [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
@@ -436,6 +513,7 @@ mod tests {
         assert!(n > 5 && found);
         let own = super::super::raw::gettid();
         assert!(cpu_of(&proc, own).is_some() && is_running(&proc, own));
+        assert_eq!((waits_for_futex(&proc, own), waits_for_futex(&proc, 0x0fff_ffff)), (Some(false), None));
         let time = cpu_time(own).unwrap();
         assert!(time > Duration::ZERO);
         while cpu_time(own).unwrap() == time {}
@@ -449,6 +527,11 @@ mod tests {
         assert!(mapping_from(&maps, 0).unwrap().unwrap().start > 0, "the first mapping");
         let next = free_until(&proc.file("self/maps").unwrap(), end);
         assert!(next >= end && next < 1 << 47);
+        let here = Thread { listed: own, tid: own };
+        assert!(!is_foreign(&proc) && own_number(&proc, own) == Some(own));
+        let mut listed = false;
+        threads(&proc, |thread| listed |= thread == here).unwrap();
+        assert!(listed);
         let mut blocks = 0;
         thread_blocks(&proc, |_| blocks += 1).unwrap();
         assert!(blocks >= 1);

@@ -1,8 +1,9 @@
 //! System calls by number, for the few that rustix does not wrap.
 
+use super::thread::{fetch_fd_of_process, is_engine_thread, without_signal};
 use core::arch::asm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 pub use rustix::io::Errno;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -57,6 +58,8 @@ pub mod nr {
     pub const PWRITEV: u32 = 296;
     /// `madvise`
     pub const MADVISE: u32 = 28;
+    /// `rt_sigtimedwait`
+    pub const RT_SIGTIMEDWAIT: u32 = 128;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `fcntl`
@@ -198,20 +201,35 @@ const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
 pub fn message_fmt(text: std::fmt::Arguments<'_>) {
-    use rustix::fs::{Mode, OFlags, open};
     let mut line = Line { bytes: [0; 512], len: 0 };
     // What does not fit is left out.
     let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
     line.len = line.len.min(line.bytes.len() - 1);
     let _ = line.write_str("\n");
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let anew = || open("/proc/self/fd/2", flags, Mode::empty());
-    let Ok(fd) = fetch_fd(rustix::process::getpid(), 2).or_else(|_| anew()) else { return };
-    // A pipe that nobody reads must not stop an engine's thread: whoever should read may wait for it.
-    let mut room = [PollFd::new(&fd, PollFlags::OUT)];
-    if poll(&mut room, Some(&PATIENCE)) == Ok(1) {
-        let _ = rustix::io::write(&fd, &line.bytes[..line.len]);
+    let bytes = &line.bytes[..line.len];
+    if !is_engine_thread() {
+        // SAFETY: borrowed for these calls, which fail if it is not open.
+        let own = unsafe { BorrowedFd::borrow_raw(2) };
+        // No signal for a pipe whose reader is gone.
+        without_signal(libc::SIGPIPE, || write_in_time(own, bytes));
+    } else if let Ok(fd) = fetch_fd_of_process(2).or_else(|_| standard_error_anew()) {
+        write_in_time(fd.as_fd(), bytes);
     }
+}
+
+/// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread.
+fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) {
+    let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    if poll(&mut room, Some(&PATIENCE)) == Ok(1) {
+        let _ = rustix::io::write(to, bytes);
+    }
+}
+
+/// The file behind the process's standard error, opened once more; not possible for a socket.
+fn standard_error_anew() -> Result<OwnedFd, Errno> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    super::proc::held(|proc| rustix::fs::openat(proc, "self/fd/2", flags, Mode::empty()))
 }
 
 /// Whether [`warn`] is silent.
@@ -242,15 +260,6 @@ impl std::fmt::Write for Line {
         self.len += take;
         Ok(())
     }
-}
-
-/// A copy of descriptor `fd` of the process's main thread, close-on-exec.
-fn fetch_fd(pid: rustix::process::Pid, fd: usize) -> Result<OwnedFd, Errno> {
-    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-    // SAFETY: makes a descriptor.
-    let copy = unsafe { syscall(nr::PIDFD_GETFD, [process.as_raw_fd() as usize, fd, 0, 0, 0, 0]) }?;
-    // SAFETY: just made.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
 /// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte

@@ -11,7 +11,7 @@
 
 use super::raw::{Errno, gettid, nr, syscall};
 use core::arch::asm;
-use rustix::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 const CLONE_VM: usize = 0x100;
@@ -253,30 +253,111 @@ pub fn close_all_but(keep: &[i32]) {
 
 fn close_range(first: u32, last: u32) {
     // SAFETY: the table belongs to this engine thread; what is closed here are copies of the program's descriptors.
-    let _ = unsafe { syscall(nr::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) };
+    if unsafe { syscall(nr::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) }.is_ok() {
+        return;
+    }
+    // A seccomp filter that does not know the call. No table is larger than this.
+    const NUMBERS: u32 = 1 << 20;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    for fd in first..=last.min(limit.min(u64::from(NUMBERS)) as u32) {
+        // SAFETY: as above.
+        let _ = unsafe { syscall(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+    }
 }
 
 /// Copies descriptor `fd` of thread `tid`'s table into the calling thread's.
 ///
 /// # Errors
-/// No such descriptor, or none free here.
-pub fn fetch_fd(tid: u32, fd: RawFd) -> Result<RawFd, Errno> {
+/// No such descriptor, none free here, or not allowed: by a seccomp filter, by a kernel before 6.9 (it has no descriptors of
+/// threads, only of processes).
+pub fn fetch_fd(tid: u32, fd: RawFd) -> Result<OwnedFd, Errno> {
     const PIDFD_THREAD: usize = 0o200; // O_EXCL
-    // SAFETY: both calls only make descriptors.
-    let pidfd = unsafe { syscall(nr::PIDFD_OPEN, [tid as usize, PIDFD_THREAD, 0, 0, 0, 0]) };
-    if let Ok(pidfd) = pidfd {
-        // SAFETY: fresh descriptor, owned here.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
-        // SAFETY: as above.
-        return unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }
-            .map(|n| n as RawFd);
+    fetch(tid, PIDFD_THREAD, fd)
+}
+
+/// Copies descriptor `fd` of the table that the process's first thread has into the calling thread's.
+///
+/// # Errors
+/// As [`fetch_fd`].
+pub fn fetch_fd_of_process(fd: RawFd) -> Result<OwnedFd, Errno> {
+    fetch(rustix::process::getpid().as_raw_nonzero().get() as u32, 0, fd)
+}
+
+fn fetch(id: u32, flags: usize, fd: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: makes a descriptor.
+    let pidfd = unsafe { syscall(nr::PIDFD_OPEN, [id as usize, flags, 0, 0, 0, 0]) }?;
+    // SAFETY: just made; nobody else owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
+    // SAFETY: makes a descriptor.
+    let copy = unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
+}
+
+/// Runs `f` without the signal `number` being delivered to the calling thread for it: one that `f` raises is gone afterwards.
+pub fn without_signal<R>(number: i32, f: impl FnOnce() -> R) -> R {
+    const SIG_BLOCK: usize = 0;
+    let set = 1u64 << (number - 1);
+    let mut before = 0u64;
+    let at = std::ptr::from_ref(&set) as usize;
+    // SAFETY: both point to live 8-byte kernel signal sets.
+    let blocked =
+        unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_BLOCK, at, std::ptr::from_mut(&mut before) as usize, 8, 0, 0]) };
+    let result = f();
+    if blocked.is_ok() && before & set == 0 {
+        let now = [0u64; 2];
+        // SAFETY: the set and the time are alive; takes a pending signal, if there is one.
+        let _ = unsafe { syscall(nr::RT_SIGTIMEDWAIT, [at, 0, now.as_ptr() as usize, 8, 0, 0]) };
+        restore_signals(before);
     }
-    // Kernels before 6.9 have no descriptors of threads: open the file again.
-    let path = format!("/proc/self/task/{tid}/fd/{fd}");
-    use rustix::fs::{Mode, OFlags, open};
-    open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .or_else(|_| open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()))
-        .map(IntoRawFd::into_raw_fd)
+    result
+}
+
+/// Starts a thread that waits until `word` is no longer 0, and ends. It needs no stack, and never runs code of the program's.
+///
+/// # Errors
+/// The errno of `clone`.
+pub fn spawn_standby(word: &'static AtomicU32) -> Result<(), Errno> {
+    const CLONE_FS: usize = 0x200;
+    const FLAGS: usize = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    let mut before = 0u64;
+    sigprocmask(&u64::MAX, &mut before)?;
+    let tid: isize;
+    // SAFETY: the new thread has all registers of this one, the stack pointer, too, but no signal can reach it and it pushes
+    // nothing: it waits (FUTEX_WAIT, private) on a word that lives for ever, and exits. This thread goes on behind it.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 3f",
+            "2:",
+            "mov rdi, r9",
+            "mov esi, 128",
+            "xor edx, edx",
+            "xor r10d, r10d",
+            "mov eax, 202",
+            "syscall",
+            "cmp dword ptr [r9], 0",
+            "je 2b",
+            "xor edi, edi",
+            "mov eax, 60",
+            "syscall",
+            "ud2",
+            "3:",
+            inlateout("rax") 56isize => tid,
+            in("rdi") FLAGS,
+            in("rsi") 0usize,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") 0usize,
+            in("r9") word.as_ptr(),
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    sigprocmask(&before, &mut 0)?;
+    if tid < 0 { Err(Errno::from_raw_os_error(-tid as i32)) } else { Ok(()) }
 }
 
 /// A lock that only sleeps in the kernel, usable from engine and program threads alike, and that can be re-created in
@@ -296,6 +377,11 @@ impl ForkLock {
         while let Err(seen) = self.0.compare_exchange(0, me, SeqCst, SeqCst) {
             super::futex::wait(&self.0, seen, None);
         }
+    }
+
+    /// Takes the lock, if nobody has it.
+    pub fn try_lock(&self) -> bool {
+        self.0.compare_exchange(0, gettid(), SeqCst, SeqCst).is_ok()
     }
 
     /// Gives it back; also in a child that was forked while it was held.

@@ -4,17 +4,15 @@
 //! the copy libc takes its own locks. In the child nothing but the calling thread exists; until the engine runs again, it
 //! may touch only what `prepare` has touched.
 
-use super::pending_events::{receive_verdict, send_verdict};
-use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, Verdict, huge};
+use super::reserve::reserve_anyway;
+use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, huge};
 use crate::PAGE_SIZE;
 use crate::run::dormant;
 use crate::run::state::{Engine, engine, lock};
-use crate::stat::{Stat, StatPage};
+use crate::stat::Stat;
 use crate::sys::futex;
-use crate::sys::raw::{ErrnoText, fatal, gettid, message, nr, syscall, warn};
-use crate::sys::thread::{block_signals, fetch_fd, restore_signals, thread_pointer};
-use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::pipe::{PipeFlags, pipe_with};
+use crate::sys::raw::{fatal, gettid, nr, syscall};
+use crate::sys::thread::{block_signals, restore_signals, thread_pointer};
 use std::sync::atomic::Ordering::SeqCst;
 
 unsafe extern "C" {
@@ -53,7 +51,9 @@ impl Engine {
     fn touch_pinned(&self) {
         // A copy: the pager needs the set to serve the faults.
         let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| *vpn as usize * PAGE_SIZE).collect();
-        pinned.into_iter().for_each(touch);
+        for at in pinned {
+            touch(at);
+        }
     }
 }
 
@@ -91,16 +91,16 @@ pub extern "C" fn prepare() {
     }
     // A signal handler that forks as well would wait for itself. What a fault raises stays open.
     let mask = block_signals();
-    f.lock.lock();
+    reserve_anyway(e);
     f.mask.store(mask, SeqCst);
     f.prepared.store(thread_pointer(), SeqCst);
-    f.closed.store(1, SeqCst);
     f.writer_gate.lock();
-    f.monitor_gate.lock();
-    // The monitor cannot activate the engine any more: from here on this does not change.
+    // Since the reservation this does not change.
     if !e.active.load(SeqCst) {
         return; // nothing that a child would need
     }
+    // What is left to be done of the reservation, while the monitor can still be waited for.
+    f.wait_idle();
     f.forker.store(gettid(), SeqCst);
     f.set_pager(PAUSE_WANTED);
     e.ring();
@@ -110,46 +110,17 @@ pub extern "C" fn prepare() {
     e.touch_pinned();
     f.stack.store(touch_stack(), SeqCst);
     f.huge_pages.store(huge::switch_off(), SeqCst);
-    let mut errand = Errand {
-        active: true,
-        verdict_read: -1,
-        verdict_write: -1,
-        lease_read: -1,
-        lease_write: -1,
-        ..Errand::default()
-    };
-    let mut wanted: Vec<RawFd> = e.space.fds();
-    wanted.extend(f.descriptors());
-    wanted.push(e.device_number().load(SeqCst));
-    wanted.retain(|fd| *fd >= 0);
-    for fd in wanted {
-        match fetch_fd(f.monitor_tid.load(SeqCst), fd) {
-            Ok(here) => errand.fetched.push((fd, here)),
-            Err(error) => {
-                message(&format!("fork: descriptor {fd} cannot be passed to the child: {}", ErrnoText::from(error)))
-            }
-        }
+    if !f.is_filled() {
+        lock(&f.errand).lose_channel();
     }
-    for (read, write) in
-        [(&mut errand.verdict_read, &mut errand.verdict_write), (&mut errand.lease_read, &mut errand.lease_write)]
-    {
-        match pipe_with(PipeFlags::CLOEXEC) {
-            Ok((r, w)) => (*read, *write) = (r.into_raw_fd(), w.into_raw_fd()),
-            Err(error) => warn(&format!(
-                "fork: cannot make a pipe: {}; swap file slots of the child are never reused",
-                ErrnoText::from(error)
-            )),
-        }
-    }
-    *lock(&f.errand) = errand;
 }
 
 /// Between [`prepare`] and the copy: makes the page at `at` present, if there is one. The kernel writes to some places of a child
-/// before anything can run there.
-pub fn touch(at: usize) {
+/// before anything can run there. Whether it can be read.
+pub fn touch(at: usize) -> bool {
     const POPULATE_READ: usize = 22;
     // SAFETY: reads at most; an address that is none answers with an error.
-    let _ = unsafe { syscall(nr::MADVISE, [at & !(PAGE_SIZE - 1), PAGE_SIZE, POPULATE_READ, 0, 0, 0]) };
+    unsafe { syscall(nr::MADVISE, [at & !(PAGE_SIZE - 1), PAGE_SIZE, POPULATE_READ, 0, 0, 0]) }.is_ok()
 }
 
 /// libc calls this in the parent after the fork (also if it failed).
@@ -159,37 +130,26 @@ pub extern "C" fn parent() {
     if !f.is_home() || f.prepared.load(SeqCst) != thread_pointer() {
         return;
     }
-    let errand = std::mem::take(&mut *lock(&f.errand));
+    f.dismiss();
+    let mut errand = std::mem::replace(&mut *lock(&f.errand), Errand::NONE);
     if errand.active {
         huge::restore(f.huge_pages.load(SeqCst));
-        *lock(&f.verdict) = Verdict::EMPTY;
-        // The pager needs our number of the lease pipe's read end; it fetches it from this thread's table.
-        lock(&f.errand).lease_read = errand.lease_read;
         f.set_pager(RESUME_WANTED);
         e.ring();
         f.wait_pager(RUNNING);
-        *lock(&f.errand) = Errand::default();
-        let verdict = *lock(&f.verdict);
-        if errand.verdict_write >= 0 {
-            send_verdict(errand.verdict_write, &verdict);
-        }
-        for fd in [errand.verdict_read, errand.verdict_write, errand.lease_read, errand.lease_write] {
-            close(fd);
-        }
     }
-    errand.fetched.iter().for_each(|(_, here)| close(*here));
+    errand.lose_channel();
     Stat::add(&e.stat.forks, 1);
     let mask = f.mask.load(SeqCst);
-    open_gates(f);
+    end(f);
     restore_signals(mask);
 }
 
-fn open_gates(f: &Fork) {
+/// The fork is over, in either process.
+fn end(f: &Fork) {
     f.prepared.store(0, SeqCst);
-    f.closed.store(0, SeqCst);
-    f.monitor_gate.unlock();
-    f.writer_gate.unlock();
-    futex::wake_all(&f.closed);
+    f.reserved.store(0, SeqCst);
+    f.open_gates();
     f.lock.unlock();
 }
 
@@ -206,7 +166,7 @@ pub fn child_of(forker: usize) {
         return;
     }
     let mask = f.mask.load(SeqCst);
-    let errand = std::mem::take(&mut *lock(&f.errand));
+    let mut errand = std::mem::replace(&mut *lock(&f.errand), Errand::NONE);
     if !errand.active {
         dormant::fork_child_of(e);
         return restore_signals(mask);
@@ -218,50 +178,27 @@ pub fn child_of(forker: usize) {
     }
     f.pager.store(RUNNING, SeqCst);
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
-    let here = |fd: RawFd| errand.fetched.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
-    e.space.fork_child(&errand.fetched);
-    let device = e.device_number();
-    device.store(here(device.load(SeqCst)), SeqCst);
-    f.proc_fd.store(here(f.proc_fd.load(SeqCst)), SeqCst);
+    std::mem::forget(std::mem::take(&mut *lock(&f.channel)));
     lock(&f.leases).clear();
-    {
-        let mut held = lock(&f.held);
-        held.iter_mut().for_each(|fd| *fd = here(*fd));
-        held.push(errand.lease_write);
-        held.retain(|fd| *fd >= 0);
-    }
     std::mem::forget(lock(&e.trash).take());
+    f.end.store(errand.channel, SeqCst);
     e.events.store(std::ptr::null_mut(), SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
     e.reader.fork_child();
-    StatPage::renew(e.stat, e.conf.ram);
-    close(errand.verdict_write);
-    close(errand.lease_read);
-    *lock(&f.verdict) = receive_verdict(errand.verdict_read).unwrap_or(Verdict::EMPTY);
-    close(errand.verdict_read);
     e.active.store(false, SeqCst);
     f.child_ready.store(0, SeqCst);
     f.child_starts.store(true, SeqCst);
-    open_gates(f);
+    end(f);
     if let Err(why) = e.spawn_monitor() {
-        fatal(&format!("in a forked child: {why}"));
+        fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
-    // The engine has its own copies now.
-    errand.fetched.iter().for_each(|(_, here)| close(*here));
-    StatPage::close_descriptor();
-    close(errand.lease_write);
+    // The engine has its own copy now.
+    errand.lose_channel();
     while f.child_ready.load(SeqCst) == 0 {
         futex::wait(&f.child_ready, 0, None);
     }
     huge::restore(f.huge_pages.load(SeqCst));
     restore_signals(mask);
-}
-
-fn close(fd: RawFd) {
-    if fd >= 0 {
-        // SAFETY: made by prepare and used by nobody else.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
 }

@@ -7,13 +7,14 @@
 //!
 //! ```text
 //!  forking thread                      engine threads                 child
+//!  reserve: a channel, threads ----->  monitor: what the child will need
 //!  prepare: gates closed  ---------->  writer, monitor wait
 //!           asks for a pause  ------>  pager applies all events, holds still
 //!  libc takes its locks     (pages that it needs, or who holds a lock, are placed and noted)
 //!  fork ------------------------------------------------------------> copy of a quiet engine
 //!  parent: resume  ---------------->   lease; events that were pending = the verdict
-//!          verdict through a pipe --------------------------------->  child: new userfaultfd, mappings registered
-//!          gates open                                                 verdict applied, threads started, go on
+//!          gates open                  verdict into the channel --->  child: new userfaultfd, mappings registered
+//!                                                                     verdict applied, threads started, go on
 //! ```
 //! The *verdict* exists because another thread's munmap or mremap may have changed the mappings just before the copy
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
@@ -24,6 +25,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `reserve` | what the child will need is had before, or the fork fails |
+//! | `channel` | how the child's engine comes by descriptors of the parent's |
 //! | `handlers` | what libc calls in the forking thread, before and after |
 //! | `pause` | the pager's part: holding still, and helping the forking thread to get to the system call |
 //! | `helped` | what it did to that end |
@@ -31,22 +34,29 @@
 //! | `verdict` | changes of mappings that were pending at the copy |
 //! | [`crate::run::fork::restart`] | the engine's second start |
 
+mod channel;
 mod handlers;
 mod huge;
 mod late_fills;
 mod pause;
 mod pending_events;
+mod reserve;
 pub mod restart;
 
 pub use handlers::{child, child_of, parent, prepare, touch};
 pub use late_fills::Helped;
 pub use pending_events::Verdict;
+pub use reserve::{release, reserve};
 
 use crate::run::pager::Pager;
 use crate::run::state::{Engine, lock};
 use crate::sys::futex;
-use crate::sys::raw::fatal;
+use crate::sys::limit::Raised;
+use crate::sys::pass::receive_all;
+use crate::sys::proc;
+use crate::sys::raw::{Errno, fatal};
 use crate::sys::thread::ForkLock;
+use channel::Channel;
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -56,24 +66,43 @@ const PAUSE_WANTED: u32 = 1;
 const PAUSED: u32 = 2;
 const RESUME_WANTED: u32 = 3;
 
-/// What the forking thread keeps from prepare to the handlers after the fork.
-#[derive(Default)]
+/// What the forking thread keeps until the handlers after the fork.
 struct Errand {
-    /// Descriptors fetched from the engine's table: number there, number here.
-    fetched: Vec<(RawFd, RawFd)>,
-    verdict_read: RawFd,
-    verdict_write: RawFd,
-    lease_read: RawFd,
-    lease_write: RawFd,
-    /// Memory is managed, so the child needs all of this; else it needs no engine ([`crate::run::dormant`]).
+    /// The child's end of the channel, in the program's table; -1: the child gets nothing.
+    channel: RawFd,
+    /// Memory is managed, so the child needs an engine; else it needs none ([`crate::run::dormant`]).
     active: bool,
+}
+
+impl Errand {
+    const NONE: Errand = Errand { channel: -1, active: false };
+
+    /// Closes the child's end, in the calling thread's table.
+    fn lose_channel(&mut self) {
+        if self.channel >= 0 {
+            // SAFETY: made for the fork, and used by nobody else in this table.
+            drop(unsafe { OwnedFd::from_raw_fd(self.channel) });
+            self.channel = -1;
+        }
+    }
+}
+
+/// Descriptors that an engine opens at its start, besides those that it is given.
+const OPENS: u64 = 24;
+
+/// A limit on open files that the start of an engine fits into, which is given so many.
+///
+/// # Errors
+/// `MFILE`: the limit is lower, and may not be raised.
+pub fn room_for_start(given: usize) -> Result<Option<Raised>, Errno> {
+    Raised::to_hold(OPENS + given as u64)
 }
 
 /// Fork protocol of one engine.
 pub struct Fork {
     /// One fork at a time.
     lock: ForkLock,
-    /// Non-zero: writer and monitor wait at their gates.
+    /// Odd: writer and monitor wait at their gates. Counts what they are woken for.
     closed: AtomicU32,
     /// Held by the writer while it works.
     pub writer_gate: ForkLock,
@@ -81,15 +110,21 @@ pub struct Fork {
     pub monitor_gate: ForkLock,
     pager: AtomicU32,
     forker: AtomicU32,
-    /// Descriptor of `/proc` in the engine's table.
-    pub proc_fd: AtomicI32,
     monitor_tid: AtomicU32,
     errand: Mutex<Errand>,
-    verdict: Mutex<Verdict>,
-    /// Read ends of the lease pipes of children, with their lease, in the engine's table.
+    /// What the forking thread asks of the monitor.
+    asked: AtomicU32,
+    channel: Mutex<Channel>,
+    /// In a child: its end of the channel, in the program's table until the engine runs, and in the engine's.
+    end: AtomicI32,
+    /// Our ends of the channels to children, with their lease, in the engine's table.
     leases: Mutex<Vec<(RawFd, u32)>>,
-    /// Write ends of the lease pipes this process was given by its ancestors, in the engine's table.
+    /// The ends of channels that this process was given by its ancestors, in the engine's table: they hold the leases.
     held: Mutex<Vec<RawFd>>,
+    /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
+    reserved: AtomicUsize,
+    /// Non-zero: the threads that stand by end.
+    standby: AtomicU32,
     /// In a child: the engine was active and has to be started again before the program goes on.
     child_starts: AtomicBool,
     child_ready: AtomicU32,
@@ -120,12 +155,15 @@ impl Default for Fork {
             monitor_gate: ForkLock::default(),
             pager: AtomicU32::new(RUNNING),
             forker: AtomicU32::new(0),
-            proc_fd: AtomicI32::new(-1),
             monitor_tid: AtomicU32::new(0),
-            errand: Mutex::new(Errand::default()),
-            verdict: Mutex::new(Verdict::EMPTY),
+            errand: Mutex::new(Errand::NONE),
+            asked: AtomicU32::new(channel::IDLE),
+            channel: Mutex::new(Channel::default()),
+            end: AtomicI32::new(-1),
             leases: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
+            reserved: AtomicUsize::new(0),
+            standby: AtomicU32::new(0),
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
             home: AtomicU32::new(0),
@@ -141,15 +179,22 @@ impl Default for Fork {
 }
 
 impl Fork {
-    /// Writer and monitor call this before they take their gates.
-    pub fn pass_gate(&self) {
+    /// Writer and monitor call this before they take their gates. `serve` is called whenever there may be something to do.
+    pub fn pass_gate(&self, serve: impl Fn()) {
         loop {
             let closed = self.closed.load(SeqCst);
-            if closed == 0 {
+            serve();
+            if closed.is_multiple_of(2) {
                 return;
             }
             futex::wait(&self.closed, closed, None);
         }
+    }
+
+    /// Writer and monitor go on.
+    fn open_gates(&self) {
+        self.writer_gate.unlock();
+        self.open_monitor_gate();
     }
 
     /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
@@ -185,7 +230,7 @@ impl Fork {
     /// Descriptors that the engine's table must keep for the fork protocol.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut keep = lock(&self.held).clone();
-        keep.push(self.proc_fd.load(SeqCst));
+        keep.push(proc::held_number());
         keep.retain(|fd| *fd >= 0);
         keep
     }
@@ -195,11 +240,14 @@ impl Fork {
         self.monitor_tid.store(tid, SeqCst);
     }
 
-    /// `/proc` as inherited from the parent, in a child.
-    pub fn inherited_proc(&self) -> Option<OwnedFd> {
-        let fd = self.proc_fd.load(SeqCst);
-        // SAFETY: in a child the number was fetched for the new table; nobody else owns it.
-        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    /// In a child: its end of the channel, or -1.
+    pub fn inherited_end(&self) -> RawFd {
+        self.end.load(SeqCst)
+    }
+
+    /// This is a child's engine that has not started yet.
+    pub fn is_restart(&self) -> bool {
+        self.child_starts.load(SeqCst)
     }
 
     /// Ends the leases of children that are gone. Monitor only.
@@ -236,14 +284,38 @@ impl Fork {
 }
 
 impl Fork {
-    /// In a child, on its monitor thread, before anything else: makes the inherited state work again.
-    pub fn child_start(&self, proc: &crate::sys::proc::Proc, e: &'static Engine) {
-        if !self.child_starts.swap(false, SeqCst) {
-            return;
+    /// In a child, on its monitor thread, before anything else: takes over what the parent's engine has given, by the numbers that
+    /// it has here.
+    ///
+    /// # Errors
+    /// `MFILE`: the limit on open files is too low. `BADF`: nothing was given.
+    pub fn inherit(&self, e: &Engine) -> Result<(), Errno> {
+        let end = self.inherited_end();
+        if end < 0 {
+            return Err(Errno::BADF);
         }
-        if let Err(why) = e.activate_child(proc, &lock(&self.verdict)) {
+        // SAFETY: open in this table, which is the engine's own.
+        let given = receive_all(unsafe { BorrowedFd::borrow_raw(end) })?;
+        let here = |fd: RawFd| given.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
+        e.space.fork_child(&given);
+        let device = e.device_number();
+        device.store(here(device.load(SeqCst)), SeqCst);
+        proc::hold(here(proc::held_number()));
+        let mut held = lock(&self.held);
+        held.iter_mut().for_each(|fd| *fd = here(*fd));
+        held.push(end);
+        held.retain(|fd| *fd >= 0);
+        Ok(())
+    }
+
+    /// In a child, on its monitor thread: makes the inherited state work again.
+    pub fn child_start(&self, proc: &proc::Proc, e: &'static Engine) {
+        // SAFETY: open in this table since `inherit`.
+        let verdict = Verdict::receive(unsafe { BorrowedFd::borrow_raw(self.inherited_end()) });
+        if let Err(why) = e.activate_child(proc, &verdict) {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
         }
+        self.child_starts.store(false, SeqCst);
         self.child_ready.store(1, SeqCst);
         futex::wake_all(&self.child_ready);
     }

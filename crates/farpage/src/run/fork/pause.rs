@@ -10,28 +10,12 @@ use crate::run::pager::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::run::state::lock;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
-use crate::sys::raw::{ErrnoText, warn};
-use crate::sys::thread::{fetch_fd, set_name};
+use crate::sys::proc::{cpu_time, waits_for_futex};
+use crate::sys::thread::set_name;
 use crate::sys::uffd::{Message, Refused};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
-
-/// Whether the thread sleeps in the futex system call. No allocation: called while the process may be being copied.
-fn waits_for_lock(tid: u32) -> bool {
-    use rustix::fs::{Mode, OFlags, open};
-    use std::io::Write;
-    let mut path = [0u8; 64];
-    let mut rest = &mut path[..];
-    if write!(rest, "/proc/self/task/{tid}/syscall").is_err() {
-        return false;
-    }
-    let len = 64 - rest.len();
-    let mut text = [0u8; 8];
-    let read = open(&path[..len], OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(|fd| rustix::io::read(&fd, &mut text));
-    read.is_ok() && text.starts_with(b"202 ")
-}
+use std::time::{Duration, Instant};
 
 /// Events and pages that one pause has room for.
 const PENDING_MAX: usize = HELPED_MAX;
@@ -72,11 +56,12 @@ impl Pager {
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.land_all();
         f.helped.clear();
+        f.fill(&self.e.given_to_children());
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
         let forker = f.forker.load(SeqCst);
-        let mut forker_faults = false;
+        let (mut forker_faults, mut had) = (false, None);
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
             let more = self.order.len() + 1;
@@ -112,7 +97,7 @@ impl Pager {
             }
             // The forking thread has not reached the system call yet: it waits for a page, or for a lock that a thread
             // may hold that waits for one.
-            if !self.waiting.is_empty() && (forker_faults || waits_for_lock(forker)) {
+            if !self.waiting.is_empty() && (forker_faults || self.waits_for_lock(forker, &mut had)) {
                 self.help(&mut pending);
                 forker_faults &= !self.waiting.is_empty();
                 if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
@@ -127,7 +112,7 @@ impl Pager {
         }
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
         let lease = self.e.space.fork_parent();
-        self.import_lease(lease);
+        let channel = self.keep_channel(lease);
         self.apply(&mut pending);
         // Until all is told; a change that was made just now may be in the copy.
         while self.changing() || self.order.waits() {
@@ -153,9 +138,21 @@ impl Pager {
                 }
             }
         }
-        *lock(&self.e.fork.verdict) = held;
+        if let Some(fd) = channel {
+            // SAFETY: it stays open until the monitor finds the child gone, and the monitor waits for the fork.
+            held.send(unsafe { BorrowedFd::borrow_raw(fd) });
+        }
         self.e.fork.set_pager(RUNNING);
         set_name(THREAD_NAME);
+    }
+
+    /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be dumped
+    /// are root's): whether it had no CPU time since the last look, which `had` is from; to help it for nothing does no harm.
+    fn waits_for_lock(&self, forker: u32, had: &mut Option<Duration>) -> bool {
+        waits_for_futex(self.stragglers.proc(), forker).unwrap_or_else(|| {
+            let time = cpu_time(forker);
+            std::mem::replace(had, time) == time
+        })
     }
 
     /// Applies events and serves faults until no change of mappings is pending.
@@ -285,23 +282,18 @@ impl Pager {
         }
     }
 
-    /// Takes over the read end of the lease pipe, which the forking thread has made.
-    fn import_lease(&mut self, lease: u32) {
+    /// Our end of the channel to the child stays open as long as the lease lasts. `None`: there is none; the child cannot go on.
+    fn keep_channel(&mut self, lease: u32) -> Option<RawFd> {
         let f = &self.e.fork;
-        let theirs = lock(&f.errand).lease_read;
-        if theirs < 0 {
-            return;
-        }
-        match fetch_fd(f.forker.load(SeqCst), theirs) {
-            Ok(fd) => {
-                // SAFETY: just made; non-blocking so that the monitor can look without waiting.
-                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-                let _ = rustix::io::ioctl_fionbio(borrowed, true);
+        match lock(&f.channel).here.take() {
+            Some(here) => {
+                let fd = here.into_raw_fd();
                 lock(&f.leases).push((fd, lease));
+                Some(fd)
             }
-            Err(error) => {
-                let why = ErrnoText::from(error);
-                warn(&format!("fork: cannot watch the child: {why}; its swap file slots are never reused"))
+            None => {
+                self.e.space.end_lease(lease);
+                None
             }
         }
     }

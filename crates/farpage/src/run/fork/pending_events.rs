@@ -1,9 +1,9 @@
-//! The verdict of a fork: which changes of mappings were pending when the process was copied, and its way through a pipe
-//! from the parent's forking thread to the child's.
+//! The verdict of a fork: which changes of mappings were pending when the process was copied, and its way from the parent's
+//! pager to the child's monitor.
 
-use crate::sys::raw::Errno;
+use crate::sys::pass::{receive, send};
 use crate::sys::uffd::Message;
-use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fd::BorrowedFd;
 
 /// Events a verdict can hold: one for each thread that changes mappings during the few hundred microseconds of a fork.
 const VERDICT_MAX: usize = 128;
@@ -61,61 +61,29 @@ impl Verdict {
     }
 }
 
-/// Sends a verdict through a pipe, from the parent.
-pub(super) fn send_verdict(fd: RawFd, verdict: &Verdict) {
-    // SAFETY: a plain structure of integers, viewed as its bytes; the padding behind the flag is never read back.
-    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(verdict).cast::<u8>(), size_of::<Verdict>()) };
-    // SAFETY: open until the caller closes it.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    // Smaller than a pipe's buffer: written at once. If the child is gone already, nobody needs it; the signal that
-    // this would raise must not reach the program.
-    let _ = without_sigpipe(|| rustix::io::write(fd, bytes));
-}
+impl Verdict {
+    /// Sends it to the child, which may be gone.
+    pub(super) fn send(&self, to: BorrowedFd<'_>) {
+        // SAFETY: a plain structure of integers, viewed as its bytes; the padding behind the flag is never read back.
+        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast::<u8>(), size_of::<Verdict>()) };
+        let _ = send(to, bytes, &[]);
+    }
 
-/// Runs `f` with SIGPIPE blocked and takes back one that `f` raised.
-fn without_sigpipe<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: signal mask calls on local sets; the mask is restored.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        let mut old: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGPIPE);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut old);
-        let result = f();
-        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        if libc::sigismember(&old, libc::SIGPIPE) == 0 {
-            libc::sigtimedwait(&set, std::ptr::null_mut(), &zero);
+    /// Waits for it, in the child. The parent is dead: there is none, and nothing to be said.
+    pub(super) fn receive(from: BorrowedFd<'_>) -> Verdict {
+        let mut bytes = [0u8; size_of::<Verdict>()];
+        let mut verdict = Verdict::EMPTY;
+        if !receive(from, &mut bytes).is_ok_and(|(n, _)| n == bytes.len()) {
+            return verdict;
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        result
-    }
-}
-
-/// Receives it in the child; `None`: the parent is dead, or there is no pipe.
-pub(super) fn receive_verdict(fd: RawFd) -> Option<Verdict> {
-    if fd < 0 {
-        return None;
-    }
-    let mut bytes = [0u8; size_of::<Verdict>()];
-    // SAFETY: ours until closed.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mut n = 0;
-    while n < bytes.len() {
-        match rustix::io::read(fd, &mut bytes[n..]) {
-            Ok(0) => return None, // the parent died: there was no verdict to wait for
-            Ok(got) => n += got,
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
+        let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * 8 + k]));
+        for (i, event) in verdict.events.iter_mut().enumerate() {
+            *event = std::array::from_fn(|k| word(i * 4 + k));
         }
+        verdict.n = word(VERDICT_MAX * 4).min(VERDICT_MAX);
+        verdict.overflow = bytes[(VERDICT_MAX * 4 + 1) * 8] != 0;
+        verdict
     }
-    let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * 8 + k]));
-    let mut verdict = Verdict::EMPTY;
-    for (i, event) in verdict.events.iter_mut().enumerate() {
-        *event = std::array::from_fn(|k| word(i * 4 + k));
-    }
-    verdict.n = word(VERDICT_MAX * 4).min(VERDICT_MAX);
-    verdict.overflow = bytes[(VERDICT_MAX * 4 + 1) * 8] != 0;
-    Some(verdict)
 }
 
 const _: () =

@@ -20,7 +20,6 @@ use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{nr, syscall};
 use crate::sys::thread::{exit_thread, settle};
-use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -205,10 +204,8 @@ extern "C" fn opener(engine: usize) -> ! {
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let mut threads = Vec::new();
-    // SAFETY: the engine's table has it open; used for this call only.
-    let proc = unsafe { BorrowedFd::borrow_raw(e.fork.proc_fd.load(SeqCst)) };
-    if let Ok(proc) = rustix::io::fcntl_dupfd_cloexec(proc, 0).map(Proc::from_fd) {
-        let _ = proc::threads(&proc, |tid| threads.push(tid));
+    if let Ok(proc) = Proc::held() {
+        let _ = proc::threads(&proc, |thread| threads.push(thread.tid));
     }
     if let Ok(events) = MappingEvents::open(&threads) {
         e.events.store(Box::into_raw(Box::new(events)), SeqCst);

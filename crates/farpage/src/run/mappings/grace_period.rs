@@ -7,7 +7,7 @@
 //!
 //! Caller: the pager. No locks.
 
-use crate::sys::proc::{Proc, cpu_time, is_running, threads};
+use crate::sys::proc::{Proc, Thread, cpu_time, is_running, threads};
 use crate::sys::raw::gettid;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ const THREADS: usize = 512;
 pub(crate) struct Stragglers {
     proc: Proc,
     /// Thread, and the CPU time at which it is no straggler.
-    threads: Vec<(u32, Duration)>,
+    threads: Vec<(Thread, Duration)>,
     since: Instant,
 }
 
@@ -36,14 +36,19 @@ impl Stragglers {
         Stragglers { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
     }
 
+    /// `/proc`, as the pager keeps it.
+    pub(crate) fn proc(&self) -> &Proc {
+        &self.proc
+    }
+
     /// A message is missing: notes who runs.
     pub(crate) fn note(&mut self) {
         self.threads.clear();
         self.since = Instant::now();
         let (proc, own, noted) = (&self.proc, gettid(), &mut self.threads);
-        let all = threads(proc, |tid| {
-            if tid != own && noted.len() < THREADS && is_running(proc, tid) {
-                noted.extend(cpu_time(tid).map(|time| (tid, time + ON_ITS_WAY)));
+        let all = threads(proc, |thread| {
+            if thread.tid != own && noted.len() < THREADS && is_running(proc, thread.listed) {
+                noted.extend(cpu_time(thread.tid).map(|time| (thread, time + ON_ITS_WAY)));
             }
         });
         // Without /proc nobody is waited for.
@@ -63,7 +68,9 @@ impl Stragglers {
             return false;
         }
         let proc = &self.proc;
-        self.threads.retain(|(tid, end)| cpu_time(*tid).is_some_and(|time| time < *end) && is_running(proc, *tid));
+        self.threads.retain(|(thread, end)| {
+            cpu_time(thread.tid).is_some_and(|time| time < *end) && is_running(proc, thread.listed)
+        });
         if self.since.elapsed() > PATIENCE {
             self.threads.clear();
         }
@@ -90,18 +97,18 @@ mod tests {
                 drop(asleep.lock());
             });
             let keep = asleep.lock();
-            let find = |s: &Stragglers| s.threads.iter().find(|(tid, _)| *tid == spinner.load(Relaxed)).copied();
-            let (tid, time) = loop {
+            let find = |s: &Stragglers| s.threads.iter().find(|(t, _)| t.tid == spinner.load(Relaxed)).copied();
+            let (thread, time) = loop {
                 stragglers.note();
                 if let Some(found) = find(&stragglers) {
                     break found;
                 }
             };
-            assert!(!stragglers.threads.iter().any(|(tid, _)| *tid == gettid()), "the caller runs");
+            assert!(!stragglers.threads.iter().any(|(t, _)| t.tid == gettid()), "the caller runs");
             while find(&stragglers).is_some() {
                 stragglers.any();
             }
-            assert!(cpu_time(tid).unwrap() >= time || stragglers.since.elapsed() > PATIENCE);
+            assert!(cpu_time(thread.tid).unwrap() >= time || stragglers.since.elapsed() > PATIENCE);
             stop.store(true, Relaxed);
             // It goes to sleep some time.
             while {

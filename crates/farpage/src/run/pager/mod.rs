@@ -100,7 +100,7 @@ pub struct Pager {
     /// Changes of mappings that were read.
     pub(crate) order: Order,
     /// Who may not have told one that was made before.
-    stragglers: Stragglers,
+    pub(crate) stragglers: Stragglers,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) dead: Vec<Entry>,
     /// Mappings heard of; empty in between.
@@ -197,8 +197,19 @@ impl Engine {
             ahead: Ahead::default(),
             robust: Lists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
-            trace: self.conf.trace.as_deref().map(Recorder::create).transpose()?,
+            trace: self.recorder()?,
         }))
+    }
+
+    /// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on without.
+    fn recorder(&self) -> Result<Option<Recorder>, String> {
+        match self.conf.trace.as_deref().map(Recorder::create).transpose() {
+            Err(why) if self.fork.is_restart() => {
+                warn(&format!("in a forked child: {why}"));
+                Ok(None)
+            }
+            other => other,
+        }
     }
 
     /// Starts pager and writer.
@@ -206,16 +217,21 @@ impl Engine {
         self.fork.hand_over(pager);
         self.charges.allow(self.large() as u64);
         self.active.store(true, Ordering::SeqCst);
-        let failed = |e| format!("cannot start an engine thread: {}", ErrnoText::from(e));
-        if let Err(error) = self.spawn(PAGER, main, THREAD_NAME, true) {
+        let spawn = |index, entry, name| self.spawn_patiently(index, entry, name, true);
+        // The writer first: without one, nobody would free slots.
+        let started = spawn(WRITER, crate::run::store::main, b"farpage-writer").and_then(|writer| {
+            self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
+            spawn(PAGER, main, THREAD_NAME)
+        });
+        if let Err(error) = started {
             // With its userfaultfd the registrations go, and nobody waits for a page.
             self.active.store(false, Ordering::SeqCst);
             self.wakeups.kick_fd.store(-1, Ordering::Release);
             drop(self.fork.take_over());
-            return Err(failed(error));
+            self.wakeups.writer_tid.store(0, Ordering::Relaxed);
+            self.wake_writer();
+            return Err(format!("cannot start an engine thread: {}", ErrnoText::from(error)));
         }
-        let writer = self.spawn(WRITER, crate::run::store::main, b"farpage-writer", true).map_err(failed)?;
-        self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use crate::mm::pool_share::{PoolShare, Sample, Stuck};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::ANY;
 use crate::run::dormant::{self, Plan};
+use crate::run::fork::room_for_start;
 use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Opened;
 use crate::run::state::{Engine, give_up, lock, show_engine};
@@ -21,7 +22,7 @@ use crate::sys::futex;
 use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
 use crate::sys::raw::{ErrnoText, message, warn};
 use crate::sys::thread::{close_all_but, exit_thread, settle};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -70,11 +71,12 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
 
 /// Makes the engine and its monitor. What was copied of the program's descriptors goes first.
 fn make(plan: &'static Plan) -> Result<Monitor, String> {
-    close_program_files(plan.descriptors());
     plan.give_heap()?;
+    close_program_files(plan.descriptors());
+    // Refused: perhaps the limit is enough.
+    let _room = room_for_start(0);
     let e = Engine::build(plan)?;
-    e.hold_device();
-    let monitor = Monitor::new(e).map_err(|error| format!("cannot read /proc: {}", ErrnoText::from(error)))?;
+    let monitor = Monitor::new(e, false).map_err(|error| format!("cannot read /proc: {}", ErrnoText::from(error)))?;
     e.looked();
     show_engine(e);
     dormant::hand_over(e);
@@ -86,34 +88,37 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    let mut keep = e.fork.descriptors();
-    e.hold_device();
-    keep.extend(e.device().map(|fd| fd.as_raw_fd()));
-    keep.extend(e.space.fds());
-    keep.extend(StatPage::descriptor());
-    close_program_files(keep);
-    let mut monitor = match Monitor::new(e) {
+    close_program_files(vec![e.fork.inherited_end()]);
+    // Refused: perhaps the limit is enough.
+    let room = room_for_start(0);
+    let mut monitor = match e.fork.inherit(e).and_then(|()| Monitor::new(e, true)) {
         Ok(m) => m,
-        Err(error) => give_up("cannot read /proc", error),
+        Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
     e.looked();
     e.fork.child_start(&monitor.proc, e);
+    drop(room);
     monitor.run()
 }
 
 /// Leaves only the engine's own descriptors in the table, which was copied from the program's.
 fn close_program_files(mut keep: Vec<RawFd>) {
+    keep.retain(|fd| *fd >= 0);
     keep.sort_unstable();
     keep.dedup();
     close_all_but(&keep);
 }
 
 impl Monitor {
-    fn new(e: &'static Engine) -> Result<Monitor, rustix::io::Errno> {
-        let inherited = e.fork.inherited_proc();
-        let is_child = inherited.is_some();
-        let proc = inherited.map_or_else(Proc::open, |fd| Ok(Proc::from_fd(fd)))?;
-        e.fork.proc_fd.store(proc.as_fd().as_raw_fd(), Relaxed);
+    /// `is_child`: of a process with an engine, which has given what it holds.
+    fn new(e: &'static Engine, is_child: bool) -> Result<Monitor, rustix::io::Errno> {
+        if is_child {
+            StatPage::renew(e.stat, e.conf.ram);
+        } else {
+            Proc::open()?.hold();
+        }
+        e.hold_device();
+        let proc = Proc::held()?;
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
@@ -155,8 +160,13 @@ impl Monitor {
     /// A turn, unless a fork is going on.
     fn work(&mut self) -> Duration {
         let fork = &self.e.fork;
-        fork.pass_gate();
-        fork.monitor_gate.lock();
+        // Not waiting for the gate itself: a thread that has closed it since may want to be served.
+        loop {
+            fork.pass_gate(|| fork.serve());
+            if fork.monitor_gate.try_lock() {
+                break;
+            }
+        }
         let pause = self.turn();
         fork.monitor_gate.unlock();
         pause

@@ -1,0 +1,47 @@
+"""Forks while other threads are in the middle of something, and of processes that have moved elsewhere: to another root, other
+mounts, another pid namespace."""
+
+import unittest
+
+from situation import Situation, build, unless_root, unless_there
+
+
+class Streams(Situation):
+    def test_other_threads_open_and_close_streams(self):
+        with self.busy():
+            ran = self.run_farpage(build("streams.c"), 100, 40, ram="24M")
+        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+
+
+class Elsewhere(Situation):
+    def jail(self, where):
+        ran = self.run_farpage(build("jail.c"), where, 15, ram="24M")
+        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+
+    @unless_root
+    def test_in_another_root(self):
+        self.jail("chroot")
+
+    @unless_root
+    def test_without_proc(self):
+        self.jail("mounts")
+
+    @unless_root
+    def test_in_another_pid_namespace(self):
+        self.jail("pids")
+
+    @unless_root
+    def test_not_dumpable(self):
+        self.jail("undumpable")
+
+    @unless_root
+    @unless_there("unshare", "umount")
+    def test_a_program_without_proc_goes_on_without_a_budget(self):
+        inside = "umount -l /proc && exec sh -c 'echo ran'"
+        ran = self.run_farpage("unshare", "--mount", "sh", "-c", inside)
+        self.assertEqual((ran.returncode, ran.stdout), (0, "ran\n"), ran.stderr)
+        self.assertRegex(ran.stderr, r"\Afarpage: cannot read /proc: [^\n]*goes on without a budget\n\Z")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+"""Near its limits a program has children that live, or forks that fail, as without farpage."""
+
+import os
+import resource
+import unittest
+
+from situation import FARPAGE, Situation, build, unless_root, unless_there
+
+NOTHING_MANAGED = 1
+MANAGED = 28
+
+
+class Limits(Situation):
+    def limits(self, *arguments, says, ram="16M", **rest):
+        ran = self.run_farpage(build("limits.c"), *arguments, ram=ram, **rest)
+        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        self.assertIn(ran.stdout, says, ran.stderr)
+        return ran
+
+
+class Threads(Limits):
+    @unless_root
+    def test_a_process_more_but_no_thread(self):
+        group = self.cgroup("pids", pids_max=3)
+        self.limits("children", 1, NOTHING_MANAGED, says=["all children, 0 bad\n"], preexec_fn=self.enter(group))
+
+    @unless_root
+    def test_children_until_the_cgroup_is_full(self):
+        group = self.cgroup("pids", pids_max=14)
+        says = ["some children, 0 bad\n"]
+        self.limits("children", 12, MANAGED, says=says, preexec_fn=self.enter(group))
+
+    @unless_root
+    def test_no_child_where_its_engine_has_no_room(self):
+        group = self.cgroup("pids", pids_max=7)
+        self.limits("children", 2, MANAGED, says=["no child, 0 bad\n"], preexec_fn=self.enter(group))
+
+    @unless_root
+    def test_children_until_the_user_has_too_many(self):
+        user = 60_000 + os.getpid() % 5000
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (14, 14))
+        program = build("limits.c", output="limits")
+        os.chmod(program, 0o755)
+        self.limits("children", 12, MANAGED, says=["some children, 0 bad\n", "no child, 0 bad\n"],
+                    options=["--user", f"{user}:{user}"], preexec_fn=limit)
+
+    @unless_root
+    @unless_there("make", "cc")
+    def test_make_in_a_small_cgroup(self):
+        names = [f"part{i}" for i in range(30)]
+        for i, name in enumerate(names):
+            lines = [f"static int f{j}(int x) {{ return x * {j} + {i}; }}" for j in range(40)]
+            calls = " + ".join(f"f{j}(x)" for j in range(40))
+            (self.dir / f"{name}.c").write_text("\n".join([*lines, f"int {name}(int x) {{ return {calls}; }}", ""]))
+        declared = "".join(f"int {name}(int);" for name in names)
+        total = " + ".join(f"{name}(1)" for name in names)
+        (self.dir / "main.c").write_text(f"{declared}\nint main(void) {{ return ({total}) != {30 * 780 + 40 * 435}; }}\n")
+        objects = " ".join(f"{name}.o" for name in [*names, "main"])
+        (self.dir / "Makefile").write_text(f"all: program\n\t./program\nprogram: {objects}\n\tcc -o $@ $^\n")
+        group = self.cgroup("pids", pids_max=56)
+        ran = self.run_farpage("make", "-j8", "-C", self.dir, ram="32M", preexec_fn=self.enter(group))
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""), ran.stdout)
+
+
+class Descriptors(Limits):
+    def test_a_full_table_with_nothing_managed(self):
+        self.limits("files", 64, 64, NOTHING_MANAGED, says=["child: ok\n"])
+
+    def test_a_full_table_whose_limit_can_be_raised(self):
+        self.limits("files", 64, 256, MANAGED, says=["child: ok\n"])
+        self.limits("files", 10, 256, MANAGED, says=["child: ok\n"])
+
+    def test_a_full_table_whose_limit_cannot_be_raised(self):
+        # Root with all its capabilities may raise it.
+        self.limits("files", 64, 64, MANAGED, says=["fork: Resource temporarily unavailable\n", "child: ok\n"])
+        self.limits("files", 10, 10, MANAGED, says=["fork: Resource temporarily unavailable\n", "child: ok\n"])
+
+
+class Sizes(Limits):
+    def test_no_file_may_grow(self):
+        for limit, mib in [(0, NOTHING_MANAGED), (0, MANAGED), (12288, MANAGED)]:
+            self.limits("size", limit, mib, says=["child: ok\n"])
+
+    def test_a_program_that_starts_so(self):
+        start = f"ulimit -f 0; exec {FARPAGE} run --ram 16M"
+        ran = self.run_plain("sh", "-c", f"{start} -- true")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        ran = self.run_plain("sh", "-c", f"{start} --stats -- true")
+        self.assertEqual((ran.returncode, ran.stderr), (125, "farpage: cannot make the statistics page: file too large\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
