@@ -85,6 +85,14 @@ class Grows(Situation):
         # One that has no limit can grow beyond the budget without another word.
         self.grow("stack", prefix=["sh", "-c", 'ulimit -s unlimited && exec "$@"', "sh"])
 
+    def test_own_system_calls(self):
+        self.grow("unseen")
+        program = build("nolibc.c", "-nostdlib", "-fno-stack-protector", "-pie", "-Wl,--dynamic-linker=/lib64/ld-linux-x86-64.so.2")
+        report = self.dir / "report"
+        ours = self.run_farpage(program, ram=BUDGET, options=["--stats-json", report])
+        self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "ok\n", ""))
+        self.assertGreater(json.loads(report.read_text())["pswpout"], 0)
+
     def test_children(self):
         for way in ("child", "unannounced"):
             with self.subTest(way):

@@ -107,6 +107,32 @@ static void *by_syscall(size_t len)
 	return (void *)syscall(SYS_mmap, NULL, len, RW, ANON, -1, 0);
 }
 
+/* By an instruction of its own. */
+static void *unseen(size_t len)
+{
+	register long flags __asm__("r10") = ANON, fd __asm__("r8") = -1, offset __asm__("r9") = 0;
+	long at = SYS_mmap;
+	__asm__ volatile("syscall"
+			 : "+a"(at)
+			 : "D"(0), "S"(len), "d"(RW), "r"(flags), "r"(fd), "r"(offset)
+			 : "rcx", "r11", "memory");
+	return at < 0 ? NULL : (void *)at;
+}
+
+static void *nothing(void *unused)
+{
+	return unused;
+}
+
+/* As runtimes do that have threads and map their memory themselves. */
+static void with_a_thread(void)
+{
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, nothing, NULL) || pthread_join(thread, NULL))
+		errx(2, "no thread");
+	pieces(unseen, PIECE);
+}
+
 static void *broken(size_t len)
 {
 	char *at = sbrk(0);
@@ -247,6 +273,8 @@ int main(int argc, char **argv)
 		deep(bytes);
 	else if (WAY("thread"))
 		thread_stack();
+	else if (WAY("unseen"))
+		with_a_thread();
 	else if (WAY("child"))
 		in_child();
 	else if (WAY("unannounced"))

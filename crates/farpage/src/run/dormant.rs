@@ -15,7 +15,8 @@
 //! `mremap`, `brk`, `pthread_create`): whoever is given as much as was left at the last look looks again ([`super::budget::charge`]), *before* it
 //! gets the memory into its hands, and if the threshold is passed it starts the engine and waits for it. So there is nothing that has to be
 //! watched meanwhile. What grows without any of them (system call instructions of the program's own, a library with much static
-//! memory that is loaded later) is seen at the next look.
+//! memory that is loaded later) is seen at the next look. So a program that is not linked with libc has an engine from its start on, and
+//! any other from its second thread on: runtimes that map memory by themselves, as Go's, are of one of these kinds.
 //!
 //! The calling thread may be in the middle of anything, so it does little: it reserves address space and starts the engine's first
 //! thread, which does the rest in a descriptor table of its own ([`super::threads::monitor`]). No locks, no allocation, no function of libc
@@ -31,7 +32,7 @@ use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
 use crate::run::budget::Budget;
 use crate::run::budget::charge::{ANY, Charges};
-use crate::run::images::own_images;
+use crate::run::images::{own_images, program_needs_libc};
 use crate::run::state::{Engine, arena_sizes, engine, forget_engine};
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::run::uffd_device;
@@ -162,7 +163,11 @@ pub fn sleep(conf: Conf, heap: &'static Heap) {
     if PLAN.set(plan).is_ok() {
         HOME.store(std::process::id(), SeqCst);
         STAGE.store(DORMANT, SeqCst);
-        look(0);
+        match dormant() {
+            // Nothing that it does would be seen.
+            Some(plan) if !program_needs_libc() => wake(plan, true),
+            _ => look(0),
+        }
     }
 }
 
@@ -407,19 +412,24 @@ const BLOCKS: usize = 1024;
 static THREADS: [AtomicUsize; BLOCKS] = [const { AtomicUsize::new(0) }; BLOCKS];
 
 /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On a program
-/// thread.
+/// thread. The engine starts now: who has threads need not be alone, and runtimes that map memory by system call instructions of
+/// their own (Go's) have them.
 pub(crate) fn thread_started(block: usize, stack: usize) {
+    remember(block);
+    handed_out(stack);
+    if let Some(plan) = dormant() {
+        wake(plan, true);
+    }
+}
+
+fn remember(block: usize) {
     let hash = (block as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     for i in 0..BLOCKS {
         let place = &THREADS[(hash as usize + i) % BLOCKS];
         match place.compare_exchange(0, block, SeqCst, SeqCst) {
             Err(other) if other != block => {}
-            _ => return handed_out(stack),
+            _ => return,
         }
-    }
-    // More than can be remembered.
-    if let Some(plan) = dormant() {
-        wake(plan, true);
     }
 }
 
@@ -458,7 +468,7 @@ mod tests {
     #[test]
     fn a_block_is_remembered_once() {
         let block = 0x7f00_1234_5000;
-        (0..3).for_each(|_| thread_started(block, 0));
+        (0..3).for_each(|_| remember(block));
         assert_eq!(THREADS.iter().filter(|place| place.load(SeqCst) == block).count(), 1);
     }
 }

@@ -34,3 +34,31 @@ pub fn own_images() -> Vec<(usize, usize)> {
     unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::from_mut(&mut ranges).cast()) };
     ranges
 }
+
+/// Whether the program itself is linked with libc, and so gets its memory from there. One without (Go's without cgo are) makes its system
+/// calls itself. Where its dynamic section cannot be found: yes.
+pub fn program_needs_libc() -> bool {
+    extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
+        // SAFETY: libc passes a live record, the program's own first; out is the flag below.
+        let (info, needs) = unsafe { (&*info, &mut *out.cast::<bool>()) };
+        // SAFETY: dlpi_phnum headers at dlpi_phdr.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+        if let Some(dynamic) = headers.iter().find(|h| h.p_type == libc::PT_DYNAMIC) {
+            // SAFETY: pairs of a tag and a value, mapped as long as the program is.
+            let entries = unsafe {
+                let at = (info.dlpi_addr + dynamic.p_vaddr) as *const [u64; 2];
+                std::slice::from_raw_parts(at, dynamic.p_memsz as usize / size_of::<[u64; 2]>())
+            };
+            *needs = entries.iter().take_while(|entry| entry[0] != DT_NULL).any(|entry| entry[0] == DT_NEEDED);
+        }
+        1
+    }
+    let mut needs = true;
+    // SAFETY: the callback fits the declared type and the flag outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), std::ptr::from_mut(&mut needs).cast()) };
+    needs
+}
+
+/// Tags of a dynamic section.
+const DT_NULL: u64 = 0;
+const DT_NEEDED: u64 = 1;
