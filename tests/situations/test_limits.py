@@ -1,10 +1,11 @@
 """Near its limits a program has children that live, or forks that fail, as without farpage."""
 
+import json
 import os
 import resource
 import unittest
 
-from situation import FARPAGE, Situation, build, unless_root, unless_there
+from situation import FARPAGE, Situation, build, build_with_regions, unless_root, unless_there
 
 NOTHING_MANAGED = 1
 MANAGED = 28
@@ -16,6 +17,21 @@ class Limits(Situation):
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
         self.assertIn(ran.stdout, says, ran.stderr)
         return ran
+
+
+class Data(Situation):
+    def test_what_is_only_reserved_does_not_count(self):
+        """With a limit on writable private memory, and so where the kernel never overcommits (vm.overcommit_memory=2)."""
+        limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (128 << 20, 128 << 20))
+        report = self.dir / "report"
+        ran = self.run_farpage(build("grow.c"), "pieces", 64, ram="20M", options=["--stats-json", report], preexec_fn=limit)
+        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+        self.assertGreater(json.loads(report.read_text())["pswpout"], 0)
+
+    def test_regions(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
+        ran = self.run_plain(build_with_regions("region_descriptors.c"), "thread", "zram", "none", 0, self.dir, preexec_fn=limit)
+        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
 
 
 class Threads(Limits):

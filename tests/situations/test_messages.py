@@ -12,13 +12,14 @@ class Messages(Situation):
     @unittest.skipUnless(os.access("/dev/userfaultfd", os.R_OK | os.W_OK), "/dev/userfaultfd cannot be passed on")
     def test_a_tree_says_once_that_it_has_no_budget(self):
         # No program of it has address space enough for an engine.
-        script = "ulimit -v 4000000; for i in 1 2 3; do /bin/echo $i; sh -c '/bin/echo a; /bin/echo b'; done"
-        plain = self.run_plain("sh", "-c", script)
-        done = self.run_farpage("sh", "-c", script)
+        script = "ulimit -v 4000000; for i in 1 2 3; do $0 large 40; sh -c '$0 large 40; $0 large 40' $0; done"
+        grow = build("grow.c")
+        plain = self.run_plain("sh", "-c", script, grow)
+        done = self.run_farpage("sh", "-c", script, grow, ram="20M")
         self.assertEqual((done.returncode, done.stdout), (0, plain.stdout))
         self.assertEqual(done.stderr.count(NO_BUDGET), 1, done.stderr)
         # Another tree says it anew.
-        again = self.run_farpage("sh", "-c", script)
+        again = self.run_farpage("sh", "-c", script, grow, ram="20M")
         self.assertEqual(again.stderr, done.stderr)
 
     def test_lost_pages_are_summed_up(self):

@@ -20,7 +20,7 @@ BY_NAME = {
     "a thread that starts another": "pthread_attr_getstacksize pthread_attr_init",
     "a tracer's thread looks at its tracee": "closedir dirfd opendir readdir64",
     "a thread that starts a program": "environ",
-    "a forking thread": "_IO_list_all pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
+    "a forking thread": "_IO_list_all _IO_list_lock _IO_list_unlock pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
     "in a panic, which ends the process": """
         _Unwind_Backtrace _Unwind_GetDataRelBase _Unwind_GetIP _Unwind_GetIPInfo _Unwind_GetLanguageSpecificData
         _Unwind_GetRegionStart _Unwind_GetTextRelBase _Unwind_Resume _Unwind_SetGR _Unwind_SetIP __cxa_thread_atexit_impl

@@ -182,8 +182,8 @@ fn limits_too_low_for_the_engine() {
         ),
         (
             libc::RLIMIT_DATA,
-            8 << 30,
-            "the limit on private memory (ulimit -d) is 8.0 GiB; farpage reserves",
+            16 << 20,
+            "the limit on private memory (ulimit -d) is 16.0 MiB; farpage reserves",
             "ulimit -d unlimited",
         ),
         (libc::RLIMIT_NOFILE, 16, "the limit on open files (ulimit -n) is 16; farpage needs", "ulimit -n 1024"),

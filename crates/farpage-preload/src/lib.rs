@@ -27,7 +27,7 @@ static HEAP: Heap = Heap::empty();
 extern "C" fn init() {
     let part = farpage::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
-    unsafe { HEAP.give(part) };
+    let _open_already = unsafe { HEAP.give(part, EARLY) };
     interpose::find();
     allocate::find();
     forks::find();

@@ -21,7 +21,7 @@ use exec::Image;
 use farpage::conf::size;
 use farpage::conf::{self, Conf, SwapSpec};
 use farpage::probe::{self, Probe};
-use farpage::run::state::address_space_bytes;
+use farpage::run::state::{address_space_bytes, commit_bytes};
 use farpage::swap::space::build::check_memory;
 use farpage::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -153,10 +153,24 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
 /// Files that the engine has open besides those of its devices, one more for each CPU.
 const FILES: u64 = 48;
 
+/// Bytes that the kernel has left to promise, where it never promises more than it has (`vm.overcommit_memory=2`).
+fn commit_left() -> Option<u64> {
+    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    let memory = std::fs::read_to_string("/proc/meminfo").ok().filter(|_| mode.trim() == "2")?;
+    let value = |name: &str| {
+        let line = memory.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    Some(value("CommitLimit:")?.saturating_sub(value("Committed_AS:")?))
+}
+
 /// Whether the engine can reserve the address space that it needs, and open its files.
 fn check_limits(ram: u64) -> Result<()> {
-    let need = address_space_bytes(ram);
-    for (resource, what, flag) in [(Resource::As, "address space", "-v"), (Resource::Data, "private memory", "-d")] {
+    let limits = [
+        (Resource::As, address_space_bytes(ram), "address space", "-v"),
+        (Resource::Data, commit_bytes(ram), "private memory", "-d"),
+    ];
+    for (resource, need, what, flag) in limits {
         if let Some(limit) = getrlimit(resource).current.filter(|limit| *limit < need) {
             return Err(Failure::new(format!(
                 "the limit on {what} (ulimit {flag}) is {}; farpage reserves {} for a budget of {}\n  \
@@ -166,6 +180,15 @@ fn check_limits(ram: u64) -> Result<()> {
                 size::format(ram)
             )));
         }
+    }
+    if let Some(left) = commit_left().filter(|left| *left < commit_bytes(ram)) {
+        return Err(Failure::new(format!(
+            "vm.overcommit_memory is 2, and the kernel has {} of memory left to promise; farpage needs {} for a budget of {}\n  \
+             add swap, raise vm.overcommit_ratio, or set vm.overcommit_memory to 0",
+            size::format(left),
+            size::format(commit_bytes(ram)),
+            size::format(ram)
+        )));
     }
     let files = FILES + cpu::count() as u64;
     match getrlimit(Resource::Nofile).current {

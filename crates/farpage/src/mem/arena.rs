@@ -12,6 +12,7 @@
 //! causing an event that somebody would have to read.
 
 use crate::PAGE_SIZE;
+use crate::mem::open::open;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use std::ffi::c_void;
@@ -73,7 +74,9 @@ impl Arena {
         Arena::part_sizes(sizes).iter().map(|n| n + GAP).sum::<usize>() + GAP
     }
 
-    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is touched yet, so it costs address space only.
+    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is
+    /// touched yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, trash and bell can be
+    /// used, the table can be read, and the rest is closed.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
@@ -90,12 +93,16 @@ impl Arena {
             *part = Part { base: at, len };
             at += len + GAP;
             let ptr = part.base as *mut c_void;
-            // SAFETY: inside the reservation made above, which nobody else knows yet.
-            unsafe { mprotect(ptr, len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
-            // SAFETY: as above. Huge pages would blur the page-wise accounting; without them it still works.
+            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the page-wise accounting; without them it still works.
             let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
         }
         let [heap, table, pool, stacks, frames, trash, bell] = parts;
+        for part in [stacks, trash, bell] {
+            // SAFETY: as above.
+            unsafe { open(part.base, part.len) }?;
+        }
+        // SAFETY: as above.
+        unsafe { mprotect(table.base as *mut c_void, table.len, MprotectFlags::READ) }?;
         Ok(Arena { all, heap, table, pool, stacks, frames, trash, bell })
     }
 }

@@ -12,6 +12,7 @@
 //! meanwhile fails. (The top's link may be read while its new owner writes there: the pop fails then, too.)
 
 use crate::mem::arena::Part;
+use crate::mem::open::Opening;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
@@ -26,6 +27,7 @@ struct Piece {
     /// Where the memory that was never used begins.
     next: AtomicUsize,
     end: usize,
+    opening: Opening,
 }
 
 /// The top of a stack of free blocks: two words that change together, by an instruction that no atomic type has.
@@ -93,17 +95,25 @@ impl Heap {
         }
     }
 
-    /// Gives the heap its memory. What was allocated before stays valid; what was left of the part before is not used any
-    /// more.
+    /// Gives the heap its memory, of which the first `opened` bytes can be written; the rest is opened as it is needed. What was
+    /// allocated before stays valid; what was left of the part before is not used any more. False: not even the first page could be
+    /// opened.
     ///
     /// # Safety
-    /// `part` is zeroed, readable and writable, aligned to 16 bytes, larger than 16, used by nobody else, and stays mapped.
-    pub unsafe fn give(&self, part: Part) {
+    /// `part` is zeroed, aligned to 16 bytes (to a page, if it is to be opened), larger than a page, used by nobody else, and stays mapped.
+    #[must_use]
+    pub unsafe fn give(&self, part: Part, opened: usize) -> bool {
         let piece = part.base as *mut Piece;
-        let first = AtomicUsize::new(part.base + size_of::<Piece>());
-        // SAFETY: the part has room for it and is ours (caller's promise).
-        unsafe { piece.write(Piece { next: first, end: part.end() }) };
+        let first = part.base + size_of::<Piece>();
+        // SAFETY: caller's promise.
+        let opening = unsafe { Opening::new(part.base + opened, part.end()) };
+        if !opening.reach(first) {
+            return false;
+        }
+        // SAFETY: the part has room for it, is ours (caller's promise), and is open so far.
+        unsafe { piece.write(Piece { next: AtomicUsize::new(first), end: part.end(), opening }) };
         self.piece.store(piece, Release);
+        true
     }
 
     /// A block (null: there is no room), and whether it is known to be zero.
@@ -128,11 +138,11 @@ impl Heap {
         let start = |next: usize| next.next_multiple_of(align);
         let cut = |next: usize| start(next).checked_add(size).filter(|end| *end <= piece.end);
         match piece.next.fetch_update(Relaxed, Relaxed, cut) {
-            Ok(next) => {
+            Ok(next) if piece.opening.reach(start(next) + size) => {
                 self.used.fetch_add(start(next) + size - next, Relaxed);
                 (start(next) as *mut u8, true)
             }
-            Err(_) => (std::ptr::null_mut(), false),
+            _ => (std::ptr::null_mut(), false),
         }
     }
 
@@ -180,9 +190,9 @@ impl Growing {
         let Some(len) = size.checked_mul(3).map(|thrice| thrice.max(Self::PIECE)) else { return false };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping where the kernel likes.
-        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) };
         // SAFETY: just mapped, and never unmapped; nobody else knows it.
-        at.map(|at| unsafe { self.0.give(Part { base: at as usize, len }) }).is_ok()
+        at.is_ok_and(|at| unsafe { self.0.give(Part { base: at as usize, len }, 0) })
     }
 }
 
@@ -258,7 +268,9 @@ mod tests {
         let memory = vec![0u128; 1 << 20].leak();
         let heap = Heap::empty();
         // SAFETY: leaked memory that only the heap uses.
-        unsafe { heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }) };
+        assert!(unsafe {
+            heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }, size_of_val(memory))
+        });
         let layouts = [24, 64, 100].map(|size| Layout::from_size_align(size, 8).unwrap());
         let market = std::sync::Mutex::new(Vec::<(usize, u64)>::new());
         let check = |(at, mark): (usize, u64)| {
@@ -318,7 +330,9 @@ mod tests {
         let memory = vec![0u128; 1 << 16].leak();
         let heap = Heap::empty();
         // SAFETY: leaked memory that only the heap uses.
-        unsafe { heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }) };
+        assert!(unsafe {
+            heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }, size_of_val(memory))
+        });
         let layouts = [(24, 8), (100, 16), (4096, 4096), (5000, 64), (17, 1)]
             .map(|(s, a)| Layout::from_size_align(s, a).unwrap());
         let mut seen: Vec<(usize, usize)> = Vec::new();

@@ -4,3 +4,4 @@ pub mod arena;
 pub mod count;
 pub mod frame;
 pub mod heap;
+pub mod open;

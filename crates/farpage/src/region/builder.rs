@@ -24,6 +24,7 @@ use farpage_swap::readahead::{Streams, Tuning};
 use farpage_swap::splice::Linking;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::mm::ProtFlags;
 use std::mem::ManuallyDrop;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -226,14 +227,16 @@ impl Builder {
         let space = Space::reserve(self.inherit).map_err(os("cannot reserve address space"))?;
         let pages = (self.budget / PAGE_SIZE as u64) as usize;
         let frames_len = (pages / 8).max(FRAMES_MIN) * PAGE_SIZE;
-        let frame_memory = Mapping::new(frames_len, true).map_err(os("cannot reserve frames"))?;
+        let frame_memory =
+            Mapping::new(frames_len, ProtFlags::READ | ProtFlags::WRITE).map_err(os("cannot reserve frames"))?;
         let keep = |memory: &Mapping| if self.inherit { Ok(()) } else { memory.not_in_children() };
         keep(&frame_memory).map_err(os("cannot reserve frames"))?;
         uffd.register(frame_memory.0.base, frames_len)
             .map_err(|_| Error::Os { what: "cannot register frames", errno: Errno::NOMEM })?;
         // The budget may grow; what is not used of this costs nothing.
         let pool_len = (self.budget as usize * 4).max(256 << 20);
-        let pool_memory = Mapping::new(pool_len, true).map_err(os("cannot reserve the compressed pool"))?;
+        let pool_memory =
+            Mapping::new(pool_len, ProtFlags::empty()).map_err(os("cannot reserve the compressed pool"))?;
         keep(&pool_memory).map_err(os("cannot reserve the compressed pool"))?;
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).

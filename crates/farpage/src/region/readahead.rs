@@ -18,9 +18,11 @@ use super::space::Mapping;
 use super::trend::Trend;
 use super::word::{Hint, Seen, State};
 use super::{Error, Region};
+use crate::mem::open::{STEP, Scattered};
 use crate::stat::Stat;
 use crate::swap::Entry;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
+use rustix::mm::ProtFlags;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -133,6 +135,7 @@ pub struct Readahead {
     cluster: Mutex<ClusterState>,
     /// Page of each slot, as of when it was stored: a hint, to be compared with the page's word.
     owners: Mapping,
+    opening: Scattered<{ SLOTS * size_of::<AtomicU32>() / STEP / 64 }>,
     /// Whether `owners` is kept.
     by_slot: AtomicBool,
     background: Background,
@@ -150,13 +153,17 @@ impl Readahead {
     /// # Errors
     /// No address space.
     pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<Readahead, rustix::io::Errno> {
-        let owners = Mapping::new(SLOTS * size_of::<AtomicU32>(), true)?;
+        const BYTES: usize = SLOTS * size_of::<AtomicU32>();
+        let owners = Mapping::new(BYTES, ProtFlags::READ)?;
+        // SAFETY: the mapping lives as long as what is made here.
+        let opening = unsafe { Scattered::new(owners.0.base, BYTES) };
         Ok(Readahead {
             maps: RwLock::default(),
             tuning,
             limit: limit.max(1),
             cluster: Mutex::default(),
             owners,
+            opening,
             by_slot: AtomicBool::new(rotational || tuning.rule == Rule::Slot),
             background: Background::default(),
         })
@@ -207,7 +214,7 @@ impl Readahead {
     /// A page was stored in a slot.
     #[inline]
     pub fn stored(&self, page: u32, entry: Entry) {
-        if self.by_slot.load(Relaxed) {
+        if self.by_slot.load(Relaxed) && self.opening.reach(entry.raw() as usize % SLOTS * size_of::<AtomicU32>()) {
             self.owner(entry).store(page, Relaxed);
         }
     }

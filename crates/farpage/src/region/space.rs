@@ -10,6 +10,7 @@ use super::inner::Inner;
 use super::word::Word;
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
+use crate::mem::open::open;
 use crate::sys::raw::discard;
 use farpage_swap::lru::{Links, NIL};
 use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick};
@@ -27,12 +28,11 @@ const PAGES_MIN: usize = 1 << 20;
 pub struct Mapping(pub Part);
 
 impl Mapping {
-    /// Reserves `len` bytes; `rw`: usable at once.
+    /// Reserves `len` bytes, which can be used as `prot` says until they are opened ([`crate::mem::open`]).
     ///
     /// # Errors
     /// No address space.
-    pub fn new(len: usize, rw: bool) -> Result<Mapping, Errno> {
-        let prot = if rw { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::empty() };
+    pub fn new(len: usize, prot: ProtFlags) -> Result<Mapping, Errno> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
@@ -86,12 +86,16 @@ impl Space {
     }
 
     fn of(pages: usize, inherit: bool) -> Result<Space, Errno> {
-        let memory = Mapping::new(pages * PAGE_SIZE, false)?;
+        let memory = Mapping::new(pages * PAGE_SIZE, ProtFlags::empty())?;
         if !inherit {
             memory.not_in_children()?;
         }
-        let (words, links) = (Mapping::new(pages * 8, true)?, Mapping::new(pages * 8, true)?);
-        Ok(Space { memory, words, links, wanted: Mapping::new(pages / STRETCH_PAGES as usize, true)?, pages })
+        let tables = |len| Mapping::new(len, ProtFlags::READ);
+        let (words, links) = (tables(pages * 8)?, tables(pages * 8)?);
+        let space = Space { memory, words, links, wanted: tables(pages / STRETCH_PAGES as usize)?, pages };
+        // Numbers beyond the end are taken for the last page.
+        space.open_tables(pages - 1, 1)?;
+        Ok(space)
     }
 
     /// How many pages it has.
@@ -125,13 +129,26 @@ impl Space {
         unsafe { &*(self.links.0.base as *const [AtomicU32; 2]).add((page as usize).min(self.pages - 1)) }
     }
 
+    /// Makes what is kept of pages writable.
+    fn open_tables(&self, first: usize, pages: usize) -> Result<(), Errno> {
+        for table in [&self.words, &self.links] {
+            // SAFETY: the mapping is ours and has 8 bytes for each page.
+            unsafe { open(table.0.base + first * 8, pages * 8) }?;
+        }
+        let stretch = |page: usize| page / STRETCH_PAGES as usize;
+        let (from, last) = (stretch(first), stretch(first + pages - 1));
+        // SAFETY: the mapping is ours and has a byte for each stretch of pages.
+        unsafe { open(self.wanted.0.base + from, last - from + 1) }
+    }
+
     /// Makes pages accessible (to be registered), or inaccessible and empty.
     ///
     /// # Errors
     /// The kernel's: too many mappings, no memory for page tables.
-    pub fn open(&self, first: u32, pages: usize, open: bool) -> Result<(), Errno> {
+    pub fn open(&self, first: u32, pages: usize, accessible: bool) -> Result<(), Errno> {
         let (at, len) = (self.addr(first) as *mut c_void, pages * PAGE_SIZE);
-        if open {
+        if accessible {
+            self.open_tables(first as usize, pages)?;
             // SAFETY: inside our reservation; no region is there yet.
             return unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) };
         }

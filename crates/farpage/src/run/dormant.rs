@@ -123,7 +123,9 @@ impl Plan {
         let heap = arena(self)?.heap;
         if !self.heap_given.swap(true, SeqCst) {
             // SAFETY: fresh memory of the arena, handed over once.
-            unsafe { self.heap.give(heap) };
+            if !unsafe { self.heap.give(heap, 0) } {
+                return Err("no memory for the engine's heap".into());
+            }
         }
         Ok(())
     }

@@ -21,6 +21,7 @@
 //! pages: when one of them was last wanted back.
 
 use crate::mem::arena::Part;
+use crate::mem::open::{Opening, STEP, Scattered};
 use crate::swap::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
@@ -105,6 +106,9 @@ const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
 /// Address space the table needs.
 pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>() + LEAF_STRETCHES);
 
+/// The directory is opened by these.
+const DIR_STEPS: usize = DIR_ENTRIES * 4 / STEP;
+
 /// See the module documentation.
 pub struct PageTable {
     dir: &'static [AtomicU32],
@@ -113,6 +117,9 @@ pub struct PageTable {
     /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young marks of the old
     /// one; they age.
     wanted: &'static [AtomicU8],
+    /// Of the three arrays that have a place for each leaf.
+    opening: [Opening; 3],
+    dir_opening: Scattered<{ DIR_STEPS.div_ceil(64) }>,
     /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
     taken: AtomicUsize,
     /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
@@ -128,7 +135,7 @@ impl PageTable {
     /// A table in `part`.
     ///
     /// # Safety
-    /// `part` is at least [`TABLE_BYTES`] of zeroed, readable and writable memory that stays mapped and is used by
+    /// `part` is at least [`TABLE_BYTES`] of zeroed memory, readable at least, that begins with a page, stays mapped and is used by
     /// nobody else.
     pub unsafe fn new(part: Part) -> PageTable {
         let leaves = part.base;
@@ -143,6 +150,9 @@ impl PageTable {
                 home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
                 leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
                 wanted: std::slice::from_raw_parts(wanted as *const AtomicU8, LEAVES_MAX * LEAF_STRETCHES),
+                opening: [(leaves, dir), (home, wanted), (wanted, part.base + TABLE_BYTES)]
+                    .map(|(base, end)| Opening::new(base, end.next_multiple_of(PAGE_SIZE))),
+                dir_opening: Scattered::new(dir, DIR_ENTRIES * 4),
                 taken: AtomicUsize::new(1),
                 free: AtomicU32::new(0),
                 live: AtomicUsize::new(0),
@@ -159,16 +169,21 @@ impl PageTable {
         (leaf != 0).then(|| Node(leaf << LEAF_BITS | (vpn as u32 & (LEAF_PAGES as u32 - 1))))
     }
 
-    /// The node of a page; makes its leaf. `None`: address out of reach, or the table is full. Pager only.
+    /// The node of a page; makes its leaf. `None`: address out of reach, the table is full, or
+    /// no memory for it. Pager only.
     pub fn node_or_create(&self, vpn: Vpn) -> Option<Node> {
         if let Some(node) = self.node(vpn) {
             return Some(node);
         }
-        let slot = self.dir.get((vpn >> LEAF_BITS) as usize)?;
+        let at = (vpn >> LEAF_BITS) as usize;
+        let slot = self.dir.get(at)?;
+        if !self.dir_opening.reach(at * 4) {
+            return None;
+        }
         let leaf = match self.free.load(Ordering::Relaxed) {
             0 => {
                 let leaf = self.taken.load(Ordering::Relaxed);
-                if leaf == LEAVES_MAX {
+                if leaf == LEAVES_MAX || !self.open_leaf(leaf) {
                     return None;
                 }
                 self.taken.store(leaf + 1, Ordering::Relaxed);
@@ -183,6 +198,16 @@ impl PageTable {
         self.home[leaf as usize].store((vpn >> LEAF_BITS) as u32, Ordering::Relaxed);
         slot.store(leaf, Ordering::Release);
         self.node(vpn)
+    }
+
+    /// Whether a leaf and what belongs to it can be written now.
+    fn open_leaf(&self, leaf: usize) -> bool {
+        let ends = [
+            &raw const self.leaves[leaf] as usize + size_of::<Leaf>(),
+            &raw const self.home[leaf] as usize + 4,
+            &raw const self.wanted[leaf * LEAF_STRETCHES] as usize + LEAF_STRETCHES,
+        ];
+        self.opening.iter().zip(ends).all(|(array, end)| array.reach(end))
     }
 
     /// Gives the leaf of `vpn` back if none of its pages has a state any more. Pager only.

@@ -184,6 +184,13 @@ pub fn address_space_bytes(ram: u64) -> u64 {
     Arena::bytes(arena_sizes(ram)) as u64
 }
 
+/// Bytes of memory that can be written at the start of an engine with a budget of `ram` bytes: with less commit left, or a lower
+/// limit on data (`RLIMIT_DATA`), none can start. What the engine keeps of pages that are out is opened later.
+pub fn commit_bytes(ram: u64) -> u64 {
+    let [.., stacks, frames] = arena_sizes(ram);
+    (stacks + frames + 8 * crate::mem::open::STEP) as u64
+}
+
 /// Bytes of an engine thread's memory.
 const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;
 

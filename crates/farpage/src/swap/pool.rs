@@ -15,6 +15,7 @@
 //! was just allocated and that nobody else knows yet ([`Pool::object`]), and returning a span's memory to the
 //! kernel ([`Pool::take_excess`], [`Release::run`], [`Pool::released`]). The pool itself does not lock.
 
+use crate::mem::open::Opening;
 use std::ptr::NonNull;
 
 /// Bytes of a span.
@@ -115,6 +116,7 @@ struct Span {
 /// The store. Not thread-safe by itself.
 pub struct Pool {
     base: NonNull<u8>,
+    opening: Opening,
     spans_max: u32,
     spans: Vec<Span>,
     /// First span of each class and fullness group.
@@ -138,12 +140,16 @@ impl Pool {
     /// `limit`: most bytes of memory it may hold ([`Pool::resident_bytes`]).
     ///
     /// # Safety
-    /// `base..base+len` is private anonymous memory, readable, writable and zero or initialised, aligned to a page,
-    /// that nothing else uses for as long as the pool exists.
+    /// `base..base+len` is a reservation of private anonymous memory, zero or initialised, aligned to a page (the pool opens it:
+    /// [`Opening`]), that nothing else uses for as long as the pool exists.
     pub unsafe fn new(base: NonNull<u8>, len: usize, limit: u64) -> Pool {
         let spans_max = (len / SPAN_BYTES).min(1 << (32 - OBJECT_BITS)) as u32;
+        let at = base.as_ptr() as usize;
+        // SAFETY: caller's promise.
+        let opening = unsafe { Opening::new(at, at + len) };
         Pool {
             base,
+            opening,
             spans_max,
             spans: Vec::new(),
             heads: [[NIL; GROUPS]; CLASSES.count],
@@ -325,7 +331,8 @@ impl Pool {
                 Some(span) => span,
                 None => {
                     let span = self.spans.len() as u32;
-                    if span >= self.spans_max {
+                    let end = self.base.as_ptr() as usize + (span as usize + 1) * SPAN_BYTES;
+                    if span >= self.spans_max || !self.opening.reach(end) {
                         return None;
                     }
                     let map = [0; OBJECTS_MAX / 64];

@@ -9,6 +9,7 @@
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
+use crate::mem::open::Opening;
 use crate::sys::cpu;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use farpage_swap::slots::SlotMap;
@@ -20,6 +21,7 @@ pub struct Ram {
     index: u8,
     caps: Caps,
     base: NonNull<u8>,
+    opening: Opening,
     /// Check values.
     slots: SlotMap<[u32; 4], 4>,
     /// Highest slot ever used: the memory up to it has been touched.
@@ -37,14 +39,17 @@ impl Ram {
     /// A device number `index` over `len` bytes at `base`, whole clusters of 2 MiB.
     ///
     /// # Safety
-    /// `base..base+len` is private anonymous memory, readable and writable, aligned to a page, that nothing else uses
-    /// for as long as the device exists.
+    /// `base..base+len` is a reservation of private anonymous memory, aligned to a page (the device opens it), that nothing else
+    /// uses for as long as the device exists.
     pub unsafe fn new(index: u8, priority: i32, base: NonNull<u8>, len: usize) -> Ram {
         let clusters = len / PAGE_SIZE / CLUSTER_SLOTS;
+        let at = base.as_ptr() as usize;
         Ram {
             index,
             caps: Caps { synchronous: true, priority, ..Caps::default() },
             base,
+            // SAFETY: caller's promise.
+            opening: unsafe { Opening::new(at, at + len) },
             slots: SlotMap::new((clusters * CLUSTER_SLOTS) as u64, cpu::count()),
             top: AtomicU64::new(0),
             full: AtomicBool::new(false),
@@ -81,6 +86,12 @@ impl SwapDevice for Ram {
             self.full.store(true, Relaxed);
             return Err(StoreError::Full);
         };
+        if !self.opening.reach(self.page(slot) as usize + PAGE_SIZE) {
+            self.slots.insert(slot, check_words(check));
+            self.slots.free(slot);
+            self.full.store(true, Relaxed);
+            return Err(StoreError::Full);
+        }
         self.top.fetch_max(slot, Relaxed);
         // SAFETY: the slot was taken above and nobody else knows it yet; `page` is not in the device's memory.
         unsafe { self.page(slot).copy_from_nonoverlapping(page, 1) };

@@ -30,7 +30,7 @@ impl Raised {
         }
         let hard = at_most(before.maximum).max(numbers);
         let to = Rlimit { current: Some(numbers), maximum: before.maximum.map(|_| hard) };
-        setrlimit(Resource::Nofile, to.clone()).map_err(|_| Errno::MFILE)?;
+        setrlimit(Resource::Nofile, to).map_err(|_| Errno::MFILE)?;
         Ok(Some(Raised { before, to }))
     }
 
@@ -54,7 +54,7 @@ impl Drop for Raised {
         let now = getrlimit(Resource::Nofile);
         // Unless somebody else has set it.
         if (now.current, now.maximum) == (self.to.current, self.to.maximum) {
-            let _ = setrlimit(Resource::Nofile, self.before.clone());
+            let _ = setrlimit(Resource::Nofile, self.before);
         }
     }
 }

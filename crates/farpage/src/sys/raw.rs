@@ -207,13 +207,13 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     line.len = line.len.min(line.bytes.len() - 1);
     let _ = line.write_str("\n");
     let bytes = &line.bytes[..line.len];
-    if !is_engine_thread() {
-        // SAFETY: borrowed for these calls, which fail if it is not open.
-        let own = unsafe { BorrowedFd::borrow_raw(2) };
+    // An engine's and a pager's threads have tables of their own, in which 2 is something else, or nothing.
+    let of_process = fetch_fd_of_process(2).or_else(|_| standard_error_anew());
+    // SAFETY: borrowed for these calls, which fail if it is not open, or is no file to write to.
+    let own = (!is_engine_thread()).then(|| unsafe { BorrowedFd::borrow_raw(2) });
+    if let Some(to) = of_process.as_ref().ok().map(AsFd::as_fd).or(own) {
         // No signal for a pipe whose reader is gone.
-        without_signal(libc::SIGPIPE, || write_in_time(own, bytes));
-    } else if let Ok(fd) = fetch_fd_of_process(2).or_else(|_| standard_error_anew()) {
-        write_in_time(fd.as_fd(), bytes);
+        without_signal(libc::SIGPIPE, || write_in_time(to, bytes));
     }
 }
 

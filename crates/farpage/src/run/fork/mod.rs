@@ -88,7 +88,7 @@ impl Errand {
 }
 
 /// Descriptors that an engine opens at its start, besides those that it is given.
-const OPENS: u64 = 24;
+const OPENS: u64 = 32;
 
 /// A limit on open files that the start of an engine fits into, which is given so many.
 ///

@@ -17,6 +17,7 @@ pub(crate) mod swap_in;
 pub mod trace;
 
 use crate::PAGE_SIZE;
+use crate::mem::open::open;
 use crate::run::cpus::affinity::{Eager, Placement};
 use crate::run::cpus::cpu_latency::Awake;
 use crate::run::mappings::event_order::Order;
@@ -152,6 +153,9 @@ impl Engine {
         let uffd = Uffd::open(self.device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let trash = Uffd::open(self.device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
+        // SAFETY: the arena's own.
+        unsafe { open(self.arena.frames.base, self.arena.frames.len) }
+            .map_err(|e| format!("no memory for the engine's frames: {}", ErrnoText::from(e)))?;
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
         trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
         uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;

@@ -90,7 +90,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     close_program_files(vec![e.fork.inherited_end()]);
     // Refused: perhaps the limit is enough.
-    let room = room_for_start(0);
+    let room = room_for_start(e.given_to_children().len());
     let mut monitor = match e.fork.inherit(e).and_then(|()| Monitor::new(e, true)) {
         Ok(m) => m,
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
