@@ -17,7 +17,7 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one coverage hooks run setup build install test-install test-programs test lint unit models loom tsan miri breakages stress \
+.PHONY: all help check test-one coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
 	situations programs programs-all soak bench clean
 .NOTPARALLEL:
 
@@ -37,7 +37,7 @@ check: setup
 NAME ?=
 test-one: build
 	@[ -n "$(NAME)" ] || { echo "make test-one NAME=part-of-a-name" >&2; exit 1; }
-	cargo test --workspace --release --quiet $(NAME)
+	cargo test --workspace --profile checked --quiet $(NAME)
 	python3 -B -m unittest discover -s tests/situations -k $(NAME)
 
 ## make coverage: what the unit tests run, by file (needs cargo-llvm-cov: cargo install cargo-llvm-cov)
@@ -96,7 +96,7 @@ lint:
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 unit:
-	cargo test --workspace --release --quiet
+	cargo test --workspace --profile checked --quiet
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 3
@@ -139,55 +139,61 @@ $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $(STRESS_SOURCES)
 
+# With the engine's assertions; command and library lie side by side in target/checked.
+CHECKED := target/checked/farpage
+
+build-checked:
+	cargo build --profile checked --quiet
+
 # The verifying stress program, natively (the test must be right) and under a quarter of its working set.
-stress: build test-programs
+stress: build-checked test-programs
 	$(TESTS)/stress --mb 64 --ops 1000
-	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 1500 --seed 11 --no-fork
-	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12
-	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 400 --seed 45
-	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
-	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
+	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 1500 --seed 11 --no-fork
+	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12
+	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 400 --seed 45
+	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
+	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
-	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp --stats-json $(TESTS)/queued.json -- \
+	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp --stats-json $(TESTS)/queued.json -- \
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
-	$(FARPAGE) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
-	FARPAGE_CONF='ram:16777216;swap:zram;verify;reader' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so $(TESTS)/ahead 48 60 60
-	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;reader' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+	$(CHECKED) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
+	FARPAGE_CONF='ram:16777216;swap:zram;verify;reader' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 60 60
+	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;reader' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 14
-	$(FARPAGE) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
-	$(FARPAGE) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
-	for rule in exact vma slot; do $(FARPAGE) run --ram 24M --verify --readahead $$rule -- \
+	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
+	$(CHECKED) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
+	for rule in exact vma slot; do $(CHECKED) run --ram 24M --verify --readahead $$rule -- \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12 || exit 1; done
-	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
-	tests/stress/readahead.py $(FARPAGE) $(TESTS)/patterns
-	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
-	$(FARPAGE) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
-	tests/stress/zeros.py $(FARPAGE)
-	tests/stress/full.py $(FARPAGE) $(TESTS)/patterns
-	tests/stress/verify.py $(FARPAGE)
-	$(FARPAGE) run --ram 24M -- $(TESTS)/locked 24
-	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
+	tests/stress/readahead.py $(CHECKED) $(TESTS)/patterns
+	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
+	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
+	tests/stress/zeros.py $(CHECKED)
+	tests/stress/full.py $(CHECKED) $(TESTS)/patterns
+	tests/stress/verify.py $(CHECKED)
+	$(CHECKED) run --ram 24M -- $(TESTS)/locked 24
+	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
-	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
-	$(FARPAGE) run --ram 24M --verify -- $(TESTS)/clones 32 1
-	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/handlers 96 3
-	$(FARPAGE) run --ram 32M --verify -- $(TESTS)/wipe 96
-	if [ $$(id -u) = 0 ]; then $(FARPAGE) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
-	$(FARPAGE) run --ram 24M -- $(TESTS)/arenas 32 300
-	tests/stress/mallocs.py $(FARPAGE) $(TESTS)/mallocs
-	$(FARPAGE) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
-	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;squeeze' LD_PRELOAD=$(CURDIR)/target/release/libfarpage_preload.so \
+	$(CHECKED) run --ram 24M --verify -- $(TESTS)/clones 32 1
+	$(CHECKED) run --ram 32M --verify -- $(TESTS)/handlers 96 3
+	$(CHECKED) run --ram 32M --verify -- $(TESTS)/wipe 96
+	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
+	$(CHECKED) run --ram 24M -- $(TESTS)/arenas 32 300
+	tests/stress/mallocs.py $(CHECKED) $(TESTS)/mallocs
+	$(CHECKED) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
+	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;squeeze' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/first 24 4 2000
 	if [ $$(id -u) = 0 ]; then for how in setuid undumpable chroot; do \
-		$(FARPAGE) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
+		$(CHECKED) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
 	else echo "skipped: confined needs root"; fi
-	tests/stress/children.py $(FARPAGE)
-	$(FARPAGE) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
+	tests/stress/children.py $(CHECKED)
+	$(CHECKED) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
-	$(FARPAGE) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
-	! $(FARPAGE) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
+	$(CHECKED) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
+	! $(CHECKED) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
 
 # What once broke programs under farpage, one kind a file. To run some: make situations ONLY=descriptors
 ONLY ?=

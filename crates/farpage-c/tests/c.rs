@@ -20,9 +20,8 @@ fn libraries() -> &'static Path {
         let directory = exe.ancestors().nth(2).unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         cargo.args(["build", "--quiet", "--target-dir"]).arg(directory.parent().unwrap());
-        if directory.ends_with("release") {
-            cargo.arg("--release");
-        }
+        let profile = directory.file_name().unwrap().to_str().unwrap();
+        cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
         assert!(cargo.current_dir(root().join("../..")).status().unwrap().success(), "the libraries cannot be built");
         directory.into()
     })

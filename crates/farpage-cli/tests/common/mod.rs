@@ -95,9 +95,8 @@ pub fn preload() -> &'static Path {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         cargo.args(["build", "--quiet", "--package", "farpage-preload", "--target-dir"]);
         cargo.arg(directory.parent().unwrap());
-        if directory.ends_with("release") {
-            cargo.arg("--release");
-        }
+        let profile = directory.file_name().unwrap().to_str().unwrap();
+        cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         assert!(cargo.current_dir(root).status().unwrap().success(), "the library cannot be built");
         directory.join("libfarpage_preload.so")
