@@ -172,6 +172,9 @@ pub unsafe extern "C" fn mmap(
             engine.populate(at as usize, len);
         }
         None if ours => handed_out(at as usize, len),
+        None if flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0 => {
+            dormant::shared(len, (flags & libc::MAP_ANONYMOUS == 0).then_some(fd));
+        }
         None if flags & libc::MAP_PRIVATE != 0 && prot & libc::PROT_WRITE != 0 => reach_grows(len, flags),
         None => {}
     }

@@ -20,7 +20,7 @@ pub const THREAD_NAME: &str = "farpage-monitor";
 /// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
 pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
 /// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage2");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage3");
 /// The bytes of [`MAGIC`] that are the same in all versions.
 pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
@@ -72,10 +72,11 @@ macro_rules! fields {
 }
 
 /// Values that a pager of regions does not have.
-const ENGINE_ONLY: [&str; 19] = [
+const ENGINE_ONLY: [&str; 20] = [
     "active",
     "rss_anon_bytes",
     "rss_anon_peak_bytes",
+    "unmanaged_bytes",
     "pgmajfault_queued",
     "swap_ra_windows",
     "swap_ra_windows_hit",
@@ -163,6 +164,8 @@ fields! {
         file_bytes,
         /// Address space registered with userfaultfd.
         managed_bytes,
+        /// Resident memory that cannot be managed, while it leaves too little of the budget for the rest.
+        unmanaged_bytes,
         /// Engine metadata: page table, heap.
         meta_bytes,
     }

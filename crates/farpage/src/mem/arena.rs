@@ -5,11 +5,13 @@
 //!
 //! ```text
 //!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | trash | gap | bell | gap
+//!       | transit | gap | waste | gap
 //! ```
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
 //! mapping change is pending, which is what makes moving pages out safe against munmap and mmap in other threads.
 //! *Trash* belongs to a second userfaultfd without events: pages moved there are given back to the kernel without
-//! causing an event that somebody would have to read.
+//! causing an event that somebody would have to read. *Transit* and *waste* are the same for executable memory
+//! (`crate::run::pager::transit`).
 
 use crate::PAGE_SIZE;
 use crate::mem::open::open;
@@ -59,14 +61,22 @@ pub struct Arena {
     pub trash: Part,
     /// One page, never present, registered like the frames: discarding it is how a program thread wakes the pager.
     pub bell: Part,
+    /// Through which executable pages are taken out.
+    pub transit: Part,
+    /// Where they are moved to be freed.
+    pub waste: Part,
 }
 
 /// Bytes of the trash part: pages freed in one go.
 pub const TRASH_BYTES: usize = 256 * PAGE_SIZE;
 
+/// Bytes of the transit part, and of the waste: pages taken out in one go.
+pub const TRANSIT_BYTES: usize = 64 * PAGE_SIZE;
+
 impl Arena {
-    fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 7] {
-        [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE].map(|n| n.next_multiple_of(GAP))
+    fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 9] {
+        [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
+            .map(|n| n.next_multiple_of(GAP))
     }
 
     /// Bytes of address space that [`Arena::reserve`] takes for parts of these sizes.
@@ -88,21 +98,22 @@ impl Arena {
         }?;
         let all = Part { base: base as usize, len: total };
         let mut at = all.base + GAP;
-        let mut parts = [Part { base: 0, len: 0 }; 7];
+        let mut parts = [Part { base: 0, len: 0 }; 9];
         for (part, len) in parts.iter_mut().zip(Arena::part_sizes(sizes)) {
             *part = Part { base: at, len };
             at += len + GAP;
             let ptr = part.base as *mut c_void;
-            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the page-wise accounting; without them it still works.
+            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the page-wise
+            // accounting; without them it still works.
             let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
         }
-        let [heap, table, pool, stacks, frames, trash, bell] = parts;
+        let [heap, table, pool, stacks, frames, trash, bell, transit, waste] = parts;
         for part in [stacks, trash, bell] {
             // SAFETY: as above.
             unsafe { open(part.base, part.len) }?;
         }
         // SAFETY: as above.
         unsafe { mprotect(table.base as *mut c_void, table.len, MprotectFlags::READ) }?;
-        Ok(Arena { all, heap, table, pool, stacks, frames, trash, bell })
+        Ok(Arena { all, heap, table, pool, stacks, frames, trash, bell, transit, waste })
     }
 }

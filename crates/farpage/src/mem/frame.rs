@@ -153,6 +153,11 @@ impl Frames {
         self.len() - self.state().empty.count
     }
 
+    /// Frames that somebody uses.
+    pub fn in_use(&self) -> usize {
+        self.len() - self.unused_count()
+    }
+
     /// Frames that nobody uses, with or without a page.
     pub fn unused_count(&self) -> usize {
         let state = self.state();

@@ -21,8 +21,9 @@
 //! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is assumed to
 //! miss as much per MiB as the next MiB above it does.
 //!
-//! Memory that the program has locked is not divided: the pool's largest share shrinks by it, so that the rest of the
-//! program keeps a quarter of the budget to run in. With less, every fault would wait for a page of the few that can go.
+//! Memory that the program has locked, or that cannot be managed, is not divided: the pool's largest share shrinks by
+//! it, so that the rest of the program keeps a quarter of the budget to run in. With less, every fault would wait for a
+//! page of the few that can go.
 //!
 //! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and moving
 //! compressed pages on to a file is all that costs anything: so the limit rises then.
@@ -154,6 +155,8 @@ pub struct Sample {
     pub pages: u64,
     /// Of these, pages that cannot be taken out (locked, other access rights): an estimate.
     pub stuck: u64,
+    /// Besides these, pages that are not managed at all.
+    pub unmanaged: u64,
     /// RAM of the pool now, bytes.
     pub pool_bytes: u64,
     /// What it holds, uncompressed, bytes.
@@ -236,7 +239,7 @@ impl PoolShare {
 
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
-        let most = self.max.saturating_sub(now.stuck * PAGE as u64).max(self.min);
+        let most = self.max.saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min);
         if self.limit > most {
             // Not step by step: what is missing is missing now.
             self.limit = most;

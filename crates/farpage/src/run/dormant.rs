@@ -62,6 +62,8 @@ static HOME: AtomicU32 = AtomicU32::new(0);
 static PLAN: OnceLock<Plan> = OnceLock::new();
 /// Bytes that were given up to the last look, for a process that cannot look.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
+/// Bytes of shared memory that were mapped.
+static SHARED: AtomicU64 = AtomicU64::new(0);
 /// The program has asked for memory that its children have without content.
 static WIPES: AtomicBool = AtomicBool::new(false);
 /// Its memory is to be left alone.
@@ -198,6 +200,19 @@ pub fn grown() {
     }
 }
 
+/// `bytes` of memory that is shared were mapped, anonymous or, where `fd` says so, of a file. They do not count; but
+/// somebody must be there to say so if they become more than the budget. As [`handed_out`].
+pub fn shared(bytes: usize, fd: Option<RawFd>) {
+    const TMPFS: u64 = 0x0102_1994;
+    let Some(plan) = dormant() else { return };
+    // SAFETY: only asked what it is; if it is not open, there is no answer.
+    let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    let is_memory = fd.is_none_or(|fd| rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type as u64 == TMPFS));
+    if is_memory && SHARED.fetch_add(bytes as u64, SeqCst).saturating_add(bytes as u64) > plan.conf.ram {
+        wake(plan, false);
+    }
+}
+
 /// `bytes` are about to be filled in one call: the engine that has to be there by then, if any.
 pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
     if STAGE.load(Relaxed) == DORMANT && is_home() {
@@ -226,7 +241,7 @@ fn look(more: u64) {
 /// What the program has and may have; `given`: for want of anything better.
 fn here(given: u64) -> Reach {
     let seen = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
-    let mut reach = seen.unwrap_or(Reach { resident: 0, data: given });
+    let mut reach = seen.unwrap_or(Reach { resident: 0, data: given, others: 0 });
     // Grown without a call. What is usual is allowed for in the threshold.
     let stack = rustix::process::getrlimit(rustix::process::Resource::Stack).current.unwrap_or(u64::MAX);
     reach.data = reach.data.saturating_add(stack.saturating_sub(STACK));

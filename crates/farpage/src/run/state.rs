@@ -120,6 +120,8 @@ pub struct Engine {
     pub charges: &'static Charges,
     /// The program has asked for memory that its children have without content.
     pub wipes: AtomicBool,
+    /// Address of the page in which the first thread's stack began; that and what is above stays. 0: not known.
+    pub stack_top: AtomicUsize,
     /// Threads that the program has started, before activation.
     pub started: AtomicUsize,
     /// The kernel's news of mappings, on their way to the pager ([`crate::run::mappings::discovery`]).
@@ -263,6 +265,7 @@ impl Engine {
             recent: Recent::default(),
             charges: &CHARGES,
             wipes: AtomicBool::new(false),
+            stack_top: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             events: AtomicPtr::new(std::ptr::null_mut()),
             pinned: Mutex::new(BTreeSet::new()),
@@ -362,14 +365,14 @@ impl Engine {
 
     /// Free frames the writer keeps in store.
     pub fn free_target(&self) -> usize {
-        (self.budget.limit() as usize / 128).clamp(64, 1024)
+        (self.budget.movable() as usize / 128).clamp(64, 1024)
     }
 
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
     /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the pager
     /// and back, which is most of what a load from the pool costs.
     pub fn cached_target(&self) -> usize {
-        let most = (self.frames.len() / 8 * 5).min(self.budget.limit() as usize / 16);
+        let most = (self.frames.len() / 8 * 5).min(self.budget.movable() as usize / 16);
         lock(&self.lru).cached_target(most).clamp(128.min(most), most)
     }
 
@@ -456,6 +459,7 @@ impl Engine {
         set(&s.hot_bytes, hot * page);
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
+        set(&s.unmanaged_bytes, self.budget.unmanaged() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
         let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
         set(&s.meta_bytes, meta);
@@ -468,27 +472,6 @@ impl Engine {
         }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
         s.publish_usage(&self.space.usage());
-    }
-
-    /// The part of a candidate range that may be managed.
-    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
-        let mut from = start;
-        let own = (self.arena.all.base, self.arena.all.end());
-        while from < end {
-            let blocked = self.exclude.iter().chain(std::iter::once(&own)).filter(|(s, e)| *e > from && *s < end);
-            match blocked.min_by_key(|(s, _)| *s) {
-                Some(&(s, e)) => {
-                    if s > from {
-                        out.push((from, s));
-                    }
-                    from = e.max(from);
-                }
-                None => {
-                    out.push((from, end));
-                    break;
-                }
-            }
-        }
     }
 }
 

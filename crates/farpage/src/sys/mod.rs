@@ -10,6 +10,7 @@ pub mod futex;
 pub mod idle;
 pub mod limit;
 pub mod loader;
+pub mod maps;
 pub mod mutex;
 pub mod pagemap;
 pub mod pass;

@@ -33,6 +33,7 @@ struct ScanArg {
 
 const _: () = assert!(size_of::<ScanArg>() == 96);
 
+const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO_PAGE: u64 = 1 << 5;
@@ -106,6 +107,55 @@ pub fn runs_by_kind(
     end: usize,
     mut each: impl FnMut(usize, usize, bool) -> bool,
 ) -> Result<(), Errno> {
+    let want = Categories { anyof: IS_PRESENT | IS_SWAPPED, told: IS_PRESENT | IS_ZERO_PAGE, ..Categories::default() };
+    scan(pagemap, start, end, want, |r| each(r.start as usize, r.end as usize, r.categories & IS_ZERO_PAGE != 0))
+}
+
+/// Pages of `[start, end)` that have anonymous memory: of a private file mapping those that were written.
+///
+/// # Errors
+/// As [`present_runs`].
+pub fn anonymous_pages(pagemap: &Fd, start: usize, end: usize) -> Result<u64, Errno> {
+    let not = IS_FILE | IS_ZERO_PAGE;
+    count(pagemap, start, end, Categories { all: IS_PRESENT | not, inverted: not, anyof: 0, told: IS_PRESENT })
+}
+
+/// Pages of `[start, end)` that are mapped, whatever they are.
+///
+/// # Errors
+/// As [`present_runs`].
+pub fn mapped_pages(pagemap: &Fd, start: usize, end: usize) -> Result<u64, Errno> {
+    count(pagemap, start, end, Categories { all: IS_PRESENT, told: IS_PRESENT, ..Categories::default() })
+}
+
+fn count(pagemap: &Fd, start: usize, end: usize, want: Categories) -> Result<u64, Errno> {
+    let mut bytes = 0;
+    scan(pagemap, start, end, want, |r| {
+        bytes += r.end - r.start;
+        true
+    })?;
+    Ok(bytes / crate::PAGE_SIZE as u64)
+}
+
+/// Which pages a scan finds, and what it tells of them.
+#[derive(Clone, Copy, Default)]
+struct Categories {
+    /// All of these...
+    all: u64,
+    /// ... but these not, ...
+    inverted: u64,
+    /// ... and one of these, if there are any.
+    anyof: u64,
+    told: u64,
+}
+
+fn scan(
+    pagemap: &Fd,
+    start: usize,
+    end: usize,
+    want: Categories,
+    mut each: impl FnMut(&Region) -> bool,
+) -> Result<(), Errno> {
     let mut regions = [Region::default(); 64];
     let mut from = start as u64;
     while from < end as u64 {
@@ -118,15 +168,15 @@ pub fn runs_by_kind(
             vec: regions.as_mut_ptr() as u64,
             vec_len: regions.len() as u64,
             max_pages: 0,
-            category_inverted: 0,
-            category_mask: 0,
-            category_anyof_mask: IS_PRESENT | IS_SWAPPED,
-            return_mask: IS_PRESENT | IS_ZERO_PAGE,
+            category_inverted: want.inverted,
+            category_mask: want.all,
+            category_anyof_mask: want.anyof,
+            return_mask: want.told,
         };
         // SAFETY: arg and the vector it names are alive; the scan asks for no write-protection, so it only reads.
         let n = unsafe { pagemap.call(nr::IOCTL, [PAGEMAP_SCAN, std::ptr::from_mut(&mut arg) as usize, 0, 0, 0]) }?;
         for r in &regions[..n.min(regions.len())] {
-            if !each(r.start as usize, r.end as usize, r.categories & IS_ZERO_PAGE != 0) {
+            if !each(r) {
                 return Ok(());
             }
         }
@@ -191,6 +241,30 @@ mod tests {
         })
         .unwrap();
         assert_eq!(kinds, [(3, 5, false), (5, 8, true), (9, 10, false)]);
+        assert_eq!(anonymous_pages(&pagemap, base as usize, base as usize + len), Ok(3));
+        assert_eq!(mapped_pages(&pagemap, base as usize, base as usize + len), Ok(6));
+        // SAFETY: ours, and no longer used.
+        unsafe { munmap(base, len) }.unwrap();
+    }
+
+    #[test]
+    fn written_pages_of_a_private_file_mapping_are_anonymous() {
+        use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+        let len = 16 * 4096;
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len as u64).unwrap();
+        let rw = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new private mapping.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, rw, MapFlags::PRIVATE, &file, 0) }.unwrap();
+        for page in 0..16 {
+            // SAFETY: inside the mapping.
+            let at = unsafe { base.cast::<u8>().add(page * 4096) };
+            // SAFETY: as above.
+            unsafe { if page % 4 == 0 { at.write_volatile(1) } else { _ = at.read_volatile() } }
+        }
+        let pagemap = Fd::new(own().unwrap());
+        assert_eq!(anonymous_pages(&pagemap, base as usize, base as usize + len), Ok(4));
+        assert_eq!(mapped_pages(&pagemap, base as usize, base as usize + len), Ok(16));
         // SAFETY: ours, and no longer used.
         unsafe { munmap(base, len) }.unwrap();
     }

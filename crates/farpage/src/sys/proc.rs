@@ -1,4 +1,4 @@
-//! What `/proc` tells about this process: resident memory, mappings, threads.
+//! What `/proc` tells about this process: resident memory, threads. (Its mappings: [`super::maps`].)
 
 use super::raw::{Errno, nr, syscall};
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -118,6 +118,8 @@ pub struct Reach {
     pub resident: u64,
     /// Private mappings that may be written, filled or not, and stacks as far as they have grown.
     pub data: u64,
+    /// Resident memory of files, and shared memory.
+    pub others: u64,
 }
 
 impl Reach {
@@ -140,18 +142,10 @@ pub fn reach(statm: &OwnedFd) -> Result<Reach, Errno> {
     match (resident, shared, data) {
         (Some(r), Some(s), Some(d)) => {
             let page = crate::PAGE_SIZE as u64;
-            Ok(Reach { resident: r.saturating_sub(s) * page, data: d * page })
+            Ok(Reach { resident: r.saturating_sub(s) * page, data: d * page, others: s * page })
         }
         _ => Err(Errno::INVAL),
     }
-}
-
-/// Resident anonymous memory in pages.
-///
-/// # Errors
-/// As [`reach`].
-pub fn rss_anon_pages(statm: &OwnedFd) -> Result<u64, Errno> {
-    Ok(reach(statm)?.resident / crate::PAGE_SIZE as u64)
 }
 
 /// A whole text file of the system. (`std::fs` looks functions of libc up by name the first time, with storage of the calling thread.)
@@ -169,19 +163,23 @@ pub fn text(path: &str) -> Result<String, Errno> {
     }
 }
 
+/// Resident shared memory in pages (of memfds, tmpfs, shared anonymous mappings), of `/proc/self/status`.
+///
+/// # Errors
+/// As pread; `INVAL` if the text has no such line.
+pub fn rss_shared_pages(status: &OwnedFd) -> Result<u64, Errno> {
+    let mut buf = [0u8; 4096];
+    let n = pread(status, &mut buf, 0)?;
+    let mut lines = buf[..n].split(|b| *b == b'\n');
+    let kib = lines.find_map(|line| line.strip_prefix(b"RssShmem:"));
+    let kib = kib.and_then(|text| number(text.trim_ascii().strip_suffix(b" kB")?));
+    kib.map(|kib| kib * 1024 / crate::PAGE_SIZE as u64).ok_or(Errno::INVAL)
+}
+
 fn number(text: &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for &b in text {
         value = value.checked_mul(10)?.checked_add(u64::from(b.checked_sub(b'0')?))?;
-    }
-    (!text.is_empty()).then_some(value)
-}
-
-fn hex(text: &[u8]) -> Option<usize> {
-    let mut value = 0usize;
-    for &b in text {
-        let digit = (b as char).to_digit(16)?;
-        value = value.checked_mul(16)? + digit as usize;
     }
     (!text.is_empty()).then_some(value)
 }
@@ -204,25 +202,40 @@ pub fn waits_for_futex(proc: &Proc, tid: u32) -> Option<bool> {
     Some(text[..n].starts_with(b"202 "))
 }
 
-/// What `/proc/self/task/TID/stat` says behind the thread's name: the state, field 3, comes first.
-fn stat_of(proc: &Proc, tid: u32, text: &mut [u8; 512]) -> Option<(usize, usize)> {
-    let n = of_thread(proc, tid, "stat", text)?;
+/// Of the text of a `stat` file: where field 3 is, the state, which comes behind the thread's name.
+fn state_at(stat: &[u8]) -> Option<usize> {
     // The name, in parentheses, may contain anything.
-    let end = text[..n].iter().rposition(|b| *b == b')')?;
-    (end + 2 < n).then_some((end + 2, n))
+    let end = stat.iter().rposition(|b| *b == b')')?;
+    (end + 2 < stat.len()).then_some(end + 2)
+}
+
+/// Field `n` of such a text, a number, from 3 on.
+fn stat_field(stat: &[u8], n: usize) -> Option<u64> {
+    number(stat[state_at(stat)?..].split(|b| *b == b' ').nth(n - 3)?)
 }
 
 /// The CPU on which thread `tid` of this process ran last.
 pub fn cpu_of(proc: &Proc, tid: u32) -> Option<usize> {
     let mut text = [0u8; 512];
-    let (start, end) = stat_of(proc, tid, &mut text)?;
-    number(text[start..end].split(|b| *b == b' ').nth(39 - 3)?).map(|cpu| cpu as usize)
+    let n = of_thread(proc, tid, "stat", &mut text)?;
+    stat_field(&text[..n], 39).map(|cpu| cpu as usize)
+}
+
+/// Where the stack of this process's first thread began: above are its arguments and its environment, which others read
+/// in `/proc`.
+pub fn stack_start(proc: &Proc) -> Option<usize> {
+    // Of the calling thread, because the first one may have ended.
+    let fd = openat(proc, "thread-self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0u8; 512];
+    let n = rustix::io::read(&fd, &mut text).ok()?;
+    stat_field(&text[..n], 28).map(|at| at as usize).filter(|at| *at > 0)
 }
 
 /// Whether thread `tid` (as `/proc` lists it) of this process has a CPU, or waits for nothing else.
 pub fn is_running(proc: &Proc, tid: u32) -> bool {
     let mut text = [0u8; 512];
-    stat_of(proc, tid, &mut text).is_some_and(|(state, _)| text[state] == b'R')
+    let state = of_thread(proc, tid, "stat", &mut text).and_then(|n| Some(text[state_at(&text[..n])?]));
+    state == Some(b'R')
 }
 
 /// The CPU time that thread `tid` of this process has had. `None`: there is no such thread.
@@ -233,157 +246,6 @@ pub fn cpu_time(tid: u32) -> Option<Duration> {
     // SAFETY: the call fills the two words, seconds and nanoseconds.
     unsafe { syscall(nr::CLOCK_GETTIME, [clock, std::ptr::from_mut(&mut time) as usize, 0, 0, 0, 0]) }.ok()?;
     Some(Duration::new(time[0], time[1] as u32))
-}
-
-/// One line of `/proc/self/maps` as far as adoption cares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mapping {
-    /// First byte.
-    pub start: usize,
-    /// First byte behind.
-    pub end: usize,
-    /// Anonymous memory without code. Access rights do not matter: they may change while the mapping is registered,
-    /// and a mapping of which only a part is registered is two mappings for mremap.
-    pub adoptable: bool,
-}
-
-/// Calls `each` for every mapping, in address order. `buf` is scratch memory, at least 8 KiB.
-///
-/// # Errors
-/// As pread.
-pub fn mappings(maps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    lines(maps, buf, |line| {
-        if let Some(m) = parse_line(line) {
-            each(m);
-        }
-    })
-}
-
-/// Calls `each(start, end)`, in bytes, for every mapping that a child has without its pages (`MADV_WIPEONFORK`). `smaps` walks
-/// all page tables. `buf` is scratch memory, at least 8 KiB.
-///
-/// # Errors
-/// As pread.
-pub fn wiped_mappings(smaps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
-    let mut current = None;
-    lines(smaps, buf, |line| match line.strip_prefix(b"VmFlags:") {
-        Some(flags) if flags.split(|b| *b == b' ').any(|flag| flag == b"wf") => {
-            if let Some((start, end)) = current.take() {
-                each(start, end);
-            }
-        }
-        Some(_) => current = None,
-        // Of all lines only a mapping's first has such a word in front.
-        None => current = line.split(|b| *b == b' ').next().and_then(range).or(current),
-    })
-}
-
-fn range(text: &[u8]) -> Option<(usize, usize)> {
-    let mut bounds = text.split(|b| *b == b'-');
-    Some((hex(bounds.next()?)?, hex(bounds.next()?)?))
-}
-
-fn lines(file: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
-    let (mut offset, mut held) = (0u64, 0usize);
-    loop {
-        let n = pread(file, &mut buf[held..], offset)?;
-        if n == 0 {
-            return Ok(());
-        }
-        offset += n as u64;
-        held += n;
-        let mut at = 0;
-        while let Some(len) = buf[at..held].iter().position(|b| *b == b'\n') {
-            each(&buf[at..at + len]);
-            at += len + 1;
-        }
-        buf.copy_within(at..held, 0);
-        held -= at;
-        if held == buf.len() {
-            held = 0; // a line longer than the buffer: a file name, which is of no interest
-        }
-    }
-}
-
-/// What the kernel says about one mapping.
-#[repr(C)]
-#[derive(Default)]
-struct Query {
-    size: u64,
-    flags: u64,
-    addr: u64,
-    start: u64,
-    end: u64,
-    vma_flags: u64,
-    page_size: u64,
-    offset: u64,
-    inode: u64,
-    device: [u32; 2],
-    name_size: u32,
-    build_id_size: u32,
-    name: u64,
-    build_id: u64,
-}
-
-const _: () = assert!(size_of::<Query>() == 104);
-/// Look for the next mapping if none covers the address.
-const OR_NEXT: u64 = 0x10;
-
-impl Query {
-    fn ask(maps: &OwnedFd, addr: usize, flags: u64, name: &mut [u8]) -> Result<Query, Errno> {
-        const PROCMAP_QUERY: usize = (3 << 30) | (size_of::<Query>() << 16) | ((b'f' as usize) << 8) | 17;
-        let mut query = Query { size: size_of::<Query>() as u64, flags, addr: addr as u64, ..Query::default() };
-        if !name.is_empty() {
-            (query.name_size, query.name) = (name.len() as u32, name.as_mut_ptr() as u64);
-        }
-        let fd = rustix::fd::AsRawFd::as_raw_fd(maps) as usize;
-        // SAFETY: query and name are alive; the kernel writes to both within their sizes.
-        unsafe { syscall(nr::IOCTL, [fd, PROCMAP_QUERY, std::ptr::from_mut(&mut query) as usize, 0, 0, 0]) }?;
-        Ok(query)
-    }
-}
-
-/// The mapping that covers `addr` right now, or else the next one; `None`: there is none behind it.
-///
-/// # Errors
-/// `NOTTY`: the kernel (before 6.11) cannot be asked this.
-pub fn mapping_from(maps: &OwnedFd, addr: usize) -> Result<Option<Mapping>, Errno> {
-    const EXECUTABLE: u64 = 4;
-    const SHARED: u64 = 8;
-    let mut name = [0u8; 32];
-    let (query, plain) = match Query::ask(maps, addr, OR_NEXT, &mut name) {
-        Ok(query) => {
-            let name = &name[..(query.name_size as usize).min(name.len())];
-            let plain = name.is_empty() || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
-            (query, plain)
-        }
-        Err(Errno::NAMETOOLONG) => (Query::ask(maps, addr, OR_NEXT, &mut [])?, false), // a file
-        Err(Errno::NOENT) => return Ok(None),
-        Err(e) => return Err(e),
-    };
-    let adoptable = query.inode == 0 && query.vma_flags & (EXECUTABLE | SHARED) == 0 && plain;
-    Ok(Some(Mapping { start: query.start as usize, end: query.end as usize, adoptable }))
-}
-
-/// Whether something is mapped at `addr`; yes where the kernel does not say (before 6.11).
-pub fn is_mapped(maps: &OwnedFd, addr: usize) -> bool {
-    !matches!(Query::ask(maps, addr, 0, &mut []), Err(Errno::NOENT))
-}
-
-/// How far a mapping that ends at `end` could grow in place: where the next one starts.
-pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
-    Query::ask(maps, end, OR_NEXT, &mut []).map_or(end, |next| (next.start as usize).max(end))
-}
-
-fn parse_line(line: &[u8]) -> Option<Mapping> {
-    let mut fields = line.split(|b| *b == b' ').filter(|f| !f.is_empty());
-    let (start, end) = range(fields.next()?)?;
-    let perms = fields.next()?;
-    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
-    let name = fields.next().unwrap_or(b"");
-    let anonymous =
-        perms.ends_with(b"p") && inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
-    Some(Mapping { start, end, adoptable: anonymous && perms.get(2) == Some(&b'-') })
 }
 
 /// A thread of this process.
@@ -453,47 +315,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines() {
-        let line = b"7f0c9c000000-7f0c9c021000 rw-p 00000000 00:00 0 ";
-        assert_eq!(parse_line(line), Some(Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, adoptable: true }));
-        assert!(parse_line(b"5581-5582 rw-p 00000000 00:00 0                          [heap]").unwrap().adoptable);
-        assert!(parse_line(b"1000-2000 r--p 00000000 00:00 0 ").unwrap().adoptable);
-        for no in [
-            &b"1000-2000 rw-p 00000000 08:01 1234 /usr/lib/x"[..],
-            b"1000-2000 rw-s 00000000 00:00 0",
-            b"1000-2000 r-xp 00000000 00:00 0",
-            b"1000-2000 rw-p 00000000 00:00 0 [stack]",
-            b"1000-2000 r--p 00000000 00:00 0 [vvar]",
-            b"1000-2000 rwxp 00000000 00:00 0",
-        ] {
-            assert!(!parse_line(no).unwrap().adoptable, "{}", String::from_utf8_lossy(no));
-        }
-    }
-
-    #[test]
-    fn mappings_that_a_fork_wipes() {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-        let smaps = Proc::open().unwrap().file("self/smaps").unwrap();
-        let all = || {
-            let mut found = Vec::new();
-            wiped_mappings(&smaps, &mut vec![0; 8192], |start, end| found.push((start, end))).unwrap();
-            found
-        };
-        // SAFETY: new memory, of which the two pages in the middle are given advice; gone at the end, unused.
-        unsafe {
-            let base = mmap_anonymous(std::ptr::null_mut(), 4 << 12, ProtFlags::READ, MapFlags::PRIVATE).unwrap();
-            madvise(base.byte_add(1 << 12), 2 << 12, Advice::LinuxWipeOnFork).unwrap();
-            let at = base as usize;
-            assert!(all().contains(&(at + (1 << 12), at + (3 << 12))), "{:x?}", all());
-            munmap(base, 4 << 12).unwrap();
-            assert!(!all().iter().any(|(start, _)| (at..at + (4 << 12)).contains(start)));
-        }
-    }
-
-    #[test]
     fn own_process() {
         let proc = Proc::open().unwrap();
-        assert!(rss_anon_pages(&proc.file("self/statm").unwrap()).unwrap() > 10);
+        let has = reach(&proc.file("self/statm").unwrap()).unwrap();
+        assert!(has.resident > 10 << 12 && has.others > 10 << 12 && has.bytes() >= has.resident);
+        assert!(rss_shared_pages(&proc.file("self/status").unwrap()).unwrap() <= has.others >> 12);
         let (stop, before) = (std::sync::Barrier::new(4), proc.threads());
         std::thread::scope(|scope| {
             (0..3).for_each(|_| drop(scope.spawn(|| stop.wait())));
@@ -501,32 +327,15 @@ mod tests {
             assert!(before >= 1 && (0..100).any(|_| proc.threads() >= 4));
             stop.wait();
         });
-        let (mut n, mut last, mut found) = (0, 0, false);
-        let here = std::ptr::from_ref(&last) as usize;
-        mappings(&proc.file("self/maps").unwrap(), &mut vec![0; 8192], |m| {
-            assert!(m.start >= last && m.end > m.start);
-            found |= (m.start..m.end).contains(&here);
-            last = m.end;
-            n += 1;
-        })
-        .unwrap();
-        assert!(n > 5 && found);
         let own = super::super::raw::gettid();
+        let stack = stack_start(&proc).unwrap();
+        assert!(stack.is_multiple_of(16) && stack < 1 << 47);
         assert!(cpu_of(&proc, own).is_some() && is_running(&proc, own));
         assert_eq!((waits_for_futex(&proc, own), waits_for_futex(&proc, 0x0fff_ffff)), (Some(false), None));
         let time = cpu_time(own).unwrap();
         assert!(time > Duration::ZERO);
         while cpu_time(own).unwrap() == time {}
         assert!(cpu_time(0x0fff_ffff).is_none() && !is_running(&proc, 0x0fff_ffff));
-        let page = vec![1u8; 1 << 20];
-        let maps = proc.file("self/maps").unwrap();
-        let Mapping { start, end, adoptable } = mapping_from(&maps, page.as_ptr() as usize).unwrap().unwrap();
-        assert!(adoptable && start <= page.as_ptr() as usize && end >= page.as_ptr() as usize + page.len());
-        let code = mapping_from(&maps, own_process as *const () as usize).unwrap().unwrap();
-        assert!(!code.adoptable, "a file");
-        assert!(mapping_from(&maps, 0).unwrap().unwrap().start > 0, "the first mapping");
-        let next = free_until(&proc.file("self/maps").unwrap(), end);
-        assert!(next >= end && next < 1 << 47);
         let here = Thread { listed: own, tid: own };
         assert!(!is_foreign(&proc) && own_number(&proc, own) == Some(own));
         let mut listed = false;

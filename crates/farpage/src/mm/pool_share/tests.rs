@@ -35,6 +35,7 @@ fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
             stored: 0,
             pages,
             stuck: 0,
+            unmanaged: 0,
             pool_bytes,
             pool_orig_bytes: pool_bytes * ratio,
             pool_raw_bytes: 0,

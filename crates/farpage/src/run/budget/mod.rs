@@ -6,6 +6,7 @@
 
 pub(crate) mod activation;
 pub mod charge;
+pub(crate) mod unmanaged;
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
@@ -23,7 +24,14 @@ pub struct Budget {
     base: AtomicI64,
     grown: AtomicI64,
     pool: AtomicI64,
+    /// Pages that cannot be managed, as last looked up ([`unmanaged`]).
+    unmanaged: AtomicI64,
+    /// Pages that can, but could not be taken out when all others were.
+    stuck: AtomicI64,
 }
+
+/// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
+const FLOOR_PART: i64 = 4;
 
 impl Budget {
     /// A budget of `promised` pages.
@@ -38,6 +46,8 @@ impl Budget {
             base: AtomicI64::new(0),
             grown: AtomicI64::new(0),
             pool: AtomicI64::new(0),
+            unmanaged: AtomicI64::new(0),
+            stuck: AtomicI64::new(0),
         }
     }
 
@@ -53,9 +63,48 @@ impl Budget {
         self.promised
     }
 
-    /// The pages the engine steers at.
+    /// The pages the engine steers at: less than was promised, unless memory that cannot be taken out leaves too little
+    /// for the rest.
     pub fn limit(&self) -> i64 {
+        self.kept().max(self.immovable() + self.promised / FLOOR_PART)
+    }
+
+    fn kept(&self) -> i64 {
         self.promised - self.gap - self.caution.load(Relaxed) / 16
+    }
+
+    fn immovable(&self) -> i64 {
+        self.unmanaged.load(Relaxed) + self.stuck.load(Relaxed)
+    }
+
+    /// Of the limit, what pages can be exchanged in.
+    pub fn movable(&self) -> i64 {
+        self.limit() - self.immovable()
+    }
+
+    /// Whether `unmanaged` pages would leave too little for the rest, or those known to be stuck do.
+    pub fn is_crowded(&self, unmanaged: i64) -> bool {
+        unmanaged + self.stuck.load(Relaxed) + self.promised / FLOOR_PART > self.kept()
+    }
+
+    /// So many pages cannot be managed.
+    pub fn unmanaged_is(&self, pages: i64) {
+        self.unmanaged.store(pages, Relaxed);
+    }
+
+    /// Pages that cannot be managed.
+    pub fn unmanaged(&self) -> i64 {
+        self.unmanaged.load(Relaxed)
+    }
+
+    /// So many pages were found that could not be taken out, and no others.
+    pub fn stuck_is(&self, pages: i64) {
+        self.stuck.store(pages, Relaxed);
+    }
+
+    /// Pages that could not be taken out.
+    pub fn stuck(&self) -> i64 {
+        self.stuck.load(Relaxed)
     }
 
     /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
@@ -73,7 +122,7 @@ impl Budget {
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
         let caution = self.caution.load(Relaxed);
-        let over = pages - self.promised;
+        let over = pages - self.promised.max(self.limit());
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
         let next = if over > 0 { (caution + over * 16).min(self.promised) } else { (caution - 1).max(0) };
         self.caution.store(next, Relaxed);
@@ -128,6 +177,25 @@ mod tests {
         assert_eq!(b.total(), 1013);
         b.sample(1 << 17, b.grown());
         assert!(b.pressure() && b.excess() == (1 << 17) - b.limit());
+    }
+
+    #[test]
+    fn what_cannot_be_taken_out_leaves_the_rest_a_quarter() {
+        let b = Budget::new(10_000);
+        let limit = b.limit();
+        assert!(!b.is_crowded(7_000) && b.is_crowded(9_000));
+        b.unmanaged_is(7_000);
+        assert_eq!((b.limit(), b.movable()), (limit, limit - 7_000));
+        b.unmanaged_is(9_000);
+        b.stuck_is(500);
+        assert_eq!((b.limit(), b.movable(), b.is_crowded(0)), (12_000, 2_500, false));
+        // What is above the promise for that reason makes nobody cautious.
+        b.sample(11_900, 0);
+        b.unmanaged_is(0);
+        b.stuck_is(9_000);
+        assert!(b.limit() == 11_500 && b.is_crowded(0));
+        b.stuck_is(0);
+        assert_eq!(b.limit(), limit);
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Engine {
 /// The child runs on this thread's stack and thread-local storage before its engine starts. Returns the address below
 /// which the stack holds nothing of worth.
 #[inline(never)]
-fn touch_stack() -> usize {
+fn touch_stack(e: &Engine) -> usize {
     const PAGE: usize = PAGE_SIZE;
     // A little deeper than here: libc's own calls in the child.
     let mut below = [0u8; 2 * PAGE];
@@ -70,8 +70,14 @@ fn touch_stack() -> usize {
     }
     let sp = below.as_ptr() as usize;
     let block = thread_pointer();
-    // A thread's stack ends at its control block; the main thread's is never adopted.
+    // A thread's stack ends at its control block.
     let end = if (sp..sp + (64 << 20)).contains(&block) { block.min(sp + 256 * 1024) } else { sp };
+    if end == sp {
+        // The first thread's, or one that the program has made: whatever is there.
+        for at in (sp..e.managed_until(sp).min(sp + 256 * 1024)).step_by(PAGE) {
+            touch(at);
+        }
+    }
     // SAFETY: returns an address in the calling thread's static storage, where libc's variables are.
     let errno = unsafe { libc::__errno_location() } as usize;
     for at in (sp..end).step_by(PAGE).chain([errno, block, block + 0x900]) {
@@ -108,7 +114,7 @@ pub extern "C" fn prepare() {
     // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
     touch_streams();
     e.touch_pinned();
-    f.stack.store(touch_stack(), SeqCst);
+    f.stack.store(touch_stack(e), SeqCst);
     f.huge_pages.store(huge::switch_off(), SeqCst);
     if !f.is_filled() {
         lock(&f.errand).lose_channel();

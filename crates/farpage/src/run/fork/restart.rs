@@ -9,8 +9,9 @@ use crate::run::fork::Verdict;
 use crate::run::page_table::{State, Vpn};
 use crate::run::pager::Pager;
 use crate::run::state::{Engine, lock};
+use crate::sys::maps::{Kind, mappings, wiped_mappings};
 use crate::sys::pagemap::present_runs;
-use crate::sys::proc::{Proc, mappings, wiped_mappings};
+use crate::sys::proc::Proc;
 use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
@@ -32,13 +33,14 @@ impl Engine {
     pub fn activate_child(&'static self, proc: &Proc, verdict: &Verdict) -> Result<(), String> {
         let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
-        let mut mapped = RangeSet::new();
+        let (mut mapped, mut stack) = (RangeSet::new(), None);
         let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
         let maps = proc.file("self/maps").map_err(read)?;
-        mappings(&maps, &mut buffer, |m| {
-            if m.adoptable {
+        mappings(&maps, &mut buffer, |m, _| {
+            if m.adoptable() {
                 let (s, t) = pages(m.start, m.end);
                 mapped.insert(s, t);
+                stack = if m.kind == Kind::Stack { Some(m) } else { stack };
             }
         })
         .map_err(read)?;
@@ -80,8 +82,11 @@ impl Engine {
                 pager.change(gone);
             }
             for (s, t) in mapped.overlaps(start, end) {
-                let (from, len) = (s as usize * PAGE_SIZE, (t - s) as usize * PAGE_SIZE);
-                pager.uffd.register(from, len).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+                let (mut from, mut to) = (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE);
+                if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
+                    (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
+                }
+                pager.uffd.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
             }
         }
         self.check_untouched(&mut pager, &helped)?;

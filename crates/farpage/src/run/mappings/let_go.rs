@@ -24,7 +24,7 @@ use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::Stat;
 use crate::swap::{Entry, Page};
 use crate::sys::futex;
-use crate::sys::proc::mapping_from;
+use crate::sys::maps::mapping_from;
 use crate::sys::raw::{nr, syscall};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};

@@ -11,8 +11,8 @@ use crate::run::pager::Pager;
 use crate::run::state::{Engine, give_up, lock};
 use crate::run::store;
 use crate::stat::Stat;
+use crate::sys::maps::{Kind, Mapping, free_until, mapping_from};
 use crate::sys::pagemap;
-use crate::sys::proc::{Mapping, free_until, mapping_from};
 use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Rank;
@@ -24,10 +24,63 @@ const ZEROS_AT_ONCE: usize = 128;
 /// Smallest mapping adopted, bytes.
 pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
 
+/// The first thread's stack is managed if it is at least this part of the budget, and so large.
+const STACK_PART: usize = 16;
+const STACK_MIN: usize = 1 << 20;
+/// The kernel lets no more go to arguments and environment; nothing else is mapped there.
+const STACK_HEAD_MAX: usize = 8 << 20;
+
 /// Pages looked at per step of a scan, so that faults do not wait for it.
 const SCAN_STEP: u64 = 2048;
 
 impl Engine {
+    /// Where the managed memory around `addr` ends; `addr` itself if that is not managed.
+    pub fn managed_until(&self, addr: usize) -> usize {
+        let range = lock(&self.managed).covering((addr / PAGE_SIZE) as u64);
+        range.map_or(addr, |(_, last)| last as usize * PAGE_SIZE)
+    }
+
+    /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one.
+    pub fn is_worth_managing(&self, mapping: Mapping) -> bool {
+        let least = match mapping.kind {
+            Kind::Stack if self.stack_top.load(Relaxed) == 0 => return false,
+            // Mostly it has some pages, all of them in use.
+            Kind::Stack => (self.conf.ram as usize / STACK_PART).max(STACK_MIN),
+            _ => ADOPT_MIN,
+        };
+        mapping.adoptable() && mapping.end - mapping.start >= least
+    }
+
+    /// The part of a candidate range that may be managed.
+    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
+        let mut from = start;
+        let own = [(self.arena.all.base, self.arena.all.end()), self.stack_head()];
+        while from < end {
+            let blocked = self.exclude.iter().chain(&own).filter(|(s, e)| *e > from && *s < end);
+            match blocked.min_by_key(|(s, _)| *s) {
+                Some(&(s, e)) => {
+                    if s > from {
+                        out.push((from, s));
+                    }
+                    from = e.max(from);
+                }
+                None => {
+                    out.push((from, end));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The part of the first thread's stack that stays (bytes): arguments and environment are read by others, who do
+    /// not wait for a page (`/proc/PID/cmdline`).
+    fn stack_head(&self) -> (usize, usize) {
+        match self.stack_top.load(Relaxed) {
+            0 => (0, 0),
+            top => (top, top + STACK_HEAD_MAX),
+        }
+    }
+
     /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
     fn list_present(&self, first: Vpn, last: Vpn) {
         let mut batch = Batch::default();
@@ -78,27 +131,45 @@ impl Pager {
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
-            let Mapping { start: from, end: to, adoptable } = match mapping_from(&self.maps, at) {
+            let mapping = match mapping_from(&self.maps, at) {
                 Ok(Some(found)) if found.start < end => found,
                 Ok(_) => return, // gone by now
-                Err(_) => Mapping { start: at, end, adoptable: true },
+                Err(_) => Mapping { start: at, end, kind: Kind::Plain },
             };
+            let (from, to) = (mapping.start, mapping.end);
             parts.clear();
-            if adoptable {
+            let is_stack = mapping.kind == Kind::Stack;
+            if mapping.adoptable() && (!is_stack || e.is_worth_managing(mapping)) {
                 e.adoptable_parts(from, to, &mut parts);
             }
             for &(s, t) in &parts {
                 if !self.is_refused(s, t) {
-                    self.adopt(s, t, if t == to { free_until(&self.maps, to) } else { t });
+                    let room = match t == to {
+                        true => free_until(&self.maps, to),
+                        // All of it, because libc looks where its mapping starts (`pthread_getattr_np`). Its upper end
+                        // stays.
+                        false if is_stack => to,
+                        false => t,
+                    };
+                    self.adopt(s, t, room);
                 }
+            }
+            if is_stack
+                && !parts.is_empty()
+                && let Ok(Some(grown)) = mapping_from(&self.maps, from - PAGE_SIZE)
+                && grown.end == from
+            {
+                // Just before it was registered: two mappings until this one is, too.
+                self.adopt(grown.start, grown.end, grown.end);
             }
             at = to;
         }
     }
 
-    /// Registers the mapping `[start, end)` (bytes), and queues it for scanning. Nothing was mapped from `end` to `room`
-    /// a moment ago: if the mapping grows there just now, the new part has to be registered in the same step. Otherwise
-    /// one mapping of the program would be two for the kernel, which then refuses to move or grow it.
+    /// Registers the mapping `[start, end)` (bytes), and queues it for scanning. What is mapped from `end` to `room` is
+    /// to be registered, too, and not to be managed. Mostly that was nothing a moment ago: if the mapping grows there
+    /// just now, the new part has to be registered in the same step. Otherwise one mapping of the program would be two
+    /// for the kernel, which then refuses to move or grow it.
     pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
         let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
         let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();

@@ -15,6 +15,7 @@ pub mod reclaim;
 pub mod robust;
 pub(crate) mod swap_in;
 pub mod trace;
+pub(crate) mod transit;
 
 use crate::PAGE_SIZE;
 use crate::mem::open::open;
@@ -29,11 +30,13 @@ use crate::run::pager::prefetch::Ahead;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::Lists;
 use crate::run::pager::trace::Recorder;
+use crate::run::pager::transit::Transit;
 use crate::run::state::{Engine, PAGER, WRITER, give_up, lock};
 use crate::stat::Stat;
 use crate::swap::Entry;
+use crate::sys::maps::is_mapped;
 use crate::sys::perf::MappingEvents;
-use crate::sys::proc::{Proc, is_mapped};
+use crate::sys::proc::Proc;
 use crate::sys::raw::{ErrnoText, fatal, warn};
 use crate::sys::thread::settle;
 use crate::sys::uffd::{BATCH, FEATURES, FEATURES_QUIET, Message, Refused, Uffd};
@@ -116,6 +119,8 @@ pub struct Pager {
     pub(crate) robust: Lists,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
+    /// How executable memory is taken out.
+    pub(crate) transit: Transit,
     /// Records the faults, if that was asked for.
     pub(crate) trace: Option<Recorder>,
 }
@@ -201,6 +206,7 @@ impl Engine {
             ahead: Ahead::default(),
             robust: Lists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
+            transit: Transit::Unwanted,
             trace: self.recorder()?,
         }))
     }

@@ -12,6 +12,7 @@ use crate::run::store;
 use crate::stat::Stat;
 use crate::swap::Entry;
 use crate::sys::futex::unshare_page;
+use crate::sys::maps::is_writable_code;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::Refused;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -150,16 +151,17 @@ impl Pager {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
-        let mut vain = false;
+        // Pages that refused in a whole round, in which none could be moved.
+        let mut vain = None;
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
             self.adopt_news();
             while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
             let few = lock(&e.lru).cached_len() < 16;
-            if few && vain {
+            if few && vain.is_some() {
                 self.shrink(BATCH);
             } else if few {
-                vain = !self.shrink_past_stuck();
+                vain = self.shrink_past_stuck().err();
             }
             let (freed, refused) = store::write_some(e, 8, 8);
             if e.frames.free_count() > 0 {
@@ -172,6 +174,9 @@ impl Pager {
                 continue;
             }
             if freed == 0 {
+                if vain.is_some_and(|refused| self.is_nothing_left(refused)) {
+                    return false;
+                }
                 // Everything cached is in the writer's hands, or the pages left cannot be moved just now.
                 self.sleep(Some(100_000));
             }
@@ -179,28 +184,52 @@ impl Pager {
         false
     }
 
+    /// After a round in which `refused` pages could not be moved and none could: whether nobody has a page that could
+    /// become a frame. Then to wait is of no use, and the budget gives way.
+    fn is_nothing_left(&self, refused: usize) -> bool {
+        let e = self.e;
+        let (mapped, cached, ahead) = {
+            let lru = lock(&e.lru);
+            (lru.active_len(), lru.cached_len(), lru.ahead_len())
+        };
+        // Not only the pages that were tried before something else ended the round: a change of mappings, a fork.
+        let all = refused + RESIDENT_MIN + lock(&e.pinned).len() >= mapped;
+        // Frames that are in use and have no page that waits for its first touch are a writer's.
+        if !all || cached > 0 || e.frames.in_use() > ahead {
+            return false;
+        }
+        if refused > 0 {
+            e.budget.stuck_is(refused as i64);
+        }
+        true
+    }
+
     /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where such pages
-    /// stay, then around the others. Whether any was moved.
-    fn shrink_past_stuck(&mut self) -> bool {
+    /// stay, then around the others.
+    ///
+    /// # Errors
+    /// None was moved; how many could not be.
+    fn shrink_past_stuck(&mut self) -> Result<(), usize> {
         let e = self.e;
         let skipped = || e.stat.move_skipped.load(Relaxed);
+        let first = skipped();
         let (cold, hot) = lock(&e.lru).active_lens();
         for (of, most) in [(Oldest::InTurn, cold), (Oldest::Hot, hot)] {
             let start = skipped();
             loop {
                 let before = skipped();
                 if self.shrink_some(of, BATCH) > 0 {
-                    return true;
+                    return Ok(());
                 }
                 if e.fork.wanted() {
-                    return false;
+                    return Err(0);
                 }
                 if skipped() == before || skipped() - start >= u64::from(most) {
                     break;
                 }
             }
         }
-        false
+        Err((skipped() - first) as usize)
     }
 
     /// All that can be taken out of the program is.
@@ -284,54 +313,59 @@ impl Pager {
         let (first, got) = e.frames.take_empty(run.len())?;
         let src = vpn as usize * PAGE_SIZE;
         let mut unshared = false;
-        loop {
+        let result = loop {
             // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
             // which the engine holds no reference.
             let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             if done > 0 {
-                let mut lru = lock(&e.lru);
-                for (i, node) in run[..done].iter().enumerate() {
-                    self.now_cached(&mut lru, *node, first + i as FrameNo);
-                }
+                self.now_cached(&run[..done], first);
                 e.frames.put_empty(first + done as FrameNo, got - done);
                 return Some((done, done));
             }
-            let node = run[0];
-            let skip = match result {
-                Ok(()) | Err(Refused::Changing | Refused::Other(Errno::NOMEM)) => {
-                    e.frames.put_empty(first, got);
-                    return None;
+            if result == Err(Refused::Present) {
+                // The frame has a page although it should not: use it as a free one from now on.
+                e.frames.put_free(first, 1);
+                e.frames.put_empty(first + 1, got - 1);
+                return Some((0, 0));
+            }
+            if result != Err(Refused::Busy) || unshared || !self.unshare(src) {
+                break result;
+            }
+            unshared = true;
+        };
+        e.frames.put_empty(first, got);
+        if result == Err(Refused::Unlike) && is_writable_code(&self.maps, src) && self.open_transit() {
+            return self.move_code_out(vpn, run);
+        }
+        self.refused(vpn, run, result)
+    }
+
+    /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says
+    /// so.
+    pub(crate) fn unshare(&self, page: usize) -> bool {
+        Stat::add(&self.e.stat.cow_unshared, 1);
+        unshare_page(page).is_ok()
+    }
+
+    /// The first page of the run was not moved. As [`Pager::move_out`].
+    pub(crate) fn refused(&mut self, vpn: Vpn, run: &[Node], result: Result<(), Refused>) -> Option<(usize, usize)> {
+        let e = self.e;
+        let node = run[0];
+        match result {
+            Ok(()) | Err(Refused::Changing | Refused::Other(Errno::NOMEM)) => None,
+            Err(Refused::Absent) => {
+                self.resync(vpn);
+                if self.is_mapped(node) {
+                    // It has come back meanwhile; leave it for a later round.
+                    lock(&e.lru).rotate(&e.table, node);
                 }
-                Err(Refused::Absent) => {
-                    e.frames.put_empty(first, got);
-                    self.resync(vpn);
-                    if let State::Mapped(entry) = e.table.state(node) {
-                        // It has come back meanwhile; leave it for a later round.
-                        let _ = entry;
-                        lock(&e.lru).rotate(&e.table, node);
-                    }
-                    return Some((0, run.len().min(self.still_gone(run))));
-                }
-                Err(Refused::Busy) if !unshared => {
-                    unshared = true;
-                    Stat::add(&e.stat.cow_unshared, 1);
-                    // Copy-on-write after a fork; if that is not the reason (pinned for I/O), the next try says so.
-                    unshare_page(src).is_err()
-                }
-                Err(Refused::Busy | Refused::Unlike | Refused::Other(_)) => true,
-                Err(Refused::Present) => {
-                    // The frame has a page although it should not: use it as a free one from now on.
-                    e.frames.put_free(first, 1);
-                    e.frames.put_empty(first + 1, got - 1);
-                    return Some((0, 0));
-                }
-            };
-            if skip {
-                e.frames.put_empty(first, got);
+                Some((0, run.len().min(self.still_gone(run))))
+            }
+            Err(Refused::Busy | Refused::Unlike | Refused::Present | Refused::Other(_)) => {
                 lock(&e.lru).rotate(&e.table, node);
                 Stat::add(&e.stat.move_skipped, 1);
-                return Some((0, 1));
+                Some((0, 1))
             }
         }
     }
@@ -342,14 +376,18 @@ impl Pager {
         gone.max(1)
     }
 
-    fn now_cached(&self, lru: &mut crate::run::lru::Lru, node: Node, f: FrameNo) {
+    /// The pages of the run are in frames from `first` on now.
+    pub(crate) fn now_cached(&self, run: &[Node], first: FrameNo) {
         let e = self.e;
-        let entry = match e.table.state(node) {
-            State::Mapped(entry) => entry,
-            _ => None,
-        };
-        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
-        lru.cache(&e.table, node, State::Cached(f));
+        let mut lru = lock(&e.lru);
+        for (node, f) in run.iter().zip(first..) {
+            let entry = match e.table.state(*node) {
+                State::Mapped(entry) => entry,
+                _ => None,
+            };
+            e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+            lru.cache(&e.table, *node, State::Cached(f));
+        }
     }
 }
 

@@ -10,16 +10,17 @@ use crate::PAGE_SIZE;
 use crate::mm::pool_share::{PoolShare, Sample, Stuck};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::ANY;
+use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, Plan};
 use crate::run::fork::room_for_start;
-use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Opened;
 use crate::run::state::{Engine, give_up, lock, show_engine};
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::StatPage;
 use crate::sys::cpu;
 use crate::sys::futex;
-use crate::sys::proc::{Proc, mappings, rss_anon_pages, thread_blocks};
+use crate::sys::maps::mappings;
+use crate::sys::proc::{Proc, Reach, reach, stack_start, thread_blocks};
 use crate::sys::raw::{ErrnoText, message, warn};
 use crate::sys::thread::{close_all_but, exit_thread, settle};
 use rustix::fd::{OwnedFd, RawFd};
@@ -49,6 +50,8 @@ pub struct Monitor {
     /// How much of the budget is for compressed pages.
     share: PoolShare,
     stuck: Stuck,
+    /// What cannot be managed, and what the program is told of it.
+    others: Unmanaged,
 }
 
 /// The entry of an engine's first thread.
@@ -109,6 +112,10 @@ fn close_program_files(mut keep: Vec<RawFd>) {
     close_all_but(&keep);
 }
 
+fn pages(bytes: u64) -> i64 {
+    (bytes / PAGE_SIZE as u64) as i64
+}
+
 impl Monitor {
     /// `is_child`: of a process with an engine, which has given what it holds.
     fn new(e: &'static Engine, is_child: bool) -> Result<Monitor, rustix::io::Errno> {
@@ -122,6 +129,7 @@ impl Monitor {
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
+        e.stack_top.store(stack_start(&proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         let now = Instant::now();
         // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be noticed.
         let buffer = vec![1; 32 * 1024];
@@ -145,6 +153,7 @@ impl Monitor {
             approach: Approach::default(),
             failed: false,
             stuck: Stuck::default(),
+            others: Unmanaged::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
         })
     }
@@ -178,12 +187,15 @@ impl Monitor {
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
         let given = if e.is_active() { 0 } else { (e.charges.look() / PAGE_SIZE as u64) as i64 };
-        let rss = match rss_anon_pages(&self.statm) {
-            Ok(pages) => pages as i64,
+        let (rss, others) = match reach(&self.statm) {
+            Ok(Reach { resident, others, .. }) => (pages(resident), pages(others)),
             Err(_) => return Duration::from_millis(1), // the process is ending
         };
         e.budget.sample(rss, before);
         e.publish_levels(rss);
+        if others > e.budget.promised() {
+            self.others.look_at_shared(e, &self.proc, &self.maps, &mut self.buffer);
+        }
         if !e.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
             let next = self.approach.step(look, &e.budget, Instant::now());
@@ -271,6 +283,7 @@ impl Monitor {
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
         }
+        self.others.look(e, (rss, unmanaged), &self.proc, &self.maps, &mut self.buffer);
     }
 
     /// Moves the border between pages as they are and compressed ones. Without a file there is nowhere else to go.
@@ -289,6 +302,7 @@ impl Monitor {
             stored: e.stat.pswpout.load(Relaxed),
             pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
             stuck: self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0)),
+            unmanaged: e.budget.unmanaged() as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
             pool_raw_bytes: e.stat.huge_pages.load(Relaxed) * PAGE_SIZE as u64,
@@ -311,8 +325,8 @@ impl Monitor {
         let e = self.e;
         let mut parts = Vec::new();
         let mut found = Vec::new();
-        let result = mappings(&self.maps, &mut self.buffer, |m| {
-            if m.adoptable && m.end - m.start >= ADOPT_MIN {
+        let result = mappings(&self.maps, &mut self.buffer, |m, _| {
+            if e.is_worth_managing(m) {
                 e.adoptable_parts(m.start, m.end, &mut parts);
             }
         });

@@ -1,0 +1,122 @@
+//! Taking executable memory out: by way of a place that is executable, too.
+//!
+//! `UFFDIO_MOVE` wants the same access rights on both sides, and frames cannot be executed (nor should they: nothing
+//! else makes a page of a program that has no such memory executable and writable). So such pages are moved to the
+//! *transit* part, which nobody else can write to, copied to frames from there, and given back to the kernel by way of
+//! the *waste* part, as frames are through trash. In again they come by a copy, as into any mapping with other access
+//! rights ([`crate::run::pager::fill`]).
+//!
+//! Both parts become executable when they are first wanted. What can be executed and not written is refused by the
+//! kernel everywhere: it stays.
+//!
+//! Caller: `reclaim`, on the pager's thread. Locks: `trash`.
+
+use crate::PAGE_SIZE;
+use crate::mem::arena::{Part, TRANSIT_BYTES};
+use crate::run::page_table::{FrameNo, Node, Vpn};
+use crate::run::pager::Pager;
+use crate::run::pager::fill::ZEROS;
+use crate::run::state::lock;
+use crate::run::store;
+use crate::sys::raw::discard;
+use crate::sys::uffd::{Refused, Uffd};
+use rustix::mm::{MprotectFlags, mprotect};
+
+/// Most pages that go this way at a time.
+pub(crate) const TRANSIT: usize = TRANSIT_BYTES / PAGE_SIZE;
+
+const _: () = assert!(TRANSIT * PAGE_SIZE <= ZEROS.len());
+
+/// Whether there is a way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transit {
+    /// Not yet.
+    Unwanted,
+    Open,
+    /// The system refuses such memory.
+    Closed,
+}
+
+impl Pager {
+    /// Whether there is a way for executable pages.
+    pub(crate) fn open_transit(&mut self) -> bool {
+        if self.transit != Transit::Unwanted {
+            return self.transit == Transit::Open;
+        }
+        let e = self.e;
+        let prepare = |part: Part, uffd: &Uffd| {
+            let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
+            // SAFETY: a part of the arena that holds nothing, and that only this file uses.
+            let allowed = unsafe { mprotect(part.base as *mut _, part.len, all) };
+            allowed.is_ok() && uffd.register(part.base, part.len).is_ok()
+        };
+        let waste = lock(&e.trash).as_ref().is_some_and(|trash| prepare(e.arena.waste, trash));
+        let open = waste && prepare(e.arena.transit, &self.uffd);
+        self.transit = if open { Transit::Open } else { Transit::Closed };
+        open
+    }
+
+    /// As [`Pager::move_out`], for a run that may lie in executable memory.
+    pub(crate) fn move_code_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
+        let e = self.e;
+        let (first, n) = e.frames.take_empty(run.len().min(TRANSIT))?;
+        let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn as usize * PAGE_SIZE);
+        // Before, so that nothing can fail once the pages are on their way.
+        // SAFETY: empty frames of the arena, owned; ZEROS is engine memory.
+        let (bytes, result) = unsafe { self.uffd.copy_pages(frames, ZEROS.as_ptr() as usize, n * PAGE_SIZE, true) };
+        let made = bytes / PAGE_SIZE;
+        e.budget.add(made as i64);
+        e.frames.put_empty(first + made as FrameNo, n - made);
+        if made == 0 {
+            return self.refused(vpn, run, result.and(Err(Refused::Changing)));
+        }
+        let (mut bytes, mut result, mut unshared) = (0, Ok(()), usize::MAX);
+        while bytes < made * PAGE_SIZE {
+            let left = made * PAGE_SIZE - bytes;
+            // SAFETY: the transit part is empty from there on, and this file's; src is the program's memory, into which
+            // the engine holds no reference.
+            let (moved, stop) = unsafe { self.uffd.move_pages(transit + bytes, src + bytes, left, true) };
+            bytes += moved;
+            result = stop;
+            if result == Err(Refused::Busy) && unshared != bytes && self.unshare(src + bytes) {
+                unshared = bytes;
+            } else if moved == 0 || result.is_ok() {
+                break;
+            }
+        }
+        // SAFETY: both sides are the engine's, and present as far as that: nobody else can write to either.
+        unsafe { std::ptr::copy_nonoverlapping(transit as *const u8, frames as *mut u8, bytes) };
+        let done = bytes / PAGE_SIZE;
+        self.empty_transit(done);
+        store::release_run(e, first + done as FrameNo, made - done, (made - done) as i64);
+        if done == 0 {
+            return self.refused(vpn, run, result);
+        }
+        self.now_cached(&run[..done], first);
+        Some((done, done))
+    }
+
+    /// Gives the first `n` pages of the transit part back to the kernel.
+    fn empty_transit(&mut self, n: usize) {
+        let e = self.e;
+        let trash = lock(&e.trash);
+        let (waste, transit) = (e.arena.waste.base, e.arena.transit.base);
+        let mut done = 0;
+        for _ in 0..2 {
+            let at = done * PAGE_SIZE;
+            let Some(uffd) = trash.as_ref().filter(|_| done < n) else { break };
+            // SAFETY: both parts are this file's, and their pages of no worth; the waste is empty.
+            done += unsafe { uffd.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+        }
+        if n > 0 {
+            // SAFETY: of no worth; its userfaultfd reports no events.
+            let _ = unsafe { discard(waste as *mut _, n * PAGE_SIZE) };
+        }
+        e.budget.add(-(done as i64));
+        if done < n {
+            // Never seen: the pages were movable a moment ago, and nobody else has them. A page that stays here would
+            // have the next ones refused.
+            self.transit = Transit::Closed;
+        }
+    }
+}
