@@ -224,8 +224,8 @@ pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
 /// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
 fn look(more: u64) {
     let Some(plan) = dormant() else { return wait_for_start() };
-    let given = GIVEN.fetch_add(CHARGES.look(), SeqCst);
-    let reach = here(given);
+    let given = CHARGES.look();
+    let reach = here(given + GIVEN.fetch_add(given, SeqCst));
     if let Some(stat) = plan.stat() {
         publish(stat, reach);
     }
