@@ -14,6 +14,7 @@ use crate::descriptors;
 use crate::execs;
 use crate::interpose::{self, found, next, no_such_function};
 use crate::pagemaps;
+use crate::privileges;
 use farpage::PAGE_SIZE;
 use farpage::run::dormant;
 use farpage::run::fork;
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         libc::SYS_mremap => grows(c.saturating_sub(b), call(args)),
         libc::SYS_mprotect if c & libc::PROT_WRITE as usize != 0 => grows(b, call(args)),
         libc::SYS_brk => call(args).inspect(|_| dormant::grown()),
-        _ => call(args),
+        _ => privileges::follow_call(number, args, call),
     })
 }
 

@@ -1,5 +1,6 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`execs`], [`descriptors`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its own ([`own`]).
+//! [`forks`], [`execs`], [`descriptors`], [`privileges`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls
+//! itself is its own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
@@ -8,6 +9,7 @@ pub mod forks;
 pub mod interpose;
 mod own;
 pub mod pagemaps;
+pub mod privileges;
 pub mod tracers;
 pub mod userfaultfds;
 
@@ -33,6 +35,7 @@ extern "C" fn init() {
     forks::find();
     execs::find();
     descriptors::find();
+    privileges::find();
     tracers::find();
     pagemaps::find();
     farpage::run::preload::start(&HEAP);

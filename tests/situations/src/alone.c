@@ -3,10 +3,13 @@
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,6 +58,11 @@ int main(void)
 {
 	int told[2], done[2];
 	char name[64], c;
+	/* Whether the kernel knows filters, as sandboxes ask. */
+	int mode = prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL);
+	printf("filter %s\n", outcome(mode));
+	long all = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, NULL);
+	printf("filter for all %s\n", outcome(all));
 	printf("threads %d\n", threads());
 	in_child(leave, 0);
 	if (pipe(told) || pipe(done))

@@ -69,6 +69,9 @@ static WIPES: AtomicBool = AtomicBool::new(false);
 /// Its memory is to be left alone.
 static ALONE: AtomicBool = AtomicBool::new(false);
 
+/// The program has given itself a seccomp filter, which an engine that is started from then on would have.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
 /// What program threads were given. The engine goes on with it.
 pub static CHARGES: Charges = Charges::new();
 
@@ -289,6 +292,9 @@ fn wake(plan: &'static Plan, and_wait: bool) {
 
 /// Starts the engine's first thread.
 fn begin(plan: &'static Plan) -> Result<(), String> {
+    if FILTERED.load(SeqCst) {
+        return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
+    }
     let arena = match plan.arena.get() {
         Some(arena) => *arena,
         None => {
@@ -302,6 +308,28 @@ fn begin(plan: &'static Plan) -> Result<(), String> {
     };
     crate::run::state::spawn_first(plan, &arena)
         .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))
+}
+
+/// The calling program thread is about to give itself a seccomp filter, or all of them. Not under that, but under one
+/// of its own, the engine is to run: so it is started before. Whether a filter for all threads has to be made one for
+/// the caller, because there are no others but the engine's. For all others no engine is started any more. `is_main`:
+/// the caller is the main thread.
+pub fn before_filter(is_main: bool, for_all: bool) -> bool {
+    let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
+    let plan = dormant();
+    let alone = plan.is_some() && is_main && threads() == 1;
+    if let Some(plan) = plan.filter(|_| alone || !for_all) {
+        wake(plan, true);
+    }
+    let engine = engine().filter(|e| e.fork.is_home());
+    if let Some(engine) = engine.filter(|_| is_main && (alone || !for_all)) {
+        engine.confine();
+    }
+    // (Not by the child of a vfork, whose memory is its parent's.)
+    if plan.is_some() || engine.is_some() {
+        FILTERED.store(true, SeqCst);
+    }
+    for_all && alone
 }
 
 /// On the engine's first thread: where it is to live.

@@ -10,6 +10,7 @@ pub mod mappings;
 pub mod page_table;
 pub mod pager;
 pub mod preload;
+pub mod privileges;
 pub mod state;
 pub mod store;
 pub mod threads;

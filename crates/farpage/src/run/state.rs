@@ -30,6 +30,7 @@ use crate::run::mappings::managed_cache::Recent;
 use crate::run::mappings::notice_ring::Notes;
 use crate::run::page_table::{PageTable, TABLE_BYTES, Vpn};
 use crate::run::pager::readahead::SlotPages;
+use crate::run::privileges::Following;
 use crate::run::threads::decompressor::Reader;
 use crate::run::told::{self, Kind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
@@ -137,6 +138,8 @@ pub struct Engine {
     pub reader: Reader,
     /// Threads sleep and wake here.
     pub wakeups: Wakeups,
+    /// What they hold.
+    pub following: Following,
     /// Fork protocol.
     pub fork: Fork,
     /// Memory is managed from now on.
@@ -162,7 +165,9 @@ const POOL_BYTES_MAX: usize = 64 << 30;
 /// Frames hold what has just been taken out; more than this is never needed at once.
 const FRAMES_BYTES_MAX: usize = 64 << 30;
 /// Stacks, by index: monitor, pager, writer, opener, reader.
-const STACKS: usize = 5;
+pub(crate) const STACKS: usize = 5;
+/// Index of the monitor's stack.
+pub const MONITOR: usize = 0;
 /// Index of the pager's stack.
 pub const PAGER: usize = 1;
 /// Index of the writer's stack.
@@ -273,6 +278,7 @@ impl Engine {
             trash: Mutex::new(None),
             reader: Reader::default(),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
+            following: Following::default(),
             fork: Fork::default(),
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
@@ -284,6 +290,7 @@ impl Engine {
             conf,
         });
         let engine: &'static Engine = Box::leak(engine);
+        engine.following.begin(MONITOR);
         engine.fork.settle_here();
         engine.fork.set_monitor(gettid());
         Ok(engine)
@@ -297,7 +304,7 @@ impl Engine {
         let name = crate::stat::THREAD_NAME.as_bytes();
         self.fork.settle_here();
         let tid = self
-            .spawn_patiently(0, crate::run::threads::monitor::main, name, false)
+            .spawn_patiently(MONITOR, crate::run::threads::monitor::main, name, false)
             .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
         // Known before anybody can fork: a fork fetches descriptors from this thread's table.
         self.fork.set_monitor(tid);
@@ -318,9 +325,10 @@ impl Engine {
     ) -> Result<u32, rustix::io::Errno> {
         let stack = stack(&self.arena, index);
         let arg = std::ptr::from_ref(self) as usize;
+        self.following.begin(index);
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
-        unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }
+        unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }.inspect_err(|_| self.following.end(index))
     }
 
     /// The same in a forked child: room for its threads was made before ([`crate::run::fork::reserve`]), but others may be quicker, so a

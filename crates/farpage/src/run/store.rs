@@ -9,7 +9,7 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::TRASH_BYTES;
 use crate::mm::page_hash::is_zero;
 use crate::run::page_table::{FrameNo, Node, State};
-use crate::run::state::{Engine, lock};
+use crate::run::state::{Engine, WRITER, lock};
 use crate::stat::Stat;
 use crate::swap::io::BATCH_MAX;
 use crate::swap::{Entry, Page, StoreError};
@@ -34,8 +34,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     loop {
         let seen = e.wakeups.writer.load(Acquire);
-        e.fork.pass_gate(|| {});
+        e.fork.pass_gate(|| e.keep_up(WRITER));
         if !e.is_active() {
+            e.following.end(WRITER);
             exit_thread(); // the pager could not be started
         }
         e.fork.writer_gate.lock();

@@ -68,15 +68,22 @@ impl Proc {
         rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Proc)
     }
 
-    /// Opens a file of this process, for example `self/statm`.
-    ///
-    /// The files of a process that must not be dumped belong to root: one that has given its privileges up, or whose program
-    /// may only be executed, cannot open all of its own. It may say that it can be dumped, though; so it does for this moment.
+    /// Opens a file of this process that anybody may read, for example `self/statm`.
     ///
     /// # Errors
     /// As openat.
     pub fn file(&self, path: &str) -> Result<OwnedFd, Errno> {
-        let open = || openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Opens `self/pagemap`, which only its owner may read. That of a process that must not be dumped belongs to root:
+    /// one that has given its privileges up, or whose program may only be executed, cannot open its own. It may say
+    /// that it can be dumped, though; so it does for this moment.
+    ///
+    /// # Errors
+    /// As openat.
+    pub fn pagemap(&self) -> Result<OwnedFd, Errno> {
+        let open = || self.file("self/pagemap");
         match open() {
             Err(Errno::ACCESS) => {}
             other => return other,

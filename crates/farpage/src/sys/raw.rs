@@ -60,6 +60,22 @@ pub mod nr {
     pub const MADVISE: u32 = 28;
     /// `rt_sigtimedwait`
     pub const RT_SIGTIMEDWAIT: u32 = 128;
+    /// `capget`
+    pub const CAPGET: u32 = 125;
+    /// `capset`
+    pub const CAPSET: u32 = 126;
+    /// `setgroups`
+    pub const SETGROUPS: u32 = 116;
+    /// `setresuid`
+    pub const SETRESUID: u32 = 117;
+    /// `getresuid`
+    pub const GETRESUID: u32 = 118;
+    /// `setresgid`
+    pub const SETRESGID: u32 = 119;
+    /// `getresgid`
+    pub const GETRESGID: u32 = 120;
+    /// `setns`
+    pub const SETNS: u32 = 308;
     /// `prctl`
     pub const PRCTL: u32 = 157;
     /// `fcntl`

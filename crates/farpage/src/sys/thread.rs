@@ -313,18 +313,23 @@ pub fn without_signal<R>(number: i32, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Starts a thread that waits until `word` is no longer 0, and ends. It needs no stack, and never runs code of the program's.
+/// Starts a thread that waits until `word` is no longer `number`, and ends. It needs no stack, and never runs code of
+/// the program's. `there` is its number until it has ended, then 0.
 ///
 /// # Errors
 /// The errno of `clone`.
-pub fn spawn_standby(word: &'static AtomicU32) -> Result<(), Errno> {
+pub fn spawn_standby(word: &'static AtomicU32, number: u32, there: &'static AtomicU32) -> Result<(), Errno> {
     const CLONE_FS: usize = 0x200;
-    const FLAGS: usize = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    const CLONE_PARENT_SETTID: usize = 0x10_0000;
+    const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
+    const ANSWERS: usize = CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
+    const FLAGS: usize = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | ANSWERS;
     let mut before = 0u64;
     sigprocmask(&u64::MAX, &mut before)?;
     let tid: isize;
-    // SAFETY: the new thread has all registers of this one, the stack pointer, too, but no signal can reach it and it pushes
-    // nothing: it waits (FUTEX_WAIT, private) on a word that lives for ever, and exits. This thread goes on behind it.
+    // SAFETY: the new thread has all registers of this one, the stack pointer, too, but no signal can reach it and it
+    // pushes nothing: it waits (FUTEX_WAIT, private) on a word that lives for ever, and exits. This thread goes on
+    // behind it. The kernel writes to the other word, which lives for ever, too.
     unsafe {
         asm!(
             "syscall",
@@ -333,11 +338,11 @@ pub fn spawn_standby(word: &'static AtomicU32) -> Result<(), Errno> {
             "2:",
             "mov rdi, r9",
             "mov esi, 128",
-            "xor edx, edx",
+            "mov edx, r8d",
             "xor r10d, r10d",
             "mov eax, 202",
             "syscall",
-            "cmp dword ptr [r9], 0",
+            "cmp dword ptr [r9], r8d",
             "je 2b",
             "xor edi, edi",
             "mov eax, 60",
@@ -347,9 +352,9 @@ pub fn spawn_standby(word: &'static AtomicU32) -> Result<(), Errno> {
             inlateout("rax") 56isize => tid,
             in("rdi") FLAGS,
             in("rsi") 0usize,
-            in("rdx") 0usize,
-            in("r10") 0usize,
-            in("r8") 0usize,
+            in("rdx") there.as_ptr(),
+            in("r10") there.as_ptr(),
+            in("r8") number as usize,
             in("r9") word.as_ptr(),
             lateout("rcx") _,
             lateout("r11") _,

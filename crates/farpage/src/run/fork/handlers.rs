@@ -100,6 +100,9 @@ pub extern "C" fn prepare() {
     reserve_anyway(e);
     f.mask.store(mask, SeqCst);
     f.prepared.store(thread_pointer(), SeqCst);
+    // From here on nobody follows a change of privileges, and no signal of libc's for one reaches this thread.
+    f.oversight.lock();
+    f.stand_by_again();
     f.writer_gate.lock();
     // Since the reservation this does not change.
     if !e.active.load(SeqCst) {
@@ -155,6 +158,7 @@ pub extern "C" fn parent() {
 fn end(f: &Fork) {
     f.prepared.store(0, SeqCst);
     f.reserved.store(0, SeqCst);
+    f.oversight.unlock();
     f.open_gates();
     f.lock.unlock();
 }
@@ -193,6 +197,8 @@ pub fn child_of(forker: usize) {
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
     e.reader.fork_child();
+    e.following.fork_child();
+    f.none_stand_by();
     e.active.store(false, SeqCst);
     f.child_ready.store(0, SeqCst);
     f.child_starts.store(true, SeqCst);

@@ -72,10 +72,12 @@ struct Errand {
     channel: RawFd,
     /// Memory is managed, so the child needs an engine; else it needs none ([`crate::run::dormant`]).
     active: bool,
+    /// The number by which the threads stand by.
+    standby: u32,
 }
 
 impl Errand {
-    const NONE: Errand = Errand { channel: -1, active: false };
+    const NONE: Errand = Errand { channel: -1, active: false, standby: 0 };
 
     /// Closes the child's end, in the calling thread's table.
     fn lose_channel(&mut self) {
@@ -123,8 +125,13 @@ pub struct Fork {
     held: Mutex<Vec<RawFd>>,
     /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
     reserved: AtomicUsize,
-    /// Non-zero: the threads that stand by end.
+    /// Threads that stand by for another number end.
     standby: AtomicU32,
+    /// Those that stand by, also the last fork's that have not ended yet; 0: none.
+    standing: [AtomicU32; reserve::STANDING],
+    /// Held by the monitor at its gate while it looks after privileges ([`crate::run::privileges`]); by the forking
+    /// thread from its handler before the copy on.
+    pub oversight: ForkLock,
     /// In a child: the engine was active and has to be started again before the program goes on.
     child_starts: AtomicBool,
     child_ready: AtomicU32,
@@ -164,6 +171,8 @@ impl Default for Fork {
             held: Mutex::new(Vec::new()),
             reserved: AtomicUsize::new(0),
             standby: AtomicU32::new(0),
+            standing: [const { AtomicU32::new(0) }; reserve::STANDING],
+            oversight: ForkLock::default(),
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
             home: AtomicU32::new(0),
@@ -189,6 +198,12 @@ impl Fork {
             }
             futex::wait(&self.closed, closed, None);
         }
+    }
+
+    /// Has writer and monitor, at their gates, look whether there is something to do.
+    pub fn ring_gates(&self) {
+        self.closed.fetch_add(2, SeqCst);
+        futex::wake_all(&self.closed);
     }
 
     /// Writer and monitor go on.

@@ -7,6 +7,9 @@
 //! | room in the table of the child's engine | the limit allows what that opens, or can be raised for its start |
 //! | threads | as many as the child's engine has stand by in the parent until the copy is made; then the child has a while to get its own |
 //!
+//! The threads that stand by hold what the forking thread does. When the program changes that, they end, and others are
+//! made.
+//!
 //! While nothing is managed, a child needs no engine ([`crate::run::dormant`]), and nothing is reserved.
 //!
 //! Caller: the forking thread, before it asks for a pause, or sooner: where the preload library stands before `fork`.
@@ -18,11 +21,13 @@ use crate::sys::limit::with_room;
 use crate::sys::raw::{Errno, ErrnoText, warn};
 use crate::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
 use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// Threads of a child's engine without which it cannot go on: monitor, pager, writer.
 const THREADS: usize = 3;
+/// Threads that stand by, or are about to end, at most.
+pub(super) const STANDING: usize = 4 * THREADS;
 /// How long a fork waits for what is missing where it cannot be refused.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -33,18 +38,12 @@ impl Engine {
         drop(room_for_start(self.given_to_children().len())?);
         let monitor = f.monitor_tid.load(SeqCst);
         let end = with_room(|| f.open_channel(monitor, || self.ring_monitor()))?;
-        let mut errand = Errand { active: true, channel: end.into_raw_fd() };
-        f.standby.store(0, SeqCst);
-        for _ in 0..THREADS {
-            match spawn_standby(&f.standby) {
-                Ok(()) => {}
-                // The children's pid namespace is another one: this process gets no threads, and they will.
-                Err(Errno::INVAL) => break,
-                Err(error) => {
-                    f.dismiss();
-                    errand.lose_channel();
-                    return Err(error);
-                }
+        let mut errand = Errand { active: true, channel: end.into_raw_fd(), standby: 0 };
+        match f.stand_by() {
+            Ok(number) => errand.standby = number,
+            Err(error) => {
+                errand.lose_channel();
+                return Err(error);
             }
         }
         Ok(errand)
@@ -59,19 +58,74 @@ impl Engine {
     }
 
     /// Wakes the monitor, wherever it waits.
-    fn ring_monitor(&self) {
-        self.fork.closed.fetch_add(2, SeqCst);
-        futex::wake_all(&self.fork.closed);
+    pub(crate) fn ring_monitor(&self) {
+        self.fork.ring_gates();
         self.wakeups.monitor.fetch_add(1, SeqCst);
         futex::wake_all(&self.wakeups.monitor);
     }
 }
 
 impl Fork {
+    /// Threads stand by from now on for a number, the result.
+    fn stand_by(&self) -> Result<u32, Errno> {
+        let number = self.standby.load(SeqCst);
+        for _ in 0..THREADS {
+            let there = loop {
+                match self.standing.iter().find(|there| there.load(SeqCst) == 0) {
+                    Some(there) => break there,
+                    // Many forks, one right after the other.
+                    None => futex::wait(&self.standby, number, Some(100_000)),
+                }
+            };
+            // SAFETY: part of an engine, which is never freed.
+            let (word, there) = unsafe { (&*std::ptr::from_ref(&self.standby), &*std::ptr::from_ref(there)) };
+            match spawn_standby(word, number, there) {
+                Ok(()) => {}
+                // The children's pid namespace is another one: this process gets no threads, and they will.
+                Err(Errno::INVAL) => break,
+                Err(error) => {
+                    self.dismiss();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(number)
+    }
+
     /// The threads that stand by end.
     pub(super) fn dismiss(&self) {
-        self.standby.store(1, SeqCst);
+        self.standby.fetch_add(1, SeqCst);
         futex::wake_all(&self.standby);
+    }
+
+    /// The same; returns when they have. The forking thread makes others ([`Fork::stand_by_again`]).
+    pub fn dismiss_now(&self) {
+        if self.standing.iter().all(|there| there.load(SeqCst) == 0) {
+            return;
+        }
+        self.dismiss();
+        while self.standing.iter().any(|there| there.load(SeqCst) != 0) {
+            futex::wait(&AtomicU32::new(0), 0, Some(100_000));
+        }
+    }
+
+    /// Forking thread, in its handler before the copy: makes threads that stand by anew if they had to end since the
+    /// reservation, because they held what its thread has given up. There may be no room for them any more: then the
+    /// child has to wait for it.
+    pub(super) fn stand_by_again(&self) {
+        let mut errand = lock(&self.errand);
+        let since = Instant::now();
+        while errand.channel >= 0 && errand.standby != self.standby.load(SeqCst) && since.elapsed() < PATIENCE {
+            match self.stand_by() {
+                Ok(number) => errand.standby = number,
+                Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
+            }
+        }
+    }
+
+    /// In a child, which has none of them.
+    pub(super) fn none_stand_by(&self) {
+        self.standing.iter().for_each(|there| there.store(0, SeqCst));
     }
 
     /// Closes the gates, and waits until the monitor stands at its own. The fork's lock is held.

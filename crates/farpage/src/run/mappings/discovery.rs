@@ -211,6 +211,7 @@ extern "C" fn opener(engine: usize) -> ! {
         e.events.store(Box::into_raw(Box::new(events)), SeqCst);
         e.kick_pager();
     }
+    e.keep_up_and_end();
     exit_thread()
 }
 

@@ -153,8 +153,7 @@ impl Engine {
     /// # Errors
     /// One line: what is not allowed, or failed.
     pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
-        let pagemap =
-            || proc.file("self/pagemap").map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
+        let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(self.device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let trash = Uffd::open(self.device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
@@ -269,6 +268,10 @@ impl Pager {
     fn turn(&mut self) {
         if self.e.fork.wanted() {
             self.pause_for_fork();
+        }
+        if self.e.is_behind(PAGER) {
+            self.e.keep_up(PAGER);
+            self.e.reader.wake();
         }
         self.adopt_news();
         let got = self.read_messages();

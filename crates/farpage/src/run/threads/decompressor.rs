@@ -106,11 +106,16 @@ impl Reader {
             place.store(entry.raw(), Relaxed);
         }
         job.split.post(entries.len().min(READAHEAD_MAX as usize) as u16);
-        self.posted.store(order.wrapping_add(1), SeqCst);
+        self.wake();
+        Some(Ticket(at))
+    }
+
+    /// Has the thread look for what is asked of it. On the pager's thread.
+    pub(crate) fn wake(&self) {
+        self.posted.store(self.posted.load(Relaxed).wrapping_add(1), SeqCst);
         if self.asleep.swap(false, SeqCst) {
             futex::wake_one(&self.posted);
         }
-        Some(Ticket(at))
     }
 
     /// Whether all of a window is there.
@@ -180,6 +185,7 @@ extern "C" fn main(engine: usize) -> ! {
     let reader = &e.reader;
     loop {
         let seen = reader.posted.load(SeqCst);
+        e.keep_up(READER);
         while let Some((job, i)) = reader.next() {
             job.load(e, i);
             if job.split.finish() {

@@ -168,10 +168,13 @@ impl Monitor {
 
     /// A turn, unless a fork is going on.
     fn work(&mut self) -> Duration {
-        let fork = &self.e.fork;
+        let (e, fork) = (self.e, &self.e.fork);
         // Not waiting for the gate itself: a thread that has closed it since may want to be served.
         loop {
-            fork.pass_gate(|| fork.serve());
+            fork.pass_gate(|| {
+                fork.serve();
+                e.oversee_at_gate(&self.proc);
+            });
             if fork.monitor_gate.try_lock() {
                 break;
             }
@@ -184,6 +187,7 @@ impl Monitor {
     /// One sample and what follows from it; returns how long to sleep.
     fn turn(&mut self) -> Duration {
         let e = self.e;
+        e.oversee_privileges(&self.proc);
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
         let given = if e.is_active() { 0 } else { (e.charges.look() / PAGE_SIZE as u64) as i64 };

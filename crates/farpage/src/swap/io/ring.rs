@@ -27,6 +27,7 @@ use super::{BATCH_MAX, Batch, Direction, Request};
 use crate::sys::mutex::Mutex;
 use crate::sys::raw::{fatal, gettid};
 use crate::sys::table::Table;
+use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
@@ -38,6 +39,8 @@ use std::time::Duration;
 
 /// Threads that can have a ring at the same time; others do without.
 const RINGS: usize = 8;
+/// `IORING_REGISTER_EVENTFD`.
+const REGISTER_EVENTFD: u8 = 4;
 /// First and longest pause after a refusal by a ring that holds requests, and for how long it may go on refusing. Then
 /// nobody can say what becomes of their memory.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
@@ -61,7 +64,18 @@ impl Ring {
     pub fn new(entries: u32) -> Result<Ring, Errno> {
         let mut builder: io_uring::Builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().dontfork();
-        let uring = builder.build(entries).map_err(errno)?;
+        let uring = builder.setup_r_disabled().build(entries).map_err(errno)?;
+        // The queue is memory of the process, which the program can write, and seccomp filters do not see what is in
+        // it. So the ring does what `push` asks for, and nothing else, such as opening files or connecting.
+        let mut allowed = [
+            Restriction::sqe_op(opcode::Read::CODE),
+            Restriction::sqe_op(opcode::Write::CODE),
+            Restriction::sqe_op(opcode::Readv::CODE),
+            Restriction::sqe_op(opcode::Writev::CODE),
+            Restriction::register_op(REGISTER_EVENTFD),
+        ];
+        uring.submitter().register_restrictions(&mut allowed).map_err(errno)?;
+        uring.submitter().register_enable_rings().map_err(errno)?;
         Ok(Ring { uring: ManuallyDrop::new(uring), owner: process(), in_flight: 0 })
     }
 

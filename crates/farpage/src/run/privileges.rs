@@ -1,0 +1,251 @@
+//! The engine's threads hold what the program's main thread holds: user, groups, capabilities, namespaces, root
+//! directory.
+//!
+//! Why no more: a program that has given root up and is then taken over, taken over are these threads, too; whoever can
+//! write the process's memory can send them anywhere. Why no less: a thread that holds less than the program may be
+//! traced by who may not trace the program, and has its memory.
+//!
+//! Most of it belongs to threads, and libc does not know of these. So when the program has changed something through
+//! libc, its thread says so and waits ([`Engine::follow`]); the monitor reads what the main thread holds, and each
+//! engine thread takes that on when it comes to it ([`Engine::keep_up`]). What the program changed by a system call of
+//! its own the monitor finds when it looks. A program's seccomp filter is not for engine threads: they have one of
+//! their own ([`crate::sys::seccomp`]).
+//!
+//! In a forked child the threads are made by the program's, and hold what that holds, its filter included. Those that
+//! stand by for a fork ([`crate::run::fork::reserve`]) are made anew. Between a fork's reservation and its copy
+//! handlers of the program's run, which may wait for a thread that waits here: so monitor and writer follow at their
+//! gates, too, until the copy is near.
+//!
+//! ```text
+//! program's thread          monitor                       pager, writer, decompressor
+//! asked += 1, rings  -----> reads the main thread's
+//! waits                     published += 1, rings ------> take it on, one after the other
+//!       <------------------ done[0] = asked   <---------- done[i] = published
+//! ```
+
+use crate::run::state::{Engine, MONITOR, OPENER, STACKS};
+use crate::sys::futex;
+use crate::sys::mutex::Mutex;
+use crate::sys::privilege::Privileges;
+use crate::sys::proc::Proc;
+use crate::sys::raw::{ErrnoText, fatal_fmt, gettid};
+use crate::sys::thread::{ForkLock, block_signals, restore_signals};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// Between two looks of the monitor at what the main thread holds.
+const LOOK: Duration = Duration::from_millis(250);
+/// A thread that waits for the engine's looks itself this often.
+const WAIT_NS: u64 = 100_000_000;
+/// `done` of a thread that has just been started, with what its maker holds.
+const STARTED: u32 = 1;
+/// Nothing was said about secure bits.
+const NO_BITS: u64 = u64::MAX;
+
+/// What the program's main thread holds, and where to look.
+struct Model {
+    privileges: Privileges,
+    proc: Proc,
+}
+
+/// Who has come how far. All numbers count what was asked for, from 1 on.
+pub struct Following {
+    /// One program thread asks at a time.
+    asking: ForkLock,
+    asked: AtomicU32,
+    /// Who asked last.
+    caller: AtomicU32,
+    published: AtomicU32,
+    /// What each engine thread (by its stack) has taken on; 0: there is no such thread.
+    done: [AtomicU32; STACKS],
+    /// The program confines itself.
+    filtered: AtomicBool,
+    securebits: AtomicU64,
+    /// Changed by the monitor only, never while the process is copied, whole at every moment.
+    model: Mutex<Option<Model>>,
+    /// The monitor's last look, since `epoch`, in ms.
+    looked: AtomicU64,
+    epoch: Instant,
+}
+
+impl Default for Following {
+    fn default() -> Following {
+        Following {
+            asking: ForkLock::new(),
+            asked: AtomicU32::new(STARTED),
+            caller: AtomicU32::new(0),
+            published: AtomicU32::new(STARTED),
+            done: [const { AtomicU32::new(0) }; STACKS],
+            filtered: AtomicBool::new(false),
+            securebits: AtomicU64::new(NO_BITS),
+            model: Mutex::new(None),
+            looked: AtomicU64::new(0),
+            epoch: Instant::now(),
+        }
+    }
+}
+
+impl Following {
+    /// Thread `index` is about to be started.
+    pub fn begin(&self, index: usize) {
+        self.done[index].store(STARTED, SeqCst);
+    }
+
+    /// Thread `index` could not be started, or is about to end.
+    pub fn end(&self, index: usize) {
+        self.done[index].store(0, SeqCst);
+        futex::wake_all(&self.done[index]);
+    }
+
+    /// In a forked child, where none of these threads is, and descriptors have other numbers.
+    pub fn fork_child(&self) {
+        self.asking.unlock();
+        self.done.iter().for_each(|done| done.store(0, SeqCst));
+        // Its filter is the program's.
+        self.filtered.store(false, SeqCst);
+        // SAFETY: the child has one thread yet; the value is whole at every moment.
+        unsafe { self.model.free_in_child() };
+        std::mem::forget(self.model.lock().take());
+    }
+
+    fn wait(&self, index: usize, number: u32) {
+        let done = &self.done[index];
+        loop {
+            let now = done.load(SeqCst);
+            if now == 0 || now.wrapping_sub(number) as i32 >= 0 {
+                return;
+            }
+            futex::wait(done, now, Some(WAIT_NS));
+        }
+    }
+}
+
+impl Engine {
+    /// The calling program thread has changed what the program's threads hold. Returns when no engine thread holds
+    /// anything else. Async-signal-safe.
+    pub fn follow(&self) {
+        // The child of a vfork changes what it holds itself.
+        if !self.fork.is_home() {
+            return;
+        }
+        let following = &self.following;
+        let mask = block_signals();
+        following.asking.lock();
+        following.caller.store(gettid(), SeqCst);
+        let number = following.asked.fetch_add(1, SeqCst).wrapping_add(1);
+        self.ring_monitor();
+        (0..STACKS).for_each(|index| following.wait(index, number));
+        following.asking.unlock();
+        restore_signals(mask);
+    }
+
+    /// The calling program thread is about to install a seccomp filter for itself: the engine's threads have theirs
+    /// when this returns. (Before: what the program's filter allows afterwards is not known.) Async-signal-safe.
+    pub fn confine(&self) {
+        if self.fork.is_home() {
+            self.following.filtered.store(true, SeqCst);
+            self.follow();
+        }
+    }
+
+    /// The program has set its secure bits, which no file shows. Async-signal-safe.
+    pub fn follow_securebits(&self, bits: u32) {
+        if self.fork.is_home() {
+            self.following.securebits.store(bits.into(), SeqCst);
+            self.follow();
+        }
+    }
+
+    /// Monitor, at its gate: a fork has been begun, but the copy need not be near. Handlers of the program's may wait
+    /// for the thread that waits for us.
+    pub(crate) fn oversee_at_gate(&self, proc: &Proc) {
+        let following = &self.following;
+        let is_asked = || following.asked.load(SeqCst) != following.published.load(SeqCst);
+        if is_asked() && self.fork.oversight.try_lock() {
+            self.oversee_privileges(proc);
+            self.fork.oversight.unlock();
+        }
+    }
+
+    /// Monitor, behind its gate or as above: looks what the main thread holds if it was asked to, or has not for a
+    /// while.
+    pub(crate) fn oversee_privileges(&self, proc: &Proc) {
+        let following = &self.following;
+        let (now, before) = (following.epoch.elapsed().as_millis() as u64, following.looked.load(SeqCst));
+        let asked = following.asked.load(SeqCst);
+        let is_asked = asked != following.published.load(SeqCst);
+        if !is_asked && now - before < LOOK.as_millis() as u64 {
+            return;
+        }
+        following.looked.store(now, SeqCst);
+        let is_new = self.read_model(proc, is_asked);
+        let number = match (is_asked, is_new) {
+            (true, _) => asked,
+            (false, true) => following.asked.fetch_add(1, SeqCst).wrapping_add(1),
+            (false, false) => return,
+        };
+        following.published.store(number, SeqCst);
+        // Made by a thread that held something else then.
+        self.fork.dismiss_now();
+        self.keep_up(MONITOR);
+        self.fork.ring_gates();
+        self.wake_writer();
+        self.kick_pager();
+    }
+
+    /// Whether the main thread holds something else than the engine's.
+    fn read_model(&self, proc: &Proc, is_asked: bool) -> bool {
+        let following = &self.following;
+        // Without an answer (the main thread has ended, and the monitor was not asked) things stay as they are.
+        let caller = Some(following.caller.load(SeqCst)).filter(|_| is_asked);
+        let Ok(mut privileges) = Privileges::of(proc, caller) else { return false };
+        let bits = following.securebits.load(SeqCst);
+        privileges.securebits = (bits != NO_BITS).then_some(bits as u32);
+        if following.filtered.load(SeqCst) {
+            privileges.set_filtered();
+        }
+        let mut model = following.model.lock();
+        let is_new = match &*model {
+            Some(model) => model.privileges != privileges,
+            // The first look: mostly what every thread was started with.
+            None => !Privileges::of_caller(proc).is_ok_and(|own| own.are_those_of(&privileges)),
+        };
+        match (&mut *model, proc.try_clone()) {
+            (Some(model), _) => model.privileges = privileges,
+            (none, Ok(proc)) => *none = Some(Model { privileges, proc }),
+            (_, Err(_)) => {}
+        }
+        is_new
+    }
+
+    /// Whether engine thread `index` has something to take on.
+    pub(crate) fn is_behind(&self, index: usize) -> bool {
+        self.following.done[index].load(Relaxed) != self.following.published.load(Relaxed)
+    }
+
+    /// Engine thread `index`: takes on what was published since it last did. Allocates nothing.
+    pub(crate) fn keep_up(&self, index: usize) {
+        let following = &self.following;
+        let published = following.published.load(SeqCst);
+        if following.done[index].load(SeqCst) == published {
+            return;
+        }
+        if let Some(model) = &*following.model.lock()
+            && let Err(error) = model.privileges.take_on(&model.proc)
+        {
+            fatal_fmt(format_args!(
+                "the program has given up privileges that an engine thread cannot give up: {}",
+                ErrnoText(error)
+            ));
+        }
+        following.done[index].store(published, SeqCst);
+        futex::wake_all(&following.done[index]);
+    }
+
+    /// The opener's last step.
+    pub(crate) fn keep_up_and_end(&self) {
+        self.keep_up(OPENER);
+        self.following.end(OPENER);
+    }
+}
