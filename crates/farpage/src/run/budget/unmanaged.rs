@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_TIMES: u32 = 20;
 /// Between two looks at shared memory.
-const PAUSE_SHARED: Duration = Duration::from_millis(500);
+const PAUSE_SHARED: Duration = Duration::from_millis(100);
 /// After so long a part of the pages that were found stuck is tried again.
 const STUCK_FOR: Duration = Duration::from_millis(250);
 /// Longest name that is told.
