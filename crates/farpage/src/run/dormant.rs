@@ -312,18 +312,21 @@ fn begin(plan: &'static Plan) -> Result<(), String> {
 
 /// The calling program thread is about to give itself a seccomp filter, or all of them. Not under that, but under one
 /// of its own, the engine is to run: so it is started before. Whether a filter for all threads has to be made one for
-/// the caller, because there are no others but the engine's. For all others no engine is started any more. `is_main`:
-/// the caller is the main thread.
+/// the caller, because there are no others but the engine's. For all others no engine is started any more, and one that
+/// manages nothing yet ends. `is_main`: the caller is the main thread.
 pub fn before_filter(is_main: bool, for_all: bool) -> bool {
     let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
     let plan = dormant();
-    let alone = plan.is_some() && is_main && threads() == 1;
+    let own = engine().filter(|e| e.fork.is_home()).map_or(0, Engine::threads);
+    let alone = is_main && threads() == own + 1;
     if let Some(plan) = plan.filter(|_| alone || !for_all) {
         wake(plan, true);
     }
     let engine = engine().filter(|e| e.fork.is_home());
     if let Some(engine) = engine.filter(|_| is_main && (alone || !for_all)) {
         engine.confine();
+    } else if let Some(engine) = engine.filter(|_| for_all) {
+        engine.retire();
     }
     // (Not by the child of a vfork, whose memory is its parent's.)
     if plan.is_some() || engine.is_some() {

@@ -149,6 +149,35 @@ impl Engine {
         }
     }
 
+    /// Engine threads that there are, but those that stand by for a fork.
+    pub fn threads(&self) -> usize {
+        self.following.done.iter().filter(|done| done.load(SeqCst) != 0).count()
+    }
+
+    /// The calling program thread is about to install a seccomp filter for all threads, which would end engine threads,
+    /// and so the process. While memory is not managed the engine can do without: its threads have ended when this
+    /// returns, and the program goes on without a budget. Async-signal-safe.
+    pub fn retire(&self) {
+        if !self.fork.is_home() || self.is_active() {
+            return;
+        }
+        self.retired.store(true, SeqCst);
+        self.ring_monitor();
+        for (index, done) in self.following.done.iter().enumerate() {
+            loop {
+                match done.load(SeqCst) {
+                    0 => break,
+                    _ if index != OPENER && self.is_active() => return,
+                    now => futex::wait(done, now, Some(WAIT_NS)),
+                }
+            }
+        }
+        // It has said so a little before its end.
+        while self.fork.monitor_is_there() {
+            futex::wait(&self.wakeups.never, 0, Some(50_000));
+        }
+    }
+
     /// The program has set its secure bits, which no file shows. Async-signal-safe.
     pub fn follow_securebits(&self, bits: u32) {
         if self.fork.is_home() {

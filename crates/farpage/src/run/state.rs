@@ -148,6 +148,8 @@ pub struct Engine {
     pub(crate) alone: AtomicBool,
     /// It cannot be managed here.
     pub(crate) hopeless: AtomicBool,
+    /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).
+    pub(crate) retired: AtomicBool,
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
@@ -283,6 +285,7 @@ impl Engine {
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             hopeless: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: crate::run::pager::reclaim::CleanBalance::default(),
             copies_wanted: AtomicBool::new(false),

@@ -54,7 +54,7 @@ use crate::sys::futex;
 use crate::sys::limit::Raised;
 use crate::sys::pass::receive_all;
 use crate::sys::proc;
-use crate::sys::raw::{Errno, fatal};
+use crate::sys::raw::{Errno, fatal, nr, syscall};
 use crate::sys::thread::ForkLock;
 use channel::Channel;
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -253,6 +253,13 @@ impl Fork {
     /// The monitor's thread id: whose descriptor table is the engine's.
     pub fn set_monitor(&self, tid: u32) {
         self.monitor_tid.store(tid, SeqCst);
+    }
+
+    /// Whether the kernel still knows the monitor's thread.
+    pub(crate) fn monitor_is_there(&self) -> bool {
+        let (pid, tid) = (std::process::id() as usize, self.monitor_tid.load(SeqCst) as usize);
+        // SAFETY: signal 0 is none.
+        tid != 0 && unsafe { syscall(nr::TGKILL, [pid, tid, 0, 0, 0, 0]) }.is_ok()
     }
 
     /// In a child: its end of the channel, or -1.

@@ -9,11 +9,13 @@
 //! Program threads run the first half of this file, the pager the second. No locks in the first: see [`crate::run::mappings::notice_ring`].
 
 use crate::PAGE_SIZE;
+use crate::run::budget::charge::ANY;
 use crate::run::dormant;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::Pager;
 use crate::run::state::{Engine, OPENER, engine, lock};
+use crate::run::told::{Kind, warn_once_in_tree};
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
@@ -35,7 +37,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub fn handed_out(start: usize, len: usize) {
     match engine() {
         Some(engine) => engine.handed_out(start, len),
-        None => dormant::handed_out(len),
+        None => {
+            dormant::handed_out(len);
+            // If that has started it, it has to hear of this memory before that is filled.
+            if let Some(engine) = engine() {
+                engine.handed_out(start, len);
+            }
+        }
     }
 }
 
@@ -53,7 +61,7 @@ impl Engine {
     /// program thread.
     fn thread_started(&self, block: usize) {
         for _ in 0..10 {
-            if self.notes.post(Note::Thread(block)).is_some() {
+            if self.retired.load(SeqCst) || self.notes.post(Note::Thread(block)).is_some() {
                 // From here on a program may need looking at sooner than its memory lets expect.
                 if !self.is_active() && self.started.fetch_add(1, SeqCst) + 1 == cpu::count() {
                     self.ring();
@@ -79,7 +87,7 @@ impl Engine {
     /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
     pub fn must_be_managed(&self, bytes: usize) -> bool {
         self.is_active() && bytes >= self.large()
-            || self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
+            || !self.retired.load(SeqCst) && self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
     /// As [`handed_out`].
@@ -87,7 +95,10 @@ impl Engine {
         if !self.is_active() {
             // A small piece takes a page that it is the first to reach into.
             if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
-                self.wait_for_look();
+                match self.retired.load(SeqCst) {
+                    true => self.warn_retired(),
+                    false => self.wait_for_look(),
+                }
             }
             return;
         }
@@ -105,6 +116,13 @@ impl Engine {
             Some(_) => {} // the next one that is due rings for all
             None => self.ring(),
         }
+    }
+
+    /// The budget is near, and there is nobody any more to manage memory.
+    fn warn_retired(&self) {
+        self.charges.allow(ANY);
+        let text = "the program has given all its threads a seccomp filter, under which memory cannot be managed";
+        warn_once_in_tree(Kind::NoEngine, &format!("{text}; this process goes on without a budget"));
     }
 
     /// Returns when the monitor has looked, or memory is managed.

@@ -14,7 +14,7 @@ use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, Plan};
 use crate::run::fork::room_for_start;
 use crate::run::pager::Opened;
-use crate::run::state::{Engine, give_up, lock, show_engine};
+use crate::run::state::{Engine, MONITOR, give_up, lock, show_engine};
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::StatPage;
 use crate::sys::cpu;
@@ -179,9 +179,25 @@ impl Monitor {
                 break;
             }
         }
+        if e.retired.load(SeqCst) && !e.is_active() {
+            self.retire();
+            fork.monitor_gate.unlock();
+            e.following.end(MONITOR);
+            exit_thread();
+        }
         let pause = self.turn();
         fork.monitor_gate.unlock();
         pause
+    }
+
+    /// Nobody will look any more: who is given what is left of the way to the budget says that there is none.
+    fn retire(&mut self) {
+        let e = self.e;
+        let resident = reach(&self.statm).map_or(0, |now| now.resident);
+        e.charges.allow(e.conf.ram.saturating_sub(resident));
+        e.looked();
+        while e.notes.take().is_some() {}
+        e.notes.finish();
     }
 
     /// One sample and what follows from it; returns how long to sleep.
