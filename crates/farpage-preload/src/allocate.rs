@@ -6,7 +6,7 @@
 //! from the same allocator as ever.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::mappings::discovery::handed_out;
+use farpage::run::program::handed_out;
 use farpage::sys::thread::thread_pointer;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;

@@ -19,6 +19,7 @@ use farpage::PAGE_SIZE;
 use farpage::run::dormant;
 use farpage::run::fork;
 use farpage::run::preload::follow_forks;
+use farpage::run::start;
 use farpage::run::state::engine;
 use farpage::sys::raw;
 use farpage::sys::thread::thread_pointer;
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         }
         libc::SYS_mremap => grows(c.saturating_sub(b), call(args)),
         libc::SYS_mprotect if c & libc::PROT_WRITE as usize != 0 => grows(b, call(args)),
-        libc::SYS_brk => call(args).inspect(|_| dormant::grown()),
+        libc::SYS_brk => call(args).inspect(|_| start::grown()),
         _ => privileges::follow_call(number, args, call),
     })
 }
@@ -156,7 +157,7 @@ fn opened(result: Result<usize, raw::Errno>, dir: c_int, path: usize) -> Result<
 
 /// `bytes` more may have become writable, if that was the `result`.
 fn grows(bytes: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
-    result.inspect(|_| dormant::handed_out(bytes))
+    result.inspect(|_| start::handed_out(bytes))
 }
 
 /// The arguments of `clone3` are in memory, in a structure that may grow: this many words of it are read.

@@ -12,9 +12,11 @@
 //! system call: libc's function may be another library's ([`crate::own`]).
 
 use crate::own::on_engine_threads;
-use farpage::run::dormant::{self, engine_for};
-use farpage::run::mappings::discovery::{handed_out, thread_started};
+use farpage::run::dormant;
 use farpage::run::pager::robust;
+use farpage::run::program::{handed_out, thread_started};
+use farpage::run::start;
+use farpage::run::start::engine_for;
 use farpage::run::state::{Engine, engine};
 use farpage::sys::thread::is_engine_thread;
 use std::ffi::{CStr, c_int, c_void};
@@ -173,7 +175,7 @@ pub unsafe extern "C" fn mmap(
         }
         None if ours => handed_out(at as usize, len),
         None if flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0 => {
-            dormant::shared(len, (flags & libc::MAP_ANONYMOUS == 0).then_some(fd));
+            start::shared(len, (flags & libc::MAP_ANONYMOUS == 0).then_some(fd));
         }
         None if flags & libc::MAP_PRIVATE != 0 && prot & libc::PROT_WRITE != 0 => reach_grows(len, flags),
         None => {}
@@ -183,7 +185,7 @@ pub unsafe extern "C" fn mmap(
 
 /// `len` bytes more can be written that are no ordinary anonymous memory. What grows downwards does so without a word.
 fn reach_grows(len: usize, flags: c_int) {
-    dormant::handed_out(if flags & libc::MAP_GROWSDOWN != 0 { usize::MAX / 2 } else { len });
+    start::handed_out(if flags & libc::MAP_GROWSDOWN != 0 { usize::MAX / 2 } else { len });
 }
 
 /// As libc's; see the module header.
@@ -226,7 +228,7 @@ pub unsafe extern "C" fn mremap(
     // SAFETY: caller's promise.
     let at = unsafe { real(old, old_len, len, flags, new) };
     if at != libc::MAP_FAILED && len > old_len {
-        dormant::handed_out(len - old_len);
+        start::handed_out(len - old_len);
     }
     at
 }
@@ -247,7 +249,7 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) ->
     // SAFETY: caller's promise.
     let result = unsafe { real(addr, len, prot) };
     if result == 0 && prot & libc::PROT_WRITE != 0 {
-        dormant::handed_out(len);
+        start::handed_out(len);
     }
     result
 }
@@ -269,7 +271,7 @@ pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
     let result = unsafe { real(end) };
     // By how much is not said.
     if result == 0 {
-        dormant::grown();
+        start::grown();
     }
     result
 }
@@ -290,7 +292,7 @@ pub unsafe extern "C" fn sbrk(by: isize) -> *mut c_void {
     // SAFETY: caller's promise.
     let at = unsafe { real(by) };
     if by > 0 && at as usize != usize::MAX {
-        dormant::handed_out(by as usize);
+        start::handed_out(by as usize);
     }
     at
 }

@@ -6,7 +6,7 @@
 //! the engine finds after a while. Left out is what can be taken back at any time without a privilege (`setfsuid`).
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::dormant;
+use farpage::run::start;
 use farpage::run::state::{Engine, engine};
 use farpage::sys::raw;
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -101,7 +101,7 @@ fn prctl_with<R>(
 ) -> R {
     const FILTER: usize = libc::SECCOMP_MODE_FILTER as usize;
     if option == libc::PR_SET_SECCOMP && !(argument == FILTER && filter == 0) {
-        dormant::before_filter(one(), false);
+        start::before_filter(one(), false);
     }
     let result = call();
     match option {
@@ -144,10 +144,10 @@ pub fn follow_call(number: c_long, args: [usize; 6], call: impl FnOnce([usize; 6
             return prctl_with(option as c_int, [argument, filter], || call(args), is_done);
         }
         (libc::SYS_seccomp, [SET_MODE_STRICT, ..]) => {
-            dormant::before_filter(one(), false);
+            start::before_filter(one(), false);
         }
         (libc::SYS_seccomp, [SET_MODE_FILTER, flags, rest @ ..])
-            if rest[0] != 0 && dormant::before_filter(one(), flags & TSYNC != 0) =>
+            if rest[0] != 0 && start::before_filter(one(), flags & TSYNC != 0) =>
         {
             let [c, d, e, f] = rest;
             return call([SET_MODE_FILTER, flags & !TSYNC, c, d, e, f]);

@@ -9,7 +9,7 @@
 
 use crate::forks::answer;
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::pager::THREAD_NAME;
+use farpage::run::pager::state::THREAD_NAME;
 use farpage::sys::raw::{Errno, syscall};
 use std::ffi::{c_int, c_long};
 use std::fs;

@@ -7,6 +7,8 @@
 //! the device itself, the system call. A *user-mode-only* userfaultfd needs no privilege but makes `read(2)` into
 //! swapped-out memory fail with EFAULT, so it is reported and not used.
 
+pub use outcome::{Outcome, Reason, errno_name, errno_text};
+
 use crate::sys::pass::ways;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,6 +17,7 @@ use rustix::io::Errno;
 use rustix::mm::UserfaultfdFlags;
 use std::fmt;
 
+mod outcome;
 mod tries;
 pub mod wake;
 
@@ -32,33 +35,6 @@ pub const FEATURES: [(&str, u64); 6] = [
     ("EVENT_FORK", raw::UFFD_FEATURE_EVENT_FORK as u64),
     ("THREAD_ID", raw::UFFD_FEATURE_THREAD_ID as u64),
 ];
-
-/// Why an interface does not work here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// The kernel said no.
-    Errno(Errno),
-    /// Not tried, or the answer was wrong.
-    Text(&'static str),
-}
-
-impl From<Errno> for Reason {
-    fn from(errno: Errno) -> Reason {
-        Reason::Errno(errno)
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::Errno(errno) => write!(f, "{} ({})", errno_text(*errno), errno_name(*errno)),
-            Reason::Text(text) => f.write_str(text),
-        }
-    }
-}
-
-/// Works, or why not.
-pub type Outcome = Result<(), Reason>;
 
 /// The answers, each from a real try.
 #[derive(Debug, Clone)]
@@ -311,36 +287,6 @@ fn name_of(outcome: &Outcome) -> String {
         Err(Reason::Errno(errno)) => errno_name(*errno),
         Err(Reason::Text(text)) => (*text).into(),
     }
-}
-
-/// `Operation not permitted`, without the number.
-pub fn errno_text(errno: Errno) -> String {
-    let text = std::io::Error::from(errno).to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
-}
-
-/// `EPERM`.
-fn errno_name(errno: Errno) -> String {
-    let name = match errno {
-        Errno::PERM => "EPERM",
-        Errno::NOENT => "ENOENT",
-        Errno::ACCESS => "EACCES",
-        Errno::NOSYS => "ENOSYS",
-        Errno::INVAL => "EINVAL",
-        Errno::BADF => "EBADF",
-        Errno::NOTTY => "ENOTTY",
-        Errno::NODEV => "ENODEV",
-        Errno::NXIO => "ENXIO",
-        Errno::BUSY => "EBUSY",
-        Errno::NOMEM => "ENOMEM",
-        Errno::MFILE => "EMFILE",
-        Errno::NFILE => "ENFILE",
-        Errno::AGAIN => "EAGAIN",
-        Errno::FAULT => "EFAULT",
-        Errno::OPNOTSUPP => "EOPNOTSUPP",
-        other => return format!("errno {}", other.raw_os_error()),
-    };
-    name.into()
 }
 
 #[cfg(test)]

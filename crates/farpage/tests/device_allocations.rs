@@ -5,7 +5,8 @@
 use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
 use farpage::mem::count::{Counting, allocations};
-use farpage::swap::{Entry, Page, SwapSpace};
+use farpage::mem::units::Page;
+use farpage::swap::{Entry, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 #[global_allocator]

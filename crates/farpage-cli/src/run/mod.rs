@@ -21,7 +21,7 @@ use exec::Image;
 use farpage::conf::size;
 use farpage::conf::{self, Conf, SwapSpec};
 use farpage::probe::{self, Probe};
-use farpage::run::state::{address_space_bytes, commit_bytes};
+use farpage::run::build::{address_space_bytes, commit_bytes};
 use farpage::swap::space::build::check_memory;
 use farpage::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

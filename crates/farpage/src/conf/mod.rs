@@ -6,7 +6,6 @@
 
 pub mod size;
 
-use crate::run::cpus::cpu_latency::Idle;
 use farpage_swap::readahead::Tuning;
 use rustix::fs::FileType;
 use std::fmt;
@@ -32,6 +31,38 @@ pub enum Alg {
     Lz4,
     /// zstd level 1: about 20 us and 9 us, better ratio.
     Zstd,
+}
+
+/// `--idle-poll`: when CPUs may be kept from sleeping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Idle {
+    /// On machines of up to [`Idle::CPUS_MAX`] CPUs.
+    #[default]
+    Auto,
+    /// On any machine.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Idle {
+    /// Most CPUs of a machine that [`Idle::Auto`] keeps from sleeping.
+    pub const CPUS_MAX: usize = 8;
+
+    /// Reads `auto`, `always` or `never`.
+    pub fn parse(text: &str) -> Option<Idle> {
+        [Idle::Auto, Idle::Always, Idle::Never].into_iter().find(|idle| idle.to_string() == text)
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Idle::Auto => "auto",
+            Idle::Always => "always",
+            Idle::Never => "never",
+        })
+    }
 }
 
 /// One `--swap SPEC`.

@@ -16,8 +16,8 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
-use crate::run::page_table::FrameNo;
-use crate::sys::raw::fatal;
+use crate::mem::units::{FrameNo, Page};
+use crate::sys::message::fatal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A set of frame numbers with a moving search position.
@@ -203,6 +203,36 @@ impl Frames {
     #[inline]
     pub fn addr(&self, f: FrameNo) -> usize {
         self.part.base + f as usize * PAGE_SIZE
+    }
+
+    /// The page in a frame that the caller owns.
+    ///
+    /// # Safety
+    /// Frame `f` has a page and no mutable reference to it exists.
+    pub unsafe fn page(&self, f: FrameNo) -> &Page {
+        // SAFETY: inside the frames part, page sized and aligned; present and unshared (caller's promise).
+        unsafe { &*(self.addr(f) as *const Page) }
+    }
+
+    /// The same, to be written.
+    ///
+    /// # Safety
+    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
+    #[expect(clippy::mut_from_ref, reason = "frames are owned by number, not through this table")]
+    pub unsafe fn page_mut(&self, f: FrameNo) -> &mut Page {
+        // SAFETY: as for `page`, exclusive by the caller's promise.
+        unsafe { &mut *(self.addr(f) as *mut Page) }
+    }
+
+    /// Makes a frame that a forked child still shares this process's alone: one write that changes nothing, volatile so
+    /// that it happens.
+    ///
+    /// # Safety
+    /// As for [`Frames::page_mut`].
+    pub unsafe fn unshare(&self, f: FrameNo) {
+        let p = self.addr(f) as *mut u8;
+        // SAFETY: a byte of the caller's frame.
+        unsafe { p.write_volatile(p.read_volatile()) };
     }
 }
 

@@ -4,4 +4,6 @@ pub mod arena;
 pub mod count;
 pub mod frame;
 pub mod heap;
+pub mod lock;
 pub mod open;
+pub mod units;

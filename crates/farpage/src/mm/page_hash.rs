@@ -4,7 +4,7 @@
 //! nothing is compressed or written), so a collision would be a lost write. HighwayHash is a strong keyed function and
 //! the key is random per process: the chance of an accidental collision is 2^-128 per comparison.
 
-use crate::swap::Page;
+use crate::mem::units::Page;
 use highway::{HighwayHash, HighwayHasher, Key};
 
 /// Hash key of this process.

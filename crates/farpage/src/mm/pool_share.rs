@@ -34,7 +34,6 @@
 //! Pure arithmetic; called by the monitor. Ideas: stack distances (Mattson et al., 1970), shadow entries of Linux'
 //! workingset code as the measure of them.
 
-use crate::swap::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moving means of what loading one page takes; written by the pager, read by the monitor.
@@ -65,6 +64,10 @@ impl LoadTimes {
     }
 }
 
+/// Share of the limit, in eighths, above which pages should move on.
+pub const SHARE_EIGHTHS: u64 = 7;
+/// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
+pub const TIGHT_EIGHTHS: u64 = 6;
 /// Bins of the histogram, each [`BINS_PER_BUDGET`]th of the budget wide.
 const BINS: usize = 128;
 const BINS_PER_BUDGET: usize = 16;

@@ -1,6 +1,6 @@
 //! The tries themselves: each asks the kernel on scratch memory and leaves nothing behind.
 
-use super::{Outcome, Reason};
+use super::outcome::{Outcome, Reason};
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

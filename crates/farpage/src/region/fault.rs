@@ -6,15 +6,16 @@
 //! device.
 
 use super::demand;
-use super::inner::{Inner, count, lock};
+use super::inner::{Inner, count};
 use super::lists::Coming;
 use super::trend::Trend;
 use super::word::{Access, Hint, Seen, State};
 use crate::PAGE_SIZE;
-use crate::run::page_table::FrameNo;
+use crate::mem::lock::lock;
+use crate::mem::units::FrameNo;
 use crate::stat::Stat;
 use crate::swap::LoadError;
-use crate::sys::raw::fatal_fmt;
+use crate::sys::message::fatal_fmt;
 use crate::sys::uffd::Refused;
 use farpage_swap::readahead::Window;
 use farpage_swap::workingset::Rank;

@@ -18,89 +18,25 @@
 //! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. Whoever is inside of a gate
 //! takes neither.
 
-use super::builder::{Owner, own_process};
-use super::inner::{Inner, lock};
+use super::gate::Inside;
+use super::inner::Inner;
+use super::owner::{FAMILY, FORKS, Owner, own_process};
+use super::registry::{PAGERS, Slot};
 use super::signal::Blocked;
-use super::space::{PAGERS, Slot};
 use super::word::State;
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::sys::fd::Fd;
-use crate::sys::futex;
+use crate::sys::message::message;
 use crate::sys::pagemap;
 use crate::sys::pass::{listening, send_to, take_from};
-use crate::sys::raw::{gettid, message};
-use crate::sys::thread::{ForkLock, fetch_fd};
+use crate::sys::thread::fetch_fd;
 use crate::sys::uffd::Uffd;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Once, Weak};
-
-/// A door that a fork can close. Costs nothing in pagers that are not inherited.
-#[derive(Debug, Default)]
-pub struct Gate {
-    /// Thread that has closed it; 0: open.
-    closed: AtomicU32,
-    /// Threads inside.
-    inside: AtomicU32,
-}
-
-/// Somebody is inside.
-pub struct Inside<'a>(Option<&'a Gate>);
-
-impl Gate {
-    /// Goes in, waiting while it is closed by another thread, unless `exempt`.
-    pub fn enter(&self, exempt: impl Fn() -> bool) -> Inside<'_> {
-        loop {
-            self.inside.fetch_add(1, SeqCst);
-            let closed = self.closed.load(SeqCst);
-            let inside = Inside(Some(self));
-            if closed == 0 || closed == gettid() || exempt() {
-                return inside;
-            }
-            drop(inside);
-            futex::wait(&self.closed, closed, None);
-        }
-    }
-
-    /// Closes it for all other threads, and waits until none is inside.
-    fn close(&self) {
-        self.closed.store(gettid(), SeqCst);
-        loop {
-            match self.inside.load(SeqCst) {
-                0 => return,
-                n => futex::wait(&self.inside, n, None),
-            }
-        }
-    }
-
-    /// In a child, which has the forking thread only: nobody is inside, even if somebody was about to look.
-    fn after_fork(&self) {
-        self.inside.store(0, SeqCst);
-        self.closed.store(gettid(), SeqCst);
-    }
-
-    /// Opens it.
-    fn open(&self) {
-        self.closed.store(0, SeqCst);
-        futex::wake_all(&self.closed);
-    }
-
-    /// Another thread has closed it, or this one.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(SeqCst) != 0
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        let Some(gate) = self.0 else { return };
-        if gate.inside.fetch_sub(1, SeqCst) == 1 && gate.is_closed() {
-            futex::wake_all(&gate.inside);
-        }
-    }
-}
 
 /// One of the interface's functions is running: no fork in between, and no signal handler of the program.
 pub struct Entered<'a> {
@@ -141,10 +77,6 @@ impl Inner {
     }
 }
 
-/// One fork at a time; guards [`FAMILY`] and [`ERRAND`].
-static FORKS: ForkLock = ForkLock::new();
-/// The pagers that children inherit.
-static FAMILY: Mutex<Vec<Weak<Owner>>> = Mutex::new(Vec::new());
 /// What the forking thread keeps from `prepare` on.
 static ERRAND: Mutex<Option<Errand>> = Mutex::new(None);
 
@@ -215,22 +147,6 @@ pub fn follow_forks() {
         // SAFETY: functions of the right type that live as long as the process (or library, which is not unloaded).
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
-}
-
-/// Children inherit this pager from now on.
-pub fn adopt(owner: &Arc<Owner>) {
-    let _blocked = Blocked::new();
-    FORKS.lock();
-    lock(&FAMILY).push(Arc::downgrade(owner));
-    FORKS.unlock();
-}
-
-/// Takes pagers that are being dropped off the list. Waits for a fork that is under way.
-pub fn forget_dropped() {
-    let _blocked = Blocked::new();
-    FORKS.lock();
-    lock(&FAMILY).retain(|owner| owner.strong_count() > 0);
-    FORKS.unlock();
 }
 
 extern "C" fn prepare() {
@@ -371,7 +287,7 @@ fn close_off(owner: &Owner) {
     PAGERS.iter().for_each(|slot: &Slot| slot.after_fork(|shown| !std::ptr::eq(shown, pager)));
     for &(first, pages) in lock(&owner.inner.places).iter() {
         if let Err(errno) = owner.inner.space.forbid(first, pages as usize) {
-            crate::sys::raw::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
+            crate::sys::message::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
         }
     }
 }

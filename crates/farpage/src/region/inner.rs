@@ -10,12 +10,13 @@
 //! | `lists` | all lists | a splice, or some links; words are only tried under it, never waited for |
 //! | `Frames`, devices | their own | see there |
 //!
-//! Order: `protecting`, words (ascending), `lists`, frames, devices. Faults never take `protecting`, so reclaim may hold it
-//! (and words, and a codec's state) during system calls and while it reads pages of regions; no other lock is held then.
+//! Order: `protecting`, words (ascending), `lists`, frames, devices. Faults never take `protecting`, so reclaim may
+//! hold it (and words, and a codec's state) during system calls and while it reads pages of regions; no other lock is
+//! held then.
 
-use super::ahead::Ahead;
-use super::builder::Error;
-use super::fork::Gate;
+use super::ahead::posts::Ahead;
+use super::error::Error;
+use super::gate::Gate;
 use super::lists::Shared;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
@@ -23,24 +24,22 @@ use super::stat::PagerStat;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::mem::frame::Frames;
+use crate::mem::lock::lock;
+use crate::mem::units::FrameNo;
+use crate::mem::units::Page;
+use crate::mm::clean_slots::CleanBalance;
 use crate::mm::page_hash::ContentKey;
-use crate::run::page_table::FrameNo;
-use crate::run::pager::reclaim::CleanBalance;
-use crate::swap::{Entry, Page, SwapSpace};
+use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
-use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
+use crate::sys::message::fatal_fmt;
+use crate::sys::raw::{ErrnoText, discard};
 use crate::sys::table::Table;
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use farpage_swap::workingset::{Pages, Rank};
 use rustix::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-
-/// Locks a mutex; the engine's code does not panic under one.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex, RwLock};
 
 /// Pages of zeros to copy from.
 pub const ZERO_PAGES: usize = 64;
@@ -150,8 +149,8 @@ pub struct Inner {
     pub faults: Gate,
     /// Passed by the pager's own threads.
     pub workers: Gate,
-    /// Children that may need what is stored in files: the pipe that ends with them, one of the pager's table, and the number of
-    /// the fork.
+    /// Children that may need what is stored in files: the pipe that ends with them, one of the pager's table, and the
+    /// number of the fork.
     pub leases: Mutex<Vec<(RawFd, u32)>>,
     /// In a child: the pipes that its ancestors watch.
     pub ancestors: Mutex<Vec<OwnedFd>>,
@@ -169,6 +168,12 @@ pub struct Inner {
     pub pinned: AtomicI64,
     /// It has been said that no device has room.
     pub full_warned: AtomicBool,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("limit", &self.limit).field("held", &self.held).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the mappings are plain memory, accessed as the modules say; everything else is Sync.
@@ -200,7 +205,8 @@ impl Inner {
         self.space.word(page).unlock(seen, State::Mapped(None));
     }
 
-    /// A page will be needed soon, says the program: if it is there, it is the youngest of those that proved hot. Whether it is.
+    /// A page will be needed soon, says the program: if it is there, it is the youngest of those that proved hot.
+    /// Whether it is.
     pub fn make_hot(&self, page: u32) -> bool {
         let word = self.space.word(page);
         let seen = word.lock();

@@ -26,27 +26,35 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
-//! | `builder` | how a pager is made, its threads; [`Error`] |
+//! | `handle`, `error` | what a program holds; [`Error`] |
+//! | `builder`, `owner` | how a pager is made; its threads, from start to end |
 //! | `inner` | what they share; memory account; discarding; the lock order |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
+//! | `registry` | the living pagers, for the handler |
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
-//! | `fork` | forks: children without regions, or with a copy |
+//! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `trend` | whether what comes in is written |
 //! | `supply` | frames and room for pages that come in |
 //! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
-//! | `stat` | the page with the counters, which `farpage stat` reads |
+//! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 
 mod ahead;
 mod builder;
 mod demand;
+pub(crate) mod error;
 mod fault;
 mod fork;
+mod gate;
+mod handle;
 mod inner;
 mod lists;
+mod owner;
+mod publish;
 mod readahead;
 mod reclaim;
+mod registry;
 pub mod signal;
 mod space;
 mod stat;
@@ -61,424 +69,10 @@ mod word;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{BUDGET_MAX, BUDGET_MIN, Builder, Error, FaultMode};
+pub use builder::Builder;
+pub use error::{BUDGET_MAX, BUDGET_MIN, Error};
 pub use farpage_swap::readahead::{Rule as ReadaheadRule, Tuning as ReadaheadTuning};
+pub use handle::{Advice, Pager, Pin, Region, Stats};
+pub use owner::FaultMode;
 pub use readahead::ReadaheadStats;
 pub use view::Plain;
-
-use crate::PAGE_SIZE;
-use crate::swap::space::build::memory_most;
-use crate::sys::uffd::Refused;
-use builder::Owner;
-use fault::Served;
-use inner::{Inner, lock};
-use rustix::io::Errno;
-use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use word::{Hint, PINS_MAX, State};
-
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("limit", &self.limit).field("held", &self.held).finish_non_exhaustive()
-    }
-}
-
-/// A RAM budget, swap devices, and the threads that keep regions within it. Dropped when it and all its regions are.
-#[derive(Debug, Clone)]
-pub struct Pager {
-    owner: Arc<Owner>,
-}
-
-/// How a range of a region will be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advice {
-    /// Nothing is known: farpage looks at the faults.
-    Normal,
-    /// In ascending order: read ahead at once.
-    Sequential,
-    /// In no order: do not read ahead.
-    Random,
-    /// Soon: brought in now, as [`Region::prefetch`].
-    WillNeed,
-    /// Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those
-    /// that are pinned.
-    DontNeed,
-}
-
-/// Numbers of a pager, as `farpage stat` shows them from outside. Bytes where the name says so, else pages or counts since
-/// it was built; in a forked child that inherited it, since the fork.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// The budget.
-    pub budget_bytes: u64,
-    /// What counts against it: pages of regions, frames, pool, tables.
-    pub used_bytes: u64,
-    /// Pages present in regions.
-    pub resident_bytes: u64,
-    /// Pages in the swap cache: read ahead and not touched yet; in thread mode also taken out, still in RAM.
-    pub cached_bytes: u64,
-    /// Compressed pool.
-    pub pool_bytes: u64,
-    /// Uncompressed bytes that the pool stands for.
-    pub pool_orig_bytes: u64,
-    /// Pages in swap files.
-    pub file_bytes: u64,
-    /// Pinned.
-    pub pinned_bytes: u64,
-    /// Faults served.
-    pub pgfault: u64,
-    /// Faults that read a device.
-    pub pgmajfault: u64,
-    /// Pages read from devices, readahead included.
-    pub pswpin: u64,
-    /// Pages written to devices.
-    pub pswpout: u64,
-    /// Pages dropped without a write, because their copy was still the same.
-    pub swpout_clean: u64,
-    /// Pages found all zero when they went out.
-    pub swpout_zero: u64,
-    /// Zero pages served.
-    pub swpin_zero: u64,
-    /// Pages read ahead.
-    pub swap_ra: u64,
-    /// Of them, pages that were touched: exact where all pages read ahead stay unmapped until then, else in proportion.
-    pub swap_ra_hit: u64,
-    /// Faults served from the swap cache.
-    pub workingset_refault_cached: u64,
-    /// Faults by writing to a page that was write-protected to see that.
-    pub wp_fault: u64,
-    /// Faults that waited for memory.
-    pub allocstall: u64,
-    /// Pages taken above the budget because nothing could be swapped out.
-    pub over_budget: u64,
-    /// How often the lock of the page lists was taken.
-    pub lru_lock: u64,
-    /// Of that, how often somebody had it.
-    pub lru_lock_wait: u64,
-}
-
-impl Pager {
-    /// How the pager shall be.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// New memory of `bytes` bytes, all zero.
-    ///
-    /// # Errors
-    /// [`Error::ZeroSize`], [`Error::TooLarge`], [`Error::Forked`], or the kernel's ([`Error::Os`]: no memory, too
-    /// many mappings).
-    pub fn region(&self, bytes: usize) -> Result<Region, Error> {
-        let e = self.inner()?;
-        let pages = bytes.div_ceil(PAGE_SIZE);
-        if pages == 0 {
-            return Err(Error::ZeroSize);
-        }
-        let _inside = e.enter();
-        let Some(first) = place_for(e, pages) else { return Err(Error::TooLarge(bytes)) };
-        let pages = pages as u32;
-        if let Err(error) = e.open(first, pages) {
-            lock(&e.places).retain(|place| *place != (first, pages));
-            return Err(error);
-        }
-        Ok(Region { core: Arc::new(Core { owner: self.owner.clone(), first, pages, bytes }) })
-    }
-
-    /// Changes the budget, bytes. A smaller one is reached by and by.
-    ///
-    /// # Errors
-    /// [`Error::Budget`], [`Error::Forked`].
-    pub fn resize_budget(&self, bytes: u64) -> Result<(), Error> {
-        let e = self.inner()?;
-        if !(BUDGET_MIN..=BUDGET_MAX).contains(&bytes) {
-            return Err(Error::Budget(bytes));
-        }
-        let _inside = e.enter();
-        e.limit.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
-        e.swap.set_pool_limit(memory_most(bytes));
-        e.wake_reclaim(true);
-        Ok(())
-    }
-
-    /// Numbers, now.
-    ///
-    /// # Errors
-    /// Forked.
-    pub fn stats(&self) -> Result<Stats, Error> {
-        let e = self.inner()?;
-        let _inside = e.enter();
-        e.look_at_overhead();
-        let page = PAGE_SIZE as u64;
-        let pages = |n: i64| n.max(0) as u64 * page;
-        let (mapped, cached, lru_lock, lru_lock_wait) = {
-            let lists = e.lists.lock();
-            let cached = u64::from(lists.set.cached() + lists.ahead.len());
-            (u64::from(lists.set.mapped()), cached, lists.locked, lists.waited)
-        };
-        let usage = e.swap.usage();
-        let s = &e.stat;
-        Ok(Stats {
-            budget_bytes: pages(e.limit.load(Relaxed)),
-            used_bytes: pages(e.total()),
-            resident_bytes: mapped * page,
-            cached_bytes: cached * page,
-            pool_bytes: usage.pool_bytes,
-            pool_orig_bytes: usage.pool_orig_bytes,
-            file_bytes: usage.file_bytes,
-            pinned_bytes: pages(e.pinned.load(Relaxed)),
-            pgfault: s.pgfault.load(Relaxed),
-            pgmajfault: s.pgmajfault.load(Relaxed),
-            pswpin: s.pswpin.load(Relaxed),
-            pswpout: s.pswpout.load(Relaxed),
-            swpout_clean: s.swpout_clean.load(Relaxed),
-            swpout_zero: s.swpout_zero.load(Relaxed),
-            swpin_zero: s.swpin_zero.load(Relaxed),
-            // In this order: what is a hit was read before.
-            swap_ra_hit: s.swap_ra_hit.load(Relaxed),
-            swap_ra: s.swap_ra.load(Relaxed),
-            workingset_refault_cached: s.workingset_refault_cached.load(Relaxed),
-            wp_fault: s.wp_fault.load(Relaxed),
-            allocstall: s.allocstall.load(Relaxed),
-            over_budget: s.over_budget.load(Relaxed),
-            lru_lock,
-            lru_lock_wait,
-        })
-    }
-
-    fn inner(&self) -> Result<&Inner, Error> {
-        if self.owner.inner.is_here() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
-    }
-}
-
-/// How often a page that is asked for is brought in, where others push it out at once.
-const PREFETCH_TRIES: u32 = 4;
-
-/// The kernel's answer behind a refusal.
-fn errno_of(refused: Refused) -> Errno {
-    if let Refused::Other(errno) = refused { errno } else { Errno::FAULT }
-}
-
-/// Reserves a place for `pages` pages, with a page between regions that nobody may touch.
-fn place_for(e: &Inner, pages: usize) -> Option<u32> {
-    let mut places = lock(&e.places);
-    let (mut from, mut at) = (1usize, places.len());
-    for (i, (first, len)) in places.iter().enumerate() {
-        if from.checked_add(pages)? < *first as usize {
-            at = i;
-            break;
-        }
-        from = (*first + *len) as usize + 1;
-    }
-    if from.checked_add(pages)? >= e.space.pages() {
-        return None;
-    }
-    places.insert(at, (from as u32, pages as u32));
-    Some(from as u32)
-}
-
-/// A region's place; goes when region and pins are gone.
-#[derive(Debug)]
-struct Core {
-    owner: Arc<Owner>,
-    first: u32,
-    pages: u32,
-    bytes: usize,
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        let e = &self.owner.inner;
-        if e.is_here() {
-            let _inside = e.enter();
-            e.close(self.first, self.pages);
-        }
-    }
-}
-
-/// Memory of a [`Pager`]: a mutable byte slice that may be larger than the budget.
-///
-/// Dropping it while other threads still access it (through raw pointers; references cannot outlive it) ends the
-/// process with SIGSEGV or SIGBUS, as after `munmap`.
-#[derive(Debug)]
-pub struct Region {
-    core: Arc<Core>,
-}
-
-impl Region {
-    /// Advice on the bytes `range`.
-    ///
-    /// # Errors
-    /// [`Error::Range`], [`Error::Forked`].
-    pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
-        let e = self.inner()?;
-        let (first, end) = self.pages(&range)?;
-        let hint = match advice {
-            Advice::Normal => Hint::Normal,
-            Advice::Sequential => Hint::Sequential,
-            Advice::Random => Hint::Random,
-            Advice::WillNeed => return self.prefetch(range),
-            Advice::DontNeed => {
-                let _inside = e.enter();
-                let first = self.core.first + range.start.div_ceil(PAGE_SIZE) as u32;
-                let whole =
-                    if range.end == self.core.bytes { range.end.next_multiple_of(PAGE_SIZE) } else { range.end };
-                let end = self.core.first + (whole / PAGE_SIZE) as u32;
-                if first < end {
-                    e.discard(first, end, false);
-                }
-                return Ok(());
-            }
-        };
-        let _inside = e.enter();
-        for page in first..end {
-            let word = e.space.word(page);
-            let seen = word.lock();
-            word.unlock(seen.with_hint(hint), seen.state());
-        }
-        Ok(())
-    }
-
-    /// Brings the bytes `range` in, as far as the budget allows, before it returns. In [`FaultMode::Thread`] some may be in the swap
-    /// cache by then: a fault each, but nothing to read.
-    ///
-    /// # Errors
-    /// [`Error::Range`], [`Error::Forked`]; [`Error::Unreadable`]: pages before that one have been brought in.
-    pub fn prefetch(&self, range: Range<usize>) -> Result<(), Error> {
-        let e = self.inner()?;
-        let (first, end) = self.pages(&range)?;
-        // More than half of the budget would push its own beginning out.
-        let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
-        let end = end.min((u64::from(first) + most) as u32);
-        let _inside = e.enter();
-        // Twice: what comes later may have pushed some out again, at least into the swap cache.
-        for page in (first..end).chain(first..end) {
-            // On probation the last of many would push the first ones out.
-            let mut tries = 0;
-            while !e.make_hot(page) && tries < PREFETCH_TRIES {
-                self.bring_in(e, page)?;
-                tries += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the bytes `range` resident and keeps them so as long as the guard exists: system calls on them work.
-    ///
-    /// # Errors
-    /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned),
-    /// [`Error::Unreadable`], [`Error::Os`]. Nothing is pinned then.
-    pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
-        let e = self.inner()?;
-        let (first, end) = self.pages(&range)?;
-        let most = e.limit.load(Relaxed) / 4 * 3;
-        // Dropped after the gate is left: its drop passes it too.
-        let mut guard = Pin { core: self.core.clone(), first, end: first };
-        let _inside = e.enter();
-        while guard.end < end {
-            let word = e.space.word(guard.end);
-            let seen = word.lock();
-            if !matches!(seen.state(), State::Mapped(_)) {
-                word.unlock(seen, seen.state());
-                self.bring_in(e, guard.end)?;
-                continue;
-            }
-            let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
-            let pinned = seen.with_pins(seen.pins() + u32::from(!full));
-            word.unlock(if full { seen } else { pinned.writable() }, seen.state());
-            if full {
-                return Err(Error::PinLimit(range.end - range.start)); // what was pinned goes with the guard
-            }
-            e.pinned.fetch_add(i64::from(seen.pins() == 0), Relaxed);
-            guard.end += 1;
-        }
-        if first < end {
-            let refused = |why| Error::Os { what: "cannot make a pinned range writable", errno: errno_of(why) };
-            e.unprotect_pinned(first, end).map_err(refused)?;
-        }
-        Ok(guard)
-    }
-
-    /// The bytes as numbers: as many whole ones as there are.
-    pub fn view<T: Plain>(&self) -> &[T] {
-        const { assert!(size_of::<T>() > 0, "a type without bytes") };
-        // SAFETY: T is plain: any bytes are a value; page-aligned; the lifetime is that of self.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.core.bytes / size_of::<T>()) }
-    }
-
-    /// The bytes as numbers that can be changed.
-    pub fn view_mut<T: Plain>(&mut self) -> &mut [T] {
-        const { assert!(size_of::<T>() > 0, "a type without bytes") };
-        let n = self.core.bytes / size_of::<T>();
-        // SAFETY: as for `view`; exclusive, because self is.
-        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), n) }
-    }
-
-    /// Makes a page present, as for a read.
-    fn bring_in(&self, e: &Inner, page: u32) -> Result<(), Error> {
-        match e.serve(page, false, Some(false)) {
-            Served::Lost(why) => Err(Error::Unreadable { offset: e.space.addr(page) - self.as_ptr() as usize, why }),
-            Served::Done | Served::Outside => Ok(()),
-        }
-    }
-
-    fn inner(&self) -> Result<&Inner, Error> {
-        let e = &self.core.owner.inner;
-        if e.is_here() { Ok(e) } else { Err(Error::Forked) }
-    }
-
-    /// The pages that a range of bytes touches.
-    fn pages(&self, range: &Range<usize>) -> Result<(u32, u32), Error> {
-        let (start, end, len) = (range.start, range.end, self.core.bytes);
-        if start > end || end > len {
-            return Err(Error::Range { start, end, len });
-        }
-        let end_page = if start == end { start / PAGE_SIZE } else { end.div_ceil(PAGE_SIZE) };
-        Ok((self.core.first + (start / PAGE_SIZE) as u32, self.core.first + end_page as u32))
-    }
-}
-
-impl Deref for Region {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        let base = self.core.owner.inner.space.addr(self.core.first);
-        // SAFETY: the region's pages are mapped as long as core lives; what is absent is brought in when touched and
-        // reads as zeros before the first write.
-        unsafe { std::slice::from_raw_parts(base as *const u8, self.core.bytes) }
-    }
-}
-
-impl DerefMut for Region {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let base = self.core.owner.inner.space.addr(self.core.first);
-        // SAFETY: as for `deref`; exclusive, because self is.
-        unsafe { std::slice::from_raw_parts_mut(base as *mut u8, self.core.bytes) }
-    }
-}
-
-/// Keeps a range resident, see [`Region::pin`].
-#[derive(Debug)]
-pub struct Pin {
-    core: Arc<Core>,
-    first: u32,
-    /// First page behind those that are pinned.
-    end: u32,
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let e = &self.core.owner.inner;
-        if !e.is_here() {
-            return;
-        }
-        let _inside = e.enter();
-        for page in self.first..self.end {
-            let word = e.space.word(page);
-            let seen = word.lock();
-            word.unlock(seen.with_pins(seen.pins().saturating_sub(1)), seen.state());
-            e.pinned.fetch_sub(i64::from(seen.pins() == 1), Relaxed);
-        }
-    }
-}

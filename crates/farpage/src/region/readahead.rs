@@ -13,11 +13,10 @@
 //! Called by `fault` and `ahead`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
-use super::inner::{Inner, lock};
 use super::space::Mapping;
 use super::trend::Trend;
-use super::word::{Hint, Seen, State};
-use super::{Error, Region};
+use super::word::{Hint, Seen};
+use crate::mem::lock::lock;
 use crate::mem::open::{STEP, Scattered};
 use crate::stat::Stat;
 use crate::swap::Entry;
@@ -198,6 +197,29 @@ impl Readahead {
         drop(gone);
     }
 
+    /// Changes how pages of the region that begins at `first` are read ahead, from nothing.
+    pub(super) fn tune(&self, first: u32, tuning: Tuning) {
+        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = maps.iter_mut().find(|m| m.first == first) {
+            **map = Map::new(map.first, map.pages, tuning);
+        }
+        if tuning.rule == Rule::Slot {
+            // Slots stored before are not known; they are read alone.
+            self.by_slot.store(true, Relaxed);
+        }
+    }
+
+    /// How well reading ahead went so far in the region that `page` is in.
+    pub(super) fn stats(&self, page: u32) -> ReadaheadStats {
+        let stats = self.with(page, |m| {
+            // In this order, because what is a hit was read before; or before `tune`.
+            let hit = m.hit.load(Relaxed);
+            let swap_ra = m.ra.load(Relaxed);
+            ReadaheadStats { swap_ra, swap_ra_hit: hit.min(swap_ra), window: m.window.load(Relaxed) }
+        });
+        stats.unwrap_or_default()
+    }
+
     /// `f` with the region around a page.
     fn with<R>(&self, page: u32, f: impl FnOnce(&Map) -> R) -> Option<R> {
         let maps = self.maps.read().unwrap_or_else(PoisonError::into_inner);
@@ -351,56 +373,6 @@ fn thread() -> usize {
     let at = unsafe { libc::__errno_location() } as usize;
     // Thread control blocks are pages apart, and often a power of two of them.
     (at >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61
-}
-
-impl Inner {
-    /// The swapped page in a slot, made busy; `None`: it is not there any more, or somebody else has it busy.
-    pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
-        let page = self.readahead.page_of(entry);
-        let word = self.space.word(page);
-        let look = word.look();
-        let same = !look.is_busy() && look.state() == State::Swapped(entry);
-        // Compared again by the exchange: the slot is this page's, in whatever region of this pager it is.
-        let seen = if same { word.try_lock_if(look) } else { None };
-        seen.map(|seen| (page, seen))
-    }
-}
-
-impl Region {
-    /// Changes how pages of this region are read ahead; [`Region::advise`] still comes first. Starts from nothing: what
-    /// was learned of the region's accesses, and its counters, are forgotten.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
-    pub fn set_readahead(&self, tuning: Tuning) -> Result<(), Error> {
-        let e = self.inner()?;
-        let _inside = e.enter();
-        let mut maps = e.readahead.maps.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = maps.iter_mut().find(|m| m.first == self.core.first) {
-            **map = Map::new(map.first, map.pages, tuning);
-        }
-        if tuning.rule == Rule::Slot {
-            // Slots stored before are not known; they are read alone.
-            e.readahead.by_slot.store(true, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// How well reading ahead in this region went so far.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
-    pub fn readahead_stats(&self) -> Result<ReadaheadStats, Error> {
-        let e = self.inner()?;
-        let _inside = e.enter();
-        let stats = e.readahead.with(self.core.first, |m| {
-            // In this order, because what is a hit was read before; or before `set_readahead`.
-            let hit = m.hit.load(Relaxed);
-            let swap_ra = m.ra.load(Relaxed);
-            ReadaheadStats { swap_ra, swap_ra_hit: hit.min(swap_ra), window: m.window.load(Relaxed) }
-        });
-        Ok(stats.unwrap_or_default())
-    }
 }
 
 mod publish;

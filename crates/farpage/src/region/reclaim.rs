@@ -11,15 +11,17 @@
 
 use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
-use super::inner::{Inner, count, lock};
+use super::inner::{Inner, count};
 use super::lists::Lists;
 use super::take_out::add_page;
 use super::word::{Seen, State};
+use crate::mem::lock::lock;
+use crate::mem::units::FrameNo;
+use crate::mem::units::Page;
 use crate::mm::page_hash::is_zero;
-use crate::run::page_table::FrameNo;
-use crate::swap::{Entry, Page, StoreError};
+use crate::swap::{Entry, StoreError};
 use crate::sys::futex;
-use crate::sys::raw::message;
+use crate::sys::message::message;
 use farpage_swap::workingset::{Pages, Rank, Shadow};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

@@ -8,7 +8,7 @@
 //! madvise, gettid).
 
 use super::fault::Served;
-use super::space::PAGERS;
+use super::registry::PAGERS;
 use crate::sys::thread::FAULT_SIGNALS;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};

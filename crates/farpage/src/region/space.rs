@@ -6,7 +6,6 @@
 //! [`PAGERS`] is what the signal handler reads: a fixed table of the living pagers. A handler counts itself in before
 //! it looks at a slot, and a pager is freed only when its slot is empty and nobody is counted in.
 
-use super::inner::Inner;
 use super::word::Word;
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
@@ -17,7 +16,7 @@ use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// Pages of a pager's address space: 1 TiB; less where that much cannot be reserved.
 const PAGES_MAX: usize = 1 << 28;
@@ -176,8 +175,8 @@ impl Space {
     }
 }
 
-/// The high bits of a page's second link are its rank, while it is in memory. So the rank is guarded as the links are: by the
-/// lists' lock, or by whoever has a page busy that is on no list. Page numbers take the other bits.
+/// The high bits of a page's second link are its rank, while it is in memory. So the rank is guarded as the links are:
+/// by the lists' lock, or by whoever has a page busy that is on no list. Page numbers take the other bits.
 const RANK_SHIFT: u32 = 28;
 const NEXT_MASK: u32 = (1 << RANK_SHIFT) - 1;
 const _: () = assert!(PAGES_MAX <= 1 << RANK_SHIFT);
@@ -235,59 +234,5 @@ impl Pages for Space {
     }
     fn set_wanted(&self, n: u32, tick: Tick) {
         self.stretch(n).store(tick.bits(), Ordering::Relaxed);
-    }
-}
-
-/// Most pagers of a process at a time.
-pub const PAGERS_MAX: usize = 64;
-
-/// A place for a pager that the handler can see.
-#[derive(Debug)]
-pub struct Slot {
-    pager: AtomicPtr<Inner>,
-    users: AtomicUsize,
-}
-
-/// The living pagers.
-pub static PAGERS: [Slot; PAGERS_MAX] =
-    [const { Slot { pager: AtomicPtr::new(std::ptr::null_mut()), users: AtomicUsize::new(0) } }; PAGERS_MAX];
-
-impl Slot {
-    /// Shows a pager to the handler; `None`: all places are taken.
-    pub fn take(pager: *const Inner) -> Option<&'static Slot> {
-        let free = |slot: &&Slot| {
-            let (new, order) = (pager.cast_mut(), Ordering::AcqRel);
-            slot.pager.compare_exchange(std::ptr::null_mut(), new, order, Ordering::Relaxed).is_ok()
-        };
-        PAGERS.iter().find(free)
-    }
-
-    /// Hides the pager, and waits until no handler looks at it.
-    pub fn release(&self) {
-        self.pager.store(std::ptr::null_mut(), Ordering::SeqCst);
-        while self.users.load(Ordering::SeqCst) > 0 {
-            std::thread::yield_now();
-        }
-    }
-
-    /// In a forked child: nobody is looking, and the pager is hidden unless it `stays`.
-    pub fn after_fork(&self, stays: impl Fn(*const Inner) -> bool) {
-        let pager = self.pager.load(Ordering::SeqCst);
-        if !pager.is_null() && !stays(pager) {
-            self.pager.store(std::ptr::null_mut(), Ordering::SeqCst);
-        }
-        self.users.store(0, Ordering::SeqCst);
-    }
-
-    /// Runs `f` with the pager, if there is one.
-    pub fn with<R>(&self, f: impl FnOnce(&Inner) -> R) -> Option<R> {
-        if self.pager.load(Ordering::Relaxed).is_null() {
-            return None;
-        }
-        self.users.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: not null: a pager that `release` has not hidden; it is freed after `release` only, which waits for us.
-        let result = unsafe { self.pager.load(Ordering::SeqCst).as_ref() }.map(f);
-        self.users.fetch_sub(1, Ordering::SeqCst);
-        result
     }
 }

@@ -14,10 +14,8 @@
 //!
 //! Locks: `descriptor`, a leaf, for the making and the end of a page. `published`, held while `readahead` is read.
 
-use super::inner::{Inner, lock};
-use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, complete, new_memfd};
-use crate::swap::Usage;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, mmap, mmap_anonymous, munmap};
@@ -26,10 +24,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-/// Readahead by region is not published more often: there may be many regions.
-const SELDOM: Duration = Duration::from_millis(100);
+use std::time::Instant;
 
 /// Pagers built so far in this process (and, in a forked child, in its parent before).
 static BUILT: AtomicU64 = AtomicU64::new(0);
@@ -40,7 +35,7 @@ pub struct PagerStat {
     at: NonNull<Stat>,
     descriptor: Mutex<Option<Descriptor>>,
     /// When readahead by region was published last.
-    published: Mutex<Option<Instant>>,
+    pub(super) published: Mutex<Option<Instant>>,
 }
 
 // SAFETY: the page consists of atomics; the mapping stays where it is as long as self lives.
@@ -149,37 +144,6 @@ impl Descriptor {
         if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file) {
             // SAFETY: it is this module's memfd, which nobody else closes on purpose.
             unsafe { rustix::io::close(self.fd) };
-        }
-    }
-}
-
-impl Inner {
-    /// Brings the levels up to date, and now and then readahead by region. `region_pages`: pages of all regions.
-    pub(super) fn publish(&self, usage: &Usage, region_pages: u64) {
-        let page = PAGE_SIZE as u64;
-        let bytes = |pages: i64| pages.max(0) as u64 * page;
-        let s = &*self.stat;
-        for (level, now) in [
-            (&s.budget_bytes, bytes(self.limit.load(Relaxed))),
-            (&s.used_bytes, bytes(self.total())),
-            (&s.resident_bytes, u64::from(self.lists.present()) * page),
-            (&s.hot_bytes, u64::from(self.lists.hot()) * page),
-            (&s.cached_bytes, u64::from(self.lists.waiting()) * page),
-            (&s.free_frames_bytes, self.frames.free_count() as u64 * page),
-            (&s.swapped_bytes, bytes(self.swapped.load(Relaxed))),
-            (&s.pinned_bytes, bytes(self.pinned.load(Relaxed))),
-            (&s.managed_bytes, region_pages * page),
-            (&s.meta_bytes, usage.meta_bytes + region_pages * super::inner::WORDS_BYTES),
-        ] {
-            level.store(now, Relaxed);
-        }
-        s.publish_usage(usage);
-        // If somebody else is at it, it will be as new.
-        if let Ok(mut last) = self.stat.published.try_lock()
-            && last.is_none_or(|last| last.elapsed() >= SELDOM)
-        {
-            *last = Some(Instant::now());
-            self.readahead.publish((self.space.addr(0) / PAGE_SIZE) as u64, &s.readahead);
         }
     }
 }

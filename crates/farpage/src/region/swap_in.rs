@@ -10,9 +10,10 @@ use super::readahead::{Plan, SLOT_WINDOW};
 use super::supply::Supply;
 use super::trend::Trend;
 use super::word::{Access, BY_SLOT, Seen, State};
-use crate::run::page_table::FrameNo;
-use crate::swap::{Entry, LoadError, Page};
-use crate::sys::raw::{fatal, message_fmt};
+use crate::mem::units::FrameNo;
+use crate::mem::units::Page;
+use crate::swap::{Entry, LoadError};
+use crate::sys::message::{fatal, message_fmt};
 use farpage_swap::readahead::Window;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -74,6 +75,17 @@ impl Marks {
 }
 
 impl Inner {
+    /// The swapped page in a slot, made busy; `None`: it is not there any more, or somebody else has it busy.
+    pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
+        let page = self.readahead.page_of(entry);
+        let word = self.space.word(page);
+        let look = word.look();
+        let same = !look.is_busy() && look.state() == State::Swapped(entry);
+        // Compared again by the exchange: the slot is this page's, in whatever region of this pager it is.
+        let seen = if same { word.try_lock_if(look) } else { None };
+        seen.map(|seen| (page, seen))
+    }
+
     /// Brings a swapped page in, and what is to be read with it; `write`: to be written at once.
     ///
     /// # Errors

@@ -10,14 +10,17 @@
 //! writable pages pinned, and only a move finds that out.
 
 use super::demand::BATCH_MAX;
-use super::inner::{Inner, count, lock};
+use super::inner::{Inner, count};
 use super::lists::{Coming, Lists, Local};
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::FrameNo;
+use crate::mem::units::Page;
 use crate::mm::page_hash::is_zero;
-use crate::run::page_table::FrameNo;
-use crate::swap::{Entry, Page};
-use crate::sys::raw::{ErrnoText, discard, fatal_fmt};
+use crate::swap::Entry;
+use crate::sys::message::fatal_fmt;
+use crate::sys::raw::{ErrnoText, discard};
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Pages;
 use std::sync::PoisonError;

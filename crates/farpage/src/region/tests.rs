@@ -14,10 +14,15 @@ mod stat;
 mod taking_out;
 mod unwritten;
 
+use super::word::State;
 use super::*;
+use crate::PAGE_SIZE;
 use crate::conf::{Alg, SwapSpec};
+use crate::mem::lock::lock;
 use proptest::prelude::*;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn file() -> SwapSpec {
     SwapSpec::file(std::env::temp_dir())

@@ -24,7 +24,7 @@
 //! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
 //! busy links and unlinks it.
 
-use crate::run::page_table::FrameNo;
+use crate::mem::units::FrameNo;
 use crate::swap::Entry;
 use crate::sys::futex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

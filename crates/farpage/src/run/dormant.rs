@@ -1,5 +1,6 @@
-//! A program that is far from its budget has no engine: no thread, no address space, no descriptor, no device. It counts what it is
-//! given, and looks itself, at steps, whether it is still far.
+//! A program that is far from its budget has no engine: no thread, no address space, no descriptor, no device. It
+//! counts what it is given, and looks itself, at steps, whether it is still far. This file has what is known and
+//! counted meanwhile, and the stage; who looks, and starts the engine, is above it: [`crate::run::start`].
 //!
 //! ```text
 //!   OFF --sleep--> DORMANT --wake--> STARTING --ready--> STARTED     (a child whose parent's engine manages nothing: DORMANT)
@@ -8,39 +9,36 @@
 //!    '-----------------+---------------------'  nothing can be kept here: said once
 //! ```
 //!
-//! Which bytes can become resident without another word to us? Those of writable private mappings (`data` of `/proc/self/statm`, filled
-//! or not), what has been written and may not be written any more (part of the resident), and the first thread's stack, up to its limit.
-//! So a look takes the larger one of data and resident memory ([`Reach`]), and while that is below half of what the usual stack leaves of
-//! the budget ([`threshold`]), the sum cannot pass the budget. It grows by functions that are interposed (`mmap`, `malloc`, `mprotect`,
-//! `mremap`, `brk`, `pthread_create`): whoever is given as much as was left at the last look looks again ([`super::budget::charge`]), *before* it
-//! gets the memory into its hands, and if the threshold is passed it starts the engine and waits for it. So there is nothing that has to be
-//! watched meanwhile. What grows without any of them (system call instructions of the program's own, a library with much static
-//! memory that is loaded later) is seen at the next look. So a program that is not linked with libc has an engine from its start on, and
-//! any other from its second thread on: runtimes that map memory by themselves, as Go's, are of one of these kinds.
+//! Which bytes can become resident without another word to us? Those of writable private mappings (`data` of
+//! `/proc/self/statm`, filled or not), what has been written and may not be written any more (part of the resident),
+//! and the first thread's stack, up to its limit. So a look takes the larger one of data and resident memory
+//! ([`Reach`]), and while that is below half of what the usual stack leaves of the budget ([`threshold`]), the sum
+//! cannot pass the budget. It grows by functions that are interposed (`mmap`, `malloc`, `mprotect`, `mremap`, `brk`,
+//! `pthread_create`): whoever is given as much as was left at the last look looks again ([`super::budget::charge`]),
+//! *before* it gets the memory into its hands, and if the threshold is passed it starts the engine and waits for it. So
+//! there is nothing that has to be watched meanwhile. What grows without any of them (system call instructions of the
+//! program's own, a library with much static memory that is loaded later) is seen at the next look. So a program that
+//! is not linked with libc has an engine from its start on, and any other from its second thread on: runtimes that map
+//! memory by themselves, as Go's, are of one of these kinds.
 //!
-//! The calling thread may be in the middle of anything, so it does little: it reserves address space and starts the engine's first
-//! thread, which does the rest in a descriptor table of its own ([`super::threads::monitor`]). No locks, no allocation, no function of libc
-//! that sets `errno` or may be cancelled.
+//! The calling thread may be in the middle of anything, so it does little: it reserves address space and starts the
+//! engine's first thread, which does the rest in a descriptor table of its own ([`super::threads::monitor`]). No locks,
+//! no allocation, no function of libc that sets `errno` or may be cancelled.
 //!
-//! Forks and the start exclude each other: a fork counts itself and waits for a start that is under way, which depends on nothing that
-//! the forking thread has; whoever would start finds the count, and waits until the fork is done, for a while.
+//! Forks and the start exclude each other: a fork counts itself and waits for a start that is under way, which depends
+//! on nothing that the forking thread has; whoever would start finds the count, and waits until the fork is done, for a
+//! while.
 
-use crate::PAGE_SIZE;
 use crate::conf::{Conf, SwapSpec};
 use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
-use crate::run::budget::Budget;
 use crate::run::budget::charge::{ANY, Charges};
-use crate::run::images::{own_images, program_needs_libc};
-use crate::run::state::{Engine, arena_sizes, engine, forget_engine};
+use crate::run::state::{Engine, engine};
 use crate::run::told::{Kind, warn_once_in_tree};
-use crate::run::uffd_device;
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::proc::{Reach, reach};
-use crate::sys::raw::ErrnoText;
-use crate::sys::thread::{block_signals, restore_signals};
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
 use std::sync::OnceLock;
@@ -49,34 +47,35 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-const OFF: u32 = 0;
-const DORMANT: u32 = 1;
-const STARTING: u32 = 2;
+pub(super) const OFF: u32 = 0;
+pub(super) const DORMANT: u32 = 1;
+pub(super) const STARTING: u32 = 2;
 const STARTED: u32 = 3;
 
-static STAGE: AtomicU32 = AtomicU32::new(OFF);
+pub(super) static STAGE: AtomicU32 = AtomicU32::new(OFF);
 /// Forks that are going on.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The process that is dormant. A child that shares its memory (`vfork`) is another one.
-static HOME: AtomicU32 = AtomicU32::new(0);
-static PLAN: OnceLock<Plan> = OnceLock::new();
+pub(super) static HOME: AtomicU32 = AtomicU32::new(0);
+pub(super) static PLAN: OnceLock<Plan> = OnceLock::new();
 /// Bytes that were given up to the last look, for a process that cannot look.
-static GIVEN: AtomicU64 = AtomicU64::new(0);
+pub(super) static GIVEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of shared memory that were mapped.
-static SHARED: AtomicU64 = AtomicU64::new(0);
+pub(super) static SHARED: AtomicU64 = AtomicU64::new(0);
 /// The program has asked for memory that its children have without content.
 static WIPES: AtomicBool = AtomicBool::new(false);
 /// Its memory is to be left alone.
 static ALONE: AtomicBool = AtomicBool::new(false);
 
 /// The program has given itself a seccomp filter, which an engine that is started from then on would have.
-static FILTERED: AtomicBool = AtomicBool::new(false);
+pub(super) static FILTERED: AtomicBool = AtomicBool::new(false);
 
 /// What program threads were given. The engine goes on with it.
 pub static CHARGES: Charges = Charges::new();
 
-/// How long a thread waits at most for a start or a fork: what those wait for may be in its hands. It is late then, not wrong.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a thread waits at most for a start or a fork: what those wait for may be in its hands. It is late then, not
+/// wrong.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A first thread's stack, usually.
 const STACK: u64 = 8 << 20;
@@ -90,14 +89,14 @@ pub struct Plan {
     /// Address ranges that the engine's code uses.
     pub exclude: Vec<(usize, usize)>,
     /// Number of the inherited `/dev/userfaultfd`, or -1.
-    uffd: i32,
+    pub(super) uffd: i32,
     /// The statistics page that the launcher made for this process, or null.
-    stat: AtomicPtr<Stat>,
+    pub(super) stat: AtomicPtr<Stat>,
     /// Reserved at the first start; children start in their copy.
-    arena: OnceLock<Arena>,
-    heap_given: AtomicBool,
+    pub(super) arena: OnceLock<Arena>,
+    pub(super) heap_given: AtomicBool,
     /// This process was forked by the one that was started.
-    is_child: AtomicBool,
+    pub(super) is_child: AtomicBool,
 }
 
 impl Plan {
@@ -109,8 +108,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what they were. On the
-    /// engine's first thread.
+    /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what
+    /// they were. On the engine's first thread.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         // SAFETY: only asked what it is; if it is not open, the answer is no.
         let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
@@ -150,99 +149,17 @@ pub fn threshold(ram: u64) -> u64 {
     ram.saturating_sub(STACK) / 2
 }
 
-/// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on the only
-/// thread; `heap` is the library's global allocator.
-pub fn sleep(conf: Conf, heap: &'static Heap) {
-    let stat = StatPage::of_launcher();
-    if let Some(stat) = stat {
-        StatPage::begin(stat, conf.ram);
-    }
-    let plan = Plan {
-        exclude: own_images(),
-        uffd: uffd_device::passed_on(),
-        stat: AtomicPtr::new(stat.map_or(std::ptr::null_mut(), |stat| std::ptr::from_ref(stat).cast_mut())),
-        arena: OnceLock::new(),
-        heap_given: AtomicBool::new(false),
-        is_child: AtomicBool::new(false),
-        conf,
-        heap,
-    };
-    if PLAN.set(plan).is_ok() {
-        HOME.store(std::process::id(), SeqCst);
-        STAGE.store(DORMANT, SeqCst);
-        match dormant() {
-            // Nothing that it does would be seen.
-            Some(plan) if !program_needs_libc() => wake(plan, true),
-            _ => look(0),
-        }
-    }
-}
-
 /// The plan of a process that is dormant, and this one.
-fn dormant() -> Option<&'static Plan> {
+pub(super) fn dormant() -> Option<&'static Plan> {
     (STAGE.load(SeqCst) == DORMANT && is_home()).then(|| PLAN.get()).flatten()
 }
 
-fn is_home() -> bool {
+pub(super) fn is_home() -> bool {
     HOME.load(SeqCst) == std::process::id()
 }
 
-/// The program was given `bytes` that it may fill. Returns when it cannot pass its budget with them unseen. Called on a program thread,
-/// while there is no engine.
-pub fn handed_out(bytes: usize) {
-    match STAGE.load(Relaxed) {
-        DORMANT | STARTING if CHARGES.charge(bytes.max(PAGE_SIZE) as u64) && is_home() => look(0),
-        _ => {}
-    }
-}
-
-/// The program's reach has grown by what nobody can count: looks, whatever was counted. As [`handed_out`].
-pub fn grown() {
-    if STAGE.load(Relaxed) == DORMANT && is_home() {
-        look(0);
-    }
-}
-
-/// `bytes` of memory that is shared were mapped, anonymous or, where `fd` says so, of a file. They do not count; but
-/// somebody must be there to say so if they become more than the budget. As [`handed_out`].
-pub fn shared(bytes: usize, fd: Option<RawFd>) {
-    const TMPFS: u64 = 0x0102_1994;
-    let Some(plan) = dormant() else { return };
-    // SAFETY: only asked what it is; if it is not open, there is no answer.
-    let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
-    let is_memory = fd.is_none_or(|fd| rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type as u64 == TMPFS));
-    if is_memory && SHARED.fetch_add(bytes as u64, SeqCst).saturating_add(bytes as u64) > plan.conf.ram {
-        wake(plan, false);
-    }
-}
-
-/// `bytes` are about to be filled in one call: the engine that has to be there by then, if any.
-pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
-    if STAGE.load(Relaxed) == DORMANT && is_home() {
-        look(bytes as u64);
-    }
-    engine()
-}
-
-/// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
-fn look(more: u64) {
-    let Some(plan) = dormant() else { return wait_for_start() };
-    let given = CHARGES.look();
-    let reach = here(given + GIVEN.fetch_add(given, SeqCst));
-    if let Some(stat) = plan.stat() {
-        publish(stat, reach);
-    }
-    let (reach, most) = (reach.bytes().saturating_add(more), threshold(plan.conf.ram));
-    if reach > most {
-        wake(plan, true);
-    } else {
-        // Not less than a part: very near to it, one would look at each piece.
-        CHARGES.allow((most - reach).max(most / 16));
-    }
-}
-
 /// What the program has and may have; `given`: for want of anything better.
-fn here(given: u64) -> Reach {
+pub(super) fn here(given: u64) -> Reach {
     let seen = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
     let mut reach = seen.unwrap_or(Reach { resident: 0, data: given, others: 0 });
     // Grown without a call. What is usual is allowed for in the threshold.
@@ -251,7 +168,7 @@ fn here(given: u64) -> Reach {
     reach
 }
 
-fn publish(stat: &Stat, reach: Reach) {
+pub(super) fn publish(stat: &Stat, reach: Reach) {
     stat.rss_anon_bytes.store(reach.resident, Relaxed);
     stat.rss_anon_peak_bytes.fetch_max(reach.resident, Relaxed);
 }
@@ -261,78 +178,6 @@ pub fn end() {
     if let Some(stat) = dormant().and_then(Plan::stat) {
         publish(stat, here(0));
     }
-}
-
-/// Starts the engine, and waits for it if that is wanted.
-fn wake(plan: &'static Plan, and_wait: bool) {
-    let since = Instant::now();
-    loop {
-        // A handler that interrupts the start would wait for it.
-        let mask = block_signals();
-        let mine = STAGE.compare_exchange(DORMANT, STARTING, SeqCst, SeqCst).is_ok();
-        let forks = if mine { FORKS.load(SeqCst) } else { 0 };
-        if mine && forks == 0 {
-            if let Err(why) = begin(plan) {
-                failed(&why);
-            }
-        } else if mine {
-            enter(DORMANT);
-        }
-        restore_signals(mask);
-        let left = PATIENCE.saturating_sub(since.elapsed());
-        if forks == 0 || left.is_zero() {
-            break;
-        }
-        futex::wait(&FORKS, forks, Some(left.as_nanos() as u64));
-    }
-    if and_wait {
-        wait_for_start();
-    }
-}
-
-/// Starts the engine's first thread.
-fn begin(plan: &'static Plan) -> Result<(), String> {
-    if FILTERED.load(SeqCst) {
-        return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
-    }
-    let arena = match plan.arena.get() {
-        Some(arena) => *arena,
-        None => {
-            let sizes = arena_sizes(plan.conf.ram);
-            let arena = Arena::reserve(sizes).map_err(|e| {
-                let why = ErrnoText::from(e);
-                format!("cannot reserve address space for the engine: {why}; is there a limit (ulimit -v)?")
-            })?;
-            *plan.arena.get_or_init(|| arena)
-        }
-    };
-    crate::run::state::spawn_first(plan, &arena)
-        .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))
-}
-
-/// The calling program thread is about to give itself a seccomp filter, or all of them. Not under that, but under one
-/// of its own, the engine is to run: so it is started before. Whether a filter for all threads has to be made one for
-/// the caller, because there are no others but the engine's. For all others no engine is started any more, and one that
-/// manages nothing yet ends. `is_main`: the caller is the main thread.
-pub fn before_filter(is_main: bool, for_all: bool) -> bool {
-    let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
-    let plan = dormant();
-    let own = engine().filter(|e| e.fork.is_home()).map_or(0, Engine::threads);
-    let alone = is_main && threads() == own + 1;
-    if let Some(plan) = plan.filter(|_| alone || !for_all) {
-        wake(plan, true);
-    }
-    let engine = engine().filter(|e| e.fork.is_home());
-    if let Some(engine) = engine.filter(|_| is_main && (alone || !for_all)) {
-        engine.confine();
-    } else if let Some(engine) = engine.filter(|_| for_all) {
-        engine.retire();
-    }
-    // (Not by the child of a vfork, whose memory is its parent's.)
-    if plan.is_some() || engine.is_some() {
-        FILTERED.store(true, SeqCst);
-    }
-    for_all && alone
 }
 
 /// On the engine's first thread: where it is to live.
@@ -352,13 +197,13 @@ pub(crate) fn failed(why: &str) {
     enter(OFF);
 }
 
-fn enter(stage: u32) {
+pub(super) fn enter(stage: u32) {
     STAGE.store(stage, SeqCst);
     futex::wake_all(&STAGE);
 }
 
 /// Returns when no start is under way, or after a while.
-fn wait_for_start() {
+pub(super) fn wait_for_start() {
     let since = Instant::now();
     while STAGE.load(SeqCst) == STARTING {
         let left = PATIENCE.saturating_sub(since.elapsed());
@@ -419,8 +264,8 @@ pub(crate) fn fork_parent() {
     futex::wake_all(&FORKS);
 }
 
-/// In a child with memory of its own, made while there was no engine: it is as far from the budget as its parent. Also for one that was
-/// not announced.
+/// In a child with memory of its own, made while there was no engine: it is as far from the budget as its parent. Also
+/// for one that was not announced.
 pub fn fork_child() {
     FORKS.store(0, SeqCst);
     match STAGE.load(SeqCst) {
@@ -435,42 +280,14 @@ pub fn fork_child() {
     }
 }
 
-/// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so unseen.
-pub(crate) fn fork_child_of(e: &Engine) {
-    let hopeless = e.hopeless.load(SeqCst);
-    forget_engine();
-    STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
-    fork_child();
-    let Some(plan) = dormant() else { return };
-    let reach = here(GIVEN.load(SeqCst)).bytes();
-    let near = Budget::new(plan.conf.ram.div_ceil(PAGE_SIZE as u64)).activation() as u64 * PAGE_SIZE as u64;
-    if reach > near {
-        wake(plan, false);
-    } else {
-        CHARGES.look();
-        CHARGES.allow((near - reach).max(threshold(plan.conf.ram) / 16));
-    }
-}
-
 /// Control blocks that are remembered, a power of two.
 const BLOCKS: usize = 1024;
 
-/// Control blocks of threads that were started without an engine, also of those that have ended: libc keeps their stacks, and touches
-/// them in a forked child. A set, with the place by the address.
+/// Control blocks of threads that were started without an engine, also of those that have ended: libc keeps their
+/// stacks, and touches them in a forked child. A set, with the place by the address.
 static THREADS: [AtomicUsize; BLOCKS] = [const { AtomicUsize::new(0) }; BLOCKS];
 
-/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On a program
-/// thread. The engine starts now: who has threads need not be alone, and runtimes that map memory by system call instructions of
-/// their own (Go's) have them.
-pub(crate) fn thread_started(block: usize, stack: usize) {
-    remember(block);
-    handed_out(stack);
-    if let Some(plan) = dormant() {
-        wake(plan, true);
-    }
-}
-
-fn remember(block: usize) {
+pub(super) fn remember(block: usize) {
     let hash = (block as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     for i in 0..BLOCKS {
         let place = &THREADS[(hash as usize + i) % BLOCKS];
@@ -484,6 +301,8 @@ fn remember(block: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PAGE_SIZE;
+    use crate::run::budget::Budget;
 
     const MIB: u64 = 1 << 20;
 

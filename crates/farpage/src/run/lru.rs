@@ -6,8 +6,9 @@
 //! ahead if their word says so, all others are on no list. (A [`Batch`] is the pager's own until it is spliced.) Lock
 //! order: outside of the frame pool's; words are changed under it, nothing else is called.
 
+use crate::mem::units::FrameNo;
 use crate::mm::pool_share::Distances;
-use crate::run::page_table::{FrameNo, Node, PageTable, State};
+use crate::run::page_table::{Node, PageTable, State};
 use farpage_swap::lru::List;
 use farpage_swap::workingset::{Pages, Rank, WorkingSet};
 

@@ -1,6 +1,8 @@
-//! The engine of `farpage run`: inside an unmodified program, from before its `main` (where it begins: `dormant`).
+//! The engine of `farpage run`: inside an unmodified program, from before its `main` (where it begins: `preload`,
+//! `dormant`, `start`).
 
 pub mod budget;
+pub mod build;
 pub mod cpus;
 pub mod dormant;
 pub mod fork;
@@ -11,6 +13,9 @@ pub mod page_table;
 pub mod pager;
 pub mod preload;
 pub mod privileges;
+pub mod program;
+mod stacks;
+pub mod start;
 pub mod state;
 pub mod store;
 pub mod threads;

@@ -22,6 +22,7 @@
 
 use crate::mem::arena::Part;
 use crate::mem::open::{Opening, STEP, Scattered};
+use crate::mem::units::{FrameNo, Vpn};
 use crate::swap::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
@@ -42,11 +43,6 @@ const RANK_MASK: u64 = 7 << RANK_SHIFT;
 const AHEAD: u64 = 1 << 15;
 /// Bit of the word of a swapped page: its content is being read, see [`PageTable::mark_reading`].
 const READING: u64 = 1 << 15;
-
-/// Virtual page number: address divided by the page size.
-pub type Vpn = u64;
-/// Index of a frame in the arena.
-pub type FrameNo = u32;
 
 /// A page that has a word: leaf number and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

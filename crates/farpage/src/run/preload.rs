@@ -2,9 +2,9 @@
 
 use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::mem::heap::Heap;
-use crate::run::dormant;
+use crate::run::start;
 use crate::run::told::{self, Kind, warn_once_in_tree};
-use crate::sys::raw::{message, set_quiet};
+use crate::sys::message::{message, set_quiet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Begins as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
@@ -26,7 +26,7 @@ pub fn start(heap: &'static Heap) {
             if !follow_forks() {
                 message("cannot follow forks: out of memory");
             }
-            dormant::sleep(conf, heap);
+            start::sleep(conf, heap);
         }
         Err(why) => {
             warn_once_in_tree(Kind::NoEngine, &format!("{ENV_CONF}: {why}; this process goes on without a budget"))
@@ -34,9 +34,9 @@ pub fn start(heap: &'static Heap) {
     }
 }
 
-/// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in which they
-/// were registered, and those of others (allocators have some) may touch pages that are swapped out: so this must be done
-/// before anybody else registers any, engine or not. Without an engine they do nothing.
+/// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in
+/// which they were registered, and those of others (allocators have some) may touch pages that are swapped out: so this
+/// must be done before anybody else registers any, engine or not. Without an engine they do nothing.
 pub fn follow_forks() -> bool {
     static ASKED: AtomicBool = AtomicBool::new(false);
     static FAILED: AtomicBool = AtomicBool::new(false);

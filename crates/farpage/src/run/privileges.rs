@@ -23,103 +23,22 @@
 //!       <------------------ done[0] = asked   <---------- done[i] = published
 //! ```
 
-use crate::run::state::{Engine, MONITOR, OPENER, STACKS};
+pub(crate) mod following;
+
+use crate::run::privileges::following::{Model, NO_BITS, WAIT_NS};
+use crate::run::stacks::{MONITOR, OPENER, STACKS};
+use crate::run::state::Engine;
 use crate::sys::futex;
-use crate::sys::mutex::Mutex;
+use crate::sys::message::fatal_fmt;
 use crate::sys::privilege::Privileges;
 use crate::sys::proc::Proc;
-use crate::sys::raw::{ErrnoText, fatal_fmt, gettid};
-use crate::sys::thread::{ForkLock, block_signals, restore_signals};
+use crate::sys::raw::{ErrnoText, gettid};
+use crate::sys::thread::{block_signals, restore_signals};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between two looks of the monitor at what the main thread holds.
 const LOOK: Duration = Duration::from_millis(250);
-/// A thread that waits for the engine's looks itself this often.
-const WAIT_NS: u64 = 100_000_000;
-/// `done` of a thread that has just been started, with what its maker holds.
-const STARTED: u32 = 1;
-/// Nothing was said about secure bits.
-const NO_BITS: u64 = u64::MAX;
-
-/// What the program's main thread holds, and where to look.
-struct Model {
-    privileges: Privileges,
-    proc: Proc,
-}
-
-/// Who has come how far. All numbers count what was asked for, from 1 on.
-pub struct Following {
-    /// One program thread asks at a time.
-    asking: ForkLock,
-    asked: AtomicU32,
-    /// Who asked last.
-    caller: AtomicU32,
-    published: AtomicU32,
-    /// What each engine thread (by its stack) has taken on; 0: there is no such thread.
-    done: [AtomicU32; STACKS],
-    /// The program confines itself.
-    filtered: AtomicBool,
-    securebits: AtomicU64,
-    /// Changed by the monitor only, never while the process is copied, whole at every moment.
-    model: Mutex<Option<Model>>,
-    /// The monitor's last look, since `epoch`, in ms.
-    looked: AtomicU64,
-    epoch: Instant,
-}
-
-impl Default for Following {
-    fn default() -> Following {
-        Following {
-            asking: ForkLock::new(),
-            asked: AtomicU32::new(STARTED),
-            caller: AtomicU32::new(0),
-            published: AtomicU32::new(STARTED),
-            done: [const { AtomicU32::new(0) }; STACKS],
-            filtered: AtomicBool::new(false),
-            securebits: AtomicU64::new(NO_BITS),
-            model: Mutex::new(None),
-            looked: AtomicU64::new(0),
-            epoch: Instant::now(),
-        }
-    }
-}
-
-impl Following {
-    /// Thread `index` is about to be started.
-    pub fn begin(&self, index: usize) {
-        self.done[index].store(STARTED, SeqCst);
-    }
-
-    /// Thread `index` could not be started, or is about to end.
-    pub fn end(&self, index: usize) {
-        self.done[index].store(0, SeqCst);
-        futex::wake_all(&self.done[index]);
-    }
-
-    /// In a forked child, where none of these threads is, and descriptors have other numbers.
-    pub fn fork_child(&self) {
-        self.asking.unlock();
-        self.done.iter().for_each(|done| done.store(0, SeqCst));
-        // Its filter is the program's.
-        self.filtered.store(false, SeqCst);
-        // SAFETY: the child has one thread yet; the value is whole at every moment.
-        unsafe { self.model.free_in_child() };
-        std::mem::forget(self.model.lock().take());
-    }
-
-    fn wait(&self, index: usize, number: u32) {
-        let done = &self.done[index];
-        loop {
-            let now = done.load(SeqCst);
-            if now == 0 || now.wrapping_sub(number) as i32 >= 0 {
-                return;
-            }
-            futex::wait(done, now, Some(WAIT_NS));
-        }
-    }
-}
 
 impl Engine {
     /// The calling program thread has changed what the program's threads hold. Returns when no engine thread holds

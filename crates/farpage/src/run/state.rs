@@ -1,4 +1,6 @@
-//! One process's engine: what its threads share, how it starts (when: [`crate::run::dormant`]), how it becomes active.
+//! One process's engine: what its threads share, and how they are woken. Data, below all who use it; it spawns nobody
+//! by itself. Who makes it: [`crate::run::build`]; when: [`crate::run::start`]; when it becomes active:
+//! [`crate::run::threads::monitor`].
 //!
 //! | thread | does | may touch |
 //! | --- | --- | --- |
@@ -19,38 +21,37 @@ use crate::conf::Conf;
 use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
 use crate::mem::heap::Heap;
+use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
 use crate::mm::page_hash::ContentKey;
-use crate::mm::pool_share::{LoadTimes, PoolShare};
+use crate::mm::pool_share::LoadTimes;
 use crate::run::budget::Budget;
 use crate::run::budget::charge::Charges;
-use crate::run::dormant::{CHARGES, Plan};
-use crate::run::fork::Fork;
+use crate::run::fork::protocol::Fork;
 use crate::run::lru::Lru;
 use crate::run::mappings::managed_cache::Recent;
 use crate::run::mappings::notice_ring::Notes;
-use crate::run::page_table::{PageTable, TABLE_BYTES, Vpn};
+use crate::run::page_table::PageTable;
 use crate::run::pager::readahead::SlotPages;
-use crate::run::privileges::Following;
-use crate::run::threads::decompressor::Reader;
+use crate::run::privileges::following::Following;
+use crate::run::stacks::stack;
+use crate::run::threads::board::Reader;
 use crate::run::told::{self, Kind, warn_once_in_tree};
-use crate::stat::{Stat, StatPage};
+use crate::run::uffd_device;
+use crate::stat::Stat;
 use crate::swap::space::SwapSpace;
 use crate::sys::futex;
+use crate::sys::message::fatal;
 use crate::sys::perf::MappingEvents;
-use crate::sys::raw::{ErrnoText, fatal, gettid};
-use crate::sys::thread::{STACK_BYTES, Stack, Start, spawn};
+use crate::sys::raw::ErrnoText;
+use crate::sys::thread::{Start, spawn};
 use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Locks a mutex; a panic elsewhere does not matter, because a panic ends the process.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -106,7 +107,7 @@ pub struct Engine {
     /// Counters.
     pub stat: &'static Stat,
     /// The heap, for its size.
-    heap: &'static Heap,
+    pub(crate) heap: &'static Heap,
     /// Address ranges never adopted (bytes): memory the engine's own code uses.
     pub exclude: Vec<(usize, usize)>,
     /// Pages registered with the pager's userfaultfd.
@@ -130,7 +131,8 @@ pub struct Engine {
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
-    /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there ([`crate::run::pager::poison`]).
+    /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there
+    /// ([`crate::run::pager::poison`]).
     pub lost: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
     pub trash: Mutex<Option<Uffd>>,
@@ -153,73 +155,13 @@ pub struct Engine {
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
-    pub clean: crate::run::pager::reclaim::CleanBalance,
+    pub clean: crate::mm::clean_slots::CleanBalance,
     /// Slots are to be freed whose pages are in the program, too.
     pub copies_wanted: AtomicBool,
-    /// See [`Engine::device`].
-    pub(crate) uffd_device: AtomicI32,
 }
 
 /// Tables that take more than this part of the budget are worth a word.
 const META_PART: u64 = 4;
-const HEAP_BYTES: usize = 4 << 30;
-const POOL_BYTES_MAX: usize = 64 << 30;
-/// Frames hold what has just been taken out; more than this is never needed at once.
-const FRAMES_BYTES_MAX: usize = 64 << 30;
-/// Stacks, by index: monitor, pager, writer, opener, reader.
-pub(crate) const STACKS: usize = 5;
-/// Index of the monitor's stack.
-pub const MONITOR: usize = 0;
-/// Index of the pager's stack.
-pub const PAGER: usize = 1;
-/// Index of the writer's stack.
-pub const WRITER: usize = 2;
-/// Index of the opener's stack.
-pub const OPENER: usize = 3;
-/// Index of the reader's stack.
-pub const READER: usize = 4;
-
-/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
-pub(crate) fn arena_sizes(ram: u64) -> [usize; 5] {
-    let ram = ram as usize;
-    let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
-    let stacks = STACKS * (STACK_LEN + PAGE_SIZE);
-    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), stacks, frames]
-}
-
-/// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`) none
-/// can start. Hardly any of it is ever touched.
-pub fn address_space_bytes(ram: u64) -> u64 {
-    Arena::bytes(arena_sizes(ram)) as u64
-}
-
-/// Bytes of memory that can be written at the start of an engine with a budget of `ram` bytes: with less commit left, or a lower
-/// limit on data (`RLIMIT_DATA`), none can start. What the engine keeps of pages that are out is opened later.
-pub fn commit_bytes(ram: u64) -> u64 {
-    let [.., stacks, frames] = arena_sizes(ram);
-    (stacks + frames + 8 * crate::mem::open::STEP) as u64
-}
-
-/// Bytes of an engine thread's memory.
-const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;
-
-/// Memory of the engine thread with this index.
-fn stack(arena: &Arena, index: usize) -> Stack {
-    Stack { base: arena.stacks.base + index * (STACK_LEN + PAGE_SIZE), len: STACK_LEN }
-}
-
-/// Starts the engine's first thread, which makes the engine. On a program thread; the new thread has a copy of its descriptors.
-///
-/// # Errors
-/// The errno of clone.
-pub(crate) fn spawn_first(plan: &'static Plan, arena: &Arena) -> Result<(), rustix::io::Errno> {
-    let arg = std::ptr::from_ref(plan) as usize;
-    let name = crate::stat::THREAD_NAME.as_bytes();
-    let start = Start { entry: crate::run::threads::monitor::first, arg, name, share_files: false };
-    // SAFETY: the monitor's place in the stacks part; there is no other engine in this process. The entry keeps the rules for
-    // engine threads.
-    unsafe { spawn(stack(arena, 0), &start) }.map(drop)
-}
 
 /// This process's engine is shown to the program's threads.
 pub(crate) fn show_engine(engine: &'static Engine) {
@@ -228,94 +170,13 @@ pub(crate) fn show_engine(engine: &'static Engine) {
 
 /// In a child: what was the parent's engine is nothing here.
 pub(crate) fn forget_engine() {
+    uffd_device::forget();
     ENGINE.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 impl Engine {
-    /// Makes the engine in its arena, as planned. On its first thread.
-    ///
-    /// # Errors
-    /// One line that says what failed and what to do.
-    pub(crate) fn build(plan: &'static Plan) -> Result<&'static Engine, String> {
-        let arena = crate::run::dormant::arena(plan)?;
-        let conf = plan.conf.clone();
-        // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine managed nothing.
-        let table = unsafe { PageTable::new(arena.table) };
-        let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
-        let pool_limit = PoolShare::initial_limit(conf.ram);
-        let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
-        left_out.iter().for_each(|why| warn_once_in_tree(Kind::NoDevice, why));
-        let key = ContentKey::random();
-        space.check_contents(key);
-        let frames = Frames::new(arena.frames);
-        // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
-        let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
-        let stat = StatPage::of_engine(plan.stat());
-        stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
-        let engine = Box::new(Engine {
-            arena,
-            table,
-            frames,
-            frame_entry,
-            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
-            lru: Mutex::new(Lru::new(budget.promised() as usize)),
-            space,
-            dead: Mutex::new(Vec::new()),
-            budget,
-            key,
-            stat,
-            heap: plan.heap,
-            exclude: plan.exclude.clone(),
-            managed: Mutex::new(RangeSet::new()),
-            candidates: Mutex::new(Vec::new()),
-            notes: Notes::default(),
-            recent: Recent::default(),
-            charges: &CHARGES,
-            wipes: AtomicBool::new(false),
-            stack_top: AtomicUsize::new(0),
-            started: AtomicUsize::new(0),
-            events: AtomicPtr::new(std::ptr::null_mut()),
-            pinned: Mutex::new(BTreeSet::new()),
-            lost: Mutex::new(BTreeSet::new()),
-            trash: Mutex::new(None),
-            reader: Reader::default(),
-            wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
-            following: Following::default(),
-            fork: Fork::default(),
-            active: AtomicBool::new(false),
-            alone: AtomicBool::new(false),
-            hopeless: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
-            load_times: LoadTimes::default(),
-            clean: crate::run::pager::reclaim::CleanBalance::default(),
-            copies_wanted: AtomicBool::new(false),
-            uffd_device: AtomicI32::new(plan.uffd()),
-            conf,
-        });
-        let engine: &'static Engine = Box::leak(engine);
-        engine.following.begin(MONITOR);
-        engine.fork.settle_here();
-        engine.fork.set_monitor(gettid());
-        Ok(engine)
-    }
-
-    /// In a forked child: starts the first engine thread again, which gets a descriptor table of its own: a copy of the caller's.
-    ///
-    /// # Errors
-    /// One line.
-    pub fn spawn_monitor(&'static self) -> Result<(), String> {
-        let name = crate::stat::THREAD_NAME.as_bytes();
-        self.fork.settle_here();
-        let tid = self
-            .spawn_patiently(MONITOR, crate::run::threads::monitor::main, name, false)
-            .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
-        // Known before anybody can fork: a fork fetches descriptors from this thread's table.
-        self.fork.set_monitor(tid);
-        Ok(())
-    }
-
-    /// Starts an engine thread on stack `index`. Except for the monitor's, called on an engine thread, whose descriptor
-    /// table is shared.
+    /// Starts an engine thread on stack `index`, at `entry` with `arg` (mostly [`Engine::address`]). Except for the
+    /// monitor's, called on an engine thread, whose descriptor table is shared.
     ///
     /// # Errors
     /// The errno of clone.
@@ -323,19 +184,19 @@ impl Engine {
         &'static self,
         index: usize,
         entry: extern "C" fn(usize) -> !,
+        arg: usize,
         name: &'static [u8],
         share_files: bool,
     ) -> Result<u32, rustix::io::Errno> {
         let stack = stack(&self.arena, index);
-        let arg = std::ptr::from_ref(self) as usize;
         self.following.begin(index);
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
         unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }.inspect_err(|_| self.following.end(index))
     }
 
-    /// The same in a forked child: room for its threads was made before ([`crate::run::fork::reserve`]), but others may be quicker, so a
-    /// limit that is reached is waited for.
+    /// The same in a forked child: room for its threads was made before ([`crate::run::fork::reserve`]), but others may
+    /// be quicker, so a limit that is reached is waited for.
     ///
     /// # Errors
     /// As [`Engine::spawn`].
@@ -343,19 +204,31 @@ impl Engine {
         &'static self,
         index: usize,
         entry: extern "C" fn(usize) -> !,
+        arg: usize,
         name: &'static [u8],
         share_files: bool,
     ) -> Result<u32, rustix::io::Errno> {
         let patience = if self.fork.is_restart() { Duration::from_secs(10) } else { Duration::ZERO };
         let since = Instant::now();
         loop {
-            match self.spawn(index, entry, name, share_files) {
+            match self.spawn(index, entry, arg, name, share_files) {
                 Err(rustix::io::Errno::AGAIN) if since.elapsed() < patience => {
                     futex::wait(&self.wakeups.never, 0, Some(1_000_000));
                 }
                 done => return done,
             }
         }
+    }
+
+    /// What most threads are given: their `arg` is the engine's address.
+    pub fn address(&'static self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Whether something in `[start, end)` (bytes) is managed.
+    pub(crate) fn is_known(&self, start: usize, end: usize) -> bool {
+        let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        start < end && lock(&self.managed).gaps(start, end).next() != Some((start, end))
     }
 
     /// Wakes the pager from its sleep.
@@ -380,8 +253,8 @@ impl Engine {
     }
 
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
-    /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the pager
-    /// and back, which is most of what a load from the pool costs.
+    /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the
+    /// pager and back, which is most of what a load from the pool costs.
     pub fn cached_target(&self) -> usize {
         let most = (self.frames.len() / 8 * 5).min(self.budget.movable() as usize / 16);
         lock(&self.lru).cached_target(most).clamp(128.min(most), most)

@@ -7,68 +7,60 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::TRASH_BYTES;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::mm::page_hash::is_zero;
-use crate::run::page_table::{FrameNo, Node, State};
-use crate::run::state::{Engine, WRITER, lock};
+use crate::run::page_table::{Node, State};
+use crate::run::state::Engine;
 use crate::stat::Stat;
 use crate::swap::io::BATCH_MAX;
-use crate::swap::{Entry, Page, StoreError};
-use crate::sys::futex;
-use crate::sys::thread::{exit_thread, settle};
+use crate::swap::{Entry, StoreError};
+use crate::sys::message::fatal;
 use rustix::mm::{Advice, madvise};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
-const BATCH: usize = 32;
-/// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some microseconds a
-/// page), so not many; they are the oldest.
+pub(crate) const BATCH: usize = 32;
+/// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some
+/// microseconds a page), so not many; they are the oldest.
 const TAKE: usize = 8;
-/// Slots of discarded pages freed per turn.
-const DEAD: usize = 256;
-/// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
-const COMPACT: usize = 256;
 
-pub(crate) extern "C" fn main(engine: usize) -> ! {
-    settle(b"farpage-writer");
-    // SAFETY: spawn passed the address of the engine, which is never freed.
-    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    loop {
-        let seen = e.wakeups.writer.load(Acquire);
-        e.fork.pass_gate(|| e.keep_up(WRITER));
-        if !e.is_active() {
-            e.following.end(WRITER);
-            exit_thread(); // the pager could not be started
+impl Engine {
+    /// `--verify`: the bytes read back must be the bytes that were swapped out.
+    pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
+        let got = self.key.hash(page);
+        match self.space.check(entry) {
+            Some(want) if want == got => Stat::add(&self.stat.verified, 1),
+            want => fatal(&format!(
+                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {:#034x}",
+                vpn as usize * PAGE_SIZE,
+                entry.raw(),
+                want.unwrap_or(0)
+            )),
         }
-        e.fork.writer_gate.lock();
-        let mut worked = e.free_dead(DEAD) > 0;
-        if wanted(e) {
-            worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
-        }
-        if e.space.pool_over_share() {
-            worked |= e.space.writeback(32) > 0;
-            e.account_pool();
-        }
-        // A little each turn: what is stored and freed in the pool leaves holes.
-        if e.space.compact(COMPACT) > 0 {
-            e.account_pool();
-        }
-        if e.space.tend(!worked) {
-            e.account_pool();
-        }
-        // Before the gate opens: a fork behind it must not copy a lock that is held.
-        let cached = lock(&e.lru).cached_len();
-        let low = cached < e.cached_target() / 2;
-        e.fork.writer_gate.unlock();
-        if worked {
-            if e.wakeups.pager_waits.load(Acquire) {
-                e.kick_pager();
+    }
+
+    /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
+    ///
+    /// # Safety
+    /// There are as many pages as entries, and nobody writes to them.
+    pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
+        if self.conf.verify {
+            for (i, entry) in entries.iter().enumerate() {
+                // SAFETY: caller's promise.
+                self.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
             }
-            if low {
-                e.kick_pager();
-            }
-        } else {
-            futex::wait(&e.wakeups.writer, seen, Some(20_000_000));
         }
+    }
+
+    /// Frees the slot that belongs to frame `f`, if any.
+    pub(crate) fn release_frame_entry(&self, f: FrameNo) {
+        self.free_entry(self.take_frame_entry(f));
+    }
+
+    /// Takes the slot that belongs to frame `f`, if any.
+    pub(crate) fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
+        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
     }
 }
 
@@ -78,13 +70,13 @@ pub(crate) fn wanted(e: &Engine) -> bool {
 }
 
 /// Frames that writing is to free.
-fn missing(e: &Engine) -> usize {
+pub(crate) fn missing(e: &Engine) -> usize {
     e.free_target().saturating_sub(e.frames.free_count()) + usize::try_from(e.budget.excess()).unwrap_or(0)
 }
 
-/// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is missing, up
-/// to what one transfer takes. More only lets the fault that wants a page of it wait longer.
-fn queued_batch(missing: usize) -> usize {
+/// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is
+/// missing, up to what one transfer takes. More only lets the fault that wants a page of it wait longer.
+pub(crate) fn queued_batch(missing: usize) -> usize {
     missing.clamp(BATCH, BATCH_MAX)
 }
 
@@ -107,10 +99,10 @@ struct Waiting {
 }
 
 /// Stores the oldest cached pages and frees their frames: until `want` have been stored in memory or `queue` (at most
-/// [`BATCH_MAX`]) wait for a file. While the process is above its limit, frames go back to the kernel. Returns the frames
-/// freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A fault on a page
-/// in writeback waits, so what is stored in memory is published page by page; only what a file takes waits for the others of
-/// its batch.
+/// [`BATCH_MAX`]) wait for a file. While the process is above its limit, frames go back to the kernel. Returns the
+/// frames freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A
+/// fault on a page in writeback waits, so what is stored in memory is published page by page; only what a file takes
+/// waits for the others of its batch.
 pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
     let mut waiting = [None::<Waiting>; BATCH_MAX];
@@ -153,7 +145,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
 /// Finds or makes the copy of the page in `frame`.
 fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
-    let page = unsafe { e.frame(frame) };
+    let page = unsafe { e.frames.page(frame) };
     let old = Entry::from_raw(e.frame_entry[frame as usize].load(Relaxed));
     if is_zero(page) {
         Stat::add(&e.stat.swpout_zero, 1);
@@ -184,7 +176,7 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
 fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
     let Some(first) = waiting.first().copied().flatten() else { return 0 };
     // SAFETY: as in `store`: the frames are ours while their pages are in writeback.
-    let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frame(w.frame) }, w.hash) };
+    let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frames.page(w.frame) }, w.hash) };
     let mut pages = [page_of(first); BATCH_MAX];
     for (page, w) in pages.iter_mut().zip(waiting.iter().flatten()) {
         *page = page_of(*w);
@@ -228,7 +220,8 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
 
 /// The page could not be stored: it stays in the swap cache.
 fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
-    // Not full if there are slots that only wait to be freed, or that hold what is in the program, too: the next try finds them.
+    // Not full if there are slots that only wait to be freed, or that hold what is in the program, too: the next try
+    // finds them.
     if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 && !e.want_copies() {
         Stat::add(&e.stat.swap_full, 1);
         e.warn_full();
@@ -253,9 +246,9 @@ fn release(e: &Engine, frame: FrameNo) {
     release_run(e, frame, 1, 1);
 }
 
-/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the trash part, from where they can be dropped
-/// without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot be
-/// emptied become free ones.
+/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the trash part, from where they can be
+/// dropped without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot
+/// be emptied become free ones.
 pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
     if n == 0 {
         return;
@@ -275,7 +268,7 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
             break;
         }
         // SAFETY: the frame is owned here and has a page.
-        unsafe { e.unshare_frame(first + done as FrameNo) };
+        unsafe { e.frames.unshare(first + done as FrameNo) };
     }
     // SAFETY: nobody else uses the trash part; its userfaultfd reports no events.
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };

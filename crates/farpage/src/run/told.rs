@@ -1,15 +1,17 @@
 //! Warnings that each process of a tree would give are given once.
 //!
-//! Forked children have the parent's memory, so what it has said is known. Programs that are started anew have nothing of it but
-//! their environment, which cannot be changed for those that run already, and the descriptor of `/dev/userfaultfd` that all of the
-//! tree inherit. It is *one* open file, and with an open file the kernel keeps the number of the signal that it would send to
-//! whoever asks for signals (`F_SETSIG`): nobody asks this device for any. So that number is the note, a bit for each kind of
-//! warning; it goes away with the tree, and nothing else has to be passed on, mapped or kept open. Two that warn at the same
-//! moment may both be heard. Where no such descriptor is inherited, each program that is started says it once.
+//! Forked children have the parent's memory, so what it has said is known. Programs that are started anew have nothing
+//! of it but their environment, which cannot be changed for those that run already, and the descriptor of
+//! `/dev/userfaultfd` that all of the tree inherit. It is *one* open file, and with an open file the kernel keeps the
+//! number of the signal that it would send to whoever asks for signals (`F_SETSIG`): nobody asks this device for any.
+//! So that number is the note, a bit for each kind of warning; it goes away with the tree, and nothing else has to be
+//! passed on, mapped or kept open. Two that warn at the same moment may both be heard. Where no such descriptor is
+//! inherited, each program that is started says it once.
 
 use crate::probe::{inherited_device, is_misc_device};
-use crate::run::state::engine;
-use crate::sys::raw::{nr, syscall, warn};
+use crate::run::uffd_device;
+use crate::sys::message::warn;
+use crate::sys::raw::{nr, syscall};
 use crate::sys::thread::is_engine_thread;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
@@ -67,10 +69,13 @@ pub fn warn_once_in_tree(kind: Kind, text: &str) {
 
 /// Whether another program of the tree has noted it; notes it.
 fn is_noted(bit: u32) -> bool {
-    // Engine threads have a descriptor table of their own, in which that number is still there while the engine is being made.
-    let device = match engine() {
-        Some(e) if is_engine_thread() => e.device(),
-        _ => inherited(),
+    // Engine threads have a descriptor table of their own, in which that number is still there while the engine is
+    // being made.
+    let has_engine = uffd_device::number().is_some();
+    let device = if has_engine && is_engine_thread() {
+        uffd_device::device().filter(|device| is_misc_device(*device))
+    } else {
+        inherited()
     };
     let Some(device) = device else { return false };
     let file = device.as_raw_fd() as usize;

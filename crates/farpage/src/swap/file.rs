@@ -26,6 +26,7 @@
 mod backing;
 mod block;
 mod crypt;
+mod disk;
 mod drain;
 mod open;
 mod read;
@@ -55,11 +56,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
 use std::sync::{Arc, OnceLock};
-use table::{File, Inner, Own};
+use table::{File, Inner, Own, PAGE_BITS, PAGE_MASK};
 
-/// Bits of the page number in a slot.
-const PAGE_BITS: u32 = 32;
-const PAGE_MASK: u64 = (1 << PAGE_BITS) - 1;
 /// After this many failed batches of writes in a row the device takes no more pages.
 const WRITE_ERRORS_MAX: u32 = 16;
 /// After this many failed reads in a row too: so many pages, each tried three times.

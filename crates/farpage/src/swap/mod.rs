@@ -7,6 +7,7 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
+//! | [`entry`] | the name of a stored page |
 //! | [`error`] | why a page was not stored or read, or a device cannot be used |
 //! | [`space`] | the devices in priority order; all the engine calls |
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
@@ -24,6 +25,7 @@
 //! slots (`farpage_swap::slots`). `inner` locks are held for look-ups and copies of one page at most, never across a device
 //! wait. No two devices' `inner` locks are held together. Stores, loads and frees of a file take no lock of the device.
 
+pub mod entry;
 pub mod error;
 pub mod file;
 pub mod io;
@@ -35,62 +37,14 @@ pub mod space;
 pub(crate) mod testing;
 pub mod zram;
 
-use std::num::NonZeroU64;
 use std::os::fd::RawFd;
 
 use crate::PAGE_SIZE;
+use crate::mem::units::Page;
 
+pub use entry::Entry;
 pub use error::{DeviceError, LoadError, StoreError};
 pub use space::SwapSpace;
-pub use zram::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
-
-/// One page of data. References to frames are page-aligned; others work, but cost a copy on files.
-pub type Page = [u8; PAGE_SIZE];
-
-/// Bits of a slot number in an [`Entry`].
-pub const SLOT_BITS: u32 = 40;
-
-/// Where a swapped-out page is.
-///
-/// ```text
-///   63        48 47       40 39                                    0
-///  |  always 0  |  device   |  slot of the device, never 0          |
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Entry(NonZeroU64);
-
-impl Entry {
-    /// The entry for `slot` of device number `device`; `None` if the slot is 0 or above 2^40 - 1.
-    pub fn new(device: u8, slot: u64) -> Option<Entry> {
-        let raw = NonZeroU64::new(u64::from(device) << SLOT_BITS | slot)?;
-        (slot != 0 && slot >> SLOT_BITS == 0).then_some(Entry(raw))
-    }
-
-    /// As a number of 48 bits, never 0.
-    pub fn raw(self) -> u64 {
-        self.0.get()
-    }
-
-    /// From [`Entry::raw`]; `None` for a number that is not an entry.
-    pub fn from_raw(raw: u64) -> Option<Entry> {
-        Entry::new(u8::try_from(raw >> SLOT_BITS).ok()?, raw & ((1 << SLOT_BITS) - 1))
-    }
-
-    /// Number of the device.
-    pub fn device(self) -> u8 {
-        (self.raw() >> SLOT_BITS) as u8
-    }
-
-    /// Slot of the device.
-    pub fn slot(self) -> u64 {
-        self.raw() & ((1 << SLOT_BITS) - 1)
-    }
-
-    /// The entry `n` slots later on the same device, if there can be one.
-    pub fn offset(self, n: usize) -> Option<Entry> {
-        Entry::new(self.device(), self.slot().checked_add(n as u64)?)
-    }
-}
 
 /// What a device is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

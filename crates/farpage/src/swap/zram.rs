@@ -29,32 +29,30 @@ mod recompress;
 mod record;
 #[cfg(test)]
 mod tests;
+mod worth;
 mod writeback;
 
 use super::file::FileDevice;
 use super::pool::{Handle, OBJECT_MAX, Pool};
-use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value};
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
+use crate::mm::pool_share::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
 use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
-use promote::Worth;
 use record::{FLAGS, Kind, PASSED, Packing, Record, WORDS, YOUNG};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use worth::Worth;
 
 /// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of eight pages,
 /// the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by default, and comes to 3625.)
 pub const COMPRESSED_MAX: usize = 3632;
 /// Pages moved to the file in one go.
 const WRITEBACK_BATCH: usize = 32;
-/// Share of the limit, in eighths, above which pages should move on.
-pub const SHARE_EIGHTHS: u64 = 7;
-/// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
-pub const TIGHT_EIGHTHS: u64 = 6;
 
 /// Pages that do not compress wait in the pool while they are fewer than one in so many of its pages.
 const RAW_PART: u64 = 3;

@@ -11,6 +11,7 @@ pub mod idle;
 pub mod limit;
 pub mod loader;
 pub mod maps;
+pub mod message;
 pub mod mutex;
 pub mod pagemap;
 pub mod pass;

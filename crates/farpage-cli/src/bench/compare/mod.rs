@@ -209,7 +209,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         rounds: args.rounds,
         notes: vec![machine()],
     };
-    if args.mode == Mode::Run && idle.unwrap_or_default().is_possible() {
+    if args.mode == Mode::Run && farpage::run::cpus::cpu_latency::is_possible(idle.unwrap_or_default()) {
         setting
             .notes
             .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));

@@ -8,7 +8,8 @@ use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
-use farpage::swap::{Entry, Page, SwapSpace};
+use farpage::mem::units::Page;
+use farpage::swap::{Entry, SwapSpace};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 /// Orders 0, 2 and 4.

@@ -1,6 +1,8 @@
 //! Reading ahead in regions: the right bytes under every rule, honest counts, nobody else's pages.
 
+use super::super::Region;
 use super::super::tests::{mix, stress};
+use super::super::word::State;
 use super::super::{Advice, Pager};
 use super::*;
 use crate::PAGE_SIZE;

@@ -14,12 +14,13 @@
 
 use crate::PAGE_SIZE;
 use crate::conf::size;
-use crate::run::state::{Engine, lock};
+use crate::mem::lock::lock;
+use crate::run::state::Engine;
 use crate::sys::fd::Fd;
 use crate::sys::maps::{Kind, Mapping, mappings};
+use crate::sys::message::warn;
 use crate::sys::pagemap::{anonymous_pages, mapped_pages};
 use crate::sys::proc::{Proc, rss_shared_pages};
-use crate::sys::raw::warn;
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};

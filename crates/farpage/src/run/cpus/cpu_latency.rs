@@ -5,56 +5,25 @@
 //! all the rest of a fault. So while faults come one after the other, CPUs are asked not to sleep ([`crate::sys::idle`]).
 //! What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large machines.
 
+use crate::conf::Idle;
 use crate::sys::idle::{Wish, cpus_online};
-use std::fmt;
 use std::time::{Duration, Instant};
 
-/// `--idle-poll`: when CPUs may be kept from sleeping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Idle {
-    /// On machines of up to [`CPUS_MAX`] CPUs.
-    #[default]
-    Auto,
-    /// On any machine.
-    Always,
-    /// Never.
-    Never,
+/// Whether CPUs would be kept awake as `idle` says, here and for this user.
+pub fn is_possible(idle: Idle) -> bool {
+    wish(idle).is_some()
 }
 
-impl Idle {
-    /// Reads `auto`, `always` or `never`.
-    pub fn parse(text: &str) -> Option<Idle> {
-        [Idle::Auto, Idle::Always, Idle::Never].into_iter().find(|idle| idle.to_string() == text)
-    }
-
-    /// Whether CPUs would be kept awake, here and for this user.
-    pub fn is_possible(self) -> bool {
-        self.wish().is_some()
-    }
-
-    /// What can be wished for, if anything.
-    fn wish(self) -> Option<Wish> {
-        let allowed = match self {
-            Idle::Never => false,
-            Idle::Always => true,
-            Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= CPUS_MAX),
-        };
-        allowed.then(Wish::open)?.ok()
-    }
+/// What can be wished for, if anything.
+fn wish(idle: Idle) -> Option<Wish> {
+    let allowed = match idle {
+        Idle::Never => false,
+        Idle::Always => true,
+        Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= Idle::CPUS_MAX),
+    };
+    allowed.then(Wish::open)?.ok()
 }
 
-impl fmt::Display for Idle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Idle::Auto => "auto",
-            Idle::Always => "always",
-            Idle::Never => "never",
-        })
-    }
-}
-
-/// Most CPUs of a machine that [`Idle::Auto`] keeps from sleeping.
-pub const CPUS_MAX: usize = 8;
 /// Faults are counted over this time.
 const WINDOW: Duration = Duration::from_millis(8);
 /// Faults in it from which CPUs are kept awake: 4000 a second, so that at least a twentieth of the time is won.
@@ -109,7 +78,7 @@ impl Awake {
 
     fn open(&mut self) {
         if self.wish.is_none() {
-            self.wish = self.wanted.wish();
+            self.wish = wish(self.wanted);
             // Asked once.
             self.wanted = Idle::Never;
         }

@@ -1,8 +1,8 @@
 //! How a child comes by descriptors of the engine.
 //!
-//! Engine threads have a descriptor table of their own, and a child inherits the program's. So before a fork the engine puts
-//! what the child will need into a socket, and the program's table has that socket's other end until the copy is made: one
-//! number, whatever the child needs. The child's engine takes the rest out, in a table of its own.
+//! Engine threads have a descriptor table of their own, and a child inherits the program's. So before a fork the engine
+//! puts what the child will need into a socket, and the program's table has that socket's other end until the copy is
+//! made: one number, whatever the child needs. The child's engine takes the rest out, in a table of its own.
 //!
 //! ```text
 //!   forking thread (program's table)       monitor (engine's table)           child's monitor (table of its own)
@@ -16,37 +16,45 @@
 //! ```
 //! When all copies of the child's end are closed, the child and whoever descends from it are gone: the lease is over.
 //!
-//! `pidfd_getfd` is refused by kernels before 6.9 (which have no descriptors of threads) and by seccomp filters, those of container
-//! runtimes among them. Then the end goes over a connection between two sockets of the abstract namespace, each of which makes sure
-//! that the other one belongs to this process.
+//! `pidfd_getfd` is refused by kernels before 6.9 (which have no descriptors of threads) and by seccomp filters, those
+//! of container runtimes among them. Then the end goes over a connection between two sockets of the abstract namespace,
+//! each of which makes sure that the other one belongs to this process.
 //!
-//! Callers: the forking thread and the monitor, as above. One lock, [`Channel`]'s, held by one of them at a time.
+//! Callers: the forking thread and the monitor, as above. One lock, that of the ends, held by one of them at a time.
 
-use super::Fork;
-use crate::run::state::lock;
+use crate::mem::lock::lock;
 use crate::sys::futex;
 use crate::sys::pass::{Address, listening, pair, send_all, send_to, take_from};
 use crate::sys::raw::Errno;
 use crate::sys::thread::fetch_fd;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long the pager waits until fewer descriptors are on their way.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What the forking thread asks of the monitor, and how that answers.
-pub(super) const IDLE: u32 = 0;
+const IDLE: u32 = 0;
 const OPEN: u32 = 1;
 const SEND: u32 = 2;
 const DONE: u32 = 3;
 const ANSWERED: u32 = 4;
 const REFUSED: u32 = 5;
 
+/// The channel of one fork after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Channel {
+    /// What the forking thread asks of the monitor.
+    asked: AtomicU32,
+    ends: Mutex<Ends>,
+}
+
 /// The monitor's side of a channel.
 #[derive(Debug, Default)]
-pub(super) struct Channel {
+struct Ends {
     /// The end that stays here.
-    pub(super) here: Option<OwnedFd>,
+    here: Option<OwnedFd>,
     /// The child's.
     there: Option<OwnedFd>,
     /// Where the forking thread listens.
@@ -56,7 +64,9 @@ pub(super) struct Channel {
     filled: bool,
 }
 
-impl Fork {
+const _: () = assert!(IDLE == 0);
+
+impl Channel {
     /// Forking thread: has the monitor do something, and waits for it.
     fn ask(&self, what: u32, ring: impl Fn()) -> Result<(), Errno> {
         self.wait_idle();
@@ -67,7 +77,7 @@ impl Fork {
                 ANSWERED => break,
                 REFUSED => {
                     self.asked.store(IDLE, SeqCst);
-                    return Err(lock(&self.channel).why.unwrap_or(Errno::IO));
+                    return Err(lock(&self.ends).why.unwrap_or(Errno::IO));
                 }
                 asked => futex::wait(&self.asked, asked, None),
             }
@@ -87,9 +97,9 @@ impl Fork {
     }
 
     /// Forking thread: the child's end of a new channel. `ring` wakes the monitor.
-    pub(super) fn open_channel(&self, monitor: u32, ring: impl Fn()) -> Result<OwnedFd, Errno> {
+    pub(super) fn open(&self, monitor: u32, ring: impl Fn()) -> Result<OwnedFd, Errno> {
         self.ask(OPEN, &ring)?;
-        let number = lock(&self.channel).there.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let number = lock(&self.ends).there.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let end = fetch_fd(monitor, number).or_else(|error| match error {
             // There is no number free, whichever way.
             Errno::MFILE | Errno::NFILE => Err(error),
@@ -103,15 +113,15 @@ impl Fork {
 
     fn be_sent(&self, ring: impl Fn()) -> Result<OwnedFd, Errno> {
         let (socket, address) = listening()?;
-        lock(&self.channel).address = Some(address);
+        lock(&self.ends).address = Some(address);
         self.ask(SEND, ring)?;
         take_from(&socket)
     }
 
-    /// Pager: puts in what the child will need, descriptors `fds` of the engine's table, which stay what they are until the copy is
-    /// made.
+    /// Pager: puts in what the child will need, descriptors `fds` of the engine's table, which stay what they are until
+    /// the copy is made.
     pub(super) fn fill(&self, fds: &[RawFd]) {
-        let mut channel = lock(&self.channel);
+        let mut channel = lock(&self.ends);
         let Some(here) = &channel.here else { return };
         let since = Instant::now();
         // A user may have so many descriptors on their way as one process may have open: others' arrive.
@@ -126,20 +136,30 @@ impl Fork {
         channel.filled = sent.is_ok();
     }
 
+    /// The end that stays here, for who looks whether the child is gone.
+    pub(super) fn take_end(&self) -> Option<OwnedFd> {
+        lock(&self.ends).here.take()
+    }
+
+    /// In a child, where the numbers mean nothing: forgets them, without closing any.
+    pub(super) fn forget(&self) {
+        std::mem::forget(std::mem::take(&mut *lock(&self.ends)));
+    }
+
     /// Whether the child will find what it needs.
     pub(super) fn is_filled(&self) -> bool {
-        lock(&self.channel).filled
+        lock(&self.ends).filled
     }
 
     /// Monitor: does what the forking thread has asked for.
     pub fn serve(&self) {
         let asked = self.asked.load(SeqCst);
-        let mut channel = lock(&self.channel);
+        let mut channel = lock(&self.ends);
         let done = match asked {
             OPEN => pair().and_then(|(here, there)| {
                 // The monitor looks whether its end is closed without waiting.
                 rustix::io::ioctl_fionbio(&here, true)?;
-                *channel = Channel { here: Some(here), there: Some(there), ..Channel::default() };
+                *channel = Ends { here: Some(here), there: Some(there), ..Ends::default() };
                 Ok(())
             }),
             SEND => match (channel.address.take(), &channel.there) {

@@ -1,17 +1,21 @@
 //! What libc calls around a fork, in the forking thread: `prepare` and `parent` in the parent, `child` in the child.
 //!
-//! `prepare` ends with the engine quiet: writer and monitor behind closed gates, the pager holding still. Between it and
-//! the copy libc takes its own locks. In the child nothing but the calling thread exists; until the engine runs again, it
-//! may touch only what `prepare` has touched.
+//! `prepare` ends with the engine quiet: writer and monitor behind closed gates, the pager holding still. Between it
+//! and the copy libc takes its own locks. In the child nothing but the calling thread exists; until the engine runs
+//! again, it may touch only what `prepare` has touched.
 
+use super::huge;
 use super::reserve::reserve_anyway;
-use super::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING, huge};
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::run::dormant;
-use crate::run::state::{Engine, engine, lock};
+use crate::run::fork::protocol::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
+use crate::run::start;
+use crate::run::state::{Engine, engine};
 use crate::stat::Stat;
 use crate::sys::futex;
-use crate::sys::raw::{fatal, gettid, nr, syscall};
+use crate::sys::message::fatal;
+use crate::sys::raw::{gettid, nr, syscall};
 use crate::sys::thread::{block_signals, restore_signals, thread_pointer};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -28,8 +32,8 @@ unsafe extern "C" {
 fn touch_streams() {
     const CHAIN: usize = 104;
     const LOCK: usize = 136;
-    // SAFETY: libc's own list, walked as libc does, under its lock: nobody closes a stream and frees its memory meanwhile.
-    // Offsets of the public, stable layout of FILE.
+    // SAFETY: libc's own list, walked as libc does, under its lock: nobody closes a stream and frees its memory
+    // meanwhile. Offsets of the public, stable layout of FILE.
     unsafe {
         _IO_list_lock();
         let mut stream = std::ptr::addr_of!(_IO_list_all).read();
@@ -46,8 +50,8 @@ fn touch_streams() {
 }
 
 impl Engine {
-    /// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are never
-    /// taken out, but one that was noted late may be out already.
+    /// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are
+    /// never taken out, but one that was noted late may be out already.
     fn touch_pinned(&self) {
         // A copy: the pager needs the set to serve the faults.
         let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| *vpn as usize * PAGE_SIZE).collect();
@@ -109,7 +113,7 @@ pub extern "C" fn prepare() {
         return; // nothing that a child would need
     }
     // What is left to be done of the reservation, while the monitor can still be waited for.
-    f.wait_idle();
+    f.channel.wait_idle();
     f.forker.store(gettid(), SeqCst);
     f.set_pager(PAUSE_WANTED);
     e.ring();
@@ -119,13 +123,13 @@ pub extern "C" fn prepare() {
     e.touch_pinned();
     f.stack.store(touch_stack(e), SeqCst);
     f.huge_pages.store(huge::switch_off(), SeqCst);
-    if !f.is_filled() {
+    if !f.channel.is_filled() {
         lock(&f.errand).lose_channel();
     }
 }
 
-/// Between [`prepare`] and the copy: makes the page at `at` present, if there is one. The kernel writes to some places of a child
-/// before anything can run there. Whether it can be read.
+/// Between [`prepare`] and the copy: makes the page at `at` present, if there is one. The kernel writes to some places
+/// of a child before anything can run there. Whether it can be read.
 pub fn touch(at: usize) -> bool {
     const POPULATE_READ: usize = 22;
     // SAFETY: reads at most; an address that is none answers with an error.
@@ -178,7 +182,7 @@ pub fn child_of(forker: usize) {
     let mask = f.mask.load(SeqCst);
     let mut errand = std::mem::replace(&mut *lock(&f.errand), Errand::NONE);
     if !errand.active {
-        dormant::fork_child_of(e);
+        start::fork_child_of(e);
         return restore_signals(mask);
     }
     if f.settling.load(SeqCst) != 0 {
@@ -188,7 +192,7 @@ pub fn child_of(forker: usize) {
     }
     f.pager.store(RUNNING, SeqCst);
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
-    std::mem::forget(std::mem::take(&mut *lock(&f.channel)));
+    f.channel.forget();
     lock(&f.leases).clear();
     std::mem::forget(lock(&e.trash).take());
     f.end.store(errand.channel, SeqCst);

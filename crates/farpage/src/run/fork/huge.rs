@@ -1,9 +1,9 @@
 //! No huge pages while a process is copied.
 //!
-//! `khugepaged` makes a huge page of the present pages in 2 MiB and fills the rest with zeros, where a program has asked for huge
-//! pages (`MADV_HUGEPAGE`). Where memory is registered the kernel lets it be: an absent page is not a zero page there. But a child's
-//! memory is not registered before its engine runs. So the process is copied with huge pages switched off, which a child
-//! inherits; both processes go back to what the program had.
+//! `khugepaged` makes a huge page of the present pages in 2 MiB and fills the rest with zeros, where a program has
+//! asked for huge pages (`MADV_HUGEPAGE`). Where memory is registered the kernel lets it be: an absent page is not a
+//! zero page there. But a child's memory is not registered before its engine runs. So the process is copied with huge
+//! pages switched off, which a child inherits; both processes go back to what the program had.
 //!
 //! Caller: the handlers of a fork, in the forking thread. No locks, no allocation.
 

@@ -1,6 +1,6 @@
 //! What the pager did during a pause, for the child (see `pause`).
 
-use crate::run::page_table::Vpn;
+use crate::mem::units::Vpn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Most entries of one pause.

@@ -1,13 +1,15 @@
 //! The pager's part of a fork: it holds still while the process is copied, and serves what the forking thread needs.
 
 use super::late_fills::HELPED_MAX;
-use super::{PAUSED, RESUME_WANTED, RUNNING, Verdict};
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::run::fork::pending_events::Verdict;
+use crate::run::fork::protocol::{PAUSED, RESUME_WANTED, RUNNING};
 use crate::run::mappings::event_order::is_known_after;
-use crate::run::page_table::{FrameNo, State, Vpn};
-use crate::run::pager::fault::Outcome;
-use crate::run::pager::{PAUSED_NAME, Pager, THREAD_NAME};
-use crate::run::state::lock;
+use crate::run::page_table::State;
+use crate::run::pager::state::Outcome;
+use crate::run::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
 use crate::sys::proc::{cpu_time, waits_for_futex};
@@ -56,7 +58,7 @@ impl Pager {
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.land_all();
         f.helped.clear();
-        f.fill(&self.e.given_to_children());
+        f.channel.fill(&self.e.given_to_children());
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
@@ -146,8 +148,9 @@ impl Pager {
         set_name(THREAD_NAME);
     }
 
-    /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be dumped
-    /// are root's): whether it had no CPU time since the last look, which `had` is from; to help it for nothing does no harm.
+    /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be
+    /// dumped are root's): whether it had no CPU time since the last look, which `had` is from; to help it for nothing
+    /// does no harm.
     fn waits_for_lock(&self, forker: u32, had: &mut Option<Duration>) -> bool {
         waits_for_futex(self.stragglers.proc(), forker).unwrap_or_else(|| {
             let time = cpu_time(forker);
@@ -170,11 +173,11 @@ impl Pager {
         }
     }
 
-    /// Fills the pages that threads wait for, in a way that the process may be copied at any moment: a page is copied to its
-    /// place, and its word, its frame, its slot stay as they are. That it may be there is noted before. What the pager
-    /// writes while the process is being copied the child sees up to some point and not beyond (a write to a page that
-    /// the kernel has gone past waits until the copy is complete), and so it is with the pages placed. So each page that
-    /// is there in the child against its word is noted in the child, and has the right content.
+    /// Fills the pages that threads wait for, in a way that the process may be copied at any moment: a page is copied
+    /// to its place, and its word, its frame, its slot stay as they are. That it may be there is noted before. What the
+    /// pager writes while the process is being copied the child sees up to some point and not beyond (a write to a page
+    /// that the kernel has gone past waits until the copy is complete), and so it is with the pages placed. So each
+    /// page that is there in the child against its word is noted in the child, and has the right content.
     fn help(&mut self, pending: &mut Vec<Pending>) {
         let mut i = 0;
         // While a change waits for another, nothing can be placed.
@@ -193,7 +196,7 @@ impl Pager {
         let e = self.e;
         let Some((at, source)) = self.source(vpn, pending) else { return false };
         let src = match source {
-            Source::Nowhere => crate::run::pager::fill::ZEROS.as_ptr() as usize,
+            Source::Nowhere => crate::run::pager::scratch::ZEROS.as_ptr() as usize,
             Source::Frame(f) => e.frames.addr(f),
             Source::Slot(entry) => {
                 // The locks that this takes, a child frees.
@@ -237,8 +240,8 @@ impl Pager {
         lost
     }
 
-    /// Under which page number the words know the absent page `vpn`, and where its content is, with the changes that the
-    /// words do not know of yet. `None`: this cannot be said now.
+    /// Under which page number the words know the absent page `vpn`, and where its content is, with the changes that
+    /// the words do not know of yet. `None`: this cannot be said now.
     fn source(&self, vpn: Vpn, pending: &[Pending]) -> Option<(Vpn, Source)> {
         let mut at = vpn;
         for event in pending.iter().rev() {
@@ -282,10 +285,11 @@ impl Pager {
         }
     }
 
-    /// Our end of the channel to the child stays open as long as the lease lasts. `None`: there is none; the child cannot go on.
+    /// Our end of the channel to the child stays open as long as the lease lasts. `None`: there is none; the child
+    /// cannot go on.
     fn keep_channel(&mut self, lease: u32) -> Option<RawFd> {
         let f = &self.e.fork;
-        match lock(&f.channel).here.take() {
+        match f.channel.take_end() {
             Some(here) => {
                 let fd = here.into_raw_fd();
                 lock(&f.leases).push((fd, lease));

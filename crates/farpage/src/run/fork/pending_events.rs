@@ -1,5 +1,5 @@
-//! The verdict of a fork: which changes of mappings were pending when the process was copied, and its way from the parent's
-//! pager to the child's monitor.
+//! The verdict of a fork: which changes of mappings were pending when the process was copied, and its way from the
+//! parent's pager to the child's monitor.
 
 use crate::sys::pass::{receive, send};
 use crate::sys::uffd::Message;

@@ -1,5 +1,5 @@
-//! What a child's engine will need is had before the copy is made. So a fork that would not go well fails, as one does that the
-//! kernel refuses, and no child dies of it.
+//! What a child's engine will need is had before the copy is made. So a fork that would not go well fails, as one does
+//! that the kernel refuses, and no child dies of it.
 //!
 //! | what | how |
 //! | --- | --- |
@@ -14,20 +14,20 @@
 //!
 //! Caller: the forking thread, before it asks for a pause, or sooner: where the preload library stands before `fork`.
 
-use super::{Errand, Fork, room_for_start};
-use crate::run::state::{Engine, engine, lock};
+use super::protocol::THREADS;
+use crate::mem::lock::lock;
+use crate::run::fork::protocol::{Errand, Fork, room_for_start};
+use crate::run::state::{Engine, engine};
+use crate::run::uffd_device;
 use crate::sys::futex;
 use crate::sys::limit::with_room;
-use crate::sys::raw::{Errno, ErrnoText, warn};
+use crate::sys::message::warn;
+use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
 use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Threads of a child's engine without which it cannot go on: monitor, pager, writer.
-const THREADS: usize = 3;
-/// Threads that stand by, or are about to end, at most.
-pub(super) const STANDING: usize = 4 * THREADS;
 /// How long a fork waits for what is missing where it cannot be refused.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -37,7 +37,7 @@ impl Engine {
         let f = &self.fork;
         drop(room_for_start(self.given_to_children().len())?);
         let monitor = f.monitor_tid.load(SeqCst);
-        let end = with_room(|| f.open_channel(monitor, || self.ring_monitor()))?;
+        let end = with_room(|| f.channel.open(monitor, || self.ring_monitor()))?;
         let mut errand = Errand { active: true, channel: end.into_raw_fd(), standby: 0 };
         match f.stand_by() {
             Ok(number) => errand.standby = number,
@@ -53,7 +53,7 @@ impl Engine {
     pub fn given_to_children(&self) -> Vec<RawFd> {
         let mut fds = self.space.fds();
         fds.extend(self.fork.descriptors());
-        fds.extend(self.device().map(|fd| fd.as_raw_fd()));
+        fds.extend(uffd_device::device().map(|fd| fd.as_raw_fd()));
         fds
     }
 
@@ -148,8 +148,8 @@ impl Fork {
     }
 }
 
-/// Gets what the child of a fork will need that the calling thread is about to make. The engine's threads but the pager stand still from
-/// here on until the handlers after the fork, or [`release`].
+/// Gets what the child of a fork will need that the calling thread is about to make. The engine's threads but the pager
+/// stand still from here on until the handlers after the fork, or [`release`].
 ///
 /// # Errors
 /// `AGAIN`: there is not enough of something, and the child could not live.
@@ -160,7 +160,8 @@ pub fn reserve() -> Result<(), Errno> {
     }
 }
 
-/// [`reserve`], from where the fork cannot be refused any more: waits a while for what is missing, and the child has to do without.
+/// [`reserve`], from where the fork cannot be refused any more: waits a while for what is missing, and the child has to
+/// do without.
 pub(super) fn reserve_anyway(e: &'static Engine) {
     let since = Instant::now();
     while e.reserve(since.elapsed() > PATIENCE).is_err() {
@@ -210,7 +211,7 @@ pub fn release() {
     let f = &e.fork;
     f.dismiss();
     lock(&f.errand).lose_channel();
-    f.wait_idle();
+    f.channel.wait_idle();
     f.reserved.store(0, SeqCst);
     f.open_monitor_gate();
     f.lock.unlock();

@@ -4,17 +4,24 @@
 //! underneath. The inherited words are right for every mapping that is still the one they were kept for; what other
 //! threads of the parent changed in the last moment is in the verdict (see [`crate::run::fork`]).
 
+use super::pending_events::Verdict;
 use crate::PAGE_SIZE;
-use crate::run::fork::Verdict;
-use crate::run::page_table::{State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::state::{Engine, lock};
+use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
+use crate::run::page_table::State;
+use crate::run::pager::state::Pager;
+use crate::run::state::Engine;
+use crate::run::uffd_device;
+use crate::sys::futex;
 use crate::sys::maps::{Kind, mappings, wiped_mappings};
+use crate::sys::message::fatal;
 use crate::sys::pagemap::present_runs;
-use crate::sys::proc::Proc;
-use crate::sys::raw::ErrnoText;
+use crate::sys::pass::receive_all;
+use crate::sys::proc::{self, Proc};
+use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::uffd::Message;
 use farpage_swap::range::RangeSet;
+use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Stack that the handlers in the child may use.
@@ -25,6 +32,41 @@ fn pages(start: usize, end: usize) -> (u64, u64) {
 }
 
 impl Engine {
+    /// In a child, on its monitor thread, before anything else: takes over what the parent's engine has given, by the
+    /// numbers that it has here.
+    ///
+    /// # Errors
+    /// `MFILE`: the limit on open files is too low. `BADF`: nothing was given.
+    pub fn inherit(&self) -> Result<(), Errno> {
+        let end = self.fork.inherited_end();
+        if end < 0 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: open in this table, which is the engine's own.
+        let given = receive_all(unsafe { BorrowedFd::borrow_raw(end) })?;
+        let here = |fd: RawFd| given.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
+        self.space.fork_child(&given);
+        uffd_device::set_number(uffd_device::number().map_or(-1, here));
+        proc::hold(here(proc::held_number()));
+        let mut held = lock(&self.fork.held);
+        held.iter_mut().for_each(|fd| *fd = here(*fd));
+        held.push(end);
+        held.retain(|fd| *fd >= 0);
+        Ok(())
+    }
+
+    /// In a child, on its monitor thread: makes the inherited state work again.
+    pub fn start_as_child(&'static self, proc: &Proc) {
+        // SAFETY: open in this table since `inherit`.
+        let verdict = Verdict::receive(unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) });
+        if let Err(why) = self.activate_child(proc, &verdict) {
+            fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
+        }
+        self.fork.child_starts.store(false, SeqCst);
+        self.fork.child_ready.store(1, SeqCst);
+        futex::wake_all(&self.fork.child_ready);
+    }
+
     /// Starts the engine again in a child whose parent's engine was active.
     ///
     /// # Errors
@@ -54,8 +96,8 @@ impl Engine {
                 helped.push(vpn);
             }
             match event {
-                // Whether the copy was made before or after: what another thread unmaps during a fork, the child
-                // cannot count on; and what somebody else mapped there since is not ours. The same for what it discards.
+                // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
+                // count on; and what somebody else mapped there since is not ours. The same for what it discards.
                 Message::Unmap { .. } | Message::Remove { .. } => pager.change(event),
                 Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
                     let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
@@ -94,8 +136,8 @@ impl Engine {
     }
 
     /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
-    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`helped`: pages, sorted, that
-    /// were placed during the pause with the right content.)
+    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`helped`: pages, sorted,
+    /// that were placed during the pause with the right content.)
     fn check_untouched(&self, pager: &mut Pager, helped: &[Vpn]) -> Result<(), String> {
         let stack = self.fork.child_stack();
         let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;

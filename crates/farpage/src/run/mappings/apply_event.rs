@@ -4,10 +4,11 @@
 //! not happened yet then; an unmap or a move has). The races around this: `docs/dev/events.md`.
 
 use crate::PAGE_SIZE;
-use crate::run::page_table::{State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::state::lock;
-use crate::sys::raw::fatal;
+use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
+use crate::run::page_table::State;
+use crate::run::pager::state::Pager;
+use crate::sys::message::fatal;
 use farpage_swap::workingset::Rank;
 
 impl Pager {

@@ -6,15 +6,18 @@
 //! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
 //! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
 //!
-//! Program threads run the first half of this file, the pager the second. No locks in the first: see [`crate::run::mappings::notice_ring`].
+//! Program threads run the first half of this file, the pager the second. No locks in the first: see
+//! [`crate::run::mappings::notice_ring`].
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::USER_END;
 use crate::run::budget::charge::ANY;
-use crate::run::dormant;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::mappings::register::ADOPT_MIN;
-use crate::run::pager::Pager;
-use crate::run::state::{Engine, OPENER, engine, lock};
+use crate::run::pager::state::Pager;
+use crate::run::stacks::OPENER;
+use crate::run::state::Engine;
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::sys::cpu;
 use crate::sys::futex;
@@ -25,41 +28,14 @@ use crate::sys::thread::{exit_thread, settle};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// End of the addresses a program can have, bytes.
-pub(crate) const USER_END: usize = (1 << 47) - PAGE_SIZE;
-
-/// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not wrong.
+/// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not
+/// wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be outrun: mostly
-/// at once. Called on a program thread.
-#[cold]
-pub fn handed_out(start: usize, len: usize) {
-    match engine() {
-        Some(engine) => engine.handed_out(start, len),
-        None => {
-            dormant::handed_out(len);
-            // If that has started it, it has to hear of this memory before that is filled.
-            if let Some(engine) = engine() {
-                engine.handed_out(start, len);
-            }
-        }
-    }
-}
-
-/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. Called on a
-/// program thread.
-pub fn thread_started(block: usize, stack: usize) {
-    match engine() {
-        Some(engine) => engine.thread_started(block),
-        None => dormant::thread_started(block, stack),
-    }
-}
 
 impl Engine {
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
     /// program thread.
-    fn thread_started(&self, block: usize) {
+    pub(crate) fn thread_started(&self, block: usize) {
         for _ in 0..10 {
             if self.retired.load(SeqCst) || self.notes.post(Note::Thread(block)).is_some() {
                 // From here on a program may need looking at sooner than its memory lets expect.
@@ -90,8 +66,8 @@ impl Engine {
             || !self.retired.load(SeqCst) && self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
-    /// As [`handed_out`].
-    fn handed_out(&self, start: usize, len: usize) {
+    /// As [`crate::run::program::handed_out`].
+    pub(crate) fn handed_out(&self, start: usize, len: usize) {
         if !self.is_active() {
             // A small piece takes a page that it is the first to reach into.
             if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
@@ -155,8 +131,8 @@ impl Engine {
         }
     }
 
-    /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory (the
-    /// kernel will say what is wrong with it).
+    /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory
+    /// (the kernel will say what is wrong with it).
     fn tell(&self, start: usize, len: usize) -> Option<u32> {
         let first = start & !(PAGE_SIZE - 1);
         let end = start.saturating_add(len).min(USER_END);
@@ -177,8 +153,8 @@ impl Engine {
     pub(crate) fn ring(&self) {
         const DONTNEED: usize = 4;
         if self.is_active() {
-            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of registered
-            // memory is news for the pager too; there is never a page at this address.
+            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of
+            // registered memory is news for the pager too; there is never a page at this address.
             let bell = self.arena.bell;
             // SAFETY: discards nothing.
             let _ = unsafe { syscall(nr::MADVISE, [bell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
@@ -188,11 +164,12 @@ impl Engine {
         }
     }
 
-    /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms, which is
-    /// when a fast program reaches its budget. Called by the monitor at its start. Where it is not allowed, looks have to do.
+    /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms,
+    /// which is when a fast program reaches its budget. Called by the monitor at its start. Where it is not allowed,
+    /// looks have to do.
     pub(crate) fn open_events(&'static self) {
         if !self.conf.deaf {
-            let _ = self.spawn(OPENER, opener, b"farpage-opener", true);
+            let _ = self.spawn(OPENER, opener, self.address(), b"farpage-opener", true);
         }
     }
 

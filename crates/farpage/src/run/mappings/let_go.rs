@@ -12,17 +12,20 @@
 //! Program threads run the first half of this file, the pager the second.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::Page;
+use crate::mem::units::USER_END;
+use crate::mem::units::Vpn;
 use crate::run::budget::charge::ANY;
-use crate::run::mappings::discovery::USER_END;
 use crate::run::mappings::notice_ring::Note;
-use crate::run::page_table::{Node, State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fault::Outcome;
-use crate::run::pager::fill::COPY_MAX;
-use crate::run::state::{Engine, lock};
+use crate::run::page_table::{Node, State};
+use crate::run::pager::scratch::COPY_MAX;
+use crate::run::pager::state::Outcome;
+use crate::run::pager::state::Pager;
+use crate::run::state::Engine;
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::Stat;
-use crate::swap::{Entry, Page};
+use crate::swap::Entry;
 use crate::sys::futex;
 use crate::sys::maps::mapping_from;
 use crate::sys::raw::{nr, syscall};

@@ -4,16 +4,18 @@
 //! have been replaced meanwhile, and must be registered whole.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::page_hash::is_zero;
 use crate::run::lru::Batch;
-use crate::run::page_table::{FrameNo, State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::state::{Engine, give_up, lock};
+use crate::run::page_table::State;
+use crate::run::pager::state::Pager;
+use crate::run::state::{Engine, give_up};
 use crate::run::store;
 use crate::stat::Stat;
 use crate::sys::maps::{Kind, Mapping, free_until, mapping_from};
+use crate::sys::message::fatal;
 use crate::sys::pagemap;
-use crate::sys::raw::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
@@ -312,7 +314,7 @@ impl Pager {
         for i in 0..n {
             let f = frame + i as FrameNo;
             // SAFETY: the frame is owned here and has a page.
-            if is_zero(unsafe { e.frame(f) }) {
+            if is_zero(unsafe { e.frames.page(f) }) {
                 zeros += 1;
                 continue;
             }

@@ -4,27 +4,18 @@
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Vpn};
 use crate::run::lru::Batch;
-use crate::run::page_table::{FrameNo, Node, State, Vpn};
-use crate::run::pager::{Fault, Pager};
-use crate::run::state::{Engine, lock};
+use crate::run::page_table::{Node, State};
+use crate::run::pager::state::Outcome;
+use crate::run::pager::state::{Fault, Pager};
 use crate::stat::Stat;
-use crate::swap::{Entry, Page};
-use crate::sys::raw::fatal;
+use crate::swap::Entry;
+use crate::sys::message::fatal;
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
-
-/// What became of a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The page is there and the thread woken.
-    Served,
-    /// Nothing to do (the page was there, or its mapping is gone); the thread was woken and looks again.
-    Dropped,
-    /// To be tried again: an event is pending, or there is no frame.
-    Later,
-}
 
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
@@ -40,73 +31,6 @@ pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> 
         end += 1;
     }
     (start, end)
-}
-
-impl Engine {
-    /// The page in a frame that the caller owns.
-    ///
-    /// # Safety
-    /// Frame `f` has a page and no mutable reference to it exists.
-    pub(crate) unsafe fn frame(&self, f: FrameNo) -> &Page {
-        // SAFETY: inside the frames part, page sized and aligned; present and unshared (caller's promise).
-        unsafe { &*(self.frames.addr(f) as *const Page) }
-    }
-
-    /// # Safety
-    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
-    #[expect(clippy::mut_from_ref, reason = "frames are owned by number, not through the engine")]
-    pub(crate) unsafe fn frame_mut(&self, f: FrameNo) -> &mut Page {
-        // SAFETY: as for frame, exclusive by the caller's promise.
-        unsafe { &mut *(self.frames.addr(f) as *mut Page) }
-    }
-
-    /// Makes a frame that a forked child still shares this process's alone: one write that changes nothing, volatile so
-    /// that it happens.
-    ///
-    /// # Safety
-    /// Frame `f` has a page, is owned by the caller, and no reference to it exists.
-    pub(crate) unsafe fn unshare_frame(&self, f: FrameNo) {
-        let p = self.frames.addr(f) as *mut u8;
-        // SAFETY: a byte of the caller's frame.
-        unsafe { p.write_volatile(p.read_volatile()) };
-    }
-
-    /// `--verify`: the bytes read back must be the bytes that were swapped out.
-    pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
-        let got = self.key.hash(page);
-        match self.space.check(entry) {
-            Some(want) if want == got => Stat::add(&self.stat.verified, 1),
-            want => fatal(&format!(
-                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {:#034x}",
-                vpn as usize * PAGE_SIZE,
-                entry.raw(),
-                want.unwrap_or(0)
-            )),
-        }
-    }
-
-    /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
-    ///
-    /// # Safety
-    /// There are as many pages as entries, and nobody writes to them.
-    pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
-        if self.conf.verify {
-            for (i, entry) in entries.iter().enumerate() {
-                // SAFETY: caller's promise.
-                self.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
-            }
-        }
-    }
-
-    /// Frees the slot that belongs to frame `f`, if any.
-    pub(crate) fn release_frame_entry(&self, f: FrameNo) {
-        self.free_entry(self.take_frame_entry(f));
-    }
-
-    /// Takes the slot that belongs to frame `f`, if any.
-    pub(crate) fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
-        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
-    }
 }
 
 impl Pager {
@@ -258,7 +182,7 @@ impl Pager {
             result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
             if result == Err(Refused::Busy) {
                 // SAFETY: the frame is owned here and has a page.
-                unsafe { e.unshare_frame(f) };
+                unsafe { e.frames.unshare(f) };
             }
         }
         match result {

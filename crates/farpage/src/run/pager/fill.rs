@@ -12,23 +12,14 @@
 //! Callers: `fault`, `swap_in`, `ahead`, on the pager's thread. Locks: those of `frame`.
 
 use crate::PAGE_SIZE;
-use crate::run::page_table::{FrameNo, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fault::Outcome;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::run::pager::scratch::{COPY_MAX, ZEROS};
+use crate::run::pager::state::Outcome;
+use crate::run::pager::state::Pager;
 use crate::run::store;
-use crate::swap::Page;
-use crate::sys::raw::{ErrnoText, fatal};
+use crate::sys::message::fatal;
+use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::Refused;
-
-/// Zeros to copy from: never written, so it is the kernel's shared zero page.
-pub(crate) static ZEROS: [u8; 64 * PAGE_SIZE] = [0; 64 * PAGE_SIZE];
-
-/// Pages of a run that are copied; longer runs are moved.
-pub(crate) const COPY_MAX: usize = 8;
-
-/// Engine memory for the pages of a run that is copied into the program.
-#[repr(align(4096))]
-pub(crate) struct Scratch(pub(crate) [Page; COPY_MAX]);
 
 /// Where swapped pages are loaded on their way to the program: neighbouring pages of engine memory.
 #[derive(Clone, Copy)]
@@ -73,7 +64,7 @@ impl Pager {
         e.frames.put_free(first + n as FrameNo, zeros.n - n);
         for f in first..first + n as FrameNo {
             // SAFETY: taken from the free frames, so it has a page and is ours.
-            unsafe { e.frame_mut(f) }.fill(0);
+            unsafe { e.frames.page_mut(f) }.fill(0);
         }
         self.place_frames(vpn, first, n)
     }
@@ -154,7 +145,7 @@ impl Pager {
                     // Shared with a forked child: one write makes the frame ours alone.
                     unshared = done;
                     // SAFETY: the frame is owned here and has a page.
-                    unsafe { e.unshare_frame(first + done as FrameNo) };
+                    unsafe { e.frames.unshare(first + done as FrameNo) };
                 }
                 Err(Refused::Unlike | Refused::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.

@@ -10,12 +10,13 @@
 //! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::lost`, innermost.
 
 use crate::PAGE_SIZE;
-use crate::run::page_table::{State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::state::lock;
+use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
+use crate::run::page_table::State;
+use crate::run::pager::state::Pager;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
-use crate::sys::raw::{fatal, message};
+use crate::sys::message::{fatal, message};
 use crate::sys::uffd::Refused;
 
 impl Pager {

@@ -1,11 +1,11 @@
-//! Windows that are read from a file while the pager does something else: before the program comes to them, or, where several
-//! threads wait for pages, because one has come to them.
+//! Windows that are read from a file while the pager does something else: before the program comes to them, or, where
+//! several threads wait for pages, because one has come to them.
 //!
-//! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are read (`device::read_queue`)
-//! while the program is busy with those it has, and wait in frames. The words of the pages stay `Swapped`, with a mark
-//! ([`crate::run::page_table::PageTable::mark_reading`]) that every change of the word takes away: content is placed only if the mark
-//! is still there, so what was discarded, moved or freed meanwhile is thrown away with what was read for it. The first fault
-//! in the window places all of it, and has the next one read.
+//! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are
+//! read (`device::read_queue`) while the program is busy with those it has, and wait in frames. The words of the pages
+//! stay `Swapped`, with a mark ([`crate::run::page_table::PageTable::mark_reading`]) that every change of the word
+//! takes away: content is placed only if the mark is still there, so what was discarded, moved or freed meanwhile is
+//! thrown away with what was read for it. The first fault in the window places all of it, and has the next one read.
 //!
 //! ```text
 //!   fault                 fault: placed at once          fault
@@ -13,117 +13,28 @@
 //!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
 //! ```
 //!
-//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything, and a
-//! queue costs more than it gains. With several threads ([`Crowd`]) the page's window is queued instead, the fault stays with
-//! those that wait, and the faults of the others are served, or read, meanwhile.
+//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything,
+//! and a queue costs more than it gains. With several threads ([`Crowd`]) the page's window is queued instead, the
+//! fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //!
-//! *Compressed pages* are read in advance by a thread ([`crate::run::threads::decompressor`]), if that brings in more pages a second than to do without, which is
-//! tried ([`Trial`]): it takes an idle CPU, and, while the reader runs, what is moved from one place to another costs
-//! an interrupt of the reader's CPU.
+//! *Compressed pages* are read in advance by a thread ([`crate::run::threads::decompressor`]), if that brings in more
+//! pages a second than to do without, which is tried ([`Trial`]): it takes an idle CPU, and, while the reader runs,
+//! what is moved from one place to another costs an interrupt of the reader's CPU.
 //!
-//! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the devices.
+//! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the
+//! devices.
 
 mod begin;
+pub(crate) mod windows;
 
-use crate::run::cpus::ab_trial::Trial;
-use crate::run::page_table::{FrameNo, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fault::Outcome;
-use crate::run::threads::decompressor::Ticket;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::run::pager::prefetch::windows::{DEPTH_MAX, Flight, Window};
+use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
-use crate::swap::Entry;
-use crate::swap::read_queue::{Arrived, ReadQueue};
+use crate::swap::read_queue::Arrived;
 use crate::sys::uffd::Refused;
-use farpage_swap::readahead;
-use std::time::{Duration, Instant};
-
-/// Windows read in advance at the same time, of all sequential readers together.
-const WINDOWS_MAX: usize = 8;
-/// And of one of them.
-const DEPTH_MAX: usize = 4;
-/// A shorter window is not read in advance.
-const WINDOW_MIN: usize = 8;
-/// Windows of both kinds at the same time.
-const ALL_MAX: usize = 16;
-/// For so many faults after one of another thread there are several that wait for pages.
-const CROWD_FOR: u32 = 64;
-
-/// A window that is read, or was.
-#[derive(Debug)]
-pub(crate) struct Window {
-    tag: u64,
-    start: Vpn,
-    entries: Vec<Entry>,
-    /// The first of as many frames.
-    frame: FrameNo,
-    /// Pages that are in their frames, from the first on; `None`: still on their way.
-    loaded: Option<usize>,
-    /// The reader has it, and not the queue.
-    ticket: Option<Ticket>,
-    asked: Option<Asked>,
-}
-
-/// A thread waits for a page of the window.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    /// What its fault asked for, and of which thread's streams.
-    stream: readahead::Window,
-    streams: usize,
-    since: Instant,
-}
-
-/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `placement` tries.
-const EPOCH: Duration = Duration::from_millis(50);
-/// Often: programs do not read in order for long, and the wrong way costs a quarter.
-const TRY_OFTEN: u32 = 2;
-/// Compressed windows that are read in advance for one reader: one is loaded while the other is placed.
-const COMPRESSED_DEPTH: usize = 2;
-
-/// Whether more than one thread waits for pages these days.
-#[derive(Debug, Default)]
-pub(crate) struct Crowd {
-    tid: u32,
-    left: u32,
-}
-
-impl Crowd {
-    /// Thread `tid` has a fault.
-    pub(crate) fn fault(&mut self, tid: u32) {
-        self.left = if self.tid != tid && self.tid != 0 { CROWD_FOR } else { self.left.saturating_sub(1) };
-        self.tid = tid;
-    }
-}
-
-impl Window {
-    fn has(&self, vpn: Vpn) -> bool {
-        (self.start..self.start + self.entries.len() as u64).contains(&vpn)
-    }
-}
-
-/// What there is of a page that may have been read in advance.
-pub(crate) enum Flight {
-    /// Nothing.
-    None,
-    /// It will be there soon.
-    OnItsWay,
-    /// It is in a frame of this window, which is the caller's now.
-    Here(Window),
-}
-
-/// The windows of one pager.
-#[derive(Default)]
-pub(crate) struct Ahead {
-    pub(crate) queue: ReadQueue,
-    pub(crate) crowd: Crowd,
-    windows: Vec<Window>,
-    last_tag: u64,
-    /// Windows that are read in advance for one reader; one more each time that one was late.
-    depth: usize,
-    /// Whether the reader pays; begun with the first window that it could have.
-    trial: Option<Trial>,
-}
 
 impl Pager {
     /// Whether the page is in a window that was read in advance, and how far that is.
@@ -131,7 +42,7 @@ impl Pager {
         let Some(mut at) = self.ahead.windows.iter().position(|w| w.has(vpn)) else { return Flight::None };
         if let Some(ticket) = self.ahead.windows[at].ticket.take() {
             let window = &mut self.ahead.windows[at];
-            window.loaded = Some(self.e.reader.take_over(self.e, ticket, window.entries.len()));
+            window.loaded = Some(self.e.reader.take_over(&self.e.space, &self.e.frames, ticket, window.entries.len()));
         }
         if self.ahead.windows[at].loaded.is_none() {
             self.land();
@@ -157,7 +68,7 @@ impl Pager {
         let e = self.e;
         for window in &mut self.ahead.windows {
             if let Some(ticket) = window.ticket.take_if(|ticket| e.reader.is_over(ticket)) {
-                window.loaded = Some(e.reader.take_over(e, ticket, window.entries.len()));
+                window.loaded = Some(e.reader.take_over(&e.space, &e.frames, ticket, window.entries.len()));
             }
         }
     }

@@ -15,7 +15,8 @@
 //!
 //! Caller: `swap_in`, `ahead`, `fault`, all on the pager's thread; the writer, for [`SlotPages`]. No locks.
 
-use crate::run::page_table::{Node, Vpn};
+use crate::mem::units::Vpn;
+use crate::run::page_table::Node;
 use crate::swap::Entry;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
 use std::collections::BTreeMap;

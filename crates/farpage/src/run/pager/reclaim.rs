@@ -4,10 +4,11 @@
 //! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
 
 use crate::PAGE_SIZE;
-use crate::run::page_table::{FrameNo, Node, State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fill::COPY_MAX;
-use crate::run::state::lock;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::run::page_table::{Node, State};
+use crate::run::pager::scratch::COPY_MAX;
+use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::stat::Stat;
 use crate::swap::Entry;
@@ -15,7 +16,7 @@ use crate::sys::futex::unshare_page;
 use crate::sys::maps::is_writable_code;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::Refused;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages moved out per step.
 pub const BATCH: usize = 64;
@@ -34,52 +35,6 @@ enum Oldest {
     InTurn,
     /// Those that proved hot.
     Hot,
-}
-
-/// Pages that keep no slot after the devices were full.
-const SCARCE: u32 = 4096;
-
-/// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed. Not while
-/// slots are scarce: what is kept then is soon looked for again.
-#[derive(Debug, Default)]
-pub struct CleanBalance {
-    scarce: AtomicU32,
-    unchanged: AtomicU32,
-    changed: AtomicU32,
-    turn: AtomicU32,
-}
-
-impl CleanBalance {
-    /// A page with a kept slot is stored again: had it changed?
-    pub fn note(&self, unchanged: bool) {
-        let side = if unchanged { &self.unchanged } else { &self.changed };
-        if side.fetch_add(1, Relaxed) > 4096 {
-            self.unchanged.store(self.unchanged.load(Relaxed) / 2, Relaxed);
-            self.changed.store(self.changed.load(Relaxed) / 2, Relaxed);
-        }
-    }
-
-    /// The devices are full.
-    pub fn note_full(&self) {
-        self.scarce.store(SCARCE, Relaxed);
-    }
-
-    /// Of the pages with a kept slot that left lately, those that had not changed: 0 to 1, 1 if there were none.
-    pub fn unchanged_share(&self) -> f64 {
-        let (good, bad) = (f64::from(self.unchanged.load(Relaxed)), f64::from(self.changed.load(Relaxed)));
-        (good + 1.0) / (good + bad + 1.0)
-    }
-
-    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes. Called by the pager only.
-    pub fn keep(&self) -> bool {
-        let scarce = self.scarce.load(Relaxed);
-        if scarce > 0 {
-            self.scarce.store(scarce - 1, Relaxed);
-            return false;
-        }
-        let (good, bad) = (self.unchanged.load(Relaxed), self.changed.load(Relaxed));
-        good * 4 + 64 > good + bad || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
-    }
 }
 
 impl Pager {
@@ -423,18 +378,5 @@ mod tests {
         assert_eq!(order(9), [69, 70, 71, 29, 30, 31, 8, 9, 50]);
         assert_eq!(order(4), [70, 71, 30, 8]);
         assert_eq!(order(0), []);
-    }
-
-    #[test]
-    fn keeping_stops_when_it_does_not_pay() {
-        let balance = CleanBalance::default();
-        assert!(balance.keep());
-        (0..1000).for_each(|_| balance.note(false));
-        let kept = (0..640).filter(|_| balance.keep()).count();
-        assert_eq!(kept, 10);
-        (0..3000).for_each(|_| balance.note(true));
-        assert!((0..100).all(|_| balance.keep()));
-        balance.note_full();
-        assert!((0..SCARCE).all(|_| !balance.keep()) && balance.keep());
     }
 }

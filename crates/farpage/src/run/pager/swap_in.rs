@@ -3,23 +3,24 @@
 //! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::units::Page;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::mm::READAHEAD_MAX;
 use crate::run::lru::Batch;
-use crate::run::page_table::{FrameNo, State, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fault::{Outcome, run_around};
-use crate::run::pager::prefetch::Flight;
+use crate::run::page_table::State;
+use crate::run::pager::fault::run_around;
+use crate::run::pager::prefetch::windows::Flight;
 use crate::run::pager::readahead::{LIST_MAX, Plan};
-use crate::run::state::lock;
+use crate::run::pager::state::Outcome;
+use crate::run::pager::state::Pager;
 use crate::stat::Stat;
-use crate::swap::{Entry, Page};
+use crate::swap::Entry;
 use crate::sys::uffd::Refused;
 use farpage_swap::readahead::Window;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
-
-/// Most pages loaded and placed at a time.
-pub(crate) const READAHEAD_MAX: u32 = 32;
 
 /// What became of a run of pages.
 struct Ran {
@@ -175,7 +176,7 @@ impl Pager {
         }
         let entries: Vec<Entry> = found.iter().map(|(_, entry)| *entry).collect();
         // SAFETY: free frames that were taken: present and ours, each named once.
-        let page = |f: &FrameNo| unsafe { e.frame_mut(*f) };
+        let page = |f: &FrameNo| unsafe { e.frames.page_mut(*f) };
         let mut pages: Vec<&mut Page> = frames[..found.len()].iter().map(page).collect();
         let (loaded, error) = e.space.load_many(&entries, &mut pages);
         drop(pages);

@@ -9,8 +9,9 @@
 //!   | page number:63 | write:1 |
 //! ```
 
-use crate::run::page_table::Vpn;
-use crate::sys::raw::{ErrnoText, warn};
+use crate::mem::units::Vpn;
+use crate::sys::message::warn;
+use crate::sys::raw::ErrnoText;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use std::path::{Path, PathBuf};

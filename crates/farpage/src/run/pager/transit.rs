@@ -13,10 +13,12 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
-use crate::run::page_table::{FrameNo, Node, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::fill::ZEROS;
-use crate::run::state::lock;
+use crate::mem::lock::lock;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::run::page_table::Node;
+use crate::run::pager::scratch::ZEROS;
+use crate::run::pager::state::Pager;
+use crate::run::pager::state::Transit;
 use crate::run::store;
 use crate::sys::raw::discard;
 use crate::sys::uffd::{Refused, Uffd};
@@ -26,16 +28,6 @@ use rustix::mm::{MprotectFlags, mprotect};
 pub(crate) const TRANSIT: usize = TRANSIT_BYTES / PAGE_SIZE;
 
 const _: () = assert!(TRANSIT * PAGE_SIZE <= ZEROS.len());
-
-/// Whether there is a way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transit {
-    /// Not yet.
-    Unwanted,
-    Open,
-    /// The system refuses such memory.
-    Closed,
-}
 
 impl Pager {
     /// Whether there is a way for executable pages.

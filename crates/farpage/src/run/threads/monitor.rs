@@ -7,21 +7,25 @@
 //! by how much the budget can be overrun.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::mm::pool_share::{PoolShare, Sample, Stuck};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::ANY;
 use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, Plan};
-use crate::run::fork::room_for_start;
-use crate::run::pager::Opened;
-use crate::run::state::{Engine, MONITOR, give_up, lock, show_engine};
+use crate::run::fork::protocol::room_for_start;
+use crate::run::pager::start::Opened;
+use crate::run::stacks::MONITOR;
+use crate::run::state::{Engine, give_up, show_engine};
 use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::uffd_device;
 use crate::stat::StatPage;
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::maps::mappings;
+use crate::sys::message::{message, warn};
 use crate::sys::proc::{Proc, Reach, reach, stack_start, thread_blocks};
-use crate::sys::raw::{ErrnoText, message, warn};
+use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
 use rustix::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -94,12 +98,12 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     close_program_files(vec![e.fork.inherited_end()]);
     // Refused: perhaps the limit is enough.
     let room = room_for_start(e.given_to_children().len());
-    let mut monitor = match e.fork.inherit(e).and_then(|()| Monitor::new(e, true)) {
+    let mut monitor = match e.inherit().and_then(|()| Monitor::new(e, true)) {
         Ok(m) => m,
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
     e.looked();
-    e.fork.child_start(&monitor.proc, e);
+    e.start_as_child(&monitor.proc);
     drop(room);
     monitor.run()
 }
@@ -124,7 +128,7 @@ impl Monitor {
         } else {
             Proc::open()?.hold();
         }
-        e.hold_device();
+        uffd_device::hold();
         let proc = Proc::held()?;
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
@@ -172,7 +176,7 @@ impl Monitor {
         // Not waiting for the gate itself: a thread that has closed it since may want to be served.
         loop {
             fork.pass_gate(|| {
-                fork.serve();
+                fork.channel.serve();
                 e.oversee_at_gate(&self.proc);
             });
             if fork.monitor_gate.try_lock() {
@@ -251,7 +255,7 @@ impl Monitor {
         if let Some(warning) = e.space.take_warning() {
             warn(&warning);
         }
-        e.fork.collect_leases(e);
+        e.fork.collect_leases(&e.space);
         if e.budget.excess() > 0 {
             e.wake_writer();
             e.kick_pager();

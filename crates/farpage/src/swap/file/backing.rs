@@ -2,12 +2,12 @@
 //!
 //! Owns descriptors and nothing else. No locks.
 
-use super::block;
 use super::crypt::Salt;
 use crate::PAGE_SIZE;
 use crate::sys::fd::Fd;
+use crate::sys::raw::syscall;
 use crate::sys::raw::{nr, random_bytes};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -66,7 +66,7 @@ impl Backing {
         let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
         let result = self.fd.borrow().and_then(|fd| {
             if self.is_block {
-                return block::discard(fd, at, len);
+                return discard_device(fd, at, len);
             }
             rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
         });
@@ -139,4 +139,15 @@ fn set_direct(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
     let mut flags = rustix::fs::fcntl_getfl(fd)?;
     flags.set(OFlags::DIRECT, on);
     rustix::fs::fcntl_setfl(fd, flags)
+}
+
+/// `_IO(0x12, 119)`.
+const BLKDISCARD: usize = 0x1277;
+
+/// Tells the device that `len` bytes from `at` on have no content any more.
+fn discard_device(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
+    let range = [at, len];
+    let args = [fd.as_raw_fd() as usize, BLKDISCARD, range.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: the request reads two words; the device is ours alone (opened exclusively), and the range holds no page.
+    unsafe { syscall(nr::IOCTL, args) }.map(drop)
 }

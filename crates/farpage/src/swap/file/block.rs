@@ -12,14 +12,14 @@
 //!
 //! Called by `open`. No locks.
 
-use super::DeviceError;
 use super::backing::{Backing, MAGIC};
-use super::open::{Fail, block_size, swaps_to};
+use super::disk::{Fail, block_size, swaps_to};
 use crate::PAGE_SIZE;
+use crate::swap::error::DeviceError;
 use crate::sys::escape::unescape;
 use crate::sys::proc::text;
-use crate::sys::raw::{ErrnoText, nr, syscall};
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use crate::sys::raw::ErrnoText;
+use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
@@ -27,8 +27,6 @@ use std::path::Path;
 /// Bytes before slot 0, and behind the last one.
 const FRONT: u64 = 1 << 20;
 const BACK: u64 = 64 << 10;
-/// `_IO(0x12, 119)`.
-const BLKDISCARD: usize = 0x1277;
 
 /// Looks whether a device may be used, and changes nothing: for the launcher, before the program starts.
 pub fn check(path: &Path, rdev: u64, fail: Fail<'_>) -> Result<(), DeviceError> {
@@ -117,12 +115,4 @@ fn slots_of(fd: &OwnedFd, rdev: u64, fail: Fail<'_>) -> Result<u64, DeviceError>
         }
     }
     Ok((size - FRONT - BACK) / PAGE_SIZE as u64)
-}
-
-/// Tells the device that `len` bytes from `at` on have no content any more.
-pub fn discard(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
-    let range = [at, len];
-    let args = [fd.as_raw_fd() as usize, BLKDISCARD, range.as_ptr() as usize, 0, 0, 0];
-    // SAFETY: the request reads two words; the device is ours alone (opened exclusively), and the range holds no page.
-    unsafe { syscall(nr::IOCTL, args) }.map(drop)
 }

@@ -7,11 +7,12 @@
 //! nothing is left of it when the process has ended, however it ended.
 
 use super::backing::{Backing, MAGIC};
-use super::{DeviceError, PAGE_BITS, block};
+use super::block;
+use super::disk::{Fail, block_size, queue, swaps_to};
+use super::table::PAGE_BITS;
 use crate::PAGE_SIZE;
-use crate::sys::escape::unescape;
+use crate::swap::error::DeviceError;
 use crate::sys::fd::Fd;
-use crate::sys::proc::text;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, StatxFlags};
@@ -96,9 +97,6 @@ pub fn check(path: &Path) -> Result<(), DeviceError> {
         _ => Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     }
 }
-
-/// Makes an error of this device: what is wrong, what to do.
-pub(super) type Fail<'a> = &'a dyn Fn(String, &str) -> DeviceError;
 
 fn look(path: &Path, error: Fail<'_>) -> Result<rustix::fs::Stat, DeviceError> {
     rustix::fs::stat(path).map_err(|errno| {
@@ -188,13 +186,6 @@ fn empty_file(path: &Path, now: bool, error: Fail<'_>) -> Result<(), DeviceError
     Ok(())
 }
 
-/// Whether the kernel swaps to the file or device that `is_it` knows.
-pub(super) fn swaps_to(is_it: impl Fn(&rustix::fs::Stat) -> bool) -> bool {
-    let swaps = text("/proc/swaps").unwrap_or_default();
-    let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(unescape));
-    paths.any(|path| rustix::fs::stat(&path).is_ok_and(|stat| is_it(&stat)))
-}
-
 /// How far the file may grow: `step` slots beyond `end`, or less when the disk or a limit of the process is near.
 /// Not above `end`: not at all for now. `keep_free`: bytes that stay free on the filesystem, if not the default.
 pub fn grant(backing: &Backing, end: u64, step: u64, keep_free: Option<u64>) -> u64 {
@@ -222,19 +213,4 @@ fn free_bytes(file: BorrowedFd<'_>, keep_free: Option<u64>) -> Result<u64, Errno
 /// Whether the disk under a filesystem has heads to move. Unknown: no.
 fn is_rotational(device: u64) -> bool {
     queue(device, "rotational") == Some(1)
-}
-
-/// Bytes that a disk transfers at least. Unknown: 512.
-pub(super) fn block_size(device: u64) -> u32 {
-    queue(device, "logical_block_size").unwrap_or(512)
-}
-
-/// What the kernel says of a disk, or of a partition's disk.
-fn queue(device: u64, name: &str) -> Option<u32> {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has no queue of its own; its disk, one directory up, has.
-    ["", "../"].iter().find_map(|up| {
-        let path = format!("/sys/dev/block/{major}:{minor}/{up}queue/{name}");
-        text(path.as_str()).ok()?.trim().parse().ok()
-    })
 }

@@ -4,7 +4,6 @@
 //! there are, and what is rare, is [`Inner`], behind the device's `inner` lock. No I/O here, except that dropping an
 //! inherited file closes it.
 
-use super::PAGE_BITS;
 use super::backing::Backing;
 use crate::swap::Entry;
 use crate::sys::cpu;
@@ -14,6 +13,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, OnceLock};
+
+/// Bits of the page number in a slot.
+pub(super) const PAGE_BITS: u32 = 32;
+pub(super) const PAGE_MASK: u64 = (1 << PAGE_BITS) - 1;
 
 /// What the table keeps for a stored page. Slots that are being written, that failed, or that were freed but are
 /// frozen, are in use and have none.

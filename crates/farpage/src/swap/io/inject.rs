@@ -5,7 +5,7 @@
 //! ones report success: who reads the page later must notice.
 //! Reached from the command line by the undocumented option `fault=SEED` of a file device.
 
-use super::Direction;
+use super::direction::Direction;
 use rustix::time::Timespec;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

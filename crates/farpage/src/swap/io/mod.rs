@@ -14,13 +14,14 @@
 //! Callers: the file device, `space`, `read_queue`. Locks: a thread's ring is in a cell of its own ([`Rings`]), which
 //! no other thread waits for.
 
+pub mod direction;
 pub mod inject;
 pub mod ring;
 #[cfg(test)]
 mod tests;
 
-use super::Page;
 use crate::PAGE_SIZE;
+use crate::mem::units::Page;
 use crate::sys::raw::{nr, syscall};
 use crate::sys::table::Table;
 use inject::{Injector, Upset};
@@ -30,6 +31,7 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+pub use direction::Direction;
 pub use ring::{Ring, Rings};
 
 /// Most pages in a batch.
@@ -48,15 +50,6 @@ pub struct Place {
     pub direct: bool,
     /// Faults to inject, in tests.
     pub injector: Option<Arc<Injector>>,
-}
-
-/// Which way the bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From the device into memory.
-    Read,
-    /// From memory to the device.
-    Write,
 }
 
 /// What became of one page of a batch.

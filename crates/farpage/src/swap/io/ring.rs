@@ -24,8 +24,9 @@
 mod tests;
 
 use super::{BATCH_MAX, Batch, Direction, Request};
+use crate::sys::message::fatal;
 use crate::sys::mutex::Mutex;
-use crate::sys::raw::{fatal, gettid};
+use crate::sys::raw::gettid;
 use crate::sys::table::Table;
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};

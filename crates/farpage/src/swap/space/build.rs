@@ -4,7 +4,7 @@ use super::*;
 use crate::conf::{Conf, Fault, size};
 use crate::mem::arena::Part;
 use crate::swap::file::file_name;
-use crate::sys::raw::message_fmt;
+use crate::sys::message::message_fmt;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
 pub const fn memory_most(budget: u64) -> u64 {

@@ -6,9 +6,9 @@
 //! Both decoders are checked ones: what lies in the pool may have been changed by the program, whose memory it is in
 //! (`tests/damage.rs`). With zstd's default build the contexts come from the C heap: the crate feature `with-rust-allocator` moves them.
 
-use super::Page;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
+use crate::mem::units::Page;
 use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};

@@ -9,33 +9,6 @@
 //! Locks: codec state, then `inner`, as for a store.
 
 use super::*;
-use std::sync::atomic::AtomicU32;
-
-/// Whether pages that come back into the pool are loaded from there before they leave it again.
-#[derive(Default)]
-pub(super) struct Worth {
-    hits: AtomicU32,
-    misses: AtomicU32,
-    turn: AtomicU32,
-}
-
-impl Worth {
-    /// A promoted page was loaded (a read of the file was saved), or left the pool unread (a compression was wasted).
-    pub(super) fn note(&self, hit: bool) {
-        let side = if hit { &self.hits } else { &self.misses };
-        if side.fetch_add(1, Relaxed) > 4096 {
-            self.hits.store(self.hits.load(Relaxed) / 2, Relaxed);
-            self.misses.store(self.misses.load(Relaxed) / 2, Relaxed);
-        }
-    }
-
-    /// Promote a page? While one in eight is hit: a read from a file costs about eight compressions. Otherwise one in
-    /// 32, to notice when that changes.
-    fn promote(&self) -> bool {
-        let (hits, misses) = (self.hits.load(Relaxed), self.misses.load(Relaxed));
-        hits * 8 + 256 > hits + misses || self.turn.fetch_add(1, Relaxed).is_multiple_of(32)
-    }
-}
 
 impl Zram {
     /// Takes `page`, the content of `entry`, back into the pool if it was moved on to a file and if that pays. The
@@ -103,7 +76,7 @@ impl Zram {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::worth::Worth;
 
     #[test]
     fn promotion_stops_when_it_does_not_pay_and_notices_when_it_does() {

@@ -1,6 +1,7 @@
 //! What zram keeps for a slot. Records of objects change behind `inner`.
 
-use super::{Entry, Handle, check_words};
+use crate::swap::pool::Handle;
+use crate::swap::{Entry, check_words};
 
 /// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry of
 /// a copy in a file, if there is one), Forward the entry.

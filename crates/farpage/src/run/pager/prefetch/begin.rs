@@ -2,14 +2,15 @@
 //!
 //! Callers: `swap_in`, the parent module; on the pager's thread.
 
-use super::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX, Window};
+use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX, Window};
+use crate::mem::units::Page;
+use crate::mem::units::{FrameNo, Vpn};
+use crate::mm::READAHEAD_MAX;
 use crate::run::cpus::ab_trial::Trial;
-use crate::run::page_table::{FrameNo, Vpn};
-use crate::run::pager::Pager;
-use crate::run::pager::swap_in::READAHEAD_MAX;
+use crate::run::pager::state::Pager;
 use crate::stat::Stat;
+use crate::swap::Entry;
 use crate::swap::read_queue::Submitted;
-use crate::swap::{Entry, Page};
 use farpage_swap::readahead;
 use std::time::Instant;
 
@@ -113,7 +114,7 @@ impl Pager {
         let e = self.e;
         let entries = self.mark(start, n);
         // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has landed.
-        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frame_mut(frame + i as FrameNo) }).collect();
+        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frames.page_mut(frame + i as FrameNo) }).collect();
         self.ahead.last_tag += 1;
         let tag = self.ahead.last_tag;
         // SAFETY: as above; the queue is only used on this thread.
@@ -159,7 +160,7 @@ impl Pager {
     fn reader_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.placed);
         let trial = self.ahead.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        (trial.turn(placed, now) || self.e.conf.reader) && self.e.reader.is_there(self.e)
+        (trial.turn(placed, now) || self.e.conf.reader) && self.e.decompressor_runs()
     }
 }
 

@@ -1,0 +1,189 @@
+//! A pager's threads: who starts them, and who ends them; and which pagers children inherit.
+//!
+//! Callers: the builder, the drop of the last handle, [`super::fork`]. `FORKS` is the outermost lock of regions, and
+//! guards `FAMILY`; the list of threads is a leaf.
+
+use super::error::Error;
+use super::inner::Inner;
+use super::registry::Slot;
+use super::signal::{self, Blocked};
+use super::{ahead, reclaim, thread_mode};
+use crate::mem::lock::lock;
+use crate::stat::PAGER_THREAD_NAME;
+use crate::sys::thread::ForkLock;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::mem::ManuallyDrop;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+
+/// Who serves a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FaultMode {
+    /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call on memory that is
+    /// not present fails with EFAULT: see [`crate::region::Region::pin`].
+    #[default]
+    Signal,
+    /// A thread of the pager: system calls simply work. Needs a full userfaultfd (`farpage doctor`).
+    Thread,
+}
+
+/// One fork at a time; guards [`FAMILY`] and what a forking thread keeps.
+pub(super) static FORKS: ForkLock = ForkLock::new();
+
+/// The pagers that children inherit.
+pub(super) static FAMILY: Mutex<Vec<Weak<Owner>>> = Mutex::new(Vec::new());
+
+/// A descriptor of this process.
+pub fn own_process() -> Result<OwnedFd, Errno> {
+    rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
+}
+
+impl Inner {
+    /// All descriptors are ones of the pager's table from now on.
+    pub(super) fn belongs_to_table(&self) {
+        self.uffd.belongs_to(&self.table);
+        self.pidfd.belongs_to(&self.table);
+        self.swap.belongs_to(&self.table);
+    }
+
+    /// Gives the table its keeper, with what is open now in the caller's. What no thread of the program uses is closed
+    /// there.
+    fn start_keeper(&self) -> Result<(), Errno> {
+        let mut copies = self.uffd.fds().to_vec();
+        copies.extend(self.swap.fds());
+        let mut moved: Vec<_> = self.pidfd.raw().into_iter().chain(self.stat.fd()).collect();
+        moved.extend(lock(&self.ancestors).iter().map(AsRawFd::as_raw_fd));
+        self.table.start(&copies, &moved)
+    }
+}
+
+/// A pager's threads and its place in the handler's table. Lives as long as the pager or a region of it.
+#[derive(Debug)]
+pub struct Owner {
+    /// Dropped by the keeper of its table.
+    pub(super) inner: ManuallyDrop<Arc<Inner>>,
+    slot: Option<&'static Slot>,
+    setting: Threads,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Which threads a pager has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Threads {
+    pub(super) reclaim: usize,
+    pub(super) mode: FaultMode,
+}
+
+impl Owner {
+    /// Without threads yet.
+    pub(super) fn new(inner: Arc<Inner>, slot: Option<&'static Slot>, setting: Threads) -> Owner {
+        Owner { inner: ManuallyDrop::new(inner), slot, setting, threads: Mutex::default() }
+    }
+
+    /// Starts the pager's threads, in a descriptor table of their own.
+    ///
+    /// # Errors
+    /// [`Error::Os`]; those that run are ended when the owner is dropped.
+    pub(super) fn start_threads(&self) -> Result<(), Error> {
+        // The threads inherit the mask: signals of the program are for the program's threads.
+        let _blocked = signal::Blocked::new();
+        let no_table =
+            |errno| Error::Os { what: "cannot give the pager's threads a descriptor table of their own", errno };
+        self.inner.start_keeper().map_err(no_table)?;
+        let (inner, setting) = (Arc::clone(&self.inner), self.setting);
+        let started = self.inner.table.run(move || {
+            let mut threads = Vec::new();
+            let result = start_all(&inner, setting, &mut threads);
+            (threads, result)
+        });
+        let Some((threads, result)) = started else { return Err(no_table(Errno::AGAIN)) };
+        lock(&self.threads).extend(threads);
+        result
+    }
+
+    /// In a forked child: the threads are the parent's. Their handles must not be used, not even to be dropped.
+    pub(super) fn forget_threads(&self) {
+        std::mem::take(&mut *lock(&self.threads)).into_iter().for_each(std::mem::forget);
+        self.inner.table.forget_keeper();
+    }
+}
+
+/// Starts all threads; those that have started are in `threads`. In the keeper, whose table they get.
+fn start_all(inner: &Arc<Inner>, setting: Threads, threads: &mut Vec<JoinHandle<()>>) -> Result<(), Error> {
+    for i in 0..setting.reclaim {
+        threads.push(start(inner, PAGER_THREAD_NAME, move |inner| reclaim::main(inner, i))?);
+    }
+    threads.push(start(inner, "farpage-ahead", ahead::main)?);
+    if setting.mode == FaultMode::Thread {
+        for _ in 0..setting.reclaim {
+            threads.push(start(inner, "farpage-fault", thread_mode::main)?);
+        }
+    }
+    Ok(())
+}
+
+fn start(inner: &Arc<Inner>, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    let inner = inner.clone();
+    let main = move || {
+        inner.table.join();
+        f(&inner);
+        inner.table.leave();
+    };
+    let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
+    let thread = std::thread::Builder::new().name(name.into()).spawn(main);
+    let thread = thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?;
+    // It names itself when it first runs. `farpage stat` finds a pager by the name, and may look before that.
+    if let Ok(name) = std::ffi::CString::new(name) {
+        // SAFETY: the handle is held, so the thread is known to libc; the name is a string that ends with 0.
+        let _ = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
+    }
+    Ok(thread)
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !self.inner.is_here() {
+            // A forked child: the addresses and descriptors may be somebody else's by now. So nothing is dropped.
+            self.forget_threads();
+            return;
+        }
+        if self.inner.inherit {
+            forget_dropped();
+        }
+        let w = &self.inner.wakeups;
+        w.stop.store(true, Ordering::SeqCst);
+        for word in [&w.work, &w.help, &self.inner.ahead.word] {
+            word.fetch_add(1, Ordering::SeqCst);
+            crate::sys::futex::wake_all(word);
+        }
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            let _ = thread.join();
+        }
+        if let Some(slot) = self.slot {
+            slot.release();
+        }
+        // SAFETY: nobody uses it after this; self is being dropped.
+        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        let table = inner.table.clone();
+        table.end(move || drop(inner));
+    }
+}
+
+/// Children inherit this pager from now on.
+pub fn adopt(owner: &Arc<Owner>) {
+    let _blocked = Blocked::new();
+    FORKS.lock();
+    lock(&FAMILY).push(Arc::downgrade(owner));
+    FORKS.unlock();
+}
+
+/// Takes pagers that are being dropped off the list. Waits for a fork that is under way.
+pub fn forget_dropped() {
+    let _blocked = Blocked::new();
+    FORKS.lock();
+    lock(&FAMILY).retain(|owner| owner.strong_count() > 0);
+    FORKS.unlock();
+}

@@ -1,0 +1,130 @@
+//! Makes the engine of a process in its arena: the only file that knows all of its parts.
+//!
+//! Caller: [`crate::run::threads::monitor`], on the engine's first thread. No locks: nobody else has the engine yet.
+
+use crate::PAGE_SIZE;
+use crate::mem::arena::Arena;
+use crate::mem::frame::Frames;
+use crate::mm::clean_slots::CleanBalance;
+use crate::mm::page_hash::ContentKey;
+use crate::mm::pool_share::{LoadTimes, PoolShare};
+use crate::run::budget::Budget;
+use crate::run::dormant::{CHARGES, Plan, arena};
+use crate::run::fork::protocol::Fork;
+use crate::run::lru::Lru;
+use crate::run::mappings::managed_cache::Recent;
+use crate::run::mappings::notice_ring::Notes;
+use crate::run::page_table::{PageTable, TABLE_BYTES};
+use crate::run::pager::readahead::SlotPages;
+use crate::run::privileges::following::Following;
+use crate::run::stacks::{MONITOR, STACK_LEN, STACKS};
+use crate::run::state::{Engine, Wakeups};
+use crate::run::threads::board::Reader;
+use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::uffd_device;
+use crate::stat::StatPage;
+use crate::swap::space::SwapSpace;
+use crate::sys::raw::gettid;
+use farpage_swap::range::RangeSet;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+const HEAP_BYTES: usize = 4 << 30;
+
+const POOL_BYTES_MAX: usize = 64 << 30;
+
+/// Frames hold what has just been taken out; more than this is never needed at once.
+const FRAMES_BYTES_MAX: usize = 64 << 30;
+
+/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
+pub(crate) fn arena_sizes(ram: u64) -> [usize; 5] {
+    let ram = ram as usize;
+    let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
+    let stacks = STACKS * (STACK_LEN + PAGE_SIZE);
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), stacks, frames]
+}
+
+/// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`)
+/// none can start. Hardly any of it is ever touched.
+pub fn address_space_bytes(ram: u64) -> u64 {
+    Arena::bytes(arena_sizes(ram)) as u64
+}
+
+/// Bytes of memory that can be written at the start of an engine with a budget of `ram` bytes: with less commit left,
+/// or a lower limit on data (`RLIMIT_DATA`), none can start. What the engine keeps of pages that are out is opened
+/// later.
+pub fn commit_bytes(ram: u64) -> u64 {
+    let [.., stacks, frames] = arena_sizes(ram);
+    (stacks + frames + 8 * crate::mem::open::STEP) as u64
+}
+
+impl Engine {
+    /// Makes the engine in its arena, as planned. On its first thread.
+    ///
+    /// # Errors
+    /// One line that says what failed and what to do.
+    pub(crate) fn build(plan: &'static Plan) -> Result<&'static Engine, String> {
+        let arena = arena(plan)?;
+        let conf = plan.conf.clone();
+        // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine
+        // managed nothing.
+        let table = unsafe { PageTable::new(arena.table) };
+        let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let pool_limit = PoolShare::initial_limit(conf.ram);
+        let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
+        left_out.iter().for_each(|why| warn_once_in_tree(Kind::NoDevice, why));
+        let key = ContentKey::random();
+        space.check_contents(key);
+        let frames = Frames::new(arena.frames);
+        // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
+        let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
+        let stat = StatPage::of_engine(plan.stat());
+        stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
+        let engine = Box::new(Engine {
+            arena,
+            table,
+            frames,
+            frame_entry,
+            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
+            lru: Mutex::new(Lru::new(budget.promised() as usize)),
+            space,
+            dead: Mutex::new(Vec::new()),
+            budget,
+            key,
+            stat,
+            heap: plan.heap,
+            exclude: plan.exclude.clone(),
+            managed: Mutex::new(RangeSet::new()),
+            candidates: Mutex::new(Vec::new()),
+            notes: Notes::default(),
+            recent: Recent::default(),
+            charges: &CHARGES,
+            wipes: AtomicBool::new(false),
+            stack_top: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
+            events: AtomicPtr::new(std::ptr::null_mut()),
+            pinned: Mutex::new(BTreeSet::new()),
+            lost: Mutex::new(BTreeSet::new()),
+            trash: Mutex::new(None),
+            reader: Reader::default(),
+            wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
+            following: Following::default(),
+            fork: Fork::default(),
+            active: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
+            hopeless: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            load_times: LoadTimes::default(),
+            clean: CleanBalance::default(),
+            copies_wanted: AtomicBool::new(false),
+            conf,
+        });
+        let engine: &'static Engine = Box::leak(engine);
+        uffd_device::set_number(plan.uffd());
+        engine.following.begin(MONITOR);
+        engine.fork.settle_here();
+        engine.fork.set_monitor(gettid());
+        Ok(engine)
+    }
+}

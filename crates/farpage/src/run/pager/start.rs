@@ -1,0 +1,163 @@
+//! How the pager begins: what it opens, and the start of its thread and the writer's.
+//!
+//! Callers: the monitor, when the budget is near; in a child [`crate::run::fork::restart`]; both on the monitor's
+//! thread. Locks: that of `trash`.
+
+use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::mem::open::open;
+use crate::run::cpus::affinity::{Eager, Placement};
+use crate::run::cpus::cpu_latency::Awake;
+use crate::run::mappings::event_order::Order;
+use crate::run::mappings::grace_period::Stragglers;
+use crate::run::pager::prefetch::windows::Ahead;
+use crate::run::pager::readahead::Readahead;
+use crate::run::pager::robust::lists::Lists;
+use crate::run::pager::scratch::{COPY_MAX, Scratch};
+use crate::run::pager::state::{Pager, THREAD_NAME, Transit};
+use crate::run::pager::trace::Recorder;
+use crate::run::stacks::{PAGER, WRITER};
+use crate::run::state::Engine;
+use crate::run::threads::writer;
+use crate::run::uffd_device;
+use crate::sys::message::warn;
+use crate::sys::proc::Proc;
+use crate::sys::raw::ErrnoText;
+use crate::sys::thread::settle;
+use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Refused, Uffd};
+use farpage_swap::readahead::Streams;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What a pager needs of the system.
+pub struct Opened {
+    uffd: Uffd,
+    trash: Uffd,
+    maps: OwnedFd,
+    kick: OwnedFd,
+}
+
+impl Engine {
+    /// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer.
+    /// Called on the monitor thread, which owns the descriptor table.
+    ///
+    /// # Errors
+    /// One line: why memory cannot be managed.
+    pub fn activate(&'static self, proc: &Proc, opened: Option<Opened>) -> Result<(), String> {
+        let opened = opened.map_or_else(|| self.open(proc), Ok)?;
+        let mut pager = self.make_pager(opened, proc)?;
+        // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
+        // what is registered makes those wait instead.
+        pager.adopt_news();
+        self.run_pager(pager)
+    }
+
+    /// Opens what the pager needs and registers the arena's parts; the program's memory stays as it is.
+    ///
+    /// # Errors
+    /// One line: what is not allowed, or failed.
+    pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
+        let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
+        let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
+        let trash = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
+        let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
+        // SAFETY: the arena's own.
+        unsafe { open(self.arena.frames.base, self.arena.frames.len) }
+            .map_err(|e| format!("no memory for the engine's frames: {}", ErrnoText::from(e)))?;
+        uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
+        trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
+        uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;
+        let maps =
+            proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
+        Ok(Opened { uffd, trash, maps, kick })
+    }
+
+    pub(crate) fn make_pager(&'static self, opened: Opened, proc: &Proc) -> Result<Box<Pager>, String> {
+        let Opened { uffd, trash, maps, kick } = opened;
+        let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
+        self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
+        *lock(&self.trash) = Some(trash);
+        Ok(Box::new(Pager {
+            e: self,
+            uffd,
+            kick,
+            maps,
+            placement: Placement::new(proc.try_clone().map_err(no_proc)?),
+            eager: Eager::default(),
+            awake: Awake::new(self.conf.idle_poll, Instant::now()),
+            placed: 0,
+            placed_before: 0,
+            copies_hand: 0,
+            scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
+            waiting: Vec::with_capacity(1024),
+            scans: Vec::new(),
+            refused: Vec::new(),
+            refused_since: Instant::now(),
+            letting_go: Vec::new(),
+            let_go_to: 0,
+            alone: false,
+            unadvised: Vec::new(),
+            zeros: Vec::new(),
+            order: Order::default(),
+            stragglers: Stragglers::new(proc.try_clone().map_err(no_proc)?),
+            dead: Vec::new(),
+            news: Vec::new(),
+            events: None,
+            readahead: Readahead::new(self.conf.readahead, self.conf.ram),
+            ahead: Ahead::default(),
+            robust: Lists::new(proc.try_clone().map_err(no_proc)?),
+            zero_streams: Streams::new(),
+            transit: Transit::Unwanted,
+            trace: self.recorder()?,
+        }))
+    }
+
+    /// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on
+    /// without.
+    fn recorder(&self) -> Result<Option<Recorder>, String> {
+        match self.conf.trace.as_deref().map(Recorder::create).transpose() {
+            Err(why) if self.fork.is_restart() => {
+                warn(&format!("in a forked child: {why}"));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Starts pager and writer.
+    pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), String> {
+        let pager = Box::into_raw(pager);
+        self.charges.allow(self.large() as u64);
+        self.active.store(true, Ordering::SeqCst);
+        let spawn = |index, entry, arg, name| self.spawn_patiently(index, entry, arg, name, true);
+        // The writer first: without one, nobody would free slots.
+        let started = spawn(WRITER, writer::main, self.address(), b"farpage-writer").and_then(|writer| {
+            self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
+            spawn(PAGER, main, pager as usize, THREAD_NAME)
+        });
+        if let Err(error) = started {
+            // With its userfaultfd the registrations go, and nobody waits for a page.
+            self.active.store(false, Ordering::SeqCst);
+            self.wakeups.kick_fd.store(-1, Ordering::Release);
+            // SAFETY: made just now from a box, which the thread that was not started does not have.
+            drop(unsafe { Box::from_raw(pager) });
+            self.wakeups.writer_tid.store(0, Ordering::Relaxed);
+            self.wake_writer();
+            return Err(format!("cannot start an engine thread: {}", ErrnoText::from(error)));
+        }
+        Ok(())
+    }
+}
+
+extern "C" fn main(pager: usize) -> ! {
+    settle(THREAD_NAME);
+    // SAFETY: `run_pager` passed a box's pointer, and keeps none.
+    let mut pager = unsafe { Box::from_raw(pager as *mut Pager) };
+    loop {
+        pager.turn();
+    }
+}

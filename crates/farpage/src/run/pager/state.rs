@@ -1,0 +1,119 @@
+//! The pager's own state, and what its parts tell each other: data, below all of them.
+//!
+//! Callers: the files of this folder, of `mappings` and of `fork`, on the pager's thread. No locks.
+
+use crate::mem::units::Vpn;
+use crate::run::cpus::affinity::{Eager, Placement};
+use crate::run::cpus::cpu_latency::Awake;
+use crate::run::mappings::event_order::Order;
+use crate::run::mappings::grace_period::Stragglers;
+use crate::run::pager::prefetch::windows::Ahead;
+use crate::run::pager::readahead::Readahead;
+use crate::run::pager::robust::lists::Lists;
+use crate::run::pager::scratch::Scratch;
+use crate::run::pager::trace::Recorder;
+use crate::run::state::Engine;
+use crate::swap::Entry;
+use crate::sys::perf::MappingEvents;
+use crate::sys::uffd::Uffd;
+use farpage_swap::readahead::Streams;
+use rustix::fd::OwnedFd;
+use std::time::Instant;
+
+/// The pager's name. A process with such a thread has memory that is swapped out by farpage, and has it brought in.
+pub const THREAD_NAME: &[u8] = b"farpage-pager";
+/// The same while it holds still for a fork and brings in nothing that others ask for.
+pub(crate) const PAUSED_NAME: &[u8] = b"farpage-paused";
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The page is there and the thread woken.
+    Served,
+    /// Nothing to do (the page was there, or its mapping is gone); the thread was woken and looks again.
+    Dropped,
+    /// To be tried again: an event is pending, or there is no frame.
+    Later,
+}
+
+/// A fault that waits to be served.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    /// Page address.
+    pub addr: usize,
+    /// Write access.
+    pub write: bool,
+    /// The thread that has it.
+    pub tid: u32,
+    /// When its message was read.
+    pub since: Instant,
+    /// That it waits suspiciously long has been said.
+    pub reported: bool,
+}
+
+/// Whether there is a way for executable memory ([`crate::run::pager::transit`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transit {
+    /// Not yet.
+    Unwanted,
+    Open,
+    /// The system refuses such memory.
+    Closed,
+}
+
+/// The pager's own state.
+pub struct Pager {
+    pub(crate) e: &'static Engine,
+    pub(crate) uffd: Uffd,
+    pub(crate) kick: OwnedFd,
+    pub(crate) maps: OwnedFd,
+    pub(crate) placement: Placement,
+    pub(crate) eager: Eager,
+    pub(crate) awake: Awake,
+    /// Pages placed so far, and at the last step of reclaim.
+    pub(crate) placed: u64,
+    pub(crate) placed_before: u64,
+    /// Where the search for clean copies goes on.
+    pub(crate) copies_hand: u32,
+    /// For pages that are copied into the program.
+    pub(crate) scratch: Box<Scratch>,
+    /// Faults to be tried (again).
+    pub(crate) waiting: Vec<Fault>,
+    /// Registered ranges (pages) whose present pages are not on the lists yet.
+    pub(crate) scans: Vec<(Vpn, Vpn)>,
+    /// Ranges (bytes) that cannot be registered, so that they are not tried again and again, and since when there are
+    /// any.
+    pub(crate) refused: Vec<(usize, usize)>,
+    pub(crate) refused_since: Instant,
+    /// Ranges (bytes) that are to be the program's alone, and how far that has come with the first.
+    pub(crate) letting_go: Vec<(usize, usize)>,
+    pub(crate) let_go_to: Vpn,
+    /// All of the process's memory is, or was, among them.
+    pub(crate) alone: bool,
+    /// Ranges (bytes) that were registered and still may have huge pages; empty in between.
+    pub(crate) unadvised: Vec<(usize, usize)>,
+    /// Runs of the shared zero page that a scan found; empty in between.
+    pub(crate) zeros: Vec<(Vpn, Vpn)>,
+    /// Changes of mappings that were read.
+    pub(crate) order: Order,
+    /// Who may not have told one that was made before.
+    pub(crate) stragglers: Stragglers,
+    /// Entries on their way to [`Engine::free_later`]; empty in between.
+    pub(crate) dead: Vec<Entry>,
+    /// Mappings heard of; empty in between.
+    pub(crate) news: Vec<(usize, usize)>,
+    /// The kernel's news of mappings, where the system allows it.
+    pub(crate) events: Option<MappingEvents>,
+    /// Which swapped pages come in with one that is missing.
+    pub(crate) readahead: Readahead,
+    /// What is read before it is wanted.
+    pub(crate) ahead: Ahead,
+    /// Mutexes whose owners' death is to be told.
+    pub(crate) robust: Lists,
+    /// Sequential first touches.
+    pub(crate) zero_streams: Streams,
+    /// How executable memory is taken out.
+    pub(crate) transit: Transit,
+    /// Records the faults, if that was asked for.
+    pub(crate) trace: Option<Recorder>,
+}

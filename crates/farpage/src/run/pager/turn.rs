@@ -1,0 +1,270 @@
+//! The pager's loop: messages, faults, one step of background work, or sleep.
+//!
+//! Caller: the pager's thread ([`crate::run::pager::start`]). Locks: `pinned` and `managed`, one at a time.
+
+use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
+use crate::run::pager::state::{Fault, Outcome, Pager};
+use crate::run::stacks::PAGER;
+use crate::run::state::give_up;
+use crate::stat::Stat;
+use crate::sys::maps::is_mapped;
+use crate::sys::message::{fatal, warn};
+use crate::sys::uffd::{BATCH, Message};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Between two looks at threads that have yet to tell a change.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Pager {
+    /// One turn: messages, then faults, then one step of background work, or sleep.
+    pub(super) fn turn(&mut self) {
+        if self.e.fork.wanted() {
+            self.pause_for_fork();
+        }
+        if self.e.is_behind(PAGER) {
+            self.e.keep_up(PAGER);
+            self.e.reader.wake();
+        }
+        self.adopt_news();
+        let got = self.read_messages();
+        if !self.order.is_settled() {
+            self.settle();
+            if self.order.waits() {
+                // Nothing can be placed or taken out as long as there is a change to come.
+                if got == 0 {
+                    self.sleep(Some(50_000));
+                }
+                return;
+            }
+        }
+        let gathered = self.placement.is_gathered();
+        let mut worked = self.let_go_step();
+        if gathered && !self.waiting.is_empty() {
+            worked = self.balance();
+        }
+        self.serve_waiting();
+        // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
+        worked |= self.scan_step();
+        if !gathered || self.e.budget.excess() > 0 {
+            worked |= self.balance();
+        }
+        if got > 0 {
+            if self.placement.is_apart() {
+                self.eager.served(Instant::now());
+            }
+            return;
+        }
+        if self.waiting.is_empty() {
+            if !worked {
+                if self.eager.again(Instant::now()) {
+                    self.store_a_little();
+                    return;
+                }
+                if let Some(trace) = &mut self.trace {
+                    trace.flush();
+                }
+                // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
+                self.sleep(Some(self.awake.sleep(Duration::from_millis(20)).as_nanos() as i64));
+                self.stay_awake(0, Instant::now());
+            }
+        } else {
+            // Faults wait for an event to be finished by its thread, or for frames: both need somebody else to run.
+            self.e.wakeups.pager_waits.store(true, Ordering::Release);
+            self.sleep(Some(200_000));
+            self.e.wakeups.pager_waits.store(false, Ordering::Release);
+            self.stay_awake(0, Instant::now());
+        }
+    }
+
+    /// Waits for a message, a kick or news of a mapping, at most `timeout_ns`.
+    pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
+        let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
+        let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
+        let uffd = self.uffd.borrow().unwrap_or(self.kick.as_fd());
+        let fds = [uffd, self.kick.as_fd(), events, reads];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
+        let woken = poll(&mut fds, timeout.as_ref()).is_ok();
+        let [_, kicked, _, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
+        if kicked {
+            let mut count = [0u8; 8];
+            let _ = rustix::io::read(self.kick.as_fd(), &mut count);
+        }
+        if read {
+            self.land();
+        }
+    }
+
+    /// `messages` have come by `now`: decides whether idle CPUs may sleep.
+    fn stay_awake(&mut self, messages: usize, now: Instant) {
+        let time = self.awake.count(messages as u32, now);
+        if !time.is_zero() {
+            Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
+        }
+    }
+
+    /// Reads messages, unless one is waited for that comes before them.
+    pub(crate) fn next_messages(&mut self, batch: &mut [Message]) -> usize {
+        if self.stragglers.any() {
+            if self.changing() {
+                std::thread::sleep(NAP);
+                return 0;
+            }
+            self.stragglers.clear();
+        }
+        match self.uffd.read(batch) {
+            Ok(n) => n,
+            Err(e) => give_up("reading the userfaultfd failed", e),
+        }
+    }
+
+    /// Notes a change that was read. `is_known` as in [`Order::push`].
+    pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) {
+        if self.order.push(change, is_known, |at| is_mapped(&self.maps, at)) {
+            self.stragglers.note();
+        }
+    }
+
+    /// `[start, end)` (bytes) was looked at while a change was pending.
+    pub(crate) fn add_fresh(&mut self, start: usize, end: usize) {
+        self.order.add_fresh(start, end);
+        self.stragglers.note();
+    }
+
+    /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
+    pub(crate) fn read_messages(&mut self) -> usize {
+        let mut batch = [Message::Unmap { start: 0, end: 0 }; BATCH];
+        let n = self.next_messages(&mut batch);
+        if n == 0 {
+            return 0;
+        }
+        let since = Instant::now();
+        if let Message::Fault { tid, .. } = batch[0] {
+            let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.reader.tid()];
+            self.placement.look(tid, others, self.placed, since);
+            self.eager.fault();
+        }
+        self.stay_awake(n, since);
+        for m in &batch[..n] {
+            self.accept(*m, since);
+        }
+        n
+    }
+
+    /// Applies an event, queues a fault.
+    pub(crate) fn accept(&mut self, m: Message, since: Instant) {
+        match m {
+            Message::Fault { addr, write, tid } => {
+                if self.e.arena.all.contains(addr) {
+                    fatal(&format!(
+                        "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
+                    ));
+                }
+                self.ahead.crowd.fault(tid);
+                self.waiting.push(Fault { addr, write, tid, since, reported: false });
+            }
+            Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
+            change => {
+                let e = self.e;
+                // Before it is applied: its thread goes on now, and what it maps at this place has to be told.
+                if let Some((start, end)) = change.left() {
+                    e.recent.cut(start, end);
+                }
+                self.note_change(change, |start, end| e.is_known(start, end));
+                while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                    self.change(change);
+                }
+            }
+        }
+    }
+
+    /// If no change of mappings is pending: what waited for one is applied, and what was registered meanwhile is
+    /// adopted.
+    pub(crate) fn settle(&mut self) {
+        if self.changing() {
+            return;
+        }
+        while let Some(change) = self.order.rest(|start, end| self.e.is_known(start, end)) {
+            self.change(change);
+        }
+        for (start, end) in self.order.forget().iter() {
+            self.adopt_mappings(start as usize, end as usize);
+        }
+    }
+
+    /// Applies a change of mappings.
+    pub(crate) fn change(&mut self, m: Message) {
+        match m {
+            Message::Fault { .. } => {}
+            Message::Remove { start, end } => {
+                Stat::add(&self.e.stat.event_remove, 1);
+                self.forget(start, end, false);
+                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+            }
+            Message::Unmap { start, end } => {
+                Stat::add(&self.e.stat.event_unmap, 1);
+                self.forget(start, end, true);
+                // What is mapped there from now on is not registered, and must not be taken for what was.
+                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
+                lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+            }
+            Message::Remap { from, to, len } => {
+                Stat::add(&self.e.stat.event_remap, 1);
+                self.follow_remap(from, to, len);
+            }
+        }
+        // Another thread may have been given the place before this was told, and have found it known.
+        if let Some((start, end)) = m.left() {
+            self.e.recent.cut(start, end);
+            if end - start >= self.e.large() {
+                self.news.push((start, end));
+            }
+        }
+    }
+
+    /// Serves what waits; what cannot be served yet stays.
+    pub(crate) fn serve_waiting(&mut self) {
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let fault = self.waiting[i];
+            match self.serve(fault) {
+                Outcome::Served => {
+                    self.waiting.swap_remove(i);
+                    self.e.stat.record_fault(fault.since.elapsed().as_nanos() as u64);
+                    Stat::add(&self.e.stat.pgfault, 1);
+                }
+                Outcome::Dropped => {
+                    self.waiting.swap_remove(i);
+                }
+                Outcome::Later => {
+                    if !fault.reported && fault.since.elapsed() > Duration::from_secs(5) {
+                        self.report(i);
+                    }
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    /// A thread must never hang in silence.
+    fn report(&mut self, i: usize) {
+        let fault = &mut self.waiting[i];
+        fault.reported = true;
+        let node = self.e.table.node((fault.addr / PAGE_SIZE) as u64);
+        let state = node.map(|n| self.e.table.state(n));
+        let (addr, changing) = (fault.addr, self.changing());
+        warn(&format!(
+            "a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"
+        ));
+    }
+
+    /// Whether a change of mappings is pending whose event was not read yet.
+    pub(crate) fn changing(&self) -> bool {
+        self.uffd.is_changing(self.e.arena.frames.base)
+    }
+}

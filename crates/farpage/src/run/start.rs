@@ -1,0 +1,245 @@
+//! When the engine starts, and its first thread. What is known until then is in [`crate::run::dormant`], whose header
+//! has the stages.
+//!
+//! Callers: program threads, by way of the preload library and [`crate::run::program`]; the initialiser; a forked child
+//! ([`crate::run::fork::handlers`](crate::run::fork)). No locks.
+
+use crate::PAGE_SIZE;
+use crate::conf::Conf;
+use crate::mem::arena::Arena;
+use crate::mem::heap::Heap;
+use crate::run::budget::Budget;
+use crate::run::build::arena_sizes;
+use crate::run::dormant::{
+    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PATIENCE, PLAN, Plan, SHARED, STAGE, STARTING, dormant, enter,
+    failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
+};
+use crate::run::images::{own_images, program_needs_libc};
+use crate::run::stacks::MONITOR;
+use crate::run::stacks::stack;
+use crate::run::state::{Engine, engine, forget_engine};
+use crate::run::threads::monitor;
+use crate::run::uffd_device;
+use crate::stat::StatPage;
+use crate::sys::futex;
+use crate::sys::raw::ErrnoText;
+use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
+use rustix::fd::{BorrowedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::time::Instant;
+
+/// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on
+/// the only thread; `heap` is the library's global allocator.
+pub fn sleep(conf: Conf, heap: &'static Heap) {
+    let stat = StatPage::of_launcher();
+    if let Some(stat) = stat {
+        StatPage::begin(stat, conf.ram);
+    }
+    let plan = Plan {
+        exclude: own_images(),
+        uffd: uffd_device::passed_on(),
+        stat: AtomicPtr::new(stat.map_or(std::ptr::null_mut(), |stat| std::ptr::from_ref(stat).cast_mut())),
+        arena: OnceLock::new(),
+        heap_given: AtomicBool::new(false),
+        is_child: AtomicBool::new(false),
+        conf,
+        heap,
+    };
+    if PLAN.set(plan).is_ok() {
+        HOME.store(std::process::id(), SeqCst);
+        STAGE.store(DORMANT, SeqCst);
+        match dormant() {
+            // Nothing that it does would be seen.
+            Some(plan) if !program_needs_libc() => wake(plan, true),
+            _ => look(0),
+        }
+    }
+}
+
+/// The program was given `bytes` that it may fill. Returns when it cannot pass its budget with them unseen. Called on a
+/// program thread, while there is no engine.
+pub fn handed_out(bytes: usize) {
+    match STAGE.load(Relaxed) {
+        DORMANT | STARTING if CHARGES.charge(bytes.max(PAGE_SIZE) as u64) && is_home() => look(0),
+        _ => {}
+    }
+}
+
+/// The program's reach has grown by what nobody can count: looks, whatever was counted. As [`handed_out`].
+pub fn grown() {
+    if STAGE.load(Relaxed) == DORMANT && is_home() {
+        look(0);
+    }
+}
+
+/// `bytes` of memory that is shared were mapped, anonymous or, where `fd` says so, of a file. They do not count; but
+/// somebody must be there to say so if they become more than the budget. As [`handed_out`].
+pub fn shared(bytes: usize, fd: Option<RawFd>) {
+    const TMPFS: u64 = 0x0102_1994;
+    let Some(plan) = dormant() else { return };
+    // SAFETY: only asked what it is; if it is not open, there is no answer.
+    let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    let is_memory = fd.is_none_or(|fd| rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type as u64 == TMPFS));
+    if is_memory && SHARED.fetch_add(bytes as u64, SeqCst).saturating_add(bytes as u64) > plan.conf.ram {
+        wake(plan, false);
+    }
+}
+
+/// `bytes` are about to be filled in one call: the engine that has to be there by then, if any.
+pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
+    if STAGE.load(Relaxed) == DORMANT && is_home() {
+        look(bytes as u64);
+    }
+    engine()
+}
+
+/// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
+fn look(more: u64) {
+    let Some(plan) = dormant() else { return wait_for_start() };
+    let given = CHARGES.look();
+    let reach = here(given + GIVEN.fetch_add(given, SeqCst));
+    if let Some(stat) = plan.stat() {
+        publish(stat, reach);
+    }
+    let (reach, most) = (reach.bytes().saturating_add(more), threshold(plan.conf.ram));
+    if reach > most {
+        wake(plan, true);
+    } else {
+        // Not less than a part: very near to it, one would look at each piece.
+        CHARGES.allow((most - reach).max(most / 16));
+    }
+}
+
+/// Starts the engine, and waits for it if that is wanted.
+fn wake(plan: &'static Plan, and_wait: bool) {
+    let since = Instant::now();
+    loop {
+        // A handler that interrupts the start would wait for it.
+        let mask = block_signals();
+        let mine = STAGE.compare_exchange(DORMANT, STARTING, SeqCst, SeqCst).is_ok();
+        let forks = if mine { FORKS.load(SeqCst) } else { 0 };
+        if mine && forks == 0 {
+            if let Err(why) = begin(plan) {
+                failed(&why);
+            }
+        } else if mine {
+            enter(DORMANT);
+        }
+        restore_signals(mask);
+        let left = PATIENCE.saturating_sub(since.elapsed());
+        if forks == 0 || left.is_zero() {
+            break;
+        }
+        futex::wait(&FORKS, forks, Some(left.as_nanos() as u64));
+    }
+    if and_wait {
+        wait_for_start();
+    }
+}
+
+/// Starts the engine's first thread.
+fn begin(plan: &'static Plan) -> Result<(), String> {
+    if FILTERED.load(SeqCst) {
+        return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
+    }
+    let arena = match plan.arena.get() {
+        Some(arena) => *arena,
+        None => {
+            let sizes = arena_sizes(plan.conf.ram);
+            let arena = Arena::reserve(sizes).map_err(|e| {
+                let why = ErrnoText::from(e);
+                format!("cannot reserve address space for the engine: {why}; is there a limit (ulimit -v)?")
+            })?;
+            *plan.arena.get_or_init(|| arena)
+        }
+    };
+    spawn_first(plan, &arena).map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))
+}
+
+/// The calling program thread is about to give itself a seccomp filter, or all of them. Not under that, but under one
+/// of its own, the engine is to run: so it is started before. Whether a filter for all threads has to be made one for
+/// the caller, because there are no others but the engine's. For all others no engine is started any more, and one that
+/// manages nothing yet ends. `is_main`: the caller is the main thread.
+pub fn before_filter(is_main: bool, for_all: bool) -> bool {
+    let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
+    let plan = dormant();
+    let own = engine().filter(|e| e.fork.is_home()).map_or(0, Engine::threads);
+    let alone = is_main && threads() == own + 1;
+    if let Some(plan) = plan.filter(|_| alone || !for_all) {
+        wake(plan, true);
+    }
+    let engine = engine().filter(|e| e.fork.is_home());
+    if let Some(engine) = engine.filter(|_| is_main && (alone || !for_all)) {
+        engine.confine();
+    } else if let Some(engine) = engine.filter(|_| for_all) {
+        engine.retire();
+    }
+    // (Not by the child of a vfork, whose memory is its parent's.)
+    if plan.is_some() || engine.is_some() {
+        FILTERED.store(true, SeqCst);
+    }
+    for_all && alone
+}
+
+/// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so
+/// unseen.
+pub(crate) fn fork_child_of(e: &Engine) {
+    let hopeless = e.hopeless.load(SeqCst);
+    forget_engine();
+    STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
+    fork_child();
+    let Some(plan) = dormant() else { return };
+    let reach = here(GIVEN.load(SeqCst)).bytes();
+    let near = Budget::new(plan.conf.ram.div_ceil(PAGE_SIZE as u64)).activation() as u64 * PAGE_SIZE as u64;
+    if reach > near {
+        wake(plan, false);
+    } else {
+        CHARGES.look();
+        CHARGES.allow((near - reach).max(threshold(plan.conf.ram) / 16));
+    }
+}
+
+/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On
+/// a program thread. The engine starts now: who has threads need not be alone, and runtimes that map memory by system
+/// call instructions of their own (Go's) have them.
+pub(crate) fn thread_started(block: usize, stack: usize) {
+    remember(block);
+    handed_out(stack);
+    if let Some(plan) = dormant() {
+        wake(plan, true);
+    }
+}
+
+/// Starts the engine's first thread, which makes the engine. On a program thread; the new thread has a copy of its
+/// descriptors.
+///
+/// # Errors
+/// The errno of clone.
+pub(crate) fn spawn_first(plan: &'static Plan, arena: &Arena) -> Result<(), rustix::io::Errno> {
+    let arg = std::ptr::from_ref(plan) as usize;
+    let name = crate::stat::THREAD_NAME.as_bytes();
+    let start = Start { entry: monitor::first, arg, name, share_files: false };
+    // SAFETY: the monitor's place in the stacks part; there is no other engine in this process. The entry keeps the
+    // rules for engine threads.
+    unsafe { spawn(stack(arena, 0), &start) }.map(drop)
+}
+
+impl Engine {
+    /// In a forked child: starts the first engine thread again, which gets a descriptor table of its own: a copy of the
+    /// caller's.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn spawn_monitor(&'static self) -> Result<(), String> {
+        let name = crate::stat::THREAD_NAME.as_bytes();
+        self.fork.settle_here();
+        let tid = self
+            .spawn_patiently(MONITOR, monitor::main, self.address(), name, false)
+            .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
+        // Known before anybody can fork: a fork fetches descriptors from this thread's table.
+        self.fork.set_monitor(tid);
+        Ok(())
+    }
+}

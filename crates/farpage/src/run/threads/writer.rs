@@ -1,0 +1,62 @@
+//! The writer thread: stores cached pages while frames are wanted, and keeps the devices in order meanwhile.
+//!
+//! Caller: [`crate::run::pager::start`] starts it; what it does with a page is in [`crate::run::store`]. Locks: its
+//! gate ([`crate::run::fork`]) is held in each turn, outside of all others; then those of `store` and of the devices.
+
+use crate::mem::lock::lock;
+use crate::run::stacks::WRITER;
+use crate::run::state::Engine;
+use crate::run::store::{BATCH, missing, queued_batch, wanted, write_some};
+use crate::sys::futex;
+use crate::sys::thread::{exit_thread, settle};
+use std::sync::atomic::Ordering::Acquire;
+
+/// Slots of discarded pages freed per turn.
+const DEAD: usize = 256;
+
+/// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
+const COMPACT: usize = 256;
+
+pub(crate) extern "C" fn main(engine: usize) -> ! {
+    settle(b"farpage-writer");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    loop {
+        let seen = e.wakeups.writer.load(Acquire);
+        e.fork.pass_gate(|| e.keep_up(WRITER));
+        if !e.is_active() {
+            e.following.end(WRITER);
+            exit_thread(); // the pager could not be started
+        }
+        e.fork.writer_gate.lock();
+        let mut worked = e.free_dead(DEAD) > 0;
+        if wanted(e) {
+            worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
+        }
+        if e.space.pool_over_share() {
+            worked |= e.space.writeback(32) > 0;
+            e.account_pool();
+        }
+        // A little each turn: what is stored and freed in the pool leaves holes.
+        if e.space.compact(COMPACT) > 0 {
+            e.account_pool();
+        }
+        if e.space.tend(!worked) {
+            e.account_pool();
+        }
+        // Before the gate opens: a fork behind it must not copy a lock that is held.
+        let cached = lock(&e.lru).cached_len();
+        let low = cached < e.cached_target() / 2;
+        e.fork.writer_gate.unlock();
+        if worked {
+            if e.wakeups.pager_waits.load(Acquire) {
+                e.kick_pager();
+            }
+            if low {
+                e.kick_pager();
+            }
+        } else {
+            futex::wait(&e.wakeups.writer, seen, Some(20_000_000));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What is said on standard error, and the end of a process that cannot go on.
+//!
+//! Callers: everybody, on any thread, in signal handlers, too. No locks, no allocation.
+
+use super::raw::{gettid, nr, syscall};
+use super::thread::{fetch_fd_of_process, is_engine_thread, without_signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::fmt::Write as _;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Writes one line to the process's standard error. Engine threads have a descriptor table of their own: theirs is
+/// fetched from the main thread's, so that position and mode are shared with what the program writes; where that is not
+/// allowed, it is opened anew. What cannot be written is lost: there is nobody left to tell.
+pub fn message(text: &str) {
+    message_fmt(format_args!("{text}"));
+}
+
+/// For how long a message waits for room.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
+/// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
+pub fn message_fmt(text: std::fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 512], len: 0 };
+    // What does not fit is left out.
+    let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
+    line.len = line.len.min(line.bytes.len() - 1);
+    let _ = line.write_str("\n");
+    let bytes = &line.bytes[..line.len];
+    // An engine's and a pager's threads have tables of their own, in which 2 is something else, or nothing.
+    let of_process = fetch_fd_of_process(2).or_else(|_| standard_error_anew());
+    // SAFETY: borrowed for these calls, which fail if it is not open, or is no file to write to.
+    let own = (!is_engine_thread()).then(|| unsafe { BorrowedFd::borrow_raw(2) });
+    if let Some(to) = of_process.as_ref().ok().map(AsFd::as_fd).or(own) {
+        // No signal for a pipe whose reader is gone.
+        without_signal(libc::SIGPIPE, || write_in_time(to, bytes));
+    }
+}
+
+/// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread.
+fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) {
+    let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    if poll(&mut room, Some(&PATIENCE)) == Ok(1) {
+        let _ = rustix::io::write(to, bytes);
+    }
+}
+
+/// The file behind the process's standard error, opened once more; not possible for a socket.
+fn standard_error_anew() -> Result<OwnedFd, Errno> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    super::proc::held(|proc| rustix::fs::openat(proc, "self/fd/2", flags, Mode::empty()))
+}
+
+/// Whether [`warn`] is silent.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on warnings are not written.
+pub fn set_quiet() {
+    QUIET.store(true, Relaxed);
+}
+
+/// [`message`] for what the program gets over; nothing after [`set_quiet`].
+pub fn warn(text: &str) {
+    if !QUIET.load(Relaxed) {
+        message(text);
+    }
+}
+
+/// A line of text without the heap.
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl std::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let take = text.len().min(self.bytes.len() - self.len);
+        self.bytes[self.len..self.len + take].copy_from_slice(&text.as_bytes()[..take]);
+        self.len += take;
+        Ok(())
+    }
+}
+
+/// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte
+/// would be worse.
+pub fn fatal(text: &str) -> ! {
+    fatal_fmt(format_args!("{text}"))
+}
+
+/// The same, for [`format_args!`]: allocates nothing.
+pub fn fatal_fmt(text: std::fmt::Arguments<'_>) -> ! {
+    message_fmt(text);
+    abort()
+}
+
+/// Ends the process by SIGABRT, as libc's function does, but whatever the program does at that signal. Its handler must
+/// not run: it would do so on this thread, and wait for memory that only this thread brings in.
+fn abort() -> ! {
+    const SIGABRT: usize = 6;
+    const UNBLOCK: usize = 1;
+    let set = 1u64 << (SIGABRT - 1);
+    let default = [0usize; 4]; // the kernel's struct sigaction: SIG_DFL, no flags, no restorer, an empty mask
+    let (pid, tid) = (rustix::process::getpid().as_raw_nonzero().get() as usize, gettid() as usize);
+    // Again, if another thread has just installed a handler, in the hope that it returns.
+    for _ in 0..3 {
+        // SAFETY: both structures are alive and of the sizes that the kernel has; a default disposition runs no code.
+        unsafe {
+            let _ = syscall(nr::RT_SIGACTION, [SIGABRT, default.as_ptr() as usize, 0, size_of_val(&set), 0, 0]);
+            let _ = syscall(nr::RT_SIGPROCMASK, [UNBLOCK, &raw const set as usize, 0, size_of_val(&set), 0, 0]);
+            let _ = syscall(nr::TGKILL, [pid, tid, SIGABRT, 0, 0, 0]);
+        }
+    }
+    // The first process of a container does not end by a signal of its own.
+    loop {
+        // SAFETY: ends the process; what a shell calls the end by SIGABRT.
+        let _ = unsafe { syscall(nr::EXIT_GROUP, [128 + SIGABRT, 0, 0, 0, 0, 0]) };
+    }
+}
