@@ -100,6 +100,21 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// For tests: of a process that is nobody's child.
+    #[cfg(test)]
+    pub(crate) fn for_test(conf: Conf, heap: &'static Heap, arena: Arena) -> Plan {
+        Plan {
+            conf,
+            heap,
+            exclude: Vec::new(),
+            uffd: -1,
+            stat: AtomicPtr::default(),
+            arena: OnceLock::from(arena),
+            heap_given: AtomicBool::new(false),
+            is_child: AtomicBool::new(false),
+        }
+    }
+
     /// The statistics page that the launcher made for this process.
     pub fn stat(&self) -> Option<&'static Stat> {
         // SAFETY: null, or a page that is mapped for good.

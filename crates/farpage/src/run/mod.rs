@@ -1,6 +1,7 @@
 //! The engine of `farpage run`: inside an unmodified program, from before its `main` (where it begins: `preload`,
 //! `dormant`, `start`).
 
+pub(crate) mod address_space;
 pub mod budget;
 pub mod build;
 pub mod cpus;
@@ -21,3 +22,6 @@ pub mod store;
 pub mod threads;
 pub mod told;
 mod uffd_device;
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
+use crate::run::address_space::AddressSpace;
 use crate::run::budget::Budget;
 use crate::run::budget::charge::Charges;
 use crate::run::fork::protocol::Fork;
@@ -45,7 +46,6 @@ use crate::sys::message::fatal;
 use crate::sys::perf::MappingEvents;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, spawn};
-use crate::sys::uffd::Uffd;
 use farpage_swap::range::RangeSet;
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
@@ -135,7 +135,7 @@ pub struct Engine {
     /// ([`crate::run::pager::poison`]).
     pub lost: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the trash part; also the lock of that part.
-    pub trash: Mutex<Option<Uffd>>,
+    pub(crate) trash: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Windows that are decompressed in advance.
     pub reader: Reader,
     /// Threads sleep and wake here.

@@ -254,7 +254,7 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
         return;
     }
     let trash = lock(&e.trash);
-    let Some(uffd) = trash.as_ref().filter(|_| n <= TRASH_BYTES / PAGE_SIZE) else {
+    let Some(mm) = trash.as_ref().filter(|_| n <= TRASH_BYTES / PAGE_SIZE) else {
         e.frames.put_free(first, n);
         return;
     };
@@ -263,7 +263,7 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
     for _ in 0..2 {
         let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
         // SAFETY: the frames are ours; the trash part belongs to the holder of its lock.
-        done += unsafe { uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+        done += unsafe { mm.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
         if done == n {
             break;
         }

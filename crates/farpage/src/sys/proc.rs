@@ -60,6 +60,12 @@ impl Proc {
         held(|proc| rustix::io::fcntl_dupfd_cloexec(proc, 0)).map(Proc)
     }
 
+    /// For tests: another directory in its place.
+    #[cfg(test)]
+    pub(crate) fn from_fd(fd: OwnedFd) -> Proc {
+        Proc(fd)
+    }
+
     /// The same, once more.
     ///
     /// # Errors

@@ -215,7 +215,7 @@ impl Pager {
             return false;
         }
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        match unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, PAGE_SIZE, false) }.1 {
+        match unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, PAGE_SIZE, false) }.1 {
             Ok(()) => {
                 e.budget.add(1);
                 pending.push(Pending::Helped(vpn));
@@ -235,7 +235,7 @@ impl Pager {
         let lost = self.lose(vpn, entry, error) == Some(Refused::Present);
         self.e.fork.settling.store(0, SeqCst);
         if lost {
-            self.uffd.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);
+            self.mm.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);
         }
         lost
     }

@@ -15,7 +15,6 @@ use crate::run::uffd_device;
 use crate::sys::futex;
 use crate::sys::maps::{Kind, mappings, wiped_mappings};
 use crate::sys::message::fatal;
-use crate::sys::pagemap::present_runs;
 use crate::sys::pass::receive_all;
 use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{Errno, ErrnoText};
@@ -128,7 +127,7 @@ impl Engine {
                 if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
                     (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
                 }
-                pager.uffd.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+                pager.mm.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
             }
         }
         self.check_untouched(&mut pager, &helped)?;
@@ -144,8 +143,8 @@ impl Engine {
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             let mut touched = None;
-            let pagemap = pager.uffd.pagemap();
-            present_runs(pagemap, start as usize * PAGE_SIZE, end as usize * PAGE_SIZE, |s, t| {
+            let all = (start as usize * PAGE_SIZE, end as usize * PAGE_SIZE);
+            let seen = pager.mm.runs_by_kind(all.0, all.1, &mut |s, t, _| {
                 for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
                     let Some(node) = self.table.node_or_create(vpn) else { return false };
                     match self.table.state(node) {
@@ -160,8 +159,8 @@ impl Engine {
                     }
                 }
                 true
-            })
-            .map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
+            });
+            seen.map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
             if let Some((vpn, state)) = touched {
                 let at = vpn as usize * PAGE_SIZE;
                 return Err(format!(

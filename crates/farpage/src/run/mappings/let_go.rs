@@ -27,7 +27,6 @@ use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::Stat;
 use crate::swap::Entry;
 use crate::sys::futex;
-use crate::sys::maps::mapping_from;
 use crate::sys::raw::{nr, syscall};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -281,13 +280,13 @@ impl Pager {
         for &(first, last) in parts {
             let (mut at, to) = (first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
             while at < to {
-                let found = match mapping_from(&self.maps, at) {
+                let found = match self.mm.mapping_from(at) {
                     Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
                     Ok(_) => break,
                     Err(_) => (at, to),
                 };
                 // Refused where nothing is mapped any more.
-                let _ = self.uffd.unregister(found.0, found.1 - found.0);
+                let _ = self.mm.unregister(found.0, found.1 - found.0);
                 at = found.1;
             }
             lock(&e.managed).remove(first, last);

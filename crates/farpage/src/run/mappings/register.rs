@@ -13,9 +13,8 @@ use crate::run::pager::state::Pager;
 use crate::run::state::{Engine, give_up};
 use crate::run::store;
 use crate::stat::Stat;
-use crate::sys::maps::{Kind, Mapping, free_until, mapping_from};
+use crate::sys::maps::{Kind, Mapping};
 use crate::sys::message::fatal;
-use crate::sys::pagemap;
 use crate::sys::uffd::Refused;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
@@ -133,7 +132,7 @@ impl Pager {
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
-            let mapping = match mapping_from(&self.maps, at) {
+            let mapping = match self.mm.mapping_from(at) {
                 Ok(Some(found)) if found.start < end => found,
                 Ok(_) => return, // gone by now
                 Err(_) => Mapping { start: at, end, kind: Kind::Plain },
@@ -147,7 +146,7 @@ impl Pager {
             for &(s, t) in &parts {
                 if !self.is_refused(s, t) {
                     let room = match t == to {
-                        true => free_until(&self.maps, to),
+                        true => self.mm.free_until(to),
                         // All of it, because libc looks where its mapping starts (`pthread_getattr_np`). Its upper end
                         // stays.
                         false if is_stack => to,
@@ -158,7 +157,7 @@ impl Pager {
             }
             if is_stack
                 && !parts.is_empty()
-                && let Ok(Some(grown)) = mapping_from(&self.maps, from - PAGE_SIZE)
+                && let Ok(Some(grown)) = self.mm.mapping_from(from - PAGE_SIZE)
                 && grown.end == from
             {
                 // Just before it was registered: two mappings until this one is, too.
@@ -187,9 +186,9 @@ impl Pager {
         }
         // The same for the room: what is there by then may have taken the place of something that has yet to be told of.
         let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
-        let whole = self.uffd.register(start, room - start);
+        let whole = self.mm.register(start, room - start);
         let (room, result) = match whole {
-            Err(Refused::Unlike) => (end, self.uffd.register(start, end - start)), // something else is there now
+            Err(Refused::Unlike) => (end, self.mm.register(start, end - start)), // something else is there now
             other => (room, other),
         };
         match result {
@@ -207,7 +206,7 @@ impl Pager {
         // A part that was unmapped between the look at the mapping and its registration went without an event, and what is mapped there
         // next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an arena takes, unmaps what is too
         // much, and puts the next arena there.) That is two mappings then, since only one of them is registered.
-        let is_whole = match mapping_from(&self.maps, start) {
+        let is_whole = match self.mm.mapping_from(start) {
             Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
             Err(_) => true, // not to be asked by this kernel
         };
@@ -227,8 +226,7 @@ impl Pager {
     /// the program fills what is not registered (45 ms and 200 MiB were seen, with 16 threads).
     pub(crate) fn advise_adopted(&mut self) {
         for (start, end) in self.unadvised.drain(..) {
-            // SAFETY: advice about the program's own memory that changes no content.
-            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxNoHugepage) };
+            self.mm.no_huge_pages(start, end);
         }
     }
 
@@ -240,11 +238,8 @@ impl Pager {
         let mut seen = 0;
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
-        let result = pagemap::runs_by_kind(
-            self.uffd.pagemap(),
-            first as usize * PAGE_SIZE,
-            last as usize * PAGE_SIZE,
-            |start, end, zero| {
+        let result =
+            self.mm.runs_by_kind(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE, &mut |start, end, zero| {
                 let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
                 let stop = end.min(start + (SCAN_STEP - seen));
                 if zero {
@@ -257,8 +252,7 @@ impl Pager {
                     next = stop;
                 }
                 seen < SCAN_STEP
-            },
-        );
+            });
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", error);
         }
@@ -289,7 +283,7 @@ impl Pager {
             // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory, into
             // which the engine holds no reference.
             let (bytes, result) =
-                unsafe { self.uffd.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
+                unsafe { self.mm.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             e.frames.put_empty(frame + done as FrameNo, got - done);
             self.sort_out(at, frame, done);
@@ -336,17 +330,13 @@ impl Pager {
         let e = self.e;
         let first = vpn & !511;
         let mut present = [false; 512];
-        let result = pagemap::present_runs(
-            self.uffd.pagemap(),
-            first as usize * PAGE_SIZE,
-            (first as usize + 512) * PAGE_SIZE,
-            |s, t| {
+        let result =
+            self.mm.runs_by_kind(first as usize * PAGE_SIZE, (first as usize + 512) * PAGE_SIZE, &mut |s, t, _| {
                 for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
                     present[vpn - first as usize] = true;
                 }
                 true
-            },
-        );
+            });
         if result.is_err() {
             return;
         }

@@ -179,7 +179,7 @@ impl Pager {
                 break;
             }
             // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
-            result = unsafe { self.uffd.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
+            result = unsafe { self.mm.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
             if result == Err(Refused::Busy) {
                 // SAFETY: the frame is owned here and has a page.
                 unsafe { e.frames.unshare(f) };

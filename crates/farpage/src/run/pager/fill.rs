@@ -79,7 +79,7 @@ impl Pager {
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.uffd.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
+        let (bytes, result) = unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         self.placed += done as u64;
@@ -136,7 +136,7 @@ impl Pager {
             let dst = (vpn as usize + done) * PAGE_SIZE;
             let src = e.frames.addr(first) + done * PAGE_SIZE;
             // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
-            let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
+            let (bytes, result) = unsafe { self.mm.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
             done += bytes / PAGE_SIZE;
             match result {
                 Ok(()) => break,
@@ -150,7 +150,7 @@ impl Pager {
                 Err(Refused::Unlike | Refused::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
                     // SAFETY: as above.
-                    let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, false) };
+                    let (bytes, result) = unsafe { self.mm.copy_pages(dst, src, PAGE_SIZE, false) };
                     if bytes == 0 {
                         stop = result.err();
                         break;
@@ -197,7 +197,7 @@ impl Pager {
             None | Some(Refused::Changing) => Outcome::Later,
             // There already, or not a registered mapping any more: the thread looks for itself.
             Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
-                self.uffd.wake(page, PAGE_SIZE);
+                self.mm.wake(page, PAGE_SIZE);
                 Outcome::Dropped
             }
             Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
@@ -219,7 +219,7 @@ impl Pager {
             let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
             // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
             let (bytes, _) = unsafe {
-                self.uffd.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
+                self.mm.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
             };
             let done = bytes / PAGE_SIZE;
             e.budget.add(done as i64);

@@ -43,7 +43,7 @@ impl Pager {
         let e = self.e;
         let page = vpn as usize * PAGE_SIZE;
         // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this process.
-        match self.uffd.poison(page, true) {
+        match self.mm.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);
                 lock(&e.lost).insert(vpn);

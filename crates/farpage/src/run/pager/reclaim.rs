@@ -12,8 +12,6 @@ use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::stat::Stat;
 use crate::swap::Entry;
-use crate::sys::futex::unshare_page;
-use crate::sys::maps::is_writable_code;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::Refused;
 use std::sync::atomic::Ordering::Relaxed;
@@ -271,7 +269,7 @@ impl Pager {
         let result = loop {
             // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
             // which the engine holds no reference.
-            let (bytes, result) = unsafe { self.uffd.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
+            let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             if done > 0 {
                 self.now_cached(&run[..done], first);
@@ -290,7 +288,7 @@ impl Pager {
             unshared = true;
         };
         e.frames.put_empty(first, got);
-        if result == Err(Refused::Unlike) && is_writable_code(&self.maps, src) && self.open_transit() {
+        if result == Err(Refused::Unlike) && self.mm.is_writable_code(src) && self.open_transit() {
             return self.move_code_out(vpn, run);
         }
         self.refused(vpn, run, result)
@@ -300,7 +298,7 @@ impl Pager {
     /// so.
     pub(crate) fn unshare(&self, page: usize) -> bool {
         Stat::add(&self.e.stat.cow_unshared, 1);
-        unshare_page(page).is_ok()
+        self.mm.unshare(page).is_ok()
     }
 
     /// The first page of the run was not moved. As [`Pager::move_out`].

@@ -6,6 +6,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::open::open;
+use crate::run::address_space::{AddressSpace, Kernel};
 use crate::run::cpus::affinity::{Eager, Placement};
 use crate::run::cpus::cpu_latency::Awake;
 use crate::run::mappings::event_order::Order;
@@ -33,9 +34,8 @@ use std::time::Instant;
 
 /// What a pager needs of the system.
 pub struct Opened {
-    uffd: Uffd,
-    trash: Uffd,
-    maps: OwnedFd,
+    mm: Box<dyn AddressSpace>,
+    trash: Box<dyn AddressSpace>,
     kick: OwnedFd,
 }
 
@@ -73,19 +73,21 @@ impl Engine {
             proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
-        Ok(Opened { uffd, trash, maps, kick })
+        let again = |e| format!("cannot keep /proc/self/maps open: {}", ErrnoText::from(e));
+        let for_trash = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
+        let mm = Box::new(Kernel::new(uffd, maps));
+        Ok(Opened { mm, trash: Box::new(Kernel::new(trash, for_trash)), kick })
     }
 
     pub(crate) fn make_pager(&'static self, opened: Opened, proc: &Proc) -> Result<Box<Pager>, String> {
-        let Opened { uffd, trash, maps, kick } = opened;
+        let Opened { mm, trash, kick } = opened;
         let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.trash) = Some(trash);
         Ok(Box::new(Pager {
             e: self,
-            uffd,
+            mm,
             kick,
-            maps,
             placement: Placement::new(proc.try_clone().map_err(no_proc)?),
             eager: Eager::default(),
             awake: Awake::new(self.conf.idle_poll, Instant::now()),
@@ -126,6 +128,17 @@ impl Engine {
             }
             other => other,
         }
+    }
+
+    /// For tests: a pager of another address space, without threads.
+    #[cfg(test)]
+    pub(crate) fn pager_for_test(&'static self, mm: Box<dyn AddressSpace>, trash: Box<dyn AddressSpace>) -> Box<Pager> {
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        // No threads are to be waited for, or to be bound to CPUs: a directory without any.
+        let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let pager = self.make_pager(Opened { mm, trash, kick }, &Proc::from_fd(nobody)).unwrap();
+        self.active.store(true, Ordering::SeqCst);
+        pager
     }
 
     /// Starts pager and writer.

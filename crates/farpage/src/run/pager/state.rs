@@ -3,6 +3,7 @@
 //! Callers: the files of this folder, of `mappings` and of `fork`, on the pager's thread. No locks.
 
 use crate::mem::units::Vpn;
+use crate::run::address_space::AddressSpace;
 use crate::run::cpus::affinity::{Eager, Placement};
 use crate::run::cpus::cpu_latency::Awake;
 use crate::run::mappings::event_order::Order;
@@ -15,7 +16,6 @@ use crate::run::pager::trace::Recorder;
 use crate::run::state::Engine;
 use crate::swap::Entry;
 use crate::sys::perf::MappingEvents;
-use crate::sys::uffd::Uffd;
 use farpage_swap::readahead::Streams;
 use rustix::fd::OwnedFd;
 use std::time::Instant;
@@ -64,9 +64,9 @@ pub(crate) enum Transit {
 /// The pager's own state.
 pub struct Pager {
     pub(crate) e: &'static Engine,
-    pub(crate) uffd: Uffd,
+    /// The program's address space.
+    pub(crate) mm: Box<dyn AddressSpace>,
     pub(crate) kick: OwnedFd,
-    pub(crate) maps: OwnedFd,
     pub(crate) placement: Placement,
     pub(crate) eager: Eager,
     pub(crate) awake: Awake,

@@ -15,13 +15,14 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
+use crate::run::address_space::AddressSpace;
 use crate::run::page_table::Node;
 use crate::run::pager::scratch::ZEROS;
 use crate::run::pager::state::Pager;
 use crate::run::pager::state::Transit;
 use crate::run::store;
 use crate::sys::raw::discard;
-use crate::sys::uffd::{Refused, Uffd};
+use crate::sys::uffd::Refused;
 use rustix::mm::{MprotectFlags, mprotect};
 
 /// Most pages that go this way at a time.
@@ -36,14 +37,14 @@ impl Pager {
             return self.transit == Transit::Open;
         }
         let e = self.e;
-        let prepare = |part: Part, uffd: &Uffd| {
+        let prepare = |part: Part, mm: &dyn AddressSpace| {
             let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
             // SAFETY: a part of the arena that holds nothing, and that only this file uses.
             let allowed = unsafe { mprotect(part.base as *mut _, part.len, all) };
-            allowed.is_ok() && uffd.register(part.base, part.len).is_ok()
+            allowed.is_ok() && mm.register(part.base, part.len).is_ok()
         };
-        let waste = lock(&e.trash).as_ref().is_some_and(|trash| prepare(e.arena.waste, trash));
-        let open = waste && prepare(e.arena.transit, &self.uffd);
+        let waste = lock(&e.trash).as_ref().is_some_and(|trash| prepare(e.arena.waste, &**trash));
+        let open = waste && prepare(e.arena.transit, &*self.mm);
         self.transit = if open { Transit::Open } else { Transit::Closed };
         open
     }
@@ -55,7 +56,7 @@ impl Pager {
         let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn as usize * PAGE_SIZE);
         // Before, so that nothing can fail once the pages are on their way.
         // SAFETY: empty frames of the arena, owned; ZEROS is engine memory.
-        let (bytes, result) = unsafe { self.uffd.copy_pages(frames, ZEROS.as_ptr() as usize, n * PAGE_SIZE, true) };
+        let (bytes, result) = unsafe { self.mm.copy_pages(frames, ZEROS.as_ptr() as usize, n * PAGE_SIZE, true) };
         let made = bytes / PAGE_SIZE;
         e.budget.add(made as i64);
         e.frames.put_empty(first + made as FrameNo, n - made);
@@ -67,7 +68,7 @@ impl Pager {
             let left = made * PAGE_SIZE - bytes;
             // SAFETY: the transit part is empty from there on, and this file's; src is the program's memory, into which
             // the engine holds no reference.
-            let (moved, stop) = unsafe { self.uffd.move_pages(transit + bytes, src + bytes, left, true) };
+            let (moved, stop) = unsafe { self.mm.move_pages(transit + bytes, src + bytes, left, true) };
             bytes += moved;
             result = stop;
             if result == Err(Refused::Busy) && unshared != bytes && self.unshare(src + bytes) {
@@ -96,9 +97,9 @@ impl Pager {
         let mut done = 0;
         for _ in 0..2 {
             let at = done * PAGE_SIZE;
-            let Some(uffd) = trash.as_ref().filter(|_| done < n) else { break };
+            let Some(mm) = trash.as_ref().filter(|_| done < n) else { break };
             // SAFETY: both parts are this file's, and their pages of no worth; the waste is empty.
-            done += unsafe { uffd.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+            done += unsafe { mm.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
         }
         if n > 0 {
             // SAFETY: of no worth; its userfaultfd reports no events.

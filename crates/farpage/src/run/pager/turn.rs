@@ -8,7 +8,6 @@ use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::stat::Stat;
-use crate::sys::maps::is_mapped;
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{BATCH, Message};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,7 +20,7 @@ const NAP: Duration = Duration::from_micros(50);
 
 impl Pager {
     /// One turn: messages, then faults, then one step of background work, or sleep.
-    pub(super) fn turn(&mut self) {
+    pub(in crate::run) fn turn(&mut self) {
         if self.e.fork.wanted() {
             self.pause_for_fork();
         }
@@ -84,8 +83,10 @@ impl Pager {
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
         let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
         let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
-        let uffd = self.uffd.borrow().unwrap_or(self.kick.as_fd());
-        let fds = [uffd, self.kick.as_fd(), events, reads];
+        // Where nothing would wake it, it only looks.
+        let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
+        let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
+        let fds = [messages, self.kick.as_fd(), events, reads];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
         let woken = poll(&mut fds, timeout.as_ref()).is_ok();
@@ -116,7 +117,7 @@ impl Pager {
             }
             self.stragglers.clear();
         }
-        match self.uffd.read(batch) {
+        match self.mm.read(batch) {
             Ok(n) => n,
             Err(e) => give_up("reading the userfaultfd failed", e),
         }
@@ -124,7 +125,7 @@ impl Pager {
 
     /// Notes a change that was read. `is_known` as in [`Order::push`].
     pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) {
-        if self.order.push(change, is_known, |at| is_mapped(&self.maps, at)) {
+        if self.order.push(change, is_known, |at| self.mm.is_mapped(at)) {
             self.stragglers.note();
         }
     }
@@ -265,6 +266,6 @@ impl Pager {
 
     /// Whether a change of mappings is pending whose event was not read yet.
     pub(crate) fn changing(&self) -> bool {
-        self.uffd.is_changing(self.e.arena.frames.base)
+        self.mm.is_changing(self.e.arena.frames.base)
     }
 }

@@ -65,6 +65,12 @@ pub struct Reader {
 pub(crate) struct Ticket(usize);
 
 impl Reader {
+    /// For tests: the thread is not to be started.
+    #[cfg(test)]
+    pub(crate) fn never(&self) {
+        self.state.store(NEVER, Relaxed);
+    }
+
     /// In a forked child, which has no such thread. The parent's pager had taken all windows back.
     pub(crate) fn fork_child(&self) {
         if self.state.load(Relaxed) == RUNS {

@@ -29,24 +29,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
             exit_thread(); // the pager could not be started
         }
         e.fork.writer_gate.lock();
-        let mut worked = e.free_dead(DEAD) > 0;
-        if wanted(e) {
-            worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
-        }
-        if e.space.pool_over_share() {
-            worked |= e.space.writeback(32) > 0;
-            e.account_pool();
-        }
-        // A little each turn: what is stored and freed in the pool leaves holes.
-        if e.space.compact(COMPACT) > 0 {
-            e.account_pool();
-        }
-        if e.space.tend(!worked) {
-            e.account_pool();
-        }
-        // Before the gate opens: a fork behind it must not copy a lock that is held.
-        let cached = lock(&e.lru).cached_len();
-        let low = cached < e.cached_target() / 2;
+        let (worked, low) = turn(e);
         e.fork.writer_gate.unlock();
         if worked {
             if e.wakeups.pager_waits.load(Acquire) {
@@ -59,4 +42,26 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
             futex::wait(&e.wakeups.writer, seen, Some(20_000_000));
         }
     }
+}
+
+/// One turn of the writer, inside of its gate. Whether there was something to do, and whether the swap cache is low.
+pub(crate) fn turn(e: &Engine) -> (bool, bool) {
+    let mut worked = e.free_dead(DEAD) > 0;
+    if wanted(e) {
+        worked |= write_some(e, BATCH, queued_batch(missing(e))).0 > 0;
+    }
+    if e.space.pool_over_share() {
+        worked |= e.space.writeback(32) > 0;
+        e.account_pool();
+    }
+    // A little each turn: what is stored and freed in the pool leaves holes.
+    if e.space.compact(COMPACT) > 0 {
+        e.account_pool();
+    }
+    if e.space.tend(!worked) {
+        e.account_pool();
+    }
+    // Before the gate opens: a fork behind it must not copy a lock that is held.
+    let cached = lock(&e.lru).cached_len();
+    (worked, cached < e.cached_target() / 2)
 }
