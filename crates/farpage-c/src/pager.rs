@@ -18,8 +18,8 @@ pub struct fp_pager {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub enum fp_fault_mode {
-    /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given memory
-    /// that is not present fails with EFAULT: see fp_region_pin.
+    /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given
+    /// memory that is not present fails with EFAULT: see fp_region_pin.
     FP_FAULT_SIGNAL = 0,
     /// A thread of the pager: system calls simply work. Needs a full userfaultfd (root, or /dev/userfaultfd).
     FP_FAULT_THREAD = 1,
@@ -42,8 +42,8 @@ pub struct fp_config {
     pub readahead_pages: u32,
     /// Threads that take pages out; 0: the default, one per CPU, at most 4.
     pub reclaim_threads: u32,
-    /// 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of its
-    /// own. 0, the default: touching a region in a child is a SIGSEGV.
+    /// 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of
+    /// its own. 0, the default: touching a region in a child is a SIGSEGV.
     pub inherit: u32,
 }
 
@@ -128,7 +128,8 @@ pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
 /// FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS, FP_ERR_OS
 /// (no address space, no threads).
 ///
-/// Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be written.
+/// Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_pager_new(config: *const fp_config, pager: *mut *mut fp_pager) -> fp_status {
     if pager.is_null() {
@@ -220,8 +221,8 @@ pub unsafe extern "C" fn fp_pager_resize_budget(pager: *const fp_pager, bytes: u
     }
 }
 
-/// Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library does
-/// not know become 0. Any thread.
+/// Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library
+/// does not know become 0. Any thread.
 ///
 /// FP_ERR_NULL, FP_ERR_FORKED.
 ///

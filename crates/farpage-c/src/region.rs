@@ -30,8 +30,8 @@ pub enum fp_advice {
     FP_RANDOM = 2,
     /// Soon: brought in now, as fp_region_prefetch.
     FP_WILLNEED = 3,
-    /// Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those that
-    /// are pinned.
+    /// Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those
+    /// that are pinned.
     FP_DONTNEED = 4,
 }
 
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn fp_region_free(region: *mut fp_region) {
     }
 }
 
-/// The region's first byte, at a page boundary; NULL for NULL. The memory can be read and written like any other, except
-/// by system calls in FP_FAULT_SIGNAL, see fp_region_pin.
+/// The region's first byte, at a page boundary; NULL for NULL. The memory can be read and written like any other,
+/// except by system calls in FP_FAULT_SIGNAL, see fp_region_pin.
 ///
 /// Requires: `region` is NULL or a living region.
 #[unsafe(no_mangle)]
@@ -138,8 +138,8 @@ pub unsafe extern "C" fn fp_region_prefetch(region: *const fp_region, offset: us
 /// in FP_FAULT_SIGNAL they fail with EFAULT on memory that is not present, because the kernel cannot run the handler in
 /// the middle of a call. *pin: to be given to fp_unpin; NULL on failure, and nothing is pinned then. Any thread.
 ///
-/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE, FP_ERR_OS (the kernel does not make it
-/// writable).
+/// FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE, FP_ERR_OS (the kernel does not make
+/// it writable).
 ///
 /// Requires: `region` is NULL or a living region; `pin` is NULL or can be written.
 #[unsafe(no_mangle)]
@@ -180,10 +180,10 @@ pub unsafe extern "C" fn fp_unpin(pin: *mut fp_pin) {
     }
 }
 
-/// For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a region;
-/// then the handler returns. false: it is not, and is the program's own. info and context: the handler's own arguments
-/// (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions, and must not
-/// have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
+/// For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a
+/// region; then the handler returns. false: it is not, and is the program's own. info and context: the handler's own
+/// arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions,
+/// and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
 ///
 /// Requires: `info` and `context` are NULL or what the kernel gave to a SIGBUS handler that is running.
 #[unsafe(no_mangle)]

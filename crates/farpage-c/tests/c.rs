@@ -11,8 +11,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where cargo puts the libraries. `cargo test` does not build them, so this does, as `make build` would; else an old one
-/// could be tested.
+/// Where cargo puts the libraries. `cargo test` does not build them, so this does, as `make build` would; else an old
+/// one could be tested.
 fn libraries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

@@ -61,7 +61,8 @@ impl Machine {
     }
 }
 
-/// The budget for `--ram TEXT`, or the default. Only for the latter, or for a share, must be known what the machine has.
+/// The budget for `--ram TEXT`, or the default. Only for the latter, or for a share, must be known what the machine
+/// has.
 ///
 /// # Errors
 /// An unreadable size, less than the engine needs, a machine of which nothing can be read.

@@ -287,8 +287,8 @@ fn io_rows_have_what_they_are_for() {
         let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("no {field}: {row}"));
         assert!(number("avg_ns") > 0.0 && number("mib_per_s") > 0.0, "{row}");
         assert!(number("p50_ns") <= number("p99_ns"), "{row}");
-        // What is cheap about a synchronous device: nothing is allocated for a request. The device itself may take a cluster's
-        // table for 512 slots, on a CPU where it has none yet.
+        // What is cheap about a synchronous device: nothing is allocated for a request. The device itself may take a
+        // cluster's table for 512 slots, on a CPU where it has none yet.
         if row["path"] == "sync" && row["batch"] == 1 {
             assert!(number("allocs_per_op") < 0.02, "{row}");
         }

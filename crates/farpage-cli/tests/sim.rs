@@ -25,8 +25,9 @@ fn number(row: &Value, key: &str) -> u64 {
 
 /// The goal: at most so many times the reads of exact least-recently-used order, in percent.
 const GOAL: u64 = 110;
-/// Where it is missed: trace, memory in percent of its pages, and the bound that is kept instead. Nearly everything is hot
-/// there and hardly anything is read back, so a few hundred reads are a large ratio (docs/measurements/2026-11-24-policy.md).
+/// Where it is missed: trace, memory in percent of its pages, and the bound that is kept instead. Nearly everything is
+/// hot there and hardly anything is read back, so a few hundred reads are a large ratio
+/// (docs/measurements/2026-11-24-policy.md).
 const MISSED: [(&str, u64, u64); 2] = [("sort", 50, 140), ("cc1", 50, 255)];
 
 /// Recency is good in all of them.

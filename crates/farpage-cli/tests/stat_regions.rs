@@ -248,8 +248,8 @@ fn two_pagers_are_two_rows_and_two_sheets() {
     assert_eq!(one["pagers"].as_array().unwrap().iter().map(what).collect::<Vec<_>>(), wanted[1..]);
 }
 
-/// Forks a child that tells its number, waits for a line, uses the region, or a pager of its own if it does not have it,
-/// tells again, and waits.
+/// Forks a child that tells its number, waits for a line, uses the region, or a pager of its own if it does not have
+/// it, tells again, and waits.
 fn child_of(inherit: bool) {
     let pager = Pager::builder().budget(BUDGET).inherit(inherit).build().unwrap();
     let mut region = pager.region(REGION).unwrap();

@@ -46,7 +46,8 @@ fn trapping(script: &str) -> Child {
     let script = format!("{script}; echo ready; while :; do sleep 0.02; done");
     let mut command = run();
     command.args(["--stats", "sh", "-c", &script]).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-    // What runs the tests may ignore signals (nohup, `&` in a script), a shell cannot trap what is ignored when it starts.
+    // What runs the tests may ignore signals (nohup, `&` in a script), a shell cannot trap what is ignored when it
+    // starts.
     // SAFETY: between fork and exec only async-signal-safe calls are made.
     unsafe {
         command.pre_exec(|| {

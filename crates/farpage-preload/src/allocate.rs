@@ -1,9 +1,10 @@
-//! Memory from libc's allocator (or from another that was preloaded). It maps it by system calls of its own, which do not come
-//! through [`crate::interpose::mmap`], and its callers can fill some MiB before anybody hears of them. So whoever gets much from
-//! `malloc` and its like goes on when somebody has looked at it ([`farpage::run::budget::charge`]).
+//! Memory from libc's allocator (or from another that was preloaded). It maps it by system calls of its own, which do
+//! not come through [`crate::interpose::mmap`], and its callers can fill some MiB before anybody hears of them. So
+//! whoever gets much from `malloc` and its like goes on when somebody has looked at it
+//! ([`farpage::run::budget::charge`]).
 //!
-//! Pieces that come to no other page cost a comparison, the others some nanoseconds. `free` and the rest are left alone: the memory comes
-//! from the same allocator as ever.
+//! Pieces that come to no other page cost a comparison, the others some nanoseconds. `free` and the rest are left
+//! alone: the memory comes from the same allocator as ever.
 
 use crate::interpose::{found, next, no_such_function};
 use farpage::run::program::handed_out;
@@ -62,7 +63,8 @@ impl Real {
             no_such_function();
             return None;
         }
-        // Initialisers of other libraries run before ours: each look-up takes the loader's lock and clears the thread's `dlerror`.
+        // Initialisers of other libraries run before ours: each look-up takes the loader's lock and clears the thread's
+        // `dlerror`.
         place.store(at, Relaxed);
         Some(at)
     }
@@ -134,8 +136,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     at
 }
 
-/// As libc's; see the module header. What grows in its place counts too: the end of the heap, behind a mapping that is registered, is
-/// a new one. (What is moved has been copied by the time that it is announced.)
+/// As libc's; see the module header. What grows in its place counts too: the end of the heap, behind a mapping that is
+/// registered, is a new one. (What is moved has been copied by the time that it is announced.)
 ///
 /// # Safety
 /// As libc's.

@@ -1,12 +1,13 @@
-//! The descriptor of `/dev/userfaultfd` that the program inherits has to last until its children exec: they may not open the
-//! device themselves (`--user`; a program that has given root up). Programs that start others often close everything first
-//! (Python's `subprocess`, daemons, Java), or mark everything close-on-exec (apt), so the functions that do either are
-//! interposed and leave this one alone. They say that it was done; whoever puts another descriptor in its place (`dup2`) has
-//! the number.
+//! The descriptor of `/dev/userfaultfd` that the program inherits has to last until its children exec: they may not
+//! open the device themselves (`--user`; a program that has given root up). Programs that start others often close
+//! everything first (Python's `subprocess`, daemons, Java), or mark everything close-on-exec (apt), so the functions
+//! that do either are interposed and leave this one alone. They say that it was done; whoever puts another descriptor
+//! in its place (`dup2`) has the number.
 //!
 //! The program's own engine does not need it: it has a copy in a table of its own, for forked children, too.
 //!
-//! Without such a descriptor, and for all others, they are libc's. No locks, no allocation: called between `vfork` and exec.
+//! Without such a descriptor, and for all others, they are libc's. No locks, no allocation: called between `vfork` and
+//! exec.
 
 use crate::interpose::{found, next, no_such_function};
 use crate::userfaultfds::registered;
@@ -110,7 +111,8 @@ pub unsafe extern "C" fn closefrom(low: c_int) {
     unsafe { close_range(low.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
-/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it comes.
+/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it
+/// comes.
 ///
 /// # Safety
 /// As libc's.
@@ -140,7 +142,8 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it comes.
+/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it
+/// comes.
 ///
 /// # Safety
 /// As libc's.
@@ -186,8 +189,8 @@ pub unsafe extern "C" fn posix_spawn_file_actions_addclose(
     unsafe { real(actions, fd) }
 }
 
-/// As libc's; see the module header. What is below the descriptor that stays is closed one by one: the child that does it is
-/// within libc, and knows no range with an end.
+/// As libc's; see the module header. What is below the descriptor that stays is closed one by one: the child that does
+/// it is within libc, and knows no range with an end.
 ///
 /// # Safety
 /// As libc's.

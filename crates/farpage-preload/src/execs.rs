@@ -2,9 +2,9 @@
 //! with status 127, and those for 32 bits, whose loader would complain.
 //!
 //! So the functions that start programs are interposed. They look at the program only if the environment that it is to
-//! have names this library in `LD_PRELOAD`, and then pass on one that does not. Such a program, and what it starts, has no
-//! budget. What is started by a system call instruction of the program's own is not seen; `system` and `popen` start a
-//! shell, which comes by here for what it starts.
+//! have names this library in `LD_PRELOAD`, and then pass on one that does not. Such a program, and what it starts, has
+//! no budget. What is started by a system call instruction of the program's own is not seen; `system` and `popen` start
+//! a shell, which comes by here for what it starts.
 //!
 //! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack.
 

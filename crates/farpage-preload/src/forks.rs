@@ -1,14 +1,16 @@
-//! Forks that go round libc's `fork()`, so that its handlers do not run: `_Fork`, `clone` without shared memory, and the
-//! system calls made through `syscall`. Their children are to see the right bytes too, so the handlers are called here.
+//! Forks that go round libc's `fork()`, so that its handlers do not run: `_Fork`, `clone` without shared memory, and
+//! the system calls made through `syscall`. Their children are to see the right bytes too, so the handlers are called
+//! here.
 //!
-//! And `fork()`, with what libc calls it for (`daemon`, `forkpty`): a handler cannot refuse it, so what the child will need is had
-//! before ([`fork::reserve`]). Without that it fails with EAGAIN, as when the kernel has no room for another process.
+//! And `fork()`, with what libc calls it for (`daemon`, `forkpty`): a handler cannot refuse it, so what the child will
+//! need is had before ([`fork::reserve`]). Without that it fails with EAGAIN, as when the kernel has no room for
+//! another process.
 //!
 //! And libc's handlers themselves: the engine's have to be the first ([`__register_atfork`]).
 //!
-//! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing is
-//! swapped out and all pass through: their children have no engine then, and may do what a process with one thread may
-//! (`unshare(CLONE_NEWUSER)`, `setns`). Of a process without an engine they are like any other child.
+//! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing
+//! is swapped out and all pass through: their children have no engine then, and may do what a process with one thread
+//! may (`unshare(CLONE_NEWUSER)`, `setns`). Of a process without an engine they are like any other child.
 
 use crate::descriptors;
 use crate::execs;
@@ -46,16 +48,18 @@ pub fn find() {
 
 /// A child made with these has its own memory, or not: its parent's descriptors, or its own.
 const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
-/// The parent would sleep until the child's exec, and the child waits for the parent. With memory of its own nothing needs the former.
+/// The parent would sleep until the child's exec, and the child waits for the parent. With memory of its own nothing
+/// needs the former.
 const VFORK: usize = libc::CLONE_VFORK as usize;
 
-/// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own children.
+/// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own
+/// children.
 fn followed(flags: usize) -> bool {
     flags & SHARES == 0 && engine().is_some_and(|e| e.is_active() && e.fork.is_home())
 }
 
-/// What the call that makes a child with these flags returns: in one with memory of its own, made before there was an engine, that
-/// is all it needs.
+/// What the call that makes a child with these flags returns: in one with memory of its own, made before there was an
+/// engine, that is all it needs.
 fn unfollowed(flags: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
     result.inspect(|pid| {
         if *pid == 0 && flags & SHARES == 0 {
@@ -76,8 +80,8 @@ pub fn answer(result: Result<usize, raw::Errno>) -> c_long {
     }
 }
 
-/// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the kernel or
-/// the child's thread-local storage is, which must be there before the child's engine is.
+/// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the
+/// kernel or the child's thread-local storage is, which must be there before the child's engine is.
 fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
     fork::reserve()?;
     let forker = thread_pointer();
@@ -291,8 +295,8 @@ pub extern "C" fn _Fork() -> libc::pid_t {
 
 type Handler = Option<unsafe extern "C" fn()>;
 
-/// As libc's, which `pthread_atfork` calls, that part of it being in each program; the engine's handlers come before the first.
-/// May be called before the initialiser, by what is initialised earlier.
+/// As libc's, which `pthread_atfork` calls, that part of it being in each program; the engine's handlers come before
+/// the first. May be called before the initialiser, by what is initialised earlier.
 ///
 /// # Safety
 /// As libc's.
@@ -365,8 +369,8 @@ pub unsafe extern "C" fn clone(
     answer(result) as c_int
 }
 
-/// Calls `start` on another stack; its result is the status of the process. (libc ends the calling thread, and with it a process
-/// that has no other; this one has its engine's.)
+/// Calls `start` on another stack; its result is the status of the process. (libc ends the calling thread, and with it
+/// a process that has no other; this one has its engine's.)
 ///
 /// # Safety
 /// `stack` is the aligned upper end of memory that nobody else uses.

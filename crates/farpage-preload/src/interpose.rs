@@ -8,8 +8,8 @@
 //! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
 //!
-//! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads they make the
-//! system call: libc's function may be another library's ([`crate::own`]).
+//! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads
+//! they make the system call: libc's function may be another library's ([`crate::own`]).
 
 use crate::own::on_engine_threads;
 use farpage::run::dormant;
@@ -75,8 +75,8 @@ pub fn find() {
     REAL.setrobust_np.store(next(c"pthread_mutexattr_setrobust_np"), Relaxed);
 }
 
-/// The function at `place`; libraries that are initialised before this one call before [`find`]. Never another library's on an
-/// engine thread.
+/// The function at `place`; libraries that are initialised before this one call before [`find`]. Never another
+/// library's on an engine thread.
 pub fn found(place: &AtomicUsize, name: &CStr) -> usize {
     match place.load(Relaxed) {
         _ if is_engine_thread() => on_engine_threads(name),

@@ -1,9 +1,10 @@
-//! A program that opens its own pagemap (`/proc/self/pagemap`, for `PAGEMAP_SCAN` or to read it): pages that are swapped out look there as
-//! if they had never been used. An allocator that clears only what has been used (wasmtime's pool of instances) would hand out
-//! somebody's old data. So the memory of such a process is left alone ([`farpage::run::mappings::let_go`]), from before the call returns.
+//! A program that opens its own pagemap (`/proc/self/pagemap`, for `PAGEMAP_SCAN` or to read it): pages that are
+//! swapped out look there as if they had never been used. An allocator that clears only what has been used (wasmtime's
+//! pool of instances) would hand out somebody's old data. So the memory of such a process is left alone
+//! ([`farpage::run::mappings::let_go`]), from before the call returns.
 //!
-//! All functions that open a file by name do what libc's do; then the last component of the name is looked at. What is opened by a system
-//! call instruction of the program's own cannot be seen.
+//! All functions that open a file by name do what libc's do; then the last component of the name is looked at. What is
+//! opened by a system call instruction of the program's own cannot be seen.
 
 use crate::interpose::{found, next, no_such_function};
 use farpage::run::dormant::leave_alone;
@@ -197,7 +198,8 @@ pub unsafe extern "C" fn __openat64_2(dir: c_int, path: Path, flags: c_int) -> c
 /// As libc's function in `real`: of a path, a mode, and perhaps a stream.
 unsafe fn stream(real: &Real, path: Path, mode: *const c_char, old: *mut libc::FILE) -> *mut libc::FILE {
     let Some(real) = real.get() else { return null_mut() };
-    // SAFETY: libc's functions of these names have this type, or one without the last argument, which makes no difference on x86-64.
+    // SAFETY: libc's functions of these names have this type, or one without the last argument, which makes no
+    // difference on x86-64.
     let real: unsafe extern "C" fn(Path, *const c_char, *mut libc::FILE) -> *mut libc::FILE =
         unsafe { transmute(real) };
     // SAFETY: caller's promise.

@@ -1,11 +1,12 @@
-//! A tracer under farpage whose tracee is under farpage, too: `PTRACE_PEEKDATA` and `PTRACE_POKEDATA` (and `..TEXT`, which are the same).
+//! A tracer under farpage whose tracee is under farpage, too: `PTRACE_PEEKDATA` and `PTRACE_POKEDATA` (and `..TEXT`,
+//! which are the same).
 //!
-//! The kernel does not let these wait for a page that is swapped out, and says `EIO` (`tests/kernel/peek_userfault.c`). It does let
-//! `process_vm_readv`, so that brings the page in, and the request is made again.
+//! The kernel does not let these wait for a page that is swapped out, and says `EIO` (`tests/kernel/peek_userfault.c`).
+//! It does let `process_vm_readv`, so that brings the page in, and the request is made again.
 //!
-//! Not if the tracer has stopped the tracee's engine along with the rest, as debuggers do, or the tracee in the middle of a fork, for
-//! which its pager holds still: nobody would ever bring the page. And not
-//! `/proc/PID/mem`, which is read by the same functions as all files.
+//! Not if the tracer has stopped the tracee's engine along with the rest, as debuggers do, or the tracee in the middle
+//! of a fork, for which its pager holds still: nobody would ever bring the page. And not `/proc/PID/mem`, which is read
+//! by the same functions as all files.
 
 use crate::forks::answer;
 use crate::interpose::{found, next, no_such_function};

@@ -1,8 +1,8 @@
 //! The slots of one device with a value each: the allocator as a device of the engine uses it.
 //!
 //! The allocator knows which slots are in use and where the next one should be; what a device must remember of a slot
-//! (where its compressed bytes are, a checksum) is here: a table of values a cluster, made with the cluster's first value
-//! and kept. All functions may be called by any thread at any time.
+//! (where its compressed bytes are, a checksum) is here: a table of values a cluster, made with the cluster's first
+//! value and kept. All functions may be called by any thread at any time.
 //!
 //! ```text
 //!   free ----take----> taken, no value ----insert----> has a value --update--.
@@ -12,12 +12,12 @@
 //!
 //! * A slot has its value only between `insert` and `remove`, so nobody finds one of a slot that is being filled, and a
 //!   value is out before the slot can be another's.
-//! * Whoever changes values has the lock of their cluster's table. Who reads takes no lock: a sequence number beside each
-//!   value says whether it changed meanwhile, and only then the reader takes the lock. So a reader leaves nothing behind if
-//!   it is cut off (a fork), and waits for nobody while nobody changes that very value.
+//! * Whoever changes values has the lock of their cluster's table. Who reads takes no lock: a sequence number beside
+//!   each value says whether it changed meanwhile, and only then the reader takes the lock. So a reader leaves nothing
+//!   behind if it is cut off (a fork), and waits for nobody while nobody changes that very value.
 //!
-//! Callers: the devices of the engine. Locks: the table's is a leaf; the allocator's are not held together with it. A copy
-//! of the memory made while nobody changes anything (a fork) is complete, whoever was reading.
+//! Callers: the devices of the engine. Locks: the table's is a leaf; the allocator's are not held together with it. A
+//! copy of the memory made while nobody changes anything (a fork) is complete, whoever was reading.
 
 use crate::chunked::Chunked;
 use crate::cluster::{CLUSTER_SLOTS, DeviceOptions, Entry, Fill, ORDERS, Swap};
@@ -48,8 +48,8 @@ impl<const N: usize> Place<N> {
 
     /// The value, if there is one. `Err`: it is being changed, or was.
     ///
-    /// A word of a later value was written after `sequence` had changed, and is read with acquire: then the second look at
-    /// `sequence` sees that change.
+    /// A word of a later value was written after `sequence` had changed, and is read with acquire: then the second look
+    /// at `sequence` sees that change.
     #[inline]
     fn read(&self) -> Result<Option<[u32; N]>, ()> {
         let seen = self.sequence.load(Ordering::Acquire);
@@ -147,8 +147,8 @@ impl<T: Copy + From<[u32; N]> + Into<[u32; N]>, const N: usize> SlotMap<T, N> {
         Some(slot)
     }
 
-    /// Takes up to `max` slots that follow each other, without values: the largest block of `2^o` of them, aligned to its
-    /// size, that is not larger than `max` and is to be had. `None`: every slot is in use, or `max` is 0.
+    /// Takes up to `max` slots that follow each other, without values: the largest block of `2^o` of them, aligned to
+    /// its size, that is not larger than `max` and is to be had. `None`: every slot is in use, or `max` is 0.
     pub fn take_run(&self, cpu: usize, max: usize) -> Option<(u64, usize)> {
         let order = max.checked_ilog2()?.min(ORDERS as u32 - 1) as u8;
         let mut found = self.swap.alloc(cpu, order, Fill::Swapped).map(|entry| (entry, order));
@@ -242,8 +242,9 @@ impl<T: Copy + From<[u32; N]> + Into<[u32; N]>, const N: usize> SlotMap<T, N> {
         Some(result)
     }
 
-    /// Clears and sets bits of one word of a slot's value in one step, for what a reader notes. It may meet the slot's next
-    /// value, and a change by [`SlotMap::update`] at the same moment may undo it, unless the caller's own rules prevent that.
+    /// Clears and sets bits of one word of a slot's value in one step, for what a reader notes. It may meet the slot's
+    /// next value, and a change by [`SlotMap::update`] at the same moment may undo it, unless the caller's own rules
+    /// prevent that.
     pub fn set_bits(&self, slot: u64, word: usize, clear: u32, set: u32) {
         let Some((values, at)) = self.values_of(slot) else { return };
         let Some(word) = values.places[at].words.get(word) else { return };

@@ -1,14 +1,15 @@
 //! Page lists that many threads add to at once: batches, sorted and linked outside of the lock, then spliced.
 //!
-//! A thread gathers pages in a [`Batch`] of 31. When it is full they are sorted into local lists, one for each [`Place`]
-//! (list and budget group) among them, without any lock; under the lock each local list is spliced in O(1), which also
-//! brings the length up to date. So the lock is held as long for 31 pages as for one. Removal goes in batches too.
+//! A thread gathers pages in a [`Batch`] of 31. When it is full they are sorted into local lists, one for each
+//! [`Place`] (list and budget group) among them, without any lock; under the lock each local list is spliced in O(1),
+//! which also brings the length up to date. So the lock is held as long for 31 pages as for one. Removal goes in
+//! batches too.
 //!
 //! # The token
 //!
-//! Each page has a word; its *on-LRU* bit says that the page is on the list that the word names. Whoever clears the bit owns
-//! the page: only the owner unlinks it or changes its place. The bit is set last, after the splice, so it is never seen
-//! set on a page that is not on a list.
+//! Each page has a word; its *on-LRU* bit says that the page is on the list that the word names. Whoever clears the bit
+//! owns the page: only the owner unlinks it or changes its place. The bit is set last, after the splice, so it is never
+//! seen set on a page that is not on a list.
 //!
 //! ```text
 //!            add                 flush: sort, splice            bit set
@@ -18,16 +19,16 @@
 //!     '-------------------+-------------------------------'                 |
 //!     '---------------------------- isolate, isolate_tail, release ---------'
 //! ```
-//! Freeing a page that somebody else owns (in a batch, isolated) only marks it *dead*; the owner finishes when it comes to
-//! put the page somewhere, and is told.
+//! Freeing a page that somebody else owns (in a batch, isolated) only marks it *dead*; the owner finishes when it comes
+//! to put the page somewhere, and is told.
 //!
 //! # Locks
 //!
 //! One [`Lock`] around all lists, innermost: nothing is called while it is held. Words are changed without it.
 //!
 //! Measured by `farpage bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
-//! (2018), with two things otherwise: there the bit was set before the page was on a list, and local lists were not told
-//! apart by list (docs/measurements/2026-11-24-seeds.md).
+//! (2018), with two things otherwise: there the bit was set before the page was on a list, and local lists were not
+//! told apart by list (docs/measurements/2026-11-24-seeds.md).
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -147,8 +148,8 @@ impl<M: Meter> PageLists<M> {
         self.len(place) == 0
     }
 
-    /// The caller, who owns `page`, puts it into its batch, to be linked at `place`. When the batch is full it is flushed;
-    /// see [`PageLists::flush`] for `dead`.
+    /// The caller, who owns `page`, puts it into its batch, to be linked at `place`. When the batch is full it is
+    /// flushed; see [`PageLists::flush`] for `dead`.
     pub fn add(&self, batch: &mut Batch, page: u32, place: Place, how: Linking, dead: impl FnMut(u32)) {
         // Everything but the mark that somebody else may have set.
         let word = &self.words[page as usize];
@@ -210,8 +211,8 @@ impl<M: Meter> PageLists<M> {
         false
     }
 
-    /// Takes up to `out.len()` of the oldest pages off a list; the caller owns them. Pages that somebody else is about to take
-    /// off, or has not finished adding, are passed over.
+    /// Takes up to `out.len()` of the oldest pages off a list; the caller owns them. Pages that somebody else is about
+    /// to take off, or has not finished adding, are passed over.
     pub fn isolate_tail(&self, place: Place, out: &mut [u32]) -> usize {
         let mut lists = self.lists.lock(&sites::LRU_ISOLATE);
         let Some(list) = lists.get_mut(self.index(place)) else { return 0 };
@@ -235,8 +236,8 @@ impl<M: Meter> PageLists<M> {
         n
     }
 
-    /// Frees pages, each named once: those on a list are taken off under one acquisition of the lock, and given to `dead`.
-    /// Those that somebody owns are marked; their owner gives them to its own `dead`.
+    /// Frees pages, each named once: those on a list are taken off under one acquisition of the lock, and given to
+    /// `dead`. Those that somebody owns are marked; their owner gives them to its own `dead`.
     pub fn release(&self, pages: &[u32], mut dead: impl FnMut(u32)) {
         for pages in pages.chunks(BATCH) {
             let mut mine = [0; BATCH];

@@ -4,13 +4,13 @@
 //!   piece   0   1   2   3   4   5   6   7   8   9
 //!         helper: first() -->     ...     <-- last(): owner
 //! ```
-//! The owner posts the work and goes on with something else. When it wants the result, it does what is left, from the end on, and
-//! then waits for the piece, if any, that the helper is at. If the helper never came, the owner has lost nothing. So a helper
-//! without a CPU is never waited for, unless it lost its CPU within a piece.
+//! The owner posts the work and goes on with something else. When it wants the result, it does what is left, from the
+//! end on, and then waits for the piece, if any, that the helper is at. If the helper never came, the owner has lost
+//! nothing. So a helper without a CPU is never waited for, unless it lost its CPU within a piece.
 //!
 //! What is to be done, and what came of it, stands beside this, in the owner's records: the owner writes them before
-//! [`Split::post`] and reads them once the work is over; the helper reads and writes those of its piece, between [`Split::first`] and
-//! [`Split::finish`], never before: what it may have looked at then can be long over.
+//! [`Split::post`] and reads them once the work is over; the helper reads and writes those of its piece, between
+//! [`Split::first`] and [`Split::finish`], never before: what it may have looked at then can be long over.
 //!
 //! No locks. Used by `farpage run` to decompress windows in advance.
 

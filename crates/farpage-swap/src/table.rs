@@ -13,17 +13,19 @@
 //! them costs two acquisitions of the index lock a page), and no separate map of counts.
 //!
 //! *Count* is the number of references to the slot (page table entries of one or more processes); a count above
-//! [`COUNT_MAX`] is kept outside the word (`cluster::refs`). One value of the field says *pending*: the only reference of a
-//! swapped-out slot was given back while somebody had the cluster's lock. For everybody the slot is free, but it is given
-//! out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0 that is cached is *lazily free*: it
-//! keeps its place so that the page need not be written again, and is reclaimed when space is short.
+//! [`COUNT_MAX`] is kept outside the word (`cluster::refs`). One value of the field says *pending*: the only reference
+//! of a swapped-out slot was given back while somebody had the cluster's lock. For everybody the slot is free, but it
+//! is given out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0 that is
+//! cached is *lazily free*: it keeps its place so that the page need not be written again, and is reclaimed when space
+//! is short.
 //!
 //! # Who may do what
-//! Words change only under their cluster's lock; except that the only reference may become *pending* without it, so whoever
-//! changes a swapped-out word in place does that in one step ([`Table::replace`]). Anyone reads them without a lock: [`TablePool`] keeps the memory of
-//! all tables for its own lifetime and hands tables that are no longer needed to other clusters, so a stale reference
-//! reads some table's word, never freed memory; `Cluster::lookup` notices that and looks again. What a reader gets
-//! is a snapshot: a frame must be locked and the word read again before its content counts.
+//! Words change only under their cluster's lock; except that the only reference may become *pending* without it, so
+//! whoever changes a swapped-out word in place does that in one step ([`Table::replace`]). Anyone reads them without a
+//! lock: [`TablePool`] keeps the memory of all tables for its own lifetime and hands tables that are no longer needed
+//! to other clusters, so a stale reference reads some table's word, never freed memory; `Cluster::lookup` notices that
+//! and looks again. What a reader gets is a snapshot: a frame must be locked and the word read again before its content
+//! counts.
 
 use crate::chunked::Chunked;
 use crate::lock::{Lock, Meter, sites};
@@ -214,11 +216,13 @@ impl Table {
         self.words.set(at, word);
     }
 
-    /// The only reference of a swapped-out slot goes. If it has become pending meanwhile, two freed the slot: it is free once.
+    /// The only reference of a swapped-out slot goes. If it has become pending meanwhile, two freed the slot: it is
+    /// free once.
     #[inline]
     pub(crate) fn free_last(&mut self, at: usize) {
         if cfg!(loom) {
-            // For loom, a store may come before an exchange that it did not know of and that read what was there before.
+            // For loom, a store may come before an exchange that it did not know of and that read what was there
+            // before.
             self.words.0[at].swap(0, Ordering::Release);
         }
         self.set(at, Word::FREE);
@@ -275,8 +279,8 @@ impl Table {
     }
 }
 
-/// In a bitmap of used slots, the first free block of `2^order` slots, aligned to its size, from place `from` on and then
-/// from the start. `order` is at most 9.
+/// In a bitmap of used slots, the first free block of `2^order` slots, aligned to its size, from place `from` on and
+/// then from the start. `order` is at most 9.
 #[inline]
 pub fn find_block(used: &[u64; BITMAP], from: usize, order: usize) -> Option<usize> {
     let n = 1 << order;

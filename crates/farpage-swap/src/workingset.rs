@@ -14,22 +14,24 @@
 //!                             '------ touched: refault ------'  '-- touched ---'  rank > 1: once more
 //! ```
 //!
-//! * *Probation* is small. What is touched once, as in a pass over much data, goes through it and disturbs nothing else.
+//! * *Probation* is small. What is touched once, as in a pass over much data, goes through it and disturbs nothing
+//!   else.
 //! * *Main* holds what proved hot. It gives pages up only while probation is at its share.
-//! * *Cached* pages are unmapped but still in memory: a touch costs a fault without I/O and proves the page hot. Main has
-//!   a cached list of its own: few pages go through it, so they stay there for long, and that is what tells a page that
-//!   is touched every now and then from one that is not touched any more.
-//! * Each refault from there raises the page's [`Rank`]; each time its turn to leave comes, a page of high rank loses one
-//!   and goes round once more instead. That costs nothing, it is unmapped already.
+//! * *Cached* pages are unmapped but still in memory: a touch costs a fault without I/O and proves the page hot. Main
+//!   has a cached list of its own: few pages go through it, so they stay there for long, and that is what tells a page
+//!   that is touched every now and then from one that is not touched any more.
+//! * Each refault from there raises the page's [`Rank`]; each time its turn to leave comes, a page of high rank loses
+//!   one and goes round once more instead. That costs nothing, it is unmapped already.
 //! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`Ages::rank_of`] for what follows from that.
 //! * Pages beside one that was wanted back soon are not unmapped for a while: [`alone`].
 //! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
 //!
-//! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in VMS
-//! (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA 2007).
-//! The numbers below were chosen with `farpage sim` (docs/measurements/2026-11-24-policy.md has the tables). Pure; the caller locks.
+//! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in
+//! VMS (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA
+//! 2007). The numbers below were chosen with `farpage sim` (docs/measurements/2026-11-24-policy.md has the tables).
+//! Pure; the caller locks.
 
 mod ages;
 mod alone;
@@ -166,8 +168,8 @@ impl WorkingSet {
         self.ages().rank_of(shadow)
     }
 
-    /// A page that left at `shadow` was read because it was touched. Say so once for each, for the length of the stage; and
-    /// if it was wanted back soon, its neighbours are left alone.
+    /// A page that left at `shadow` was read because it was touched. Say so once for each, for the length of the stage;
+    /// and if it was wanted back soon, its neighbours are left alone.
     pub fn note_read(&mut self, pages: &impl Pages, n: u32, shadow: Shadow) {
         if self.ages().is_near(shadow) {
             pages.set_wanted(n, self.clock.now());
@@ -181,7 +183,8 @@ impl WorkingSet {
         self.queue(rank).mapped.push_front(links, n);
     }
 
-    /// Pages are mapped that were on no list, all at once: `batch` is in the order from young to old, and empty afterwards.
+    /// Pages are mapped that were on no list, all at once: `batch` is in the order from young to old, and empty
+    /// afterwards.
     pub fn map_all(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
         self.queue(rank).mapped.splice_front(links, batch);
     }
@@ -246,8 +249,8 @@ impl WorkingSet {
         self.depart_if(pages, &mut 0, |_| true)
     }
 
-    /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened `refusals`
-    /// times, which is counted down.
+    /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened
+    /// `refusals` times, which is counted down.
     pub fn depart_if(
         &mut self,
         pages: &impl Pages,
@@ -279,14 +282,15 @@ impl WorkingSet {
         }
     }
 
-    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::depart`] takes one of
-    /// main in its place.
+    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::depart`]
+    /// takes one of main in its place.
     pub fn is_behind(&self) -> bool {
         let Queue { mapped, cached } = &self.probation;
         cached.is_empty() && !mapped.is_empty() && self.probation.len() > self.probation_share()
     }
 
-    /// A page leaves memory that was on none of the lists; its shadow. `rank`: its rank while it was mapped, or the lowest.
+    /// A page leaves memory that was on none of the lists; its shadow. `rank`: its rank while it was mapped, or the
+    /// lowest.
     pub fn leave(&mut self, rank: Rank) -> Shadow {
         self.departs();
         Shadow(self.departures << 1 | u32::from(rank.is_hot()))
@@ -313,9 +317,9 @@ impl WorkingSet {
         words.change(n, from, to).then(|| self.refault(words, n, rank))
     }
 
-    /// The page that leaves memory now, and its new word. `next` says from which word to which it is changed
-    /// (`None`: it is not cached any more); one whose word is another by then was claimed meanwhile, and left alone.
-    /// `next` is also to keep the shadow: once the word is changed, the page may be forgotten, come back and be on a list.
+    /// The page that leaves memory now, and its new word. `next` says from which word to which it is changed (`None`:
+    /// it is not cached any more); one whose word is another by then was claimed meanwhile, and left alone. `next` is
+    /// also to keep the shadow: once the word is changed, the page may be forgotten, come back and be on a list.
     pub fn take<W: Words>(
         &mut self,
         words: &W,
@@ -338,9 +342,9 @@ impl WorkingSet {
 
     /// How many pages are best cached now, at most `most`.
     ///
-    /// The stage earns: each page that is wanted back from it would have been read sooner or later. And it costs: a fault
-    /// for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it becomes
-    /// shorter; while they cost less than half of those, longer.
+    /// The stage earns: each page that is wanted back from it would have been read sooner or later. And it costs: a
+    /// fault for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it
+    /// becomes shorter; while they cost less than half of those, longer.
     pub fn stage_target(&self, most: u32) -> u32 {
         let pages = self.pages();
         (pages / STAGE_PARTS * self.stage).min(most).max(1)

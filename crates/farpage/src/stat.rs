@@ -1,9 +1,10 @@
-//! What `farpage stat` and `farpage run --stats` read from outside: the counters of one engine, or of one pager of regions.
+//! What `farpage stat` and `farpage run --stats` read from outside: the counters of one engine, or of one pager of
+//! regions.
 //!
-//! The engine, or the pager, is the only writer, and counts in the page itself; every field is one atomic word, so neither
-//! side needs a lock, and a signal handler may count. Names are the kernel's (`/proc/vmstat`) where the kernel has the
-//! counter. The page is a memfd named [`MEMFD_NAME`] (`page`): it goes away with the last process that holds it, whatever
-//! happens.
+//! The engine, or the pager, is the only writer, and counts in the page itself; every field is one atomic word, so
+//! neither side needs a lock, and a signal handler may count. Names are the kernel's (`/proc/vmstat`) where the kernel
+//! has the counter. The page is a memfd named [`MEMFD_NAME`] (`page`): it goes away with the last process that holds
+//! it, whatever happens.
 
 mod page;
 
@@ -52,7 +53,8 @@ macro_rules! fields {
         }
 
         impl Stat {
-            /// Every named value that engine or pager has, in order: name, one-line description, value, whether it only grows.
+            /// Every named value that engine or pager has, in order: name, one-line description, value, whether it only
+            /// grows.
             pub fn values(&self) -> Vec<Value> {
                 let mut values = vec![$($((stringify!($kind), Value {
                     name: stringify!($name),
@@ -279,8 +281,8 @@ impl Stat {
         });
     }
 
-    /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, and its window. Called by one thread
-    /// only. A new mapping takes the place of the one with the fewest faults.
+    /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, and its window. Called by one
+    /// thread only. A new mapping takes the place of the one with the fewest faults.
     pub fn note_readahead(&self, (start, end): (u64, u64), read: u64, window: u32) {
         let free = || self.readahead.iter().min_by_key(|m| m.faults.load(Relaxed));
         let known = self.readahead_of(start);
@@ -296,7 +298,8 @@ impl Stat {
         Stat::add(&self.swap_ra, read);
     }
 
-    /// Books that `hits` pages read ahead were used, in the mapping that starts at page `start`. Called by one thread only.
+    /// Books that `hits` pages read ahead were used, in the mapping that starts at page `start`. Called by one thread
+    /// only.
     pub fn note_touched(&self, start: u64, hits: u64) {
         Stat::add_hits(&self.swap_ra_hit, &self.swap_ra, hits);
         if let Some(m) = self.readahead_of(start) {

@@ -1,5 +1,5 @@
-//! A signal handler that touches a region while the interrupted thread is inside its allocator: nothing that the fault waits
-//! for may wait for that. Fails by not ending.
+//! A signal handler that touches a region while the interrupted thread is inside its allocator: nothing that the fault
+//! waits for may wait for that. Fails by not ending.
 
 use farpage::mem::heap::Growing;
 use farpage::region::Pager;
@@ -29,7 +29,8 @@ extern "C" fn on_signal(_: libc::c_int) {
         let dice = DICE.load(SeqCst).wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         DICE.store(dice, SeqCst);
         let page = (dice >> 33) as usize % PAGES;
-        // SAFETY: the region lives until the last signal was handled; volatile, because it is memory of a signal handler.
+        // SAFETY: the region lives until the last signal was handled; volatile, because it is memory of a signal
+        // handler.
         unsafe {
             let at = MEMORY.load(SeqCst).add(page * PAGE / 8);
             WRONG.fetch_add(usize::from(at.read_volatile() != content(page)), SeqCst);

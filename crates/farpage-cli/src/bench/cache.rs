@@ -1,8 +1,8 @@
 //! `farpage bench cache`: what it costs to know where a swapped-out page is.
 //!
 //! A page goes out and comes back: slot, bound to its frame, written (begin, end), unbound with a shadow; bound again,
-//! unbound, freed. The swap table does that with the cluster's lock only. Two indexes of the kind that kernels up to 6.17
-//! had, a tree per 64 MiB of device under a lock, do the same with and without dirty and writeback tags.
+//! unbound, freed. The swap table does that with the cluster's lock only. Two indexes of the kind that kernels up to
+//! 6.17 had, a tree per 64 MiB of device under a lock, do the same with and without dirty and writeback tags.
 
 use super::meter::{self, Counting};
 use crate::failure::Result;

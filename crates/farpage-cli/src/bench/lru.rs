@@ -1,8 +1,8 @@
 //! `farpage bench lru`: adding pages to shared lists one by one, in batches, and in batches spliced.
 //!
 //! Each thread adds pages of its own to four lists (active and inactive, of two budget groups) and then frees them in
-//! batches, again and again. Throughput and the lock's times are of the adding; they are taken in runs of their own, because
-//! reading the clock costs more than what is measured. Seed 002 of docs/measurements/2026-11-24-seeds.md.
+//! batches, again and again. Throughput and the lock's times are of the adding; they are taken in runs of their own,
+//! because reading the clock costs more than what is measured. Seed 002 of docs/measurements/2026-11-24-seeds.md.
 
 use super::meter::{self, Counting};
 use super::slots::spread;

@@ -200,7 +200,8 @@ fn check_limits(ram: u64) -> Result<()> {
     }
 }
 
-/// The absolute path of a file that does not exist yet: the engine makes it, perhaps after the program changed its directory.
+/// The absolute path of a file that does not exist yet: the engine makes it, perhaps after the program changed its
+/// directory.
 fn new_file(path: &Path) -> Result<PathBuf> {
     if path.exists() {
         let sentence = format!("--trace: {} exists already", shown(path));

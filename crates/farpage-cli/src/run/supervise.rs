@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// Signals that are not passed on: those that nobody can catch or that stop us before we could; those that say that *we*
-/// did something wrong; and SIGCHLD, which is about the child.
+/// Signals that are not passed on: those that nobody can catch or that stop us before we could; those that say that
+/// *we* did something wrong; and SIGCHLD, which is about the child.
 const NOT_FORWARDED: [i32; 12] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -192,7 +192,8 @@ impl Signals {
                     }
                 },
                 signal if signal > 0 && is_for_child(signal, &info, child) => {
-                    // SAFETY: the child is ours and not yet waited for, so the number is still its own; sigqueue fills si_value.
+                    // SAFETY: the child is ours and not yet waited for, so the number is still its own; sigqueue fills
+                    // si_value.
                     unsafe {
                         match info.si_code {
                             libc::SI_QUEUE => libc::sigqueue(child, signal, info.si_value()),

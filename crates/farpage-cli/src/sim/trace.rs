@@ -1,7 +1,7 @@
 //! Page traces in files.
 //!
-//! Three forms are read, each also compressed with zstd: what the engine records ([`farpage::run::pager::trace`]), the text of valgrind's
-//! lackey, and the one that [`Trace::save`] writes:
+//! Three forms are read, each also compressed with zstd: what the engine records ([`farpage::run::pager::trace`]), the
+//! text of valgrind's lackey, and the one that [`Trace::save`] writes:
 //!
 //! ```text
 //!   the bytes FPTRACE1, then for each access a number in 7-bit groups, lowest first (LEB128):

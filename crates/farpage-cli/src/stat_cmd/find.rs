@@ -1,5 +1,5 @@
-//! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of these.
-//! An engine's threads have a table of their own, and so have those of each pager.
+//! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of
+//! these. An engine's threads have a table of their own, and so have those of each pager.
 //!
 //! All that is read here is what a process says of itself, and whoever owns it may make it say anything: names with any
 //! bytes, and files under the name of a page that hang whoever opens them. So a file is opened only if it is a memfd.
@@ -116,8 +116,8 @@ pub fn all() -> Result<Vec<Managed>> {
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 
-/// What there is to show of a program that is so far below its budget that it has no engine: it has been told of one, and has the library.
-/// (One that could not have a budget looks the same.)
+/// What there is to show of a program that is so far below its budget that it has no engine: it has been told of one,
+/// and has the library. (One that could not have a budget looks the same.)
 fn below(dir: &Path, pid: u32) -> Option<Page> {
     let environment = fs::read(dir.join("environ")).ok()?;
     let variable = |name: &str| {
@@ -161,8 +161,8 @@ struct Pages {
 }
 
 impl Pages {
-    /// Adds those that a thread has open: pagers' or an engine's. Pages of other processes, inherited, may lie beside them,
-    /// and one may be open twice.
+    /// Adds those that a thread has open: pagers' or an engine's. Pages of other processes, inherited, may lie beside
+    /// them, and one may be open twice.
     fn add(&mut self, thread: &Path, pagers: bool, own: &[u64]) -> io::Result<()> {
         let link_start = format!("/memfd:{MEMFD_NAME}");
         for entry in fs::read_dir(thread.join("fd"))? {
@@ -189,8 +189,8 @@ impl Pages {
 
 /// Opens what a descriptor of another process leads to if that is a memfd as large as a page; with its number.
 fn open_memfd(path: &Path) -> io::Result<(fs::File, u64)> {
-    // To open a pipe may wait for ever, a device may do something, and a filesystem in user space may be asked to answer.
-    // This does none of it.
+    // To open a pipe may wait for ever, a device may do something, and a filesystem in user space may be asked to
+    // answer. This does none of it.
     let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let asked = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(AT_STATX_DONT_SYNC);
     let what = rustix::fs::statx(&place, c"", asked, StatxFlags::BASIC_STATS)?;

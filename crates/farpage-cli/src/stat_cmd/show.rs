@@ -192,8 +192,8 @@ fn rate(value: &Value, old: &Page, seconds: f64) -> f64 {
     value.value.saturating_sub(old.get(value.name)) as f64 / seconds.max(1e-9)
 }
 
-/// One process as JSON, appended to `object`: the engine's values (null where there is no engine, or its page may not be
-/// read), then a list of pagers (null likewise).
+/// One process as JSON, appended to `object`: the engine's values (null where there is no engine, or its page may not
+/// be read), then a list of pagers (null likewise).
 pub fn json(one: &Managed, watch: Watch<'_>, object: &mut Object) {
     object.put("pid", one.pid);
     object.put("command", one.command.as_str());

@@ -112,7 +112,8 @@ plain! {
     writev(fd: c_int, from: *const c_void, n: c_int) -> isize = SYS_writev;
 }
 
-/// What the functions that this library exports go on to on an engine thread; 0: no engine thread calls such a function.
+/// What the functions that this library exports go on to on an engine thread; 0: no engine thread calls such a
+/// function.
 pub fn on_engine_threads(name: &CStr) -> usize {
     match name.to_bytes() {
         b"close" => close as *const () as usize,

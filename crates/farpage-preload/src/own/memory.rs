@@ -1,7 +1,9 @@
-//! `memcpy` and its like. In assembly, because a compiler may make a call of `memcpy` from a loop in a function of this name.
+//! `memcpy` and its like. In assembly, because a compiler may make a call of `memcpy` from a loop in a function of this
+//! name.
 //!
 //! Long pieces are left to `rep movs` and `rep stos`, which processors since 2012 do in lines of their cache: what the
-//! engine copies are pages. Short ones are copied from both ends, overlapping in the middle. Only SSE2 is used, which every x86-64 has.
+//! engine copies are pages. Short ones are copied from both ends, overlapping in the middle. Only SSE2 is used, which
+//! every x86-64 has.
 
 use super::named;
 use core::arch::global_asm;
@@ -42,7 +44,8 @@ global_asm!(
     "movups [rdi + rdx - 32], xmm3",
     "movups [rdi + rdx - 16], xmm1",
     "ret",
-    // More than 64. Both ends are in registers before the first store: 0, 2, 4, 5 the first 64 bytes, 7, 6, 3, 1 the last.
+    // More than 64. Both ends are in registers before the first store: 0, 2, 4, 5 the first 64 bytes, 7, 6, 3, 1 the
+    // last.
     "21:",
     "movups xmm4, [rsi + 32]",
     "movups xmm5, [rsi + 48]",

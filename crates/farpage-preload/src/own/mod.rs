@@ -1,16 +1,16 @@
-//! What the engine, the standard library and zstd call by name, defined here, hidden: the linker takes these, and the dynamic
-//! linker is not asked.
+//! What the engine, the standard library and zstd call by name, defined here, hidden: the linker takes these, and the
+//! dynamic linker is not asked.
 //!
-//! Any library that is loaded, and the program itself, may define `clock_gettime`, `memcpy`, `read` or `open` (libfaketime,
-//! profilers, quicker `memcpy`s). Theirs use what engine threads do not have: thread-local storage, an allocator, memory that stays.
-//! So an engine thread calls nothing that another library can take: memory functions of its own ([`memory`]), system calls
-//! without libc around them ([`calls`]), and an `errno` of its own. The functions that this library exports
-//! ([`crate::interpose`] and its like) are linked symbolically (`build.rs`); on engine threads they go on to a plain system call
-//! ([`on_engine_threads`]), not to the next library.
+//! Any library that is loaded, and the program itself, may define `clock_gettime`, `memcpy`, `read` or `open`
+//! (libfaketime, profilers, quicker `memcpy`s). Theirs use what engine threads do not have: thread-local storage, an
+//! allocator, memory that stays. So an engine thread calls nothing that another library can take: memory functions of
+//! its own ([`memory`]), system calls without libc around them ([`calls`]), and an `errno` of its own. The functions
+//! that this library exports ([`crate::interpose`] and its like) are linked symbolically (`build.rs`); on engine
+//! threads they go on to a plain system call ([`on_engine_threads`]), not to the next library.
 //!
-//! What is still asked for by name is called on program threads only, or in a panic. `tests/situations/test_names.py` has the list,
-//! and fails when there is another; to take one off, define it in [`calls`]. A function that comes to be exported
-//! moves from there to [`on_engine_threads`]: the linker does not take two of a name.
+//! What is still asked for by name is called on program threads only, or in a panic. `tests/situations/test_names.py`
+//! has the list, and fails when there is another; to take one off, define it in [`calls`]. A function that comes to be
+//! exported moves from there to [`on_engine_threads`]: the linker does not take two of a name.
 
 pub use calls::on_engine_threads;
 

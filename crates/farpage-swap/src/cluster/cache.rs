@@ -1,8 +1,9 @@
 //! The swap cache: which frame has a slot's content. Look-up takes no lock.
 //!
 //! Rules for the owner of the frames: a frame is locked before its slots are bound, unbound or used. What
-//! [`Swap::lookup`] returned is a guess until the frame is locked and the look-up repeated: by then the slot may be free,
-//! or another page's. A frame of `2^k` pages is bound to an aligned block of as many slots, and every word names it.
+//! [`Swap::lookup`] returned is a guess until the frame is locked and the look-up repeated: by then the slot may be
+//! free, or another page's. A frame of `2^k` pages is bound to an aligned block of as many slots, and every word names
+//! it.
 
 use super::device::Device;
 use super::{CLUSTER_SLOTS, Entry, Env, State, Swap};
@@ -27,8 +28,9 @@ impl<E: Env> Swap<E> {
         cluster.map_or(Word::FREE, |cluster| cluster.lookup(&self.tables, entry.place()))
     }
 
-    /// Binds `n` swapped-out slots of one cluster from `first` on to `frame`, which the caller has locked. Counts and zero
-    /// flags stay. Returns the first slot's shadow. Of several callers for one slot exactly one succeeds: it reads the page.
+    /// Binds `n` swapped-out slots of one cluster from `first` on to `frame`, which the caller has locked. Counts and
+    /// zero flags stay. Returns the first slot's shadow. Of several callers for one slot exactly one succeeds: it reads
+    /// the page.
     ///
     /// # Errors
     /// A slot is free or bound (then: to what); nothing was changed.
@@ -56,8 +58,8 @@ impl<E: Env> Swap<E> {
     }
 
     /// Unbinds `n` slots of one cluster from `frame`, which the caller has locked, and notes `shadow` (the one from
-    /// [`Swap::cache_insert`] to undo it). Slots without a reference are free afterwards: their content exists only in the
-    /// frame. Returns how many that are.
+    /// [`Swap::cache_insert`] to undo it). Slots without a reference are free afterwards: their content exists only in
+    /// the frame. Returns how many that are.
     ///
     /// # Errors
     /// A slot is not bound to `frame`; nothing was changed.
@@ -118,8 +120,8 @@ impl<E: Env> Swap<E> {
         })
     }
 
-    /// Runs `f` with the device, the table, the place of `first` and the number of lazily freed slots, under the cluster's lock. `f`
-    /// returns its result and how many slots it freed.
+    /// Runs `f` with the device, the table, the place of `first` and the number of lazily freed slots, under the
+    /// cluster's lock. `f` returns its result and how many slots it freed.
     fn change<T>(
         &self,
         first: Entry,

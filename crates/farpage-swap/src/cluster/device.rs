@@ -1,7 +1,8 @@
 //! One device: its clusters, its lists, and the two steps that move clusters between them.
 //!
-//! Callers: the rest of `cluster`. The device lock (`lists`) is inside a cluster's lock; `isolate` goes the other way and
-//! therefore only tries. A cluster's flag changes under both, so it equals the list whenever either is free to take.
+//! Callers: the rest of `cluster`. The device lock (`lists`) is inside a cluster's lock; `isolate` goes the other way
+//! and therefore only tries. A cluster's flag changes under both, so it equals the list whenever either is free to
+//! take.
 //!
 //! Clusters come into being in order, when the free list is empty: a device costs nothing for what was never used.
 
@@ -123,8 +124,8 @@ impl<M: Meter> Device<M> {
         self.clusters.get(index as usize)
     }
 
-    /// Takes the first cluster of list (`from`, `order`) whose lock is free and moves it to the tail of (`to`, `order`).
-    /// `None`: there is none, or all are busy.
+    /// Takes the first cluster of list (`from`, `order`) whose lock is free and moves it to the tail of (`to`,
+    /// `order`). `None`: there is none, or all are busy.
     pub(super) fn isolate(&self, from: Flag, order: u8, to: Flag) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to_list)) = (list_of(from, order), list_of(to, order)) else { return None };
         if self.looks_empty(from) {
@@ -152,8 +153,8 @@ impl<M: Meter> Device<M> {
         Some(taken)
     }
 
-    /// Takes a cluster of the full list that has free slots and serves `order`, and moves it to frag. Looks at
-    /// `visits` clusters at most; those that do not fit go to the tail, and `passed` hears of those of them that it had locked.
+    /// Takes a cluster of the full list that has free slots and serves `order`, and moves it to frag. Looks at `visits`
+    /// clusters at most; those that do not fit go to the tail, and `passed` hears of those of them that it had locked.
     pub(super) fn isolate_few(
         &self,
         order: u8,
@@ -229,8 +230,8 @@ impl<M: Meter> Device<M> {
         None
     }
 
-    /// Takes a cluster that was never used: its bad slots are marked, and it is on the list that its count asks for, with
-    /// `order` if it is empty. `None`: every cluster exists.
+    /// Takes a cluster that was never used: its bad slots are marked, and it is on the list that its count asks for,
+    /// with `order` if it is empty. `None`: every cluster exists.
     pub(super) fn take_fresh(&self, order: u8, pool: &TablePool<M>) -> Option<Taken<'_, M>> {
         loop {
             if self.all_made.load(Ordering::Relaxed) {
@@ -304,7 +305,8 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// The same for a cluster that became full, and takes the next one of nonfull\[order\] in the same hold of the device lock.
+    /// The same for a cluster that became full, and takes the next one of nonfull\[order\] in the same hold of the
+    /// device lock.
     pub(super) fn relocate_full_and_isolate(&self, index: u32, state: &mut State, order: u8) -> Option<Taken<'_, M>> {
         let (Some(from), Some(to)) = (list_of(Flag::Nonfull, order), list_of(Flag::Frag, order)) else { return None };
         if self.looks_empty(from) {

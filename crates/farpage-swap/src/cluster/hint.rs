@@ -1,7 +1,7 @@
 //! Per-CPU hints: where each CPU's next block of each order should come from.
 //!
-//! A hint may name a cluster that is long gone, another CPU's, or another device's: whoever follows it takes the cluster's
-//! lock and looks. So plain loads and stores do, also where two threads have the same CPU number.
+//! A hint may name a cluster that is long gone, another CPU's, or another device's: whoever follows it takes the
+//! cluster's lock and looks. So plain loads and stores do, also where two threads have the same CPU number.
 
 use super::{Entry, ORDERS};
 use crate::sync::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! Models that loom explores: every interleaving of a few threads (with a bound on preemptions, see `make loom`), on
 //! clusters of 4 slots. Numbers in brackets are those in docs/dev/slots.md.
 //!
-//! `LOOM_MAX_PREEMPTIONS` is set by the Makefile. Each model prepares its swap before the threads start, which costs loom
-//! nothing, and checks all structural invariants when they have ended.
+//! `LOOM_MAX_PREEMPTIONS` is set by the Makefile. Each model prepares its swap before the threads start, which costs
+//! loom nothing, and checks all structural invariants when they have ended.
 
 mod cache;
 mod devices;

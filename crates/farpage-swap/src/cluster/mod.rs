@@ -13,16 +13,16 @@
 //!  discard <- the same, on a device that wants to know
 //! ```
 //!
-//! * A full cluster of which slots are freed (*holes*) stays on the full list. When they are worth a search (an eighth of
-//!   a cluster while the device has room, fewer as it fills up), it goes on a stack from which a search takes it without
-//!   the device lock: module `ready`.
+//! * A full cluster of which slots are freed (*holes*) stays on the full list. When they are worth a search (an eighth
+//!   of a cluster while the device has room, fewer as it fills up), it goes on a stack from which a search takes it
+//!   without the device lock: module `ready`.
 //! * *nonfull*: something was freed since the last search. *frag*: being used by a CPU, or searched in vain.
 //! * Each CPU remembers, per order, where its next block should come from (a *hint*: device and slot). While that works
 //!   an allocation takes the cluster's lock and nothing else. A rotational device has one place for all CPUs instead.
-//! * *isolate* takes a cluster off a list: under the device lock, but it only *tries* the cluster's lock and passes over
-//!   those that are busy. *relocate* puts a cluster where its count says, at the tail. The device lock is held for
-//!   links only. (The kernel isolates to no list and relocates afterwards: two acquisitions. Here the cluster goes
-//!   from list to list in one, since it stays locked until the search in it is over.)
+//! * *isolate* takes a cluster off a list: under the device lock, but it only *tries* the cluster's lock and passes
+//!   over those that are busy. *relocate* puts a cluster where its count says, at the tail. The device lock is held for
+//!   links only. (The kernel isolates to no list and relocates afterwards: two acquisitions. Here the cluster goes from
+//!   list to list in one, since it stays locked until the search in it is over.)
 //!
 //! | module | what it does |
 //! | --- | --- |
@@ -39,9 +39,10 @@
 //! | `swap` | all devices: priorities, swapon, swapoff |
 //!
 //! # Locks, outermost first
-//! whoever owns frames locks those first; `admin` (swapon, swapoff, grow); a rotational device's *global cluster*; *cluster*; then inside
-//! it *device*, *table pool* or *large counts*. *avail* (which devices have room) is taken inside `admin` or alone.
-//! Under the device lock a cluster's lock is only tried, and a second cluster's lock is taken in no other way.
+//! whoever owns frames locks those first; `admin` (swapon, swapoff, grow); a rotational device's *global cluster*;
+//! *cluster*; then inside it *device*, *table pool* or *large counts*. *avail* (which devices have room) is taken
+//! inside `admin` or alone. Under the device lock a cluster's lock is only tried, and a second cluster's lock is taken
+//! in no other way.
 //!
 //! # What this improves on the kernel of the day (6.18)
 //! After the off-list bit was cleared, "full again" is tested without the bit, which lies where no size reaches;
@@ -135,7 +136,8 @@ pub trait Env: Send + Sync + 'static {
     /// These slots of a device opened with `discard` have no content any more. No lock is held.
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
 
-    /// There is something to do for [`Swap::work`], and there was not before. No cluster is locked; it must not call the swap.
+    /// There is something to do for [`Swap::work`], and there was not before. No cluster is locked; it must not call
+    /// the swap.
     fn work_wanted(&self) {}
 
     /// Tries to lock a frame that is bound to a lazily freed slot, so that the slot can be reclaimed. `false`: busy, or
@@ -178,8 +180,8 @@ struct State {
     flag: Flag,
     /// The order it serves; 0 while empty.
     order: u8,
-    /// Who took it last for blocks of its order, and who for single slots of larger ones. As long as they go on here (their
-    /// hints say so), frees need not offer it to others, and a search wraps around.
+    /// Who took it last for blocks of its order, and who for single slots of larger ones. As long as they go on here
+    /// (their hints say so), frees need not offer it to others, and a search wraps around.
     users: [User; 2],
     /// The order of the stack that it is on.
     ready: Option<u8>,
@@ -225,8 +227,8 @@ impl<M: crate::lock::Meter> Cluster<M> {
 
     /// Gives the cluster a table. Caller holds its lock.
     ///
-    /// One step here and in `detach`, not a load and a store, though nobody else writes: loom, which turns a store round only
-    /// with the last access before it, would not look at readers in between.
+    /// One step here and in `detach`, not a load and a store, though nobody else writes: loom, which turns a store
+    /// round only with the last access before it, would not look at readers in between.
     fn attach(&self, state: &mut State, table: Box<Table>) {
         self.table.fetch_add((1 << 32) + u64::from(table.id) + 1, Ordering::Release);
         state.table = Some(table);

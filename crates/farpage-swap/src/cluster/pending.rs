@@ -1,13 +1,13 @@
 //! Frees that meet a cluster's lock do not wait for it.
 //!
-//! Whoever holds a cluster's lock may be preempted, and would then be waited for as long as the scheduler likes. So a free of
-//! slots that are swapped out with one reference writes into their words that this reference is *pending*, notes in the
-//! cluster which part of the table that is, and tries the lock once more. Either it gets the lock now, or the holder sees the
-//! note: it looks for one after each unlock (the drop of [`Locked`], which is the only way for a cluster to be unlocked where
-//! somebody else can have slots of it).
+//! Whoever holds a cluster's lock may be preempted, and would then be waited for as long as the scheduler likes. So a
+//! free of slots that are swapped out with one reference writes into their words that this reference is *pending*,
+//! notes in the cluster which part of the table that is, and tries the lock once more. Either it gets the lock now, or
+//! the holder sees the note: it looks for one after each unlock (the drop of [`Locked`], which is the only way for a
+//! cluster to be unlocked where somebody else can have slots of it).
 //!
-//! To everybody a pending slot is free: look-ups, counts, a second free. But it is not given out, and counts as used, until
-//! the free is carried out.
+//! To everybody a pending slot is free: look-ups, counts, a second free. But it is not given out, and counts as used,
+//! until the free is carried out.
 //!
 //! ```text
 //!   the one who frees                        the holder of the lock
@@ -17,10 +17,11 @@
 //!   try the lock                             any note? try the lock, carry out, unlock, look again
 //! ```
 //!
-//! The fences make sure that not both the trial fails for this hold and the holder sees no note; a later holder looks too.
+//! The fences make sure that not both the trial fails for this hold and the holder sees no note; a later holder looks
+//! too.
 //!
-//! What still waits for a lock, because it must know what is true now: references to slots that have more of them or are
-//! cached, `dup`, binding and unbinding, `count`; and swapoff, which waits for all pending frees before its end.
+//! What still waits for a lock, because it must know what is true now: references to slots that have more of them or
+//! are cached, `dup`, binding and unbinding, `count`; and swapoff, which waits for all pending frees before its end.
 //!
 //! Callers: `refs`, and whoever unlocks a cluster.
 
@@ -90,12 +91,12 @@ impl<E: Env> Swap<E> {
         Locked { state, _settle: Settle { swap: self, device, cluster, index } }
     }
 
-    /// Makes the only references of `n` slots of one cluster pending; returns how many of them, from the first on. 0 if one of
-    /// them has another reference, is cached or is not in use.
+    /// Makes the only references of `n` slots of one cluster pending; returns how many of them, from the first on. 0 if
+    /// one of them has another reference, is cached or is not in use.
     ///
-    /// The caller's references keep the cluster its table until the last of them is pending. After that nothing here may be
-    /// looked at again to find out whether it was done: somebody may have carried it out already (for another free's note of the
-    /// same part), and the slot, the cluster and the table may be in use for something else.
+    /// The caller's references keep the cluster its table until the last of them is pending. After that nothing here
+    /// may be looked at again to find out whether it was done: somebody may have carried it out already (for another
+    /// free's note of the same part), and the slot, the cluster and the table may be in use for something else.
     #[cold]
     pub(super) fn leave(
         &self,

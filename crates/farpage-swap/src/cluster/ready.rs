@@ -1,22 +1,24 @@
 //! Clusters of which slots were freed: how they get new work without the device lock.
 //!
-//! *Full clusters with holes.* A cluster that became full stays on the full list for as long as it has a slot in use: *holes*
-//! says that it has free ones too. When they are worth a search it is pushed on a stack of its order, from which the next
-//! search of that order pops it; when it is full again, nothing has to move. So a device in a steady state does not need its
-//! lock. Last in, first out: the clusters at the bottom go on losing slots, until some of them are empty and can serve any
-//! order.
+//! *Full clusters with holes.* A cluster that became full stays on the full list for as long as it has a slot in use:
+//! *holes* says that it has free ones too. When they are worth a search it is pushed on a stack of its order, from
+//! which the next search of that order pops it; when it is full again, nothing has to move. So a device in a steady
+//! state does not need its lock. Last in, first out: the clusters at the bottom go on losing slots, until some of them
+//! are empty and can serve any order.
 //!
-//! *Broken blocks.* A cluster of larger blocks of which single slots were freed is pushed on one more stack, whichever list
-//! it is on, unless the block is whole again. Order 0 looks there before it takes an empty cluster or breaks another block: what is
-//! free in pieces is used up before what is free in one piece. A cluster can be on this stack and on that of its order.
+//! *Broken blocks.* A cluster of larger blocks of which single slots were freed is pushed on one more stack, whichever
+//! list it is on, unless the block is whole again. Order 0 looks there before it takes an empty cluster or breaks
+//! another block: what is free in pieces is used up before what is free in one piece. A cluster can be on this stack
+//! and on that of its order.
 //!
 //! The stacks are of the kind of Treiber (1986): a head with a number that counts changes, so that a pop whose cluster
-//! was popped and pushed by others meanwhile fails. Locks: a cluster is pushed, and told that it was popped, under its own
-//! lock; popping takes it without waiting. A cluster that was emptied stays on its stack until it is popped, and is
+//! was popped and pushed by others meanwhile fails. Locks: a cluster is pushed, and told that it was popped, under its
+//! own lock; popping takes it without waiting. A cluster that was emptied stays on its stack until it is popped, and is
 //! passed over then: `State::ready` and `State::broken` say on which it is, so it is never on one twice.
 //!
-//! *Who goes on in a cluster* need not be sent there by a stack, and nobody else should be. So a free asks whether the hint of
-//! the cluster's last taker still points to it. A taker that met its lock has a hint elsewhere by then: nothing is forgotten.
+//! *Who goes on in a cluster* need not be sent there by a stack, and nobody else should be. So a free asks whether the
+//! hint of the cluster's last taker still points to it. A taker that met its lock has a hint elsewhere by then: nothing
+//! is forgotten.
 //!
 //! Callers: `search` and `scan` take, whoever frees slots ends in [`Device::after_free`].
 
@@ -48,8 +50,8 @@ impl Stack {
     }
 }
 
-/// The tops of the stacks, those of holes by order, then that of broken blocks: changes so far in the high half, cluster + 1
-/// in the low half.
+/// The tops of the stacks, those of holes by order, then that of broken blocks: changes so far in the high half,
+/// cluster + 1 in the low half.
 pub(super) struct Ready([AtomicU64; ORDERS + 1]);
 
 impl Ready {
@@ -125,8 +127,8 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// The next cluster of a stack that is what the stack says, locked, no longer on it. Never waits for a lock. `passed` hears
-    /// of those that were locked and are something else by now.
+    /// The next cluster of a stack that is what the stack says, locked, no longer on it. Never waits for a lock.
+    /// `passed` hears of those that were locked and are something else by now.
     pub(super) fn take_ready(
         &self,
         stack: Stack,
@@ -207,9 +209,9 @@ impl<M: Meter> Device<M> {
         }
     }
 
-    /// Whether so many free slots make a full cluster worth a search: as many as the device's clusters have on average, or
-    /// [`WORTH_MAX`]. (If all clusters had fewer, the average would be lower; so there is always some cluster with more, or
-    /// an empty one.) Any number, where larger blocks are short: holes that are left open cost empty clusters.
+    /// Whether so many free slots make a full cluster worth a search: as many as the device's clusters have on average,
+    /// or [`WORTH_MAX`]. (If all clusters had fewer, the average would be lower; so there is always some cluster with
+    /// more, or an empty one.) Any number, where larger blocks are short: holes that are left open cost empty clusters.
     fn is_worth(&self, free: u64) -> bool {
         if free >= WORTH_MAX || self.short_of_blocks.load(Ordering::Relaxed) {
             return true;

@@ -12,8 +12,8 @@ use crate::lock::sites;
 use crate::sync::Ordering;
 
 impl<E: Env> Swap<E> {
-    /// Tries to reclaim the lazily freed slots among `n` slots of one cluster; stops at the first that cannot be. Returns
-    /// how many are free now. No lock is held.
+    /// Tries to reclaim the lazily freed slots among `n` slots of one cluster; stops at the first that cannot be.
+    /// Returns how many are free now. No lock is held.
     pub(super) fn reclaim_range(&self, first: Entry, n: usize) -> usize {
         let mut freed = 0;
         for at in 0..n as u64 {
@@ -38,8 +38,8 @@ impl<E: Env> Swap<E> {
         freed
     }
 
-    /// Reclaims in up to `clusters` full clusters; how many slots are free now. A cluster in which nothing was freed goes
-    /// to the end of the list, so that the next call looks at others.
+    /// Reclaims in up to `clusters` full clusters; how many slots are free now. A cluster in which nothing was freed
+    /// goes to the end of the list, so that the next call looks at others.
     pub(super) fn reclaim_full(&self, device: &Device<E::Meter>, clusters: u32) -> usize {
         let mut freed = 0;
         for _ in 0..clusters {
@@ -85,8 +85,9 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    /// Takes one cluster that waits for its discard: its first slot. Nobody is given a slot of it, and the device stays,
-    /// until [`Swap::end_discard`]: for an owner who discards while it holds a lock that the allocator's user would want.
+    /// Takes one cluster that waits for its discard: its first slot. Nobody is given a slot of it, and the device
+    /// stays, until [`Swap::end_discard`]: for an owner who discards while it holds a lock that the allocator's user
+    /// would want.
     pub fn begin_discard(&self, device: u8) -> Option<u64> {
         let device = self.device(device)?;
         if !device.live.get() {

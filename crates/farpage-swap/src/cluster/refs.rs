@@ -1,5 +1,5 @@
-//! References to slots, and freeing: a slot is free when its count is 0 and no frame is bound to it. A free that meets the
-//! cluster's lock does not wait for it: module `pending`.
+//! References to slots, and freeing: a slot is free when its count is 0 and no frame is bound to it. A free that meets
+//! the cluster's lock does not wait for it: module `pending`.
 //!
 //! Callers: whoever owns references (a page table entry, a device's record). Locks: the cluster's; inside it the device
 //! lock when the cluster changes lists, and `many` for counts that do not fit the word.
@@ -72,12 +72,12 @@ impl<E: Env> Swap<E> {
     }
 
     /// One reference less to each of `n` slots of one cluster from `first` on; those that have no other and are not
-    /// cached are free afterwards: for every look-up at once, for allocations when whoever has the cluster locked now is done.
-    /// Returns how many that are. For slots of several clusters see [`Swap::put_all`].
+    /// cached are free afterwards: for every look-up at once, for allocations when whoever has the cluster locked now
+    /// is done. Returns how many that are. For slots of several clusters see [`Swap::put_all`].
     ///
     /// # Errors
-    /// Some slot has no reference (or the slots are not in one cluster); no count was changed, unless somebody gave back
-    /// references to some of the same slots at the same time.
+    /// Some slot has no reference (or the slots are not in one cluster); no count was changed, unless somebody gave
+    /// back references to some of the same slots at the same time.
     pub fn put(&self, first: Entry, n: usize) -> Result<usize, CountError> {
         let device = self.device(first.device).ok_or(CountError::NotInUse)?;
         let (index, place) = (first.cluster(), first.place());
@@ -125,8 +125,8 @@ impl<E: Env> Swap<E> {
         Ok(freed)
     }
 
-    /// [`Swap::put`] for many slots in any order; neighbours that follow each other share a lock. Returns how many slots
-    /// are free now, and how many had no reference (a bug of the caller; the others are not affected).
+    /// [`Swap::put`] for many slots in any order; neighbours that follow each other share a lock. Returns how many
+    /// slots are free now, and how many had no reference (a bug of the caller; the others are not affected).
     pub fn put_all(&self, entries: &[Entry]) -> (usize, usize) {
         let (mut freed, mut wrong, mut at) = (0, 0, 0);
         while let Some(&first) = entries.get(at) {
@@ -158,8 +158,8 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    /// `n` of the slots from `first` on, `range` of them at most, became free, and their words say so already: counts them and
-    /// puts the cluster where it belongs. To be followed by an unlock and [`Swap::after_freed`].
+    /// `n` of the slots from `first` on, `range` of them at most, became free, and their words say so already: counts
+    /// them and puts the cluster where it belongs. To be followed by an unlock and [`Swap::after_freed`].
     #[inline]
     pub(super) fn freed(
         &self,
@@ -189,7 +189,8 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    /// Calls `f` for the part of the range in each cluster; if it fails, calls it with `true` for the parts done before.
+    /// Calls `f` for the part of the range in each cluster; if it fails, calls it with `true` for the parts done
+    /// before.
     fn each_cluster(
         &self,
         first: Entry,

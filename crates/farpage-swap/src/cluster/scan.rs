@@ -1,7 +1,7 @@
 //! A search in one locked cluster, and the commit of what it found.
 //!
-//! Callers: `search`. Precondition: the cluster's lock is held. It may be dropped and taken again in between (to reclaim
-//! lazily freed slots); everything is checked again after that.
+//! Callers: `search`. Precondition: the cluster's lock is held. It may be dropped and taken again in between (to
+//! reclaim lazily freed slots); everything is checked again after that.
 
 use super::device::{Device, Taken};
 use super::hint::{NOBODY, User};
@@ -48,8 +48,8 @@ pub(super) struct Want {
 pub(super) type Next = Option<Entry>;
 
 impl<E: Env> Swap<E> {
-    /// Takes a block of the cluster, looking from place `from` on. The cluster ends up on the right list, unlocked. `breaks`:
-    /// order 0 may take a slot of a whole larger block.
+    /// Takes a block of the cluster, looking from place `from` on. The cluster ends up on the right list, unlocked.
+    /// `breaks`: order 0 may take a slot of a whole larger block.
     pub(super) fn scan(
         &self,
         device: &Device<E::Meter>,
@@ -80,7 +80,8 @@ impl<E: Env> Swap<E> {
                 if order == state.order {
                     return table.find(from, usize::from(order));
                 }
-                // A single slot in a cluster of larger blocks: from a block that is broken already, in whatever cluster.
+                // A single slot in a cluster of larger blocks: from a block that is broken already, in whatever
+                // cluster.
                 let broken = table.find_broken(from, usize::from(state.order));
                 broken.or_else(|| table.find(from, 0).filter(|_| breaks))
             });

@@ -32,9 +32,9 @@ const READY_VISITS: usize = 4;
 const TOP: u8 = ORDERS as u8 - 1;
 
 impl<E: Env> Swap<E> {
-    /// Takes a block of `2^order` slots. `cpu` is the number of the CPU (or anything else that spreads callers); a wrong
-    /// one costs locality and contention, nothing else. `None`: no device has such a block, or `order` is too large.
-    /// After a failure with order 0 there was no free slot, nor one that could be reclaimed.
+    /// Takes a block of `2^order` slots. `cpu` is the number of the CPU (or anything else that spreads callers); a
+    /// wrong one costs locality and contention, nothing else. `None`: no device has such a block, or `order` is too
+    /// large. After a failure with order 0 there was no free slot, nor one that could be reclaimed.
     pub fn alloc(&self, cpu: usize, order: u8, fill: Fill) -> Option<Entry> {
         if order > TOP {
             return None;
@@ -46,9 +46,9 @@ impl<E: Env> Swap<E> {
             && let Some(cluster) = device.cluster(hint.cluster())
             && let Some(state) = cluster.state.try_lock(&sites::CLUSTER_HINT)
         {
-            // If somebody has the lock, another cluster does as well: frees offer this one again, because the hint will be gone
-            // (`ready`). No reference: a cluster's record is never freed, and its lock orders us with swapoff, which clears
-            // `writable` and then takes each lock.
+            // If somebody has the lock, another cluster does as well: frees offer this one again, because the hint will
+            // be gone (`ready`). No reference: a cluster's record is never freed, and its lock orders us with swapoff,
+            // which clears `writable` and then takes each lock.
             let taken = Taken { index: hint.cluster(), cluster, state };
             if let Ok((entry, next)) = self.scan(device, taken, hint.place(), want, false) {
                 self.hints.set(cpu, order, next);
@@ -100,8 +100,8 @@ impl<E: Env> Swap<E> {
     }
 
     /// If some device has room, sees to it that the next try can find it: the device must be on the list, which the
-    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for, so are frees that met
-    /// one. `false`: there is no room.
+    /// thread that freed a slot may not have come to; and a cluster's lock that was busy is waited for, so are frees
+    /// that met one. `false`: there is no room.
     fn wait_for_busy(&self) -> bool {
         let has_room = |device: &&Device<E::Meter>| {
             device.writable.load(Ordering::Relaxed) && device.usage.in_use() < device.usage.capacity()
@@ -191,8 +191,8 @@ impl<E: Env> Swap<E> {
         if any { self.try_few(device, device.list_len(Flag::Full, 0), want) } else { None }
     }
 
-    /// The clusters on top of a stack: one that has no such block stays where it is. Of those with broken blocks no other is
-    /// broken.
+    /// The clusters on top of a stack: one that has no such block stays where it is. Of those with broken blocks no
+    /// other is broken.
     fn try_stack(&self, device: &Device<E::Meter>, stack: Stack, want: Want) -> Option<(Entry, Next)> {
         for _ in 0..READY_VISITS {
             let taken = self.take_ready(device, stack)?;

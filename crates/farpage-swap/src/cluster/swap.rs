@@ -53,8 +53,8 @@ struct Admin {
 
 /// Devices and their slots. Shared by all threads; see the header of [`crate::cluster`].
 ///
-/// All memory is from the global allocator, nothing belongs to a thread, and the state is complete whenever no thread is
-/// inside: a copy of the memory made then (a fork) is a swap of its own.
+/// All memory is from the global allocator, nothing belongs to a thread, and the state is complete whenever no thread
+/// is inside: a copy of the memory made then (a fork) is a swap of its own.
 pub struct Swap<E: Env = ()> {
     pub(super) env: E,
     devices: [OnceLock<Box<Device<E::Meter>>>; DEVICES],
@@ -282,8 +282,8 @@ impl<E: Env> Swap<E> {
         Some(DeviceRef { device })
     }
 
-    /// The first slot in use at or after `from`, and its word. Looks at `clusters_max` clusters with slots in use at most,
-    /// so that one call stays short; `Err(next)`: nothing until there, go on at `next` (0: end reached).
+    /// The first slot in use at or after `from`, and its word. Looks at `clusters_max` clusters with slots in use at
+    /// most, so that one call stays short; `Err(next)`: nothing until there, go on at `next` (0: end reached).
     ///
     /// # Errors
     /// See above.
@@ -338,8 +338,8 @@ impl<E: Env> Swap<E> {
         self.tables.counts().0 * TABLE_BYTES as u64 + (own + shared) as u64
     }
 
-    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is at
-    /// it already.
+    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is
+    /// at it already.
     pub fn swapoff(&self, device: u8) -> Option<Swapoff<'_, E>> {
         let admin = self.admin.lock(&sites::ADMIN);
         let device = self.device(device).filter(|device| admin.used[usize::from(device.index)])?;
@@ -394,8 +394,8 @@ pub struct Swapoff<'a, E: Env> {
 }
 
 impl<E: Env> Swapoff<'_, E> {
-    /// The first slot in use at or after `from`, with its word: its content must be moved, its references and its frame taken
-    /// away. `None`: none is left from there on.
+    /// The first slot in use at or after `from`, with its word: its content must be moved, its references and its frame
+    /// taken away. `None`: none is left from there on.
     pub fn next(&self, from: u64) -> Option<(Entry, Word)> {
         let mut from = from;
         loop {

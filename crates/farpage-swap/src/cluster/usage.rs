@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Allocations and frees only add and subtract. Whoever makes the word *equal* to the capacity (full, and still on the
-//! list) takes the device off the list; whoever subtracts and sees the bit puts it back. The bit changes under the avail
-//! lock only, so it always tells the truth about the list at its unlock. Bit 63 is out of reach: a device has 2^40
-//! slots at most.
+//! list) takes the device off the list; whoever subtracts and sees the bit puts it back. The bit changes under the
+//! avail lock only, so it always tells the truth about the list at its unlock. Bit 63 is out of reach: a device has
+//! 2^40 slots at most.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -64,7 +64,8 @@ impl Usage {
         self.word.load(Ordering::Relaxed) & OFF_LIST != 0
     }
 
-    /// Sets the bit if the device is full and on the list; `true`: the caller takes it off. Caller holds the avail lock.
+    /// Sets the bit if the device is full and on the list; `true`: the caller takes it off. Caller holds the avail
+    /// lock.
     pub(super) fn set_off_list_if_full(&self) -> bool {
         let full = self.capacity.load(Ordering::Relaxed);
         self.word.compare_exchange(full, full | OFF_LIST, Ordering::Relaxed, Ordering::Relaxed).is_ok()

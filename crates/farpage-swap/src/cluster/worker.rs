@@ -1,7 +1,8 @@
-//! What is left for a background thread: discards of emptied clusters, and reclaim in full ones when a device has become full.
+//! What is left for a background thread: discards of emptied clusters, and reclaim in full ones when a device has
+//! become full.
 //!
-//! The swap has no thread of its own. [`Env::work_wanted`] says that there is something to do, and a thread of the owner does it
-//! in steps:
+//! The swap has no thread of its own. [`Env::work_wanted`] says that there is something to do, and a thread of the
+//! owner does it in steps:
 //!
 //! ```ignore
 //! loop {
@@ -37,9 +38,9 @@ impl<E: Env> Swap<E> {
         self.want(RECLAIM);
     }
 
-    /// One step of the background work, in at most `clusters` clusters of each device: discards, then reclaim of lazily freed
-    /// slots. Returns whether there is more to do now; otherwise [`Env::work_wanted`] will say when there is. One thread at a time
-    /// is enough; several do no harm.
+    /// One step of the background work, in at most `clusters` clusters of each device: discards, then reclaim of lazily
+    /// freed slots. Returns whether there is more to do now; otherwise [`Env::work_wanted`] will say when there is. One
+    /// thread at a time is enough; several do no harm.
     pub fn work(&self, clusters: u32) -> bool {
         // First: what comes after this is not forgotten, it calls `work_wanted` again.
         let wanted = self.wanted.swap(0, Ordering::AcqRel);

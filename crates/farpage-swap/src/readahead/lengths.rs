@@ -1,11 +1,13 @@
 //! How far runs of neighbours go: of those that came to some length, how many ended there.
 //!
-//! A program that works on columns, records or objects of some pages goes on for that many pages, and then elsewhere. What came
-//! before tells how many: a window is as long as it is likely to be used. So runs of some pages are read in few pieces that end where they
-//! end, and faults at random one at a time, and neither has to be told to the other by a rule of its own.
+//! A program that works on columns, records or objects of some pages goes on for that many pages, and then elsewhere.
+//! What came before tells how many: a window is as long as it is likely to be used. So runs of some pages are read in
+//! few pieces that end where they end, and faults at random one at a time, and neither has to be told to the other by a
+//! rule of its own.
 //!
-//! Lengths up to 16 pages are told apart, longer ones by powers of two. Of each the share of runs that ended there is an average over
-//! the last [`MEMORY`] or so that came to it, so a flood of short runs says nothing about how long ones go on. Pure.
+//! Lengths up to 16 pages are told apart, longer ones by powers of two. Of each the share of runs that ended there is
+//! an average over the last [`MEMORY`] or so that came to it, so a flood of short runs says nothing about how long ones
+//! go on. Pure.
 
 /// Lengths that are told apart.
 const EXACT: u32 = 16;
@@ -19,8 +21,8 @@ const PRIOR: u8 = 2;
 const SURE: u8 = 8;
 /// The whole, of shares.
 const ONE: u32 = 1 << 16;
-/// Of the pages that a window reads ahead, at most one in so many is expected to be in vain; and of each it is likelier that it is
-/// used.
+/// Of the pages that a window reads ahead, at most one in so many is expected to be in vain; and of each it is likelier
+/// that it is used.
 const WASTE_PART: u64 = 8;
 
 /// See the module documentation.
@@ -55,8 +57,8 @@ impl Lengths {
         }
     }
 
-    /// How many pages to bring in when a run comes to its `reached`-th page, that one included; at most `max`. More than `limit` only
-    /// where it is known how runs of such a length go on.
+    /// How many pages to bring in when a run comes to its `reached`-th page, that one included; at most `max`. More
+    /// than `limit` only where it is known how runs of such a length go on.
     pub fn window(&self, reached: u32, limit: u32, max: u32) -> u32 {
         // Of the next page, how likely it is to be used; and of all so far together.
         let (mut likely, mut sum) = (u64::from(ONE), 0);

@@ -10,14 +10,14 @@
 //!     |  |  |                       v                          unmapped: the background was too slow (late)
 //!   --1--2=====4-----8-------[16.....|.........][ read in the background ...|.........][
 //! ```
-//! Of a program of which nothing is known, a fault that continues nothing is served alone and becomes a candidate; a second one right
-//! beside it makes a stream of 4 pages, which doubles with every fault at exactly the expected page and with every marker. A fault a
-//! little further on (half a window: the program skips a few) is a new run of the same stream.
-//! Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
+//! Of a program of which nothing is known, a fault that continues nothing is served alone and becomes a candidate; a
+//! second one right beside it makes a stream of 4 pages, which doubles with every fault at exactly the expected page
+//! and with every marker. A fault a little further on (half a window: the program skips a few) is a new run of the same
+//! stream. Four faults at equal distances make a strided stream ([`super::Strides`]). Random faults stay single.
 //!
-//! How far the program's runs go is counted ([`Lengths`]), and a window reaches as far as its run
-//! is likely to: beyond the double where runs are known to go on, and already at a fault that continues nothing. Windows know nothing of
-//! 2 MiB borders.
+//! How far the program's runs go is counted ([`Lengths`]), and a window reaches as far as its run is likely to: beyond
+//! the double where runs are known to go on, and already at a fault that continues nothing. Windows know nothing of 2
+//! MiB borders.
 
 use super::{Lengths, Strides, Window};
 
@@ -163,7 +163,8 @@ impl Stream {
 #[derive(Debug, Clone)]
 pub struct Streams {
     table: [Stream; STREAMS],
-    /// Where each of them can be met ([`Stream::reach`]): a fault at random is in none of these, and costs no more than to see that.
+    /// Where each of them can be met ([`Stream::reach`]): a fault at random is in none of these, and costs no more than
+    /// to see that.
     reach: [(u64, u64); STREAMS],
     strides: Option<Strides>,
     now: u64,
@@ -196,8 +197,8 @@ impl Runs {
         }
     }
 
-    /// The run of a stream has ended. What it used of its last window is not known, but for the page of the fault: too short a length
-    /// makes smaller windows, which tell it better.
+    /// The run of a stream has ended. What it used of its last window is not known, but for the page of the fault: too
+    /// short a length makes smaller windows, which tell it better.
     fn end(&mut self, s: &Stream) {
         if s.window == 0 {
             return;
@@ -302,7 +303,8 @@ impl Streams {
         Window { confirmed: w.confirmed, late: w.late, ..Window::of(start, pages) }
     }
 
-    /// The next window of stream `i` for a fault that continues it: `gap` pages behind the last one, and the run `went_on`.
+    /// The next window of stream `i` for a fault that continues it: `gap` pages behind the last one, and the run
+    /// `went_on`.
     fn follow(&mut self, i: usize, page: u64, (gap, went_on): (u64, bool), direction: Direction, max: u32) -> Window {
         let old = self.table[i];
         let late = old.posted && old.has(page);
@@ -364,8 +366,8 @@ impl Streams {
         Some(Window { stride, down, ..Window::of(start, pages) })
     }
 
-    /// A page was touched that had been brought in by another rule, unmapped: if a run is likely to go on from there, the
-    /// window to read in the background (with this page in it), as for [`Self::on_hit`].
+    /// A page was touched that had been brought in by another rule, unmapped: if a run is likely to go on from there,
+    /// the window to read in the background (with this page in it), as for [`Self::on_hit`].
     pub fn on_touch(&mut self, page: u64, max: u32) -> Option<Window> {
         let w = self.on_fault(page, max, |_| true);
         let now = self.now;

@@ -4,8 +4,8 @@
 //! being the last of the four, are a strided stream. Faults of others may lie between them, as many as the memory has
 //! room for. Three equal distances hardly occur by chance: for faults at random in `n` pages about (16 / n)^2 times 16.
 //!
-//! It is asked at every fault of a program that jumps about, so it must cost such a program next to nothing: a filter of a few
-//! bits says of most pages that they have not been seen, without a look at the ring.
+//! It is asked at every fault of a program that jumps about, so it must cost such a program next to nothing: a filter
+//! of a few bits says of most pages that they have not been seen, without a look at the ring.
 
 /// Faults remembered.
 const RECENT: usize = 16;

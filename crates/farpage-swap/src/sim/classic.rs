@@ -107,9 +107,9 @@ impl Policy for Lru {
     }
 }
 
-/// After S3-FIFO (Yang et al., SOSP 2023): a small queue of a tenth, a main queue, a ghost queue as long as main. A page
-/// that was accessed twice in the small queue, or comes back while it is a ghost, goes to main; there two bits count its
-/// accesses, and each round costs one.
+/// After S3-FIFO (Yang et al., SOSP 2023): a small queue of a tenth, a main queue, a ghost queue as long as main. A
+/// page that was accessed twice in the small queue, or comes back while it is a ghost, goes to main; there two bits
+/// count its accesses, and each round costs one.
 #[derive(Debug)]
 pub struct S3Fifo {
     small_size: usize,

@@ -106,7 +106,8 @@ impl Ours {
         }
     }
 
-    /// Throws out what is too much, the way the engine does under pressure: the stage is filled up, then its oldest goes.
+    /// Throws out what is too much, the way the engine does under pressure: the stage is filled up, then its oldest
+    /// goes.
     fn make_room(&mut self, out: &mut Vec<u32>) {
         while self.set.mapped() + self.set.cached() > self.size {
             let target = self.target();

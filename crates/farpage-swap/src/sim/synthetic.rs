@@ -38,7 +38,8 @@ pub enum Synthetic {
     Uniform,
     /// All pages in order, again and again.
     Loop,
-    /// An eighth of the pages is hot and accessed at random, four accesses for each page that a pass over the others takes.
+    /// An eighth of the pages is hot and accessed at random, four accesses for each page that a pass over the others
+    /// takes.
     ScanHot,
     /// A hot third of the pages, accessed at random; after each quarter of the trace another third.
     Phases,

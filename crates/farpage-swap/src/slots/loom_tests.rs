@@ -1,5 +1,5 @@
-//! Models of slots with values that loom explores: clusters of 4 slots, two threads. The table of values is there before
-//! the threads start (`OnceLock` is not loom's).
+//! Models of slots with values that loom explores: clusters of 4 slots, two threads. The table of values is there
+//! before the threads start (`OnceLock` is not loom's).
 
 use super::*;
 use crate::sync::Arc;

@@ -54,8 +54,8 @@ fn isolation_finds_only_pages_that_are_listed() {
     });
 }
 
-/// Isolation against free of a listed page: one of them has the token. The isolator, if it is the one, learns of the free
-/// when it puts the page back.
+/// Isolation against free of a listed page: one of them has the token. The isolator, if it is the one, learns of the
+/// free when it puts the page back.
 #[test]
 fn one_of_isolation_and_free_unlinks() {
     loom::model(|| {

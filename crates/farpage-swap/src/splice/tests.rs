@@ -115,8 +115,8 @@ impl Model {
 }
 
 proptest! {
-    /// [44], [45]: any order of add, flush, isolate, put back and free: each page has one owner, the lists are the model's
-    /// lists, whichever way they are linked; a freed page is given back once.
+    /// [44], [45]: any order of add, flush, isolate, put back and free: each page has one owner, the lists are the
+    /// model's lists, whichever way they are linked; a freed page is given back once.
     #[test]
     fn lists_are_as_the_model_says(ops in prop::collection::vec(op(), 1..150)) {
         for how in [Linking::OneByOne, Linking::Batched, Linking::Spliced] {

@@ -1,5 +1,5 @@
-//! Two posts with a helper that may look at the first while the second is made: each piece is done once, with what was posted for it,
-//! and the owner sees what came of it.
+//! Two posts with a helper that may look at the first while the second is made: each piece is done once, with what was
+//! posted for it, and the owner sees what came of it.
 
 use super::*;
 use crate::sync::Arc;

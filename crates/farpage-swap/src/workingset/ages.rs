@@ -9,8 +9,8 @@ const NEAR_PART: u32 = 4;
 /// One in so many pages that come back after long goes to main all the same.
 const FAR_LOTS: u32 = 32;
 
-/// But none that was away for more than so many times memory: a pass, or a loop of which so little would stay that it is not worth
-/// what it takes the place of.
+/// But none that was away for more than so many times memory: a pass, or a loop of which so little would stay that it
+/// is not worth what it takes the place of.
 const FAR_END: u32 = 8;
 
 /// Departures so far, and pages in memory.
@@ -35,8 +35,8 @@ impl Ages {
 
     /// The rank of a page that left at `shadow` and comes back now because it was touched: hot if its refault distance
     /// is at most a quarter of the pages in memory; one in two, by lot, if it is at most half of them, or if main has
-    /// given it up already; otherwise one in 32, up to eight times memory. The lots are for what goes in circles through more than memory holds:
-    /// it would push itself out for ever; this way a part of it stays.
+    /// given it up already; otherwise one in 32, up to eight times memory. The lots are for what goes in circles
+    /// through more than memory holds: it would push itself out for ever; this way a part of it stays.
     pub fn rank_of(self, shadow: Shadow) -> Rank {
         // Fibonacci hashing: a lot that does not follow the order of departures.
         let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;

@@ -1,14 +1,16 @@
 //! Pages that are left alone for a while, because a page beside them was wanted back too soon.
 //!
 //! What a program uses at a time often lies together. So when a page is wanted back from the cache, or was read back
-//! after a short refault distance, the stretch of neighbours that it lies in is marked, and while the mark is young, pages
-//! of this stretch whose turn it is to be unmapped become the youngest of their list instead.
+//! after a short refault distance, the stretch of neighbours that it lies in is marked, and while the mark is young,
+//! pages of this stretch whose turn it is to be unmapped become the youngest of their list instead.
 //!
-//! Time is counted in *ticks*, each a part of memory that has departed: a memory in which nothing leaves does not age. A mark is
-//! one byte. It looks young once more 255 ticks later, when twice the memory has departed; that costs one detour.
+//! Time is counted in *ticks*, each a part of memory that has departed: a memory in which nothing leaves does not age.
+//! A mark is one byte. It looks young once more 255 ticks later, when twice the memory has departed; that costs one
+//! detour.
 //!
-//! Nothing is left alone for ever: for each page asked for, at most [`PASSES`] are passed over, whatever the marks say, and the
-//! order stays that of the list. docs/measurements/2026-11-24-policy.md has what it is worth, and what was tried beside it. Pure; the caller locks.
+//! Nothing is left alone for ever: for each page asked for, at most [`PASSES`] are passed over, whatever the marks say,
+//! and the order stays that of the list. docs/measurements/2026-11-24-policy.md has what it is worth, and what was
+//! tried beside it. Pure; the caller locks.
 
 use super::page::Pages;
 use crate::lru::{List, NIL};

@@ -1,5 +1,6 @@
-//! The cached stage: pager and writer want the same page. The writer takes, stores and publishes it while the pager brings it
-//! back, or drops it because the program discarded it. Each frame and each slot is given back once, and none that is in use.
+//! The cached stage: pager and writer want the same page. The writer takes, stores and publishes it while the pager
+//! brings it back, or drops it because the program discarded it. Each frame and each slot is given back once, and none
+//! that is in use.
 
 use super::*;
 use crate::lru::NIL;

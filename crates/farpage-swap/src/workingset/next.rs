@@ -14,8 +14,8 @@ use crate::lru::{Links, List};
 
 impl WorkingSet {
     /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
-    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have. What is left alone is
-    /// passed over and becomes the youngest of its list, but not where nothing else is there.
+    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have. What is left alone
+    /// is passed over and becomes the youngest of its list, but not where nothing else is there.
     ///
     /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
     /// took the next page of main out, all of main would go round and round beside a pass over much data.
@@ -55,8 +55,8 @@ impl WorkingSet {
         0
     }
 
-    /// Up to `out.len()` mapped pages whose turn it is to leave, of probation if it is above its share, else of main: to fill up
-    /// a batch that [`WorkingSet::oldest`] left short.
+    /// Up to `out.len()` mapped pages whose turn it is to leave, of probation if it is above its share, else of main:
+    /// to fill up a batch that [`WorkingSet::oldest`] left short.
     pub fn oldest_in_turn(&self, links: &impl Links, out: &mut [u32]) -> usize {
         let share = self.probation_share();
         let surplus = self.probation.len().saturating_sub(share);
@@ -69,8 +69,9 @@ impl WorkingSet {
         tail(mapped, links, &mut out[..end])
     }
 
-    /// Up to `out.len()` mapped pages that are to leave next, where pages are not cached first: what probation has above its share,
-    /// then main. They stay on their lists. What is left alone is passed over, as by [`WorkingSet::oldest`].
+    /// Up to `out.len()` mapped pages that are to leave next, where pages are not cached first: what probation has
+    /// above its share, then main. They stay on their lists. What is left alone is passed over, as by
+    /// [`WorkingSet::oldest`].
     pub fn oldest_unstaged(&mut self, pages: &impl Pages, out: &mut [u32]) -> usize {
         let end = (self.probation.len().saturating_sub(self.probation_share()) as usize).min(out.len());
         let WorkingSet { clock, probation: Queue { mapped: probation, .. }, main: Queue { mapped: main, .. }, .. } =
@@ -85,12 +86,14 @@ impl WorkingSet {
         clock.oldest(probation, pages, &mut 0, out)
     }
 
-    /// Up to `out.len()` of the oldest mapped pages of probation, although it is not their turn: where all of main stays.
+    /// Up to `out.len()` of the oldest mapped pages of probation, although it is not their turn: where all of main
+    /// stays.
     pub fn oldest_of_probation(&self, links: &impl Links, out: &mut [u32]) -> usize {
         tail(&self.probation.mapped, links, out)
     }
 
-    /// Up to `out.len()` of the oldest mapped pages of main, although it is not their turn: where all of probation stays.
+    /// Up to `out.len()` of the oldest mapped pages of main, although it is not their turn: where all of probation
+    /// stays.
     pub fn oldest_of_main(&self, links: &impl Links, out: &mut [u32]) -> usize {
         tail(&self.main.mapped, links, out)
     }

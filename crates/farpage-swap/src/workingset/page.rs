@@ -1,12 +1,13 @@
-//! What the policy knows of a page: its rank while it is in memory, its shadow while it is out; and where both are kept.
+//! What the policy knows of a page: its rank while it is in memory, its shadow while it is out; and where both are
+//! kept.
 
 #[cfg(doc)]
 use super::alone::STRETCH_PAGES;
 use super::alone::Tick;
 use crate::lru::Links;
 
-/// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page is
-/// in memory (3 bits).
+/// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page
+/// is in memory (3 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Rank(pub(super) u8);
 

@@ -38,8 +38,8 @@ fn a_pass_over_four_times_the_memory_leaves_the_hot_set_alone() {
     assert!(lost < u64::from(hot) / 20, "the pass cost {lost} reads of hot pages");
 }
 
-/// What is wanted back from main's cached list does not take the next page of main out: beside a pass, main would go round
-/// and round, at a fault a page.
+/// What is wanted back from main's cached list does not take the next page of main out: beside a pass, main would go
+/// round and round, at a fault a page.
 #[test]
 fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
     let mut random = Random(5);

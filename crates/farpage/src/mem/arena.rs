@@ -84,9 +84,9 @@ impl Arena {
         Arena::part_sizes(sizes).iter().map(|n| n + GAP).sum::<usize>() + GAP
     }
 
-    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is
-    /// touched yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, trash and bell can be
-    /// used, the table can be read, and the rest is closed.
+    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is touched
+    /// yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, trash
+    /// and bell can be used, the table can be read, and the rest is closed.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
@@ -103,8 +103,8 @@ impl Arena {
             *part = Part { base: at, len };
             at += len + GAP;
             let ptr = part.base as *mut c_void;
-            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the page-wise
-            // accounting; without them it still works.
+            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the
+            // page-wise accounting; without them it still works.
             let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
         }
         let [heap, table, pool, stacks, frames, trash, bell, transit, waste] = parts;

@@ -1,15 +1,16 @@
-//! The engine's private heap: the global allocator of the preload library and, as [`Growing`], of the C library and of Rust
-//! programs whose signal handlers touch regions.
+//! The engine's private heap: the global allocator of the preload library and, as [`Growing`], of the C library and of
+//! Rust programs whose signal handlers touch regions.
 //!
 //! The program's malloc is out of bounds for the engine (its memory may be swapped out, its locks may be held by the
-//! thread whose fault is being served). This heap takes memory from one part after another, in size classes of a quarter of a
-//! power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is small, and big
-//! blocks (growing tables) are freed rarely.
+//! thread whose fault is being served). This heap takes memory from one part after another, in size classes of a
+//! quarter of a power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is
+//! small, and big blocks (growing tables) are freed rarely.
 //!
-//! There is no lock: whoever is interrupted in the middle, by a signal or for ever by a fork that leaves it behind, keeps
-//! nobody from going on. The free blocks of a class are a stack of the kind of Treiber (1986); its top has a number beside it that
-//! counts changes, in 16 bytes that are compared and exchanged at once, so that a pop whose block was popped and pushed by others
-//! meanwhile fails. (The top's link may be read while its new owner writes there: the pop fails then, too.)
+//! There is no lock: whoever is interrupted in the middle, by a signal or for ever by a fork that leaves it behind,
+//! keeps nobody from going on. The free blocks of a class are a stack of the kind of Treiber (1986); its top has a
+//! number beside it that counts changes, in 16 bytes that are compared and exchanged at once, so that a pop whose block
+//! was popped and pushed by others meanwhile fails. (The top's link may be read while its new owner writes there: the
+//! pop fails then, too.)
 
 use crate::mem::arena::Part;
 use crate::mem::open::Opening;
@@ -54,9 +55,9 @@ impl Top {
     /// Puts `first` in the place of what [`Top::load`] said, if it is still there. Orders like `AcqRel`.
     fn exchange(&self, (old, changes): (usize, usize), first: usize) -> bool {
         let done: u8;
-        // SAFETY: 16 aligned bytes, both of atomics, so they may change under shared references. rbx, which the compiler may
-        // have in use, is restored; the others are named, because one of them could be rbx. Every x86-64 processor has
-        // the instruction but the first ones, of 2003.
+        // SAFETY: 16 aligned bytes, both of atomics, so they may change under shared references. rbx, which the
+        // compiler may have in use, is restored; the others are named, because one of them could be rbx. Every x86-64
+        // processor has the instruction but the first ones, of 2003.
         unsafe {
             asm!(
                 "xchg rbx, rsi",
@@ -95,12 +96,13 @@ impl Heap {
         }
     }
 
-    /// Gives the heap its memory, of which the first `opened` bytes can be written; the rest is opened as it is needed. What was
-    /// allocated before stays valid; what was left of the part before is not used any more. False: not even the first page could be
-    /// opened.
+    /// Gives the heap its memory, of which the first `opened` bytes can be written; the rest is opened as it is needed.
+    /// What was allocated before stays valid; what was left of the part before is not used any more. False: not even
+    /// the first page could be opened.
     ///
     /// # Safety
-    /// `part` is zeroed, aligned to 16 bytes (to a page, if it is to be opened), larger than a page, used by nobody else, and stays mapped.
+    /// `part` is zeroed, aligned to 16 bytes (to a page, if it is to be opened), larger than a page, used by nobody
+    /// else, and stays mapped.
     #[must_use]
     pub unsafe fn give(&self, part: Part, opened: usize) -> bool {
         let piece = part.base as *mut Piece;
@@ -126,8 +128,8 @@ impl Heap {
             if seen.0 == 0 || !seen.0.is_multiple_of(align) {
                 break;
             }
-            // SAFETY: a block of this heap: parts stay mapped. If somebody else has taken it meanwhile, what is read there is of
-            // no consequence.
+            // SAFETY: a block of this heap: parts stay mapped. If somebody else has taken it meanwhile, what is read
+            // there is of no consequence.
             let next = unsafe { (seen.0 as *const usize).read_volatile() };
             if top.exchange(seen, next) {
                 return (seen.0 as *mut u8, false);
@@ -152,9 +154,9 @@ impl Heap {
     }
 }
 
-/// A [`Heap`] that takes memory from the kernel when it needs some, and never gives it back: for a program whose signal handlers
-/// touch regions and may interrupt an allocation. The pager's threads allocate, and the fault may have to wait for them;
-/// with an allocator that has locks they would wait for the interrupted thread.
+/// A [`Heap`] that takes memory from the kernel when it needs some, and never gives it back: for a program whose signal
+/// handlers touch regions and may interrupt an allocation. The pager's threads allocate, and the fault may have to wait
+/// for them; with an allocator that has locks they would wait for the interrupted thread.
 ///
 /// ```
 /// #[global_allocator]
@@ -224,9 +226,9 @@ fn class_of(size: usize) -> (usize, usize) {
     ((log - 3) * 4 + sub, rounded)
 }
 
-// SAFETY: blocks come from memory handed over by `give`, are disjoint (cut off once, or popped from a stack of the same class),
-// aligned as asked (the cut is rounded up; a stack holds blocks of one size, and the alignment of its first is checked), and
-// stay valid until freed.
+// SAFETY: blocks come from memory handed over by `give`, are disjoint (cut off once, or popped from a stack of the same
+// class), aligned as asked (the cut is rounded up; a stack holds blocks of one size, and the alignment of its first is
+// checked), and stay valid until freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.take(layout).0

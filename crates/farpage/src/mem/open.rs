@@ -1,8 +1,9 @@
 //! Reservations that become usable memory in steps.
 //!
-//! Address space that is only reserved (`PROT_NONE`, or `PROT_READ` where zeros are read) costs nothing anywhere. As writable memory
-//! it counts in full, touched or not: as commit where the kernel never overcommits (`vm.overcommit_memory=2`, for which
-//! `MAP_NORESERVE` is nothing), and for `RLIMIT_DATA`. So heap, page table, pool and frames are opened when they are needed.
+//! Address space that is only reserved (`PROT_NONE`, or `PROT_READ` where zeros are read) costs nothing anywhere. As
+//! writable memory it counts in full, touched or not: as commit where the kernel never overcommits
+//! (`vm.overcommit_memory=2`, for which `MAP_NORESERVE` is nothing), and for `RLIMIT_DATA`. So heap, page table, pool
+//! and frames are opened when they are needed.
 
 use crate::PAGE_SIZE;
 use rustix::io::Errno;

@@ -2,34 +2,34 @@
 //!
 //! RAM can hold a page as it is, or two to three compressed ones. Which is worth more depends on the program: what does
 //! not compress, or has a hot set that just fits, makes the pool a waste of RAM; data that compresses and is used at
-//! random is better kept compressed than read from a file. So the program is asked: of every page that comes back from a
-//! device, the refault distance tells how large memory would have had to be for it to stay ([`Distances`], its
+//! random is better kept compressed than read from a file. So the program is asked: of every page that comes back from
+//! a device, the refault distance tells how large memory would have had to be for it to stay ([`Distances`], its
 //! histogram). From that follows what the faults would have cost with any division of the budget: pages that would have
 //! stayed nothing, those that the pool would have held a load from memory, the others a read from a file. The limit
 //! moves in steps towards the cheapest division.
 //!
-//! The pool is not simply what memory would hold if it were larger: what does not compress never gets there, however often
-//! it is wanted, and what does may be wanted by nobody. So how many of the faults that it should have served it did serve
-//! is measured, and expected of any other size, too (GNU sort's text and index in 41 MiB: 13 MiB of the budget held index that
-//! hardly one fault in fifty was for, while the text went through a file).
+//! The pool is not simply what memory would hold if it were larger: what does not compress never gets there, however
+//! often it is wanted, and what does may be wanted by nobody. So how many of the faults that it should have served it
+//! did serve is measured, and expected of any other size, too (GNU sort's text and index in 41 MiB: 13 MiB of the
+//! budget held index that hardly one fault in fifty was for, while the text went through a file).
 //!
-//! A pool with room for more than what is out also keeps copies of pages that came back, and one that leaves as it came is not
-//! compressed again. Beside a fault for each page that is little; where windows bring them in, most of the cost. So the
-//! price of a division has the stores that its copies would not spare (512 MiB read round and round in 310: pool of
-//! 157 MiB and most pages compressed each time before, 174 MiB and hardly any now).
+//! A pool with room for more than what is out also keeps copies of pages that came back, and one that leaves as it came
+//! is not compressed again. Beside a fault for each page that is little; where windows bring them in, most of the cost.
+//! So the price of a division has the stores that its copies would not spare (512 MiB read round and round in 310: pool
+//! of 157 MiB and most pages compressed each time before, 174 MiB and hardly any now).
 //!
-//! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is assumed to
-//! miss as much per MiB as the next MiB above it does.
+//! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is
+//! assumed to miss as much per MiB as the next MiB above it does.
 //!
 //! Memory that the program has locked, or that cannot be managed, is not divided: the pool's largest share shrinks by
 //! it, so that the rest of the program keeps a quarter of the budget to run in. With less, every fault would wait for a
 //! page of the few that can go.
 //!
-//! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and moving
-//! compressed pages on to a file is all that costs anything: so the limit rises then.
+//! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and
+//! moving compressed pages on to a file is all that costs anything: so the limit rises then.
 //!
-//! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed much
-//! more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
+//! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed
+//! much more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
 //!
 //! Pure arithmetic; called by the monitor. Ideas: stack distances (Mattson et al., 1970), shadow entries of Linux'
 //! workingset code as the measure of them.
@@ -117,9 +117,9 @@ impl Distances {
     }
 }
 
-/// How many of the program's pages cannot be taken out. Reclaim tries the oldest of those that have yet to prove hot, and one that
-/// stays is the youngest of them then: so in a round of as many tries as there are such pages, each is tried once. Not
-/// before a round is over does the share say anything, because pages that stay are neighbours.
+/// How many of the program's pages cannot be taken out. Reclaim tries the oldest of those that have yet to prove hot,
+/// and one that stays is the youngest of them then: so in a round of as many tries as there are such pages, each is
+/// tried once. Not before a round is over does the share say anything, because pages that stay are neighbours.
 #[derive(Debug, Default)]
 pub struct Stuck {
     taken: u64,
@@ -282,8 +282,8 @@ impl PoolShare {
         (self.limit != before).then_some(self.limit)
     }
 
-    /// Whether the pool has more than the least that it can have: where that is too much already, nothing is to wait there that
-    /// memory could hold as well.
+    /// Whether the pool has more than the least that it can have: where that is too much already, nothing is to wait
+    /// there that memory could hold as well.
     pub fn is_worth_room(&self) -> bool {
         self.limit > self.min
     }
@@ -314,8 +314,9 @@ impl PoolShare {
         (pages, pages + pool / PAGE * ratio)
     }
 
-    /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares all: then
-    /// a distance beyond that says only that the page was away for long, and it may have been as deep as any that is out.
+    /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares
+    /// all: then a distance beyond that says only that the page was away for long, and it may have been as deep as any
+    /// that is out.
     fn spared(&self, now: Sample, distances: &Distances, pages: f64) -> f64 {
         let (have, all) = (now.have(), now.all());
         let known = distances.within(pages.min(all));
@@ -323,8 +324,8 @@ impl PoolShare {
         known + depth * (distances.total() - distances.within(all))
     }
 
-    /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be wanted
-    /// as anything else.
+    /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be
+    /// wanted as anything else.
     fn held(&self, now: Sample, distances: &Distances, pool: f64) -> f64 {
         let (pages, kept) = self.divide(now, pool);
         self.spared(now, distances, kept) - self.spared(now, distances, pages)
@@ -346,8 +347,8 @@ impl PoolShare {
         served * from_pool + (faults - served) * from_file + faults * self.stores(now, limit) * STORE_NS
     }
 
-    /// Of the pages that leave for one fault, with this limit of the pool, those that have to be stored only because their
-    /// copy was not kept. Copies are kept in what the pool has left beside the pages that are out.
+    /// Of the pages that leave for one fault, with this limit of the pool, those that have to be stored only because
+    /// their copy was not kept. Copies are kept in what the pool has left beside the pages that are out.
     fn stores(&self, now: Sample, limit: u64) -> f64 {
         let pool = (limit / 8 * TIGHT_EIGHTHS) as f64;
         let (pages, kept) = self.divide(now, pool);

@@ -8,9 +8,9 @@
 //!   pages at a time               as many as are missing to high, between 64 and 256
 //!   threads                       one, and one more for each thread that waits
 //! ```
-//! A batch is emptied with one system call and one interrupt of the other CPUs, so a large one costs less a page; a thread that
-//! waits is told when the batch is done. A thread that waits has given its CPU up, so one of reclaim may have it; while nobody
-//! waits a second one would take it from the program.
+//! A batch is emptied with one system call and one interrupt of the other CPUs, so a large one costs less a page; a
+//! thread that waits is told when the batch is done. A thread that waits has given its CPU up, so one of reclaim may
+//! have it; while nobody waits a second one would take it from the program.
 
 /// Pages of a batch at least.
 pub const BATCH_MIN: usize = 64;

@@ -182,8 +182,8 @@ impl Inner {
         self.settle_ahead(claimed, done, Access::Writable, |i| (to(i), 0));
     }
 
-    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there). `access`: how
-    /// they came in.
+    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there). `access`:
+    /// how they came in.
     pub(super) fn settle_ahead(
         &self,
         claimed: &mut Claimed,

@@ -1,14 +1,15 @@
 //! Which page goes next: the lists, their lock, and what is known without it.
 //!
-//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage sim`: probation and main, each with a
-//! cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read ahead and wait
-//! there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only when they
-//! have become too many.
+//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage sim`: probation and main, each
+//! with a cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read ahead
+//! and wait there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only
+//! when they have become too many.
 //!
-//! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for one
-//! page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until it is on a
-//! list that others can see, and whoever finds a page on a list has to make it busy first. A page's rank says which queue it is
-//! on; it changes under the lock, also while somebody has the page busy who does not have the lock.
+//! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for
+//! one page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until
+//! it is on a list that others can see, and whoever finds a page on a list has to make it busy first. A page's rank
+//! says which queue it is on; it changes under the lock, also while somebody has the page busy who does not have the
+//! lock.
 
 use super::space::Space;
 use super::word::{Seen, State};
@@ -19,8 +20,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and each
-/// costs a fault for every page in use that is written.
+/// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and
+/// each costs a fault for every page in use that is written.
 const SWEPT_PROBATION: u32 = 4;
 
 /// The lists, their lock, and what is known without it.
@@ -66,16 +67,16 @@ pub struct Coming {
 }
 
 impl Shared {
-    /// Empty lists. `sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are linked;
-    /// spliced unless for a measurement.
+    /// Empty lists. `sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
+    /// linked; spliced unless for a measurement.
     pub fn new(sweeps: bool, linking: Linking) -> Shared {
         let set = if sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
         let lists = Mutex::new(Lists { set, ahead: List::new(), locked: 0, waited: 0 });
         Shared { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read because it
-    /// was touched.
+    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read
+    /// because it was touched.
     pub fn add(&self, space: &Space, pages: impl Iterator<Item = Coming>, read: Option<(u32, Shadow)>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {

@@ -256,8 +256,8 @@ impl Readahead {
         self.with(page, |m| m.tuning.is_exact()).unwrap_or(false)
     }
 
-    /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is; `is_there` says of another page whether it
-    /// is in memory.
+    /// What to bring in for a fault on a swapped page; `queued`, `rotational`: its device is; `is_there` says of
+    /// another page whether it is in memory.
     pub fn on_miss(
         &self,
         page: u32,

@@ -6,8 +6,8 @@
 //! ```
 //! (`take_out`; which pages: `lists`.) Pages that were read ahead wait in the swap cache in either mode.
 //!
-//! The first thread keeps room and free frames in store; the others help while threads wait (`demand`). None of them waits
-//! for a busy page. Storing may allocate, which is why faulting threads never do it.
+//! The first thread keeps room and free frames in store; the others help while threads wait (`demand`). None of them
+//! waits for a busy page. Storing may allocate, which is why faulting threads never do it.
 
 use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
@@ -186,8 +186,8 @@ impl Inner {
         moved + freed > 0
     }
 
-    /// Stores the oldest pages of the swap cache until there are `n` frames in `free`, if there are as many. `in_turn`: none before
-    /// those that are still mapped.
+    /// Stores the oldest pages of the swap cache until there are `n` frames in `free`, if there are as many. `in_turn`:
+    /// none before those that are still mapped.
     fn store_up_to(&self, n: usize, in_turn: bool, free: &mut Vec<FrameNo>) {
         while free.len() < n {
             let want = (n - free.len()).min(STORE_BATCH);
@@ -197,8 +197,8 @@ impl Inner {
         }
     }
 
-    /// Stores up to `most` of the oldest pages of the swap cache; how many frames were added to `free`: theirs, which are the
-    /// caller's.
+    /// Stores up to `most` of the oldest pages of the swap cache; how many frames were added to `free`: theirs, which
+    /// are the caller's.
     fn store_some(&self, most: usize, in_turn: bool, free: &mut Vec<FrameNo>) -> usize {
         let before = free.len();
         let mut taken: Vec<Taken> = Vec::with_capacity(most);

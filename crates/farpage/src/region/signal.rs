@@ -4,8 +4,8 @@
 //! before, and so does the fault of a page that cannot be read back. While it runs, all other asynchronous signals are
 //! blocked in this thread, so no code of the program runs in between, and it takes only locks that are never held where
 //! region memory is touched (the engine's own, which its functions hold with signals blocked, see [`Blocked`]). It
-//! allocates nothing and makes system calls directly, only such that may be made in a handler (ioctl, futex, pread, preadv,
-//! madvise, gettid).
+//! allocates nothing and makes system calls directly, only such that may be made in a handler (ioctl, futex, pread,
+//! preadv, madvise, gettid).
 
 use super::fault::Served;
 use super::registry::PAGERS;
@@ -128,8 +128,8 @@ unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
 }
 
 /// Blocks all signals in this thread but those of faults, as long as it exists: a handler of the program that touches a
-/// region would wait for a lock that the interrupted code holds. (Through libc, which leaves its own signals open: it makes threads
-/// under this guard, and may be changing the user of all threads.)
+/// region would wait for a lock that the interrupted code holds. (Through libc, which leaves its own signals open: it
+/// makes threads under this guard, and may be changing the user of all threads.)
 pub struct Blocked(libc::sigset_t);
 
 impl Blocked {

@@ -1,16 +1,16 @@
 //! A pager's statistics page, which `farpage stat` reads from outside: its counters, and levels as of a moment ago.
 //!
-//! There is one set of counters, the page's: whoever has something to count does it there, faults in a signal handler too.
-//! Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does so five
-//! times a second at least ([`Inner::look_at_overhead`]).
+//! There is one set of counters, the page's: whoever has something to count does it there, faults in a signal handler
+//! too. Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does
+//! so five times a second at least ([`Inner::look_at_overhead`]).
 //!
-//! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping can
-//! write it, and nobody can make it shorter. Where the kernel gives no memfd, there are the counters still, but nobody else
-//! sees them.
+//! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping
+//! can write it, and nobody can make it shorter. Where the kernel gives no memfd, there are the counters still, but
+//! nobody else sees them.
 //!
-//! A forked child has mapping and descriptor too. It neither counts there (the pager is not its own) nor is it taken for the
-//! page's owner: that is the process whose number the page has. A child that inherits the pager gets a new page in the same
-//! place, and counts from zero.
+//! A forked child has mapping and descriptor too. It neither counts there (the pager is not its own) nor is it taken
+//! for the page's owner: that is the process whose number the page has. A child that inherits the pager gets a new page
+//! in the same place, and counts from zero.
 //!
 //! Locks: `descriptor`, a leaf, for the making and the end of a page. `published`, held while `readahead` is read.
 

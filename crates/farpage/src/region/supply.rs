@@ -5,8 +5,8 @@
 //!   it has none              a free frame is moved in: its page becomes the region's
 //!   nothing is free          the thread waits for reclaim, or gives way if that is stuck
 //! ```
-//! A move ends with an interrupt of every CPU that the process has run on, which costs as much as copying tens of pages; so
-//! in signal mode pages are copied whenever they can be, in thread mode where they are few.
+//! A move ends with an interrupt of every CPU that the process has run on, which costs as much as copying tens of
+//! pages; so in signal mode pages are copied whenever they can be, in thread mode where they are few.
 //!
 //! Called by whoever has the page busy: faults, readahead. Takes the frames' lock and no other.
 
@@ -157,8 +157,8 @@ impl Inner {
             return if protect { Access::Unwritten } else { Access::Writable };
         }
         self.move_in(page, first, n);
-        // What is moved in can be written, and is by those who do not have to ask for it. From here on whoever writes waits for
-        // the page's word.
+        // What is moved in can be written, and is by those who do not have to ask for it. From here on whoever writes
+        // waits for the page's word.
         match protect && self.uffd.write_protect(self.space.addr(page), n * PAGE_SIZE, true).is_ok() {
             true => Access::Protected,
             false => Access::Writable,
@@ -172,8 +172,8 @@ impl Inner {
         while done < n {
             let (dst, src) = (self.space.addr(page) + done * PAGE_SIZE, self.frames.addr(first) + done * PAGE_SIZE);
             let len = (n - done) * PAGE_SIZE;
-            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames. All pages of regions that are
-            // protected are registered for that (signal mode).
+            // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames. All pages of regions
+            // that are protected are registered for that (signal mode).
             let (bytes, result) = unsafe {
                 match protect {
                     true => self.uffd.copy_pages_protected(dst, src, len),
@@ -229,8 +229,9 @@ impl Inner {
         }
     }
 
-    /// A frame that was to be moved was copied. It goes back to the kernel if the budget has no room for both: the next fault would
-    /// find it free, and so on, without end where nothing can be moved (a region that the program has locked).
+    /// A frame that was to be moved was copied. It goes back to the kernel if the budget has no room for both: the next
+    /// fault would find it free, and so on, without end where nothing can be moved (a region that the program has
+    /// locked).
     fn copied_instead(&self, f: FrameNo) {
         // SAFETY: the caller's frame, whose content is elsewhere.
         if self.room() < 0 && unsafe { discard(self.frames.addr(f) as *mut std::ffi::c_void, PAGE_SIZE) }.is_ok() {
@@ -241,8 +242,8 @@ impl Inner {
         }
     }
 
-    /// A page that threads wait for cannot be read back: those that touch it get SIGBUS, until it is discarded or can be
-    /// read again. In thread mode.
+    /// A page that threads wait for cannot be read back: those that touch it get SIGBUS, until it is discarded or can
+    /// be read again. In thread mode.
     pub(super) fn poison(&self, addr: usize) {
         let Some(page) = self.space.page_at(addr) else { return };
         let Some(seen) = self.space.word(page).try_lock() else { return }; // somebody else brings it in

@@ -130,7 +130,8 @@ impl Inner {
         result
     }
 
-    /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for; `protect`: as in [`Inner::load`].
+    /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for; `protect`: as in
+    /// [`Inner::load`].
     fn swap_in_window(
         &self,
         page: u32,

@@ -3,8 +3,8 @@
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
 //! Pages that are writable are write-protected all at once, region by region ([`Inner::protect_all`]), which happens
-//! about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not written needs
-//! neither that nor a look at its content.
+//! about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not written
+//! needs neither that nor a look at its content.
 //!
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
@@ -32,7 +32,8 @@ const PROCESS_MADVISE: u32 = 440;
 const FRESH: u64 = 64;
 
 impl Inner {
-    /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache; how many.
+    /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache;
+    /// how many.
     pub(super) fn take_out(&self, batch: usize, target: usize) -> usize {
         let mut picked = [None; BATCH_MAX];
         let picked = &mut picked[..batch.min(BATCH_MAX)];
@@ -69,9 +70,9 @@ impl Inner {
         for (page, seen) in picked[..n].iter().copied().flatten() {
             if seen.is_writable() { &mut writable } else { &mut stable }.push((page, seen));
         }
-        // Most of the oldest pages came in after the last sweep: time for the next. Those of probation say so, because pages of
-        // main must not leave in their place. Or hardly any page has gone since: then they have been written since, so they
-        // are in use.
+        // Most of the oldest pages came in after the last sweep: time for the next. Those of probation say so, because
+        // pages of main must not leave in their place. Or hardly any page has gone since: then they have been written
+        // since, so they are in use.
         let cold = |pages: &[(u32, Seen)]| pages.iter().filter(|(page, _)| !self.space.rank(*page).is_hot()).count();
         let (new, old) = match (cold(&writable), cold(&stable)) {
             (0, 0) => (writable.len(), stable.len()),
@@ -156,8 +157,8 @@ impl Inner {
         n
     }
 
-    /// Write-protects all pages present, so that they can be taken out; not if somebody has done so since `sweeps` of them
-    /// had been.
+    /// Write-protects all pages present, so that they can be taken out; not if somebody has done so since `sweeps` of
+    /// them had been.
     fn protect_all(&self, sweeps: u64) {
         let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
         if self.sweeps_done.load(Relaxed) != sweeps {
@@ -182,8 +183,8 @@ impl Inner {
         }
     }
 
-    /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought in
-    /// meanwhile is writable by its word, whatever this does to it.
+    /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought
+    /// in meanwhile is writable by its word, whatever this does to it.
     fn protect(&self, place: (u32, u32), from: u32, to: u32) {
         if from == to {
             return;
@@ -252,8 +253,8 @@ impl Inner {
         if let Err(error) = self.swap.store_batch(&contents, &mut entries) {
             self.warn_full(error);
         }
-        // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and zeros
-        // stored.
+        // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and
+        // zeros stored.
         let torn = self.surprises.load(Relaxed) != surprises;
         for (&(page, seen), entry) in to_store.iter().zip(entries) {
             if torn {
@@ -336,7 +337,8 @@ impl Inner {
         count(&self.stat.swpout_clean, usize::from(so));
     }
 
-    /// Whether a page that this thread has busy is in its region; if the program has discarded it behind our back, zeros are now.
+    /// Whether a page that this thread has busy is in its region; if the program has discarded it behind our back,
+    /// zeros are now.
     fn is_present(&self, page: u32) -> bool {
         let before = self.surprises.load(Relaxed);
         // SAFETY: as for the content, of which nothing is used.
@@ -353,8 +355,8 @@ impl Inner {
         };
         let src = self.space.addr(run[0].0);
         let take = |n| {
-            // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code, does
-            // not change by being moved out and back. dst are empty frames of ours.
+            // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code,
+            // does not change by being moved out and back. dst are empty frames of ours.
             unsafe { self.uffd.move_pages(self.frames.addr(first), src, n * PAGE_SIZE, true) }
         };
         let (mut bytes, mut result) = take(got);
@@ -391,7 +393,8 @@ impl Inner {
         (0, 1)
     }
 
-    /// Ends the busy state of pages that stay, in order from old to young: as the youngest or the oldest of their lists.
+    /// Ends the busy state of pages that stay, in order from old to young: as the youngest or the oldest of their
+    /// lists.
     fn put_back(&self, pages: &[(u32, Seen)], youngest: bool) {
         if pages.is_empty() {
             return;

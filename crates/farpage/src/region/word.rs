@@ -12,10 +12,10 @@
 //! ```
 //! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
 //! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
-//! stable while the page is busy. *Un* (unwritten): the page came in write-protected and was not written since, so it is what its
-//! entry says; only without *wr*. *Pins* and *hint* stay over changes of kind. How hot a page is stands beside its links
-//! (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of pages (advise, pin,
-//! drop); reclaim and readahead never wait: they leave busy pages alone.
+//! stable while the page is busy. *Un* (unwritten): the page came in write-protected and was not written since, so it
+//! is what its entry says; only without *wr*. *Pins* and *hint* stay over changes of kind. How hot a page is stands
+//! beside its links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of
+//! pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
 //!
 //! The *credit* of a page in the swap cache: so many pages were read ahead with it (itself included) that count as hits
 //! when it is touched (the highest bit: in slot order); 0: it was not read ahead. A page with credit has not been

@@ -35,8 +35,8 @@ pub fn own_images() -> Vec<(usize, usize)> {
     ranges
 }
 
-/// Whether the program itself is linked with libc, and so gets its memory from there. One without (Go's without cgo are) makes its system
-/// calls itself. Where its dynamic section cannot be found: yes.
+/// Whether the program itself is linked with libc, and so gets its memory from there. One without (Go's without cgo
+/// are) makes its system calls itself. Where its dynamic section cannot be found: yes.
 pub fn program_needs_libc() -> bool {
     extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
         // SAFETY: libc passes a live record, the program's own first; out is the flag below.

@@ -1,10 +1,10 @@
 //! The lists of the pages in memory, and their words: which page goes next.
 //!
-//! The policy is [`farpage_swap::workingset`]; here the words follow it. Pages that were read ahead and wait for their first
-//! touch have a list of their own. One mutex guards all lists. While it is held, membership equals state: `Mapped` pages
-//! are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on that of pages read
-//! ahead if their word says so, all others are on no list. (A [`Batch`] is the pager's own until it is spliced.) Lock
-//! order: outside of the frame pool's; words are changed under it, nothing else is called.
+//! The policy is [`farpage_swap::workingset`]; here the words follow it. Pages that were read ahead and wait for their
+//! first touch have a list of their own. One mutex guards all lists. While it is held, membership equals state:
+//! `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on
+//! that of pages read ahead if their word says so, all others are on no list. (A [`Batch`] is the pager's own until it
+//! is spliced.) Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
 
 use crate::mem::units::FrameNo;
 use crate::mm::pool_share::Distances;
@@ -21,17 +21,17 @@ const AHEAD_MIN: u32 = 128;
 #[derive(Debug)]
 pub struct Lru {
     set: WorkingSet,
-    /// Pages of the swap cache that wait for their first touch. They are given up only when they are too many: nobody knows
-    /// yet whether they are cold.
+    /// Pages of the swap cache that wait for their first touch. They are given up only when they are too many: nobody
+    /// knows yet whether they are cold.
     ahead: List,
     ahead_max: u32,
     /// Of pages that came back from a device.
     pub distances: Distances,
 }
 
-/// Pages that come into the program together. They are linked outside of the lock and go onto probation in one splice, so
-/// the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of a
-/// `Mapped` page.
+/// Pages that come into the program together. They are linked outside of the lock and go onto probation in one splice,
+/// so the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of
+/// a `Mapped` page.
 #[derive(Debug, Default)]
 pub struct Batch {
     list: List,
@@ -155,8 +155,8 @@ impl Lru {
         self.set.recache(table, node.0, table.rank(node.0), oldest);
     }
 
-    /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words become
-    /// `Writeback`. Of those read ahead only what is too much.
+    /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words
+    /// become `Writeback`. Of those read ahead only what is too much.
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
         while taken < out.len() {

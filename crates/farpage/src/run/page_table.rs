@@ -17,8 +17,8 @@
 //! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
 //! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
 //! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
-//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]). Beside the leaves lies a byte for each 32
-//! pages: when one of them was last wanted back.
+//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]). Beside the leaves lies a
+//! byte for each 32 pages: when one of them was last wanted back.
 
 use crate::mem::arena::Part;
 use crate::mem::open::{Opening, STEP, Scattered};
@@ -110,8 +110,8 @@ pub struct PageTable {
     dir: &'static [AtomicU32],
     home: &'static [AtomicU32],
     leaves: &'static [Leaf],
-    /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young marks of the old
-    /// one; they age.
+    /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young
+    /// marks of the old one; they age.
     wanted: &'static [AtomicU8],
     /// Of the three arrays that have a place for each leaf.
     opening: [Opening; 3],
@@ -131,8 +131,8 @@ impl PageTable {
     /// A table in `part`.
     ///
     /// # Safety
-    /// `part` is at least [`TABLE_BYTES`] of zeroed memory, readable at least, that begins with a page, stays mapped and is used by
-    /// nobody else.
+    /// `part` is at least [`TABLE_BYTES`] of zeroed memory, readable at least, that begins with a page, stays mapped
+    /// and is used by nobody else.
     pub unsafe fn new(part: Part) -> PageTable {
         let leaves = part.base;
         let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
@@ -303,8 +303,8 @@ impl PageTable {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// Pages in the program lose their clean copies: the entries go to `out`, until it has `want`, and are the caller's to free.
-    /// Goes on at `hand`, and around the table once at most. Pager only.
+    /// Pages in the program lose their clean copies: the entries go to `out`, until it has `want`, and are the caller's
+    /// to free. Goes on at `hand`, and around the table once at most. Pager only.
     pub fn take_copies(&self, hand: &mut u32, want: usize, out: &mut Vec<Entry>) {
         let nodes = (self.taken.load(Ordering::Relaxed) << LEAF_BITS) as u32;
         for _ in 0..nodes {
@@ -342,8 +342,8 @@ impl PageTable {
         }
     }
 
-    /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word takes
-    /// the mark away. Pager only.
+    /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word
+    /// takes the mark away. Pager only.
     pub fn set_ahead(&self, node: Node, frame: FrameNo) {
         self.store(node, State::Cached(frame).encode() | AHEAD);
     }
@@ -354,8 +354,8 @@ impl PageTable {
         matches!(State::decode(word), State::Cached(_)) && word & AHEAD != 0
     }
 
-    /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word takes
-    /// the note away, also one back to the same entry. Pager only.
+    /// Notes in the word of a page that is `Swapped` to `entry` that its content is being read. Any change of the word
+    /// takes the note away, also one back to the same entry. Pager only.
     pub fn mark_reading(&self, node: Node, entry: Entry) {
         if self.state(node) == State::Swapped(entry) {
             self.word(node).store(State::Swapped(entry).encode() | READING, Ordering::Release);

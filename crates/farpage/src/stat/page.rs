@@ -1,8 +1,8 @@
 //! Where a [`Stat`] lies: a memfd, mapped by who counts in it. Here the engine's; a pager's is in `region::stat`.
 //!
-//! Whoever may look at the process can open the memfd, also for writing. So it is sealed before it is mapped: nobody can make
-//! it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes from elsewhere is
-//! mapped only if it is sealed like that.
+//! Whoever may look at the process can open the memfd, also for writing. So it is sealed before it is mapped: nobody
+//! can make it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes from
+//! elsewhere is mapped only if it is sealed like that.
 //!
 //! Called by the initialiser, by the engine at its start, and after forks. No lock: one thread does this.
 

@@ -1,4 +1,5 @@
-//! Why a page was not stored, or cannot be read, and why a device cannot be used. Texts are one line: what, to what, why.
+//! Why a page was not stored, or cannot be read, and why a device cannot be used. Texts are one line: what, to what,
+//! why.
 
 use crate::sys::raw::{Errno, ErrnoText};
 

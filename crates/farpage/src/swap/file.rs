@@ -1,8 +1,8 @@
 //! A swap file or a block device.
 //!
-//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can open
-//! it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A path that
-//! is a regular file stands for its directory.
+//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
+//! open it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A
+//! path that is a regular file stands for its directory.
 //!
 //! ```text
 //!  slot of an entry:  | file id: 8 | page of the file: 32 |        (page 0 is the header, never a slot)
@@ -18,10 +18,11 @@
 //!   last slot. New pages go to a file of its own with the next free id, so old entries stay valid. (Of a block device
 //!   a child has no part of its own: its pages go to the next device.)
 //!
-//! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the own file is made or grows); `inner` (leases,
-//! inherited files, what was drained, failed slots; never held across I/O); inside both those of a file's slots. A page of
-//! the own file is stored with locks of its slots only, freed with them unless it is frozen or was moved, and loaded
-//! without any: its file stays where it is ([`table::Own`]), and of an inherited one a reader has a counted reference.
+//! Callers: `space`, and `zram` for writeback. Locks: `create` (held while the own file is made or grows); `inner`
+//! (leases, inherited files, what was drained, failed slots; never held across I/O); inside both those of a file's
+//! slots. A page of the own file is stored with locks of its slots only, freed with them unless it is frozen or was
+//! moved, and loaded without any: its file stays where it is ([`table::Own`]), and of an inherited one a reader has a
+//! counted reference.
 
 mod backing;
 mod block;
@@ -112,9 +113,9 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device for `path`: a directory (an unnamed file in it), an empty file (an unnamed one beside it), or a blank block
-    /// device or one of ours.
-    /// `index`: the device number in its entries. `size`: most bytes of the file, header page included.
+    /// The device for `path`: a directory (an unnamed file in it), an empty file (an unnamed one beside it), or a blank
+    /// block device or one of ours. `index`: the device number in its entries. `size`: most bytes of the file, header
+    /// page included.
     ///
     /// # Errors
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
@@ -230,8 +231,8 @@ impl FileDevice {
     }
 }
 
-/// Something the user should know. Made into words by whoever says it: a read may fail in a signal handler, which must not
-/// allocate.
+/// Something the user should know. Made into words by whoever says it: a read may fail in a signal handler, which must
+/// not allocate.
 enum Warning {
     /// It can be used, but is not what one would expect.
     Odd(String),

@@ -21,9 +21,10 @@
 //! The engine serialises per page: it never calls `load` and `free` of the same entry at the same time.
 //! Everything else may run concurrently.
 //!
-//! Locks, outermost first: zram `writeback`, codec state, zram `inner`; file `create`; file `inner`; inside all of them those of
-//! slots (`farpage_swap::slots`). `inner` locks are held for look-ups and copies of one page at most, never across a device
-//! wait. No two devices' `inner` locks are held together. Stores, loads and frees of a file take no lock of the device.
+//! Locks, outermost first: zram `writeback`, codec state, zram `inner`; file `create`; file `inner`; inside all of them
+//! those of slots (`farpage_swap::slots`). `inner` locks are held for look-ups and copies of one page at most, never
+//! across a device wait. No two devices' `inner` locks are held together. Stores, loads and frees of a file take no
+//! lock of the device.
 
 pub mod entry;
 pub mod error;
@@ -56,12 +57,12 @@ pub struct Caps {
     pub rotational: bool,
     /// Freed space is given back to what is below (the disk, the filesystem). False once that has refused.
     pub discard: bool,
-    /// A page must not change while it is stored (it is hashed, compressed or encrypted on the way). So it is for all devices
-    /// here, and the engine and regions let nobody write to a page that is being stored; a device without it could be given
-    /// pages that are still mapped.
+    /// A page must not change while it is stored (it is hashed, compressed or encrypted on the way). So it is for all
+    /// devices here, and the engine and regions let nobody write to a page that is being stored; a device without it
+    /// could be given pages that are still mapped.
     pub stable_writes: bool,
-    /// Bytes of the unit in which the device transfers, a power of two, a page at most: a write that is torn stores whole
-    /// units.
+    /// Bytes of the unit in which the device transfers, a power of two, a page at most: a write that is torn stores
+    /// whole units.
     pub block_size: u32,
     /// Higher is used first.
     pub priority: i32,

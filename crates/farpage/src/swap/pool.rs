@@ -95,8 +95,8 @@ pub struct Release {
 impl Release {
     /// Gives the memory back.
     pub fn run(&self) {
-        // SAFETY: the span lies in the region that the pool owns, holds no object (so no reference into it exists),
-        // and is on no list, so nothing is allocated in it until `Pool::released`. A failure leaves the memory as it is.
+        // SAFETY: the span lies in the region that the pool owns, holds no object (so no reference into it exists), and
+        // is on no list, so nothing is allocated in it until `Pool::released`. A failure leaves the memory as it is.
         let _ =
             unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), SPAN_BYTES, rustix::mm::Advice::LinuxDontNeed) };
     }
@@ -140,8 +140,8 @@ impl Pool {
     /// `limit`: most bytes of memory it may hold ([`Pool::resident_bytes`]).
     ///
     /// # Safety
-    /// `base..base+len` is a reservation of private anonymous memory, zero or initialised, aligned to a page (the pool opens it:
-    /// [`Opening`]), that nothing else uses for as long as the pool exists.
+    /// `base..base+len` is a reservation of private anonymous memory, zero or initialised, aligned to a page (the pool
+    /// opens it: [`Opening`]), that nothing else uses for as long as the pool exists.
     pub unsafe fn new(base: NonNull<u8>, len: usize, limit: u64) -> Pool {
         let spans_max = (len / SPAN_BYTES).min(1 << (32 - OBJECT_BITS)) as u32;
         let at = base.as_ptr() as usize;
@@ -273,7 +273,8 @@ impl Pool {
     /// the moment the handle becomes known to others. `None`: not in use, or shorter than `len` bytes.
     pub fn object(&self, handle: Handle, len: usize) -> Option<NonNull<u8>> {
         let (span, at, size) = self.locate(handle)?;
-        // SAFETY: `locate` found the object in use, so span < spans_max and at * size + size <= SPAN_BYTES: inside the region.
+        // SAFETY: `locate` found the object in use, so span < spans_max and at * size + size <= SPAN_BYTES: inside the
+        // region.
         (len <= size).then(|| unsafe { self.span_base(span).add(at * size) })
     }
 

@@ -3,9 +3,9 @@
 //! Synchronous: a store is a table look-up and a copy of one page, a load the same backwards. Under `farpage run` its
 //! pages count against the budget like the compressed pool's, so it saves nothing there.
 //!
-//! Callers: `space`. Locks: those of the slots, for stores and frees; none while a page is copied (a slot that was just taken
-//! is known to nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory once used is kept,
-//! as persistent memory would be there: giving it back would put page faults into what is measured.
+//! Callers: `space`. Locks: those of the slots, for stores and frees; none while a page is copied (a slot that was just
+//! taken is known to nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory
+//! once used is kept, as persistent memory would be there: giving it back would put page faults into what is measured.
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
@@ -39,8 +39,8 @@ impl Ram {
     /// A device number `index` over `len` bytes at `base`, whole clusters of 2 MiB.
     ///
     /// # Safety
-    /// `base..base+len` is a reservation of private anonymous memory, aligned to a page (the device opens it), that nothing else
-    /// uses for as long as the device exists.
+    /// `base..base+len` is a reservation of private anonymous memory, aligned to a page (the device opens it), that
+    /// nothing else uses for as long as the device exists.
     pub unsafe fn new(index: u8, priority: i32, base: NonNull<u8>, len: usize) -> Ram {
         let clusters = len / PAGE_SIZE / CLUSTER_SLOTS;
         let at = base.as_ptr() as usize;
@@ -102,8 +102,8 @@ impl SwapDevice for Ram {
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         self.slots.get(slot).ok_or(LoadError::NotInUse { device, slot })?;
-        // SAFETY: the slot is in use, so it was written before its entry became known, and it is not freed during the call
-        // (the engine serialises load and free of an entry).
+        // SAFETY: the slot is in use, so it was written before its entry became known, and it is not freed during the
+        // call (the engine serialises load and free of an entry).
         unsafe { std::ptr::from_mut(into).copy_from_nonoverlapping(self.page(slot), 1) };
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Reads in flight while their thread does something else.
 //!
-//! Owned by one thread (the pager), which submits windows of entries, puts [`ReadQueue::fd`] into its poll set and books
-//! what has arrived. Synchronous pages of a window are loaded in the submitting call, while the others are on their way.
+//! Owned by one thread (the pager), which submits windows of entries, puts [`ReadQueue::fd`] into its poll set and
+//! books what has arrived. Synchronous pages of a window are loaded in the submitting call, while the others are on
+//! their way.
 //!
 //! ```text
 //!   queue.submit(space, tag, entries, pages) -> Submitted::Done(..)   all in place, or nothing could be queued
@@ -94,8 +95,8 @@ impl ReadQueue {
         ReadQueue::default()
     }
 
-    /// For the poll set: readable when [`ReadQueue::next`] may have something (call it until it has nothing; now and then
-    /// it has nothing at once); `None`: nothing has been in flight yet.
+    /// For the poll set: readable when [`ReadQueue::next`] may have something (call it until it has nothing; now and
+    /// then it has nothing at once); `None`: nothing has been in flight yet.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.event.as_ref().map(AsFd::as_fd)
     }
@@ -105,9 +106,9 @@ impl ReadQueue {
         self.in_flight
     }
 
-    /// Reads a window of up to 64 pages. What is in memory (compressed pages) is loaded before the call returns, what is
-    /// on queued devices later. Where nothing can be queued (no io_uring, too much in flight), everything is done before
-    /// it returns, like [`SwapSpace::load_many`].
+    /// Reads a window of up to 64 pages. What is in memory (compressed pages) is loaded before the call returns, what
+    /// is on queued devices later. Where nothing can be queued (no io_uring, too much in flight), everything is done
+    /// before it returns, like [`SwapSpace::load_many`].
     ///
     /// # Safety
     /// With [`Submitted::InFlight`]: every page of `pages` is valid memory that nobody reads, writes or moves until

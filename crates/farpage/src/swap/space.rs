@@ -4,8 +4,8 @@
 //! means the next one. An incompressible page that no other device takes is stored as it is by the first device that
 //! refused it. A page that nobody takes stays in memory ([`StoreError::Full`]).
 //!
-//! Priorities: a higher `prio` first; devices without one come after those with `prio >= 0`, in the order given. Queued devices
-//! that were given the same one take turns, a batch each, as the kernel's do.
+//! Priorities: a higher `prio` first; devices without one come after those with `prio >= 0`, in the order given. Queued
+//! devices that were given the same one take turns, a batch each, as the kernel's do.
 //!
 //! No locks of its own; the list of devices does not change after `build`.
 
@@ -59,9 +59,10 @@ pub struct SwapSpace {
 }
 
 impl SwapSpace {
-    /// Whether what does not compress may wait in the pool, as it is, while that is below its share; it moves on to a file before
-    /// what has just been compressed. No, unless this says so. What is wanted again soon is spared two transfers; but while it waits, it takes as
-    /// much memory as in the program and costs a fault more. So this is for pools whose limit follows what they earn.
+    /// Whether what does not compress may wait in the pool, as it is, while that is below its share; it moves on to a
+    /// file before what has just been compressed. No, unless this says so. What is wanted again soon is spared two
+    /// transfers; but while it waits, it takes as much memory as in the program and costs a fault more. So this is for
+    /// pools whose limit follows what they earn.
     pub fn let_raw_wait(&self, wait: bool) {
         self.zrams.iter().for_each(|zram| zram.let_raw_wait(wait));
     }
@@ -93,8 +94,8 @@ impl SwapSpace {
     }
 
     /// Stores the pages whose place in `out` is `None` and puts their entries there; pages that no device took keep
-    /// `None` and must stay in memory. A full pool makes room first, as for [`SwapSpace::store_now`]; a file takes all it
-    /// gets in one batch. `out` is as long as `pages`.
+    /// `None` and must stay in memory. A full pool makes room first, as for [`SwapSpace::store_now`]; a file takes all
+    /// it gets in one batch. `out` is as long as `pages`.
     ///
     /// # Errors
     /// Some page was not stored; the reason that is worth reporting most (a write error, else full).
@@ -122,8 +123,8 @@ impl SwapSpace {
         self.store_in_memory(page, check, false)
     }
 
-    /// As [`SwapSpace::store_now`], but a page that does not compress may wait in the pool ([`SwapSpace::let_raw_wait`]). That
-    /// sets no memory free.
+    /// As [`SwapSpace::store_now`], but a page that does not compress may wait in the pool
+    /// ([`SwapSpace::let_raw_wait`]). That sets no memory free.
     ///
     /// # Errors
     /// As [`SwapSpace::store`].
@@ -388,8 +389,8 @@ impl SwapSpace {
         self.devices.get(usize::from(device)).map_or("?", |device| device.name())
     }
 
-    /// Counts a page that `device` cannot read back. `Some`, with how many those were: worth a message, as is the first, and
-    /// then one in ever longer intervals: a disk that fails loses thousands.
+    /// Counts a page that `device` cannot read back. `Some`, with how many those were: worth a message, as is the
+    /// first, and then one in ever longer intervals: a disk that fails loses thousands.
     pub fn count_lost(&self, device: u8) -> Option<u64> {
         let so_far = self.lost.get(usize::from(device))?.fetch_add(1, Relaxed) + 1;
         (so_far == 10u64.pow(so_far.ilog10())).then_some(so_far)

@@ -15,13 +15,13 @@
 //!   Forward(entry) --promote--> Object backed by entry --grows old, or give_up--> Forward(entry)      ([`promote`])
 //! ```
 //!
-//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of a slot's
-//! record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen without `inner`;
-//! under it are pool look-ups and the copy of at most one page, so a load never waits for a compression. Where a page
-//! is, and its check value, is read without a lock.
+//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of
+//! a slot's record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen
+//! without `inner`; under it are pool look-ups and the copy of at most one page, so a load never waits for a
+//! compression. Where a page is, and its check value, is read without a lock.
 //!
-//! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so what
-//! is read of it there stays true. Others (words, forwardings) come and go without.
+//! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so
+//! what is read of it there stays true. Others (words, forwardings) come and go without.
 
 mod codec;
 mod promote;
@@ -48,8 +48,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use worth::Worth;
 
-/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of eight pages,
-/// the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by default, and comes to 3625.)
+/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of
+/// eight pages, the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by
+/// default, and comes to 3625.)
 pub const COMPRESSED_MAX: usize = 3632;
 /// Pages moved to the file in one go.
 const WRITEBACK_BATCH: usize = 32;
@@ -171,8 +172,8 @@ impl Zram {
         if self.has_room_for_raw() { self.insert(Kind::Raw, page, check) } else { Err(StoreError::Incompressible) }
     }
 
-    /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before it is known
-    /// what it is worth.
+    /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before
+    /// it is known what it is worth.
     fn has_room_for_raw(&self) -> bool {
         if !self.raw_waits.load(Relaxed) {
             return false;
@@ -445,7 +446,8 @@ impl SwapDevice for Zram {
 
     fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
         // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
-        // page: it noted that it is young, in one step, and copied it; or it was decompressing it, which begins anew each time.
+        // page: it noted that it is young, in one step, and copied it; or it was decompressing it, which begins anew
+        // each time.
         unsafe {
             self.inner.free_in_child();
             self.codec.fork_child();

@@ -3,8 +3,9 @@
 use super::raw::{gettid, nr, syscall};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
-/// Number of the CPU that runs the caller. From the kernel's shared page, without a system call or thread-local storage. Where
-/// the kernel does not answer (a seccomp filter): a number of the thread's own, so that threads are spread all the same.
+/// Number of the CPU that runs the caller. From the kernel's shared page, without a system call or thread-local
+/// storage. Where the kernel does not answer (a seccomp filter): a number of the thread's own, so that threads are
+/// spread all the same.
 pub fn current() -> usize {
     const UNKNOWN: u8 = 0;
     const NO: u8 = 1;

@@ -1,7 +1,7 @@
 //! A descriptor as a number that can be exchanged for another: a forked child must be able to do that.
 //!
-//! The number is one of the engine's table, or of a pager's ([`super::table`]). Whoever may be a thread of the program, whose
-//! table is another one, uses [`Fd::call`]. No locks.
+//! The number is one of the engine's table, or of a pager's ([`super::table`]). Whoever may be a thread of the program,
+//! whose table is another one, uses [`Fd::call`]. No locks.
 
 use super::raw::{Errno, syscall};
 use super::table::Table;
@@ -38,8 +38,8 @@ impl Fd {
     /// It is gone.
     pub fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
         let raw = self.raw().ok_or(Errno::BADF)?;
-        // SAFETY: the number is an open descriptor owned by this value; numbers are only exchanged while nobody uses them
-        // (contract of `replace`, `exchange`), so it stays open during the borrow.
+        // SAFETY: the number is an open descriptor owned by this value; numbers are only exchanged while nobody uses
+        // them (contract of `replace`, `exchange`), so it stays open during the borrow.
         Ok(unsafe { BorrowedFd::borrow_raw(raw) })
     }
 

@@ -1,7 +1,7 @@
 //! A limit on open files that is too low for the engine, raised for a moment.
 //!
-//! Callers: the forking thread, for one more number in the program's table; the monitor at its start, for those of its own. The
-//! limit is the process's: other threads may see it raised meanwhile.
+//! Callers: the forking thread, for one more number in the program's table; the monitor at its start, for those of its
+//! own. The limit is the process's: other threads may see it raised meanwhile.
 
 use super::raw::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -1,7 +1,7 @@
 //! Whether the loader of a program can load a library made for glibc, before the program is started.
 //!
-//! Called between `vfork` and exec, so it allocates nothing, takes no lock, and leaves `errno` alone. What cannot be looked
-//! at is taken for a program that can: so nothing changes for it.
+//! Called between `vfork` and exec, so it allocates nothing, takes no lock, and leaves `errno` alone. What cannot be
+//! looked at is taken for a program that can: so nothing changes for it.
 
 use super::raw::{Errno, syscall};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};

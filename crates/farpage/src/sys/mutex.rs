@@ -1,8 +1,8 @@
 //! A mutex that a forked child can free.
 //!
-//! Of the process a fork copies the memory, locks included, but only one thread: a lock that another thread holds at that
-//! moment is held for ever in the child. `std`'s mutexes cannot be freed then; this one can, where the data is whole
-//! at every moment (its holder was reading, or changing a counter).
+//! Of the process a fork copies the memory, locks included, but only one thread: a lock that another thread holds at
+//! that moment is held for ever in the child. `std`'s mutexes cannot be freed then; this one can, where the data is
+//! whole at every moment (its holder was reading, or changing a counter).
 //!
 //! Three states and a futex, as in Drepper, *Futexes are tricky* (2011), mutex 3.
 

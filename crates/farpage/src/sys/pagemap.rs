@@ -47,7 +47,8 @@ pub fn own() -> Result<OwnedFd, Errno> {
     super::proc::Proc::open()?.pagemap()
 }
 
-/// Whether the file of this name, whose last part is "pagemap", is the calling process's. Yes where that cannot be said.
+/// Whether the file of this name, whose last part is "pagemap", is the calling process's. Yes where that cannot be
+/// said.
 pub fn is_of_this_process(dir: RawFd, path: &CStr) -> bool {
     const PROC: i64 = 0x9fa0;
     let flags = (OFlags::PATH | OFlags::CLOEXEC).bits() as usize;

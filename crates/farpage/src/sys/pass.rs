@@ -1,9 +1,9 @@
 //! Descriptors from one table of this process to another: as messages of sockets.
 //!
-//! The kernel copies a descriptor from another thread's table by `pidfd_getfd`, which kernels before 6.9 (no descriptors of
-//! threads) and many a seccomp filter refuse, those of container runtimes among them. So descriptors are sent; and where the
-//! two tables have no socket in common yet, that is made as a connection in the abstract namespace, whose two ends make sure that the
-//! other one belongs to this process.
+//! The kernel copies a descriptor from another thread's table by `pidfd_getfd`, which kernels before 6.9 (no
+//! descriptors of threads) and many a seccomp filter refuse, those of container runtimes among them. So descriptors are
+//! sent; and where the two tables have no socket in common yet, that is made as a connection in the abstract namespace,
+//! whose two ends make sure that the other one belongs to this process.
 //!
 //! Any thread. No locks.
 
@@ -34,7 +34,8 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Puts descriptors into a socket, `BATCH` a message, each with its number: in a message the first word says how many are left.
+/// Puts descriptors into a socket, `BATCH` a message, each with its number: in a message the first word says how many
+/// are left.
 ///
 /// # Errors
 /// `TOOMANYREFS`: the user has too many on their way.
@@ -89,8 +90,8 @@ pub fn send(to: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<
     sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
 }
 
-/// Waits for a message: its length, and the descriptors that came along. `MFILE`: there was no room for these. Nothing: the other
-/// end is closed.
+/// Waits for a message: its length, and the descriptors that came along. `MFILE`: there was no room for these. Nothing:
+/// the other end is closed.
 ///
 /// # Errors
 /// `MFILE`, see above.

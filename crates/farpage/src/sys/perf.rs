@@ -52,8 +52,8 @@ pub struct MappingEvents {
 }
 
 impl MappingEvents {
-    /// Follows the process's main thread, its other `threads`, and all that these will start, from now on: records that nobody reads
-    /// cost little, and stop when the buffers are full.
+    /// Follows the process's main thread, its other `threads`, and all that these will start, from now on: records that
+    /// nobody reads cost little, and stop when the buffers are full.
     ///
     /// # Errors
     /// Not allowed here, or too many CPUs.
@@ -75,8 +75,8 @@ impl MappingEvents {
                 mmap(std::ptr::null_mut(), PAGE + DATA, prot, MapFlags::SHARED | MapFlags::POPULATE, &fd, 0)
             }? as usize;
             let ring = Ring { fd, base };
-            // The first write is a page fault that waits for the lock of the address space: now, not when threads that fill
-            // memory keep it (68 to 76 ms were seen with 16 of them).
+            // The first write is a page fault that waits for the lock of the address space: now, not when threads that
+            // fill memory keep it (68 to 76 ms were seen with 16 of them).
             ring.word(TAIL).store(0, Ordering::Relaxed);
             for tid in threads.iter().filter(|tid| **tid != pid) {
                 // One that has ended, or is one too many, is not followed.

@@ -161,7 +161,8 @@ pub fn reach(statm: &OwnedFd) -> Result<Reach, Errno> {
     }
 }
 
-/// A whole text file of the system. (`std::fs` looks functions of libc up by name the first time, with storage of the calling thread.)
+/// A whole text file of the system. (`std::fs` looks functions of libc up by name the first time, with storage of the
+/// calling thread.)
 ///
 /// # Errors
 /// As open and read; `INVAL`: no text.

@@ -117,8 +117,8 @@ pub mod nr {
     pub const PIDFD_GETFD: u32 = 438;
 }
 
-/// An errno in words, without libc's tables: they want thread-local storage that engine threads do not have (a crash, not
-/// an error), and are not for signal handlers. So `Errno` and `io::Error` themselves are never formatted there.
+/// An errno in words, without libc's tables: they want thread-local storage that engine threads do not have (a crash,
+/// not an error), and are not for signal handlers. So `Errno` and `io::Error` themselves are never formatted there.
 #[derive(Debug, Clone, Copy)]
 pub struct ErrnoText(pub Errno);
 

@@ -1,19 +1,20 @@
 //! A descriptor table of a pager's own, and the thread that keeps it.
 //!
-//! The threads of a pager of regions share a table that the program's threads do not have. So a program that closes all its
-//! descriptors (daemons do) closes neither the userfaultfd, without which swapped-out pages would read as zeros, nor a
-//! swap file; and what a pager writes under a number never goes to a file that the program has opened under it since.
+//! The threads of a pager of regions share a table that the program's threads do not have. So a program that closes all
+//! its descriptors (daemons do) closes neither the userfaultfd, without which swapped-out pages would read as zeros,
+//! nor a swap file; and what a pager writes under a number never goes to a file that the program has opened under it
+//! since.
 //!
 //! The program's threads serve faults, too. For them the program's table has *copies* of what they need, under the same
-//! numbers. A copy is looked at before a file is read through it, and when the kernel refuses an ioctl; once one is not what
-//! it was, their system calls are made by the *keeper*, a thread that has the table. That is slower, by two
+//! numbers. A copy is looked at before a file is read through it, and when the kernel refuses an ioctl; once one is not
+//! what it was, their system calls are made by the *keeper*, a thread that has the table. That is slower, by two
 //! switches of threads, and nothing else.
 //!
 //! The keeper is the pager's first thread: it gets its table by `unshare`, and starts the others, which share it. It
 //! also is the last one: what has to be closed in the table is dropped by it.
 //!
-//! Locks: `copies`, a leaf; `turn`, by whoever waits for the keeper, who takes none meanwhile. All may be taken in a signal
-//! handler, with signals blocked.
+//! Locks: `copies`, a leaf; `turn`, by whoever waits for the keeper, who takes none meanwhile. All may be taken in a
+//! signal handler, with signals blocked.
 
 use super::futex;
 use super::mutex::Mutex;
@@ -99,7 +100,8 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    /// Starts the keeper, with `copies` and `moved` of the calling thread's table, and nothing else. `moved` are closed here.
+    /// Starts the keeper, with `copies` and `moved` of the calling thread's table, and nothing else. `moved` are closed
+    /// here.
     ///
     /// # Errors
     /// No thread, or no table for it. Then nothing has changed.
@@ -174,8 +176,8 @@ impl Table {
         there
     }
 
-    /// Makes a system call on a descriptor of the table (the first argument) that does nothing to a file of another kind:
-    /// an ioctl.
+    /// Makes a system call on a descriptor of the table (the first argument) that does nothing to a file of another
+    /// kind: an ioctl.
     ///
     /// # Errors
     /// The kernel's.
@@ -201,7 +203,8 @@ impl Table {
         }
     }
 
-    /// The same for a call that must not be made on another file, or would bring something else: the copy is looked at before.
+    /// The same for a call that must not be made on another file, or would bring something else: the copy is looked at
+    /// before.
     ///
     /// # Errors
     /// The kernel's.
@@ -322,7 +325,8 @@ impl Table {
             }
             if asked == END {
                 self.members[0].store(0, SeqCst);
-                // Now, because a thread is joined before the kernel has closed what it had, and a swap file may be wanted again.
+                // Now, because a thread is joined before the kernel has closed what it had, and a swap file may be
+                // wanted again.
                 close_all_but(&[]);
             }
             self.asked.store(ANSWERED, SeqCst);

@@ -56,7 +56,8 @@ pub fn thread_pointer() -> usize {
 /// Whether the calling thread is an engine thread: libc, which has not made it, has no thread-local storage for it.
 pub fn is_engine_thread() -> bool {
     let vector: usize;
-    // SAFETY: on x86-64 glibc keeps the address of a thread's dynamic TLS vector at fs:8; the block made by `spawn` has 0 there.
+    // SAFETY: on x86-64 glibc keeps the address of a thread's dynamic TLS vector at fs:8; the block made by `spawn` has
+    // 0 there.
     unsafe { asm!("mov {}, fs:[8]", out(reg) vector, options(nostack, readonly, preserves_flags)) };
     vector == 0
 }
@@ -75,7 +76,8 @@ const ERRNO: usize = 1024;
 /// The errno of `clone`.
 ///
 /// # Safety
-/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, and used by nobody else. `start.entry` keeps the rules of the module header.
+/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, and used by nobody else.
+/// `start.entry` keeps the rules of the module header.
 pub unsafe fn spawn(stack: Stack, start: &Start) -> Result<u32, Errno> {
     let end = stack.base + stack.len;
     // The thread control block: one page at the top; the stack below that.
@@ -268,8 +270,8 @@ fn close_range(first: u32, last: u32) {
 /// Copies descriptor `fd` of thread `tid`'s table into the calling thread's.
 ///
 /// # Errors
-/// No such descriptor, none free here, or not allowed: by a seccomp filter, by a kernel before 6.9 (it has no descriptors of
-/// threads, only of processes).
+/// No such descriptor, none free here, or not allowed: by a seccomp filter, by a kernel before 6.9 (it has no
+/// descriptors of threads, only of processes).
 pub fn fetch_fd(tid: u32, fd: RawFd) -> Result<OwnedFd, Errno> {
     const PIDFD_THREAD: usize = 0o200; // O_EXCL
     fetch(tid, PIDFD_THREAD, fd)
@@ -294,7 +296,8 @@ fn fetch(id: u32, flags: usize, fd: RawFd) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
-/// Runs `f` without the signal `number` being delivered to the calling thread for it: one that `f` raises is gone afterwards.
+/// Runs `f` without the signal `number` being delivered to the calling thread for it: one that `f` raises is gone
+/// afterwards.
 pub fn without_signal<R>(number: i32, f: impl FnOnce() -> R) -> R {
     const SIG_BLOCK: usize = 0;
     let set = 1u64 << (number - 1);

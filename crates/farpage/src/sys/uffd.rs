@@ -37,8 +37,8 @@ const IOC_NEW: usize = 0xAA << 8;
 const _: () = assert!(size_of::<k::uffdio_move>() == 40 && size_of::<k::uffdio_copy>() == 40);
 const _: () = assert!(size_of::<k::uffd_msg>() == 32);
 
-/// Features for the program's memory. (`EVENT_REMAP` not for the events alone: without it a move can end the registration of a
-/// neighbour, `tests/kernel/remap_merge.c`.)
+/// Features for the program's memory. (`EVENT_REMAP` not for the events alone: without it a move can end the
+/// registration of a neighbour, `tests/kernel/remap_merge.c`.)
 pub const FEATURES: u64 = (k::UFFD_FEATURE_EVENT_REMOVE
     | k::UFFD_FEATURE_EVENT_UNMAP
     | k::UFFD_FEATURE_EVENT_REMAP
@@ -238,8 +238,8 @@ impl Uffd {
         }
     }
 
-    /// Opens a userfaultfd whose faults are signals (SIGBUS) to the thread that has them. Works without privilege: faults
-    /// of system calls fail with EFAULT.
+    /// Opens a userfaultfd whose faults are signals (SIGBUS) to the thread that has them. Works without privilege:
+    /// faults of system calls fail with EFAULT.
     ///
     /// # Errors
     /// The errno of the system call, or the feature that the kernel lacks.
@@ -341,7 +341,8 @@ impl Uffd {
     }
 
     /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes who waits for `dst` (unless
-    /// `quiet`: then [`Uffd::wake`] is to be called). Returns the bytes moved, and why it stopped if that is less than `len`.
+    /// `quiet`: then [`Uffd::wake`] is to be called). Returns the bytes moved, and why it stopped if that is less than
+    /// `len`.
     ///
     /// The kernel's own count may be too low. Since Linux 6.18 (`move_pages` in mm/userfaultfd.c, when it began to move
     /// several pages at a time) a page table entry that changes under its eyes, for instance because reclaim, DAMON or
@@ -350,8 +351,8 @@ impl Uffd {
     /// writing `clear_refs`. So what a short count leaves open is looked up.
     ///
     /// # Safety
-    /// `dst` and `src` are page aligned; no Rust reference points into either range. Nobody else fills or empties one of
-    /// the two ranges (it is the caller's, as frames are).
+    /// `dst` and `src` are page aligned; no Rust reference points into either range. Nobody else fills or empties one
+    /// of the two ranges (it is the caller's, as frames are).
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
         let mut arg =
             k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
@@ -458,8 +459,8 @@ impl Uffd {
     }
 }
 
-/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said. A page
-/// that the kernel has swapped out is where its entry is (`mincore` would call it absent).
+/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said. A
+/// page that the kernel has swapped out is where its entry is (`mincore` would call it absent).
 fn moved_uncounted(pagemap: &Fd, dst: usize, src: usize, len: usize) -> usize {
     let mut there = 0;
     let mut all = |start, end| {

@@ -274,8 +274,8 @@ fn remove_cgroup(dir: &Path) -> io::Result<()> {
     })
 }
 
-/// Switches swapping off, and says where the device is. Its name is like no other, but it may have another path by now, or
-/// one through a link.
+/// Switches swapping off, and says where the device is. Its name is like no other, but it may have another path by now,
+/// or one through a link.
 fn swap_off(device: &Path) -> io::Result<Option<PathBuf>> {
     let swaps = fs::read_to_string("/proc/swaps")?;
     let mut paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next().map(unescape));

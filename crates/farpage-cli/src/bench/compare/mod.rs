@@ -336,7 +336,8 @@ fn kernel_run(args: &CompareArgs, setting: &Setting, spec: &Spec) -> Result<Samp
     Ok(sample)
 }
 
-/// Processor time so far that the host gave to somebody else while a virtual CPU wanted to run, and all of it; in ticks.
+/// Processor time so far that the host gave to somebody else while a virtual CPU wanted to run, and all of it; in
+/// ticks.
 pub fn cpu_ticks() -> (u64, u64) {
     const STEAL: usize = 7;
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();

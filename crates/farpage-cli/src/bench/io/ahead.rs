@@ -1,5 +1,5 @@
-//! A file read with several windows in flight, as a thread does that has the next windows read while it uses one; and the same
-//! file read by fio, with as much in flight.
+//! A file read with several windows in flight, as a thread does that has the next windows read while it uses one; and
+//! the same file read by fio, with as much in flight.
 
 use super::fio::{self, Job};
 use super::measure::{pages, shuffled, wrong};
@@ -27,8 +27,8 @@ const PAIRS: [(Job, Job); 3] = [
     ),
 ];
 
-/// Stores the pages, and reads them back in order and not, window after window. Ours and fio's rounds alternate; of each the
-/// round in the middle is shown.
+/// Stores the pages, and reads them back in order and not, window after window. Ours and fio's rounds alternate; of
+/// each the round in the middle is shown.
 pub fn rows(space: &SwapSpace, file: &Path, source: &[Page], key: &ContentKey, rounds: usize) -> Result<Vec<Row>> {
     let n = source.len();
     let stored: Vec<(&Page, u128)> = source.iter().map(|page| (page, key.hash(page))).collect();
@@ -69,8 +69,8 @@ fn middle(mut rounds: Vec<Row>) -> Option<Row> {
     (at < rounds.len()).then(|| rounds.swap_remove(at))
 }
 
-/// An operation is: take the next window that has arrived (its pages have been compared with their hashes), and have another
-/// one read into its place. A page of each is compared with the original, outside of the timed part.
+/// An operation is: take the next window that has arrived (its pages have been compared with their hashes), and have
+/// another one read into its place. A page of each is compared with the original, outside of the timed part.
 fn read<const N: usize>(
     space: &SwapSpace,
     source: &[Page],

@@ -118,8 +118,8 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let mut table = CompressTable::small();
     let mut out = vec![0; get_maximum_output_size(PAGE_SIZE)];
     let mut kept: Vec<Vec<Option<Entry>>> = vec![vec![None; n]; ways.len()];
-    // What a device makes when it is filled for the first time, and when pages are replaced for the first time, is not what a
-    // page costs. From then on every page replaces one.
+    // What a device makes when it is filled for the first time, and when pages are replaced for the first time, is not
+    // what a page costs. From then on every page replaces one.
     for ((device, _, _, space), kept) in ways.iter().zip(&mut kept) {
         for i in (0..n).chain(0..n) {
             let stored = space.store_now(&source[i], i as u128).ok().flatten();
@@ -171,7 +171,8 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Stores every page in place of the one of the last round, as swapping out again does, and loads all of them in another order.
+/// Stores every page in place of the one of the last round, as swapping out again does, and loads all of them in
+/// another order.
 #[allow(clippy::too_many_arguments, reason = "what is measured, what with, and where it is noted")]
 fn round(
     device: &str,
@@ -197,7 +198,8 @@ fn round(
                 });
                 let entry = stored.ok_or_else(|| Failure::new(format!("bench: {device} took no page")))?;
                 entries.push(entry);
-                // What has gone before gives its memory to the next page: no memory is asked of the kernel, as for the others.
+                // What has gone before gives its memory to the next page: no memory is asked of the kernel, as for the
+                // others.
                 if let Some(old) = kept[i].replace(entry) {
                     free.time(|| _ = space.free(old));
                 }

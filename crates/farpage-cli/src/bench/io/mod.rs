@@ -2,9 +2,9 @@
 //! `swap_readpage`), by device and by the way in which it is asked.
 //!
 //! An operation is one call: of one page, or of a batch of them. Pages are written in order and read in order (seq) or
-//! not (rand). Baselines are in the table: `memcpy` for ram, bare LZ4 for zram, reads of the same file with a full queue
-//! of the kernel (raw), one `pread` after the other (plain) and fio for file. Every page read is compared with what was
-//! written, outside of the timed part (not what fio reads).
+//! not (rand). Baselines are in the table: `memcpy` for ram, bare LZ4 for zram, reads of the same file with a full
+//! queue of the kernel (raw), one `pread` after the other (plain) and fio for file. Every page read is compared with
+//! what was written, outside of the timed part (not what fio reads).
 
 mod ahead;
 mod fio;

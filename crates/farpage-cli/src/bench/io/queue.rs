@@ -96,8 +96,8 @@ impl<'a> Queue<'a> {
     fn complete(&self, mut request: Request) {
         match request.work {
             Work::Store(page, check) => {
-                // SAFETY: `submit` does not return before the request is complete, and its caller borrows the page until
-                // then.
+                // SAFETY: `submit` does not return before the request is complete, and its caller borrows the page
+                // until then.
                 request.stored = self.space.store_now(unsafe { &*page }, check).ok().flatten();
             }
             Work::Load(entry, into) => {

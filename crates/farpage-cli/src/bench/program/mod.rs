@@ -1,8 +1,9 @@
-//! `farpage bench program`: a program of the user's on the kernel's swap and under `farpage run`, with equal memory, by turns.
+//! `farpage bench program`: a program of the user's on the kernel's swap and under `farpage run`, with equal memory, by
+//! turns.
 //!
 //! Each round: the program as it is; in a cgroup with limit B, swapping to a zram device that grows to Z outside of the
-//! limit, or to a file; and under `farpage run` with B + Z for everything. What it writes to its standard output must be
-//! the same each time.
+//! limit, or to a file; and under `farpage run` with B + Z for everything. What it writes to its standard output must
+//! be the same each time.
 //!
 //! | module | what it owns |
 //! | --- | --- |
@@ -118,8 +119,8 @@ pub struct Round {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Bad options, a program that cannot be started, or a side that could not be set up. A side that ends otherwise than the
-/// program as it is, or under farpage with another output, is reported, and by the exit status.
+/// Bad options, a program that cannot be started, or a side that could not be set up. A side that ends otherwise than
+/// the program as it is, or under farpage with another output, is reported, and by the exit status.
 pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     let bytes = |name: &str, text: &Option<String>| {
         text.as_deref().map(size::parse).transpose().map_err(|e| Failure::new(format!("{name}: {e}")))

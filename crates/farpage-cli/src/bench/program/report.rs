@@ -43,8 +43,8 @@ impl Rows {
         lines.join("\n")
     }
 
-    /// What must not be: a side that ended otherwise than the program as it is, or farpage's output another one although the
-    /// program's own is always the same.
+    /// What must not be: a side that ended otherwise than the program as it is, or farpage's output another one
+    /// although the program's own is always the same.
     pub fn complaints(&self) -> Vec<String> {
         let mut complaints = Vec::new();
         for (i, round) in self.rounds.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! One run of the program, watched from outside.
 //!
-//! It has a process group of its own, which ends with its first process, and with the bench. (If that is killed, only the first
-//! process is told to end; what it runs in the kernel's cgroup goes with that.)
+//! It has a process group of its own, which ends with its first process, and with the bench. (If that is killed, only
+//! the first process is told to end; what it runs in the kernel's cgroup goes with that.)
 
 use crate::bench::compare::kernel::KernelSide;
 use crate::bench::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
@@ -25,8 +25,8 @@ pub struct Ended {
     pub wall_s: f64,
     /// Processor time of it and of the children that it has waited for, user and system, seconds.
     pub cpu_s: f64,
-    /// Faults that read a device, those of files and of waited-for children included; under farpage the first process's faults that
-    /// read a swap device.
+    /// Faults that read a device, those of files and of waited-for children included; under farpage the first process's
+    /// faults that read a swap device.
     pub major_faults: u64,
     /// Most resident anonymous memory of the first process, bytes.
     pub peak_rss_anon: u64,
@@ -78,8 +78,8 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
         }
     };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
-    // SAFETY: prctl is async-signal-safe. If the bench is killed, the program has no other way to hear of it; `farpage run`
-    // passes the signal on.
+    // SAFETY: prctl is async-signal-safe. If the bench is killed, the program has no other way to hear of it;
+    // `farpage run` passes the signal on.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
@@ -186,7 +186,8 @@ impl Group {
     }
 }
 
-/// A pipe for the statistics of `farpage run`, which opens it by name: nothing of it can stay behind. They are smaller than a pipe.
+/// A pipe for the statistics of `farpage run`, which opens it by name: nothing of it can stay behind. They are smaller
+/// than a pipe.
 struct Stats {
     from: PipeReader,
     to: PipeWriter,

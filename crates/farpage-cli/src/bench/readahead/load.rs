@@ -263,8 +263,8 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
         stop.store(true, Relaxed);
     });
     let done = Done { wrong, ..measured(&histogram, accesses, start) };
-    // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed, and
-    // nothing more is read ahead. Nobody else is at work then.
+    // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed,
+    // and nothing more is read ahead. Nobody else is at work then.
     let Some((region, pager)) = words.region.as_ref().zip(pager) else { return Ok(done) };
     let failed = |e| Failure::new(format!("bench load: {e}"));
     let (timed, until) = (region.readahead_stats().map_err(failed)?, pager.stats().map_err(failed)?);

@@ -1,5 +1,5 @@
-//! No allocator at all: each thread has slots of its own and writes a word a slot. What the load leaves of two processors
-//! where nothing is shared but the words of slots that it hands from thread to thread.
+//! No allocator at all: each thread has slots of its own and writes a word a slot. What the load leaves of two
+//! processors where nothing is shared but the words of slots that it hands from thread to thread.
 
 use super::{Block, Fallback, Slots};
 use farpage_swap::cluster::CLUSTER_SLOTS;

@@ -1,8 +1,8 @@
 //! The load: threads that allocate and free at random around a fixed share of the device.
 //!
-//! A thread keeps the pages it has in objects (a page, or 16 of them if the order is mixed) and replaces a random one at
-//! each step. Every few thousand steps it gives an eighth of them to whoever comes next and takes as many, so that slots
-//! are freed by other threads than those that allocated them.
+//! A thread keeps the pages it has in objects (a page, or 16 of them if the order is mixed) and replaces a random one
+//! at each step. Every few thousand steps it gives an eighth of them to whoever comes next and takes as many, so that
+//! slots are freed by other threads than those that allocated them.
 
 use super::{Block, Fallback, Slots};
 use crate::bench::meter::{self, Counts};
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const LARGE: u8 = 4;
-/// One object in so many is large in the mixed load. The share changes as the load goes on, for all threads at once: that is
-/// what breaks blocks.
+/// One object in so many is large in the mixed load. The share changes as the load goes on, for all threads at once:
+/// that is what breaks blocks.
 const LARGE_EVERY: [u64; 2] = [4, 64];
 const EXCHANGE_EVERY: u64 = 4096;
 
@@ -29,8 +29,8 @@ pub struct Load {
     pub threads: usize,
     /// How long it is measured, after a warm-up.
     pub time: Duration,
-    /// With mixed orders: measured until all threads together went through so many changes of the share of large objects and
-    /// back, after four times as many, whatever the time: what is free falls to pieces slowly. 0: by time.
+    /// With mixed orders: measured until all threads together went through so many changes of the share of large
+    /// objects and back, after four times as many, whatever the time: what is free falls to pieces slowly. 0: by time.
     pub periods: u64,
 }
 
@@ -316,8 +316,8 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
     outcome
 }
 
-/// Operations a second of as many single threads as the load says, each with an allocator and an equal part of the device
-/// to itself: what the processors give where nothing is shared.
+/// Operations a second of as many single threads as the load says, each with an allocator and an equal part of the
+/// device to itself: what the processors give where nothing is shared.
 pub fn apart<S: Slots>(new: impl Fn(u64) -> S + Sync, load: Load) -> f64 {
     let own = Load { slots: load.slots / load.threads as u64, threads: 1, ..load };
     std::thread::scope(|scope| {
@@ -327,11 +327,12 @@ pub fn apart<S: Slots>(new: impl Fn(u64) -> S + Sync, load: Load) -> f64 {
     })
 }
 
-/// Nanoseconds of an order-0 allocation and its free, by one thread, with nobody else there: 60 % full, the slot is freed
-/// at once. The median of 9 rounds.
+/// Nanoseconds of an order-0 allocation and its free, by one thread, with nobody else there: 60 % full, the slot is
+/// freed at once. The median of 9 rounds.
 pub fn pair_ns<S: Slots>(slots: &S, device_slots: u64) -> f64 {
     let mut local = slots.local();
-    // Each CPU is in the middle of a cluster: with an empty one the pair would take and give back the cluster each time.
+    // Each CPU is in the middle of a cluster: with an empty one the pair would take and give back the cluster each
+    // time.
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     for i in 0..device_slots as usize * 6 / 10 {
         slots.alloc(&mut local, i % cpus, 0);

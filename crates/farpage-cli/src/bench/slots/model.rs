@@ -1,5 +1,5 @@
-//! A paper model of many CPUs: a discrete-event simulation of the three variants, fed with hold times and rates that were
-//! measured here by one thread. It shows the shape of the curve, not the numbers of any machine.
+//! A paper model of many CPUs: a discrete-event simulation of the three variants, fed with hold times and rates that
+//! were measured here by one thread. It shows the shape of the curve, not the numbers of any machine.
 
 use super::{Extra, Row, VARIANTS};
 use crate::bench::meter::Count;
@@ -9,8 +9,8 @@ use std::collections::BinaryHeap;
 
 /// Nanoseconds to pass a contended lock's cache line to the next holder, on one socket: 50 to 100 on servers.
 const HANDOVER_NS: f64 = 70.0;
-/// Other system time for each allocation or free: the fault, the compression, the page tables. About 18 us a page that is
-/// swapped out and in again, for an allocation and a free, on this project's machine.
+/// Other system time for each allocation or free: the fault, the compression, the page tables. About 18 us a page that
+/// is swapped out and in again, for an allocation and a free, on this project's machine.
 const ELSE_NS: f64 = 9_000.0;
 /// Clusters that frees meet at random.
 const CLUSTERS: u64 = 512;

@@ -1,4 +1,5 @@
-//! The engine's allocator in the bench's terms: with its own way to fall back, and with the kernel's, for the difference.
+//! The engine's allocator in the bench's terms: with its own way to fall back, and with the kernel's, for the
+//! difference.
 
 use super::{Block, Fallback, Slots};
 use farpage_swap::cluster::{DeviceOptions, Entry, Env, Fill, Stats, Swap};

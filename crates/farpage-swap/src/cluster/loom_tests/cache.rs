@@ -35,8 +35,8 @@ fn one_of_two_faults_binds_the_slot() {
     });
 }
 
-/// [30], [34]: a look-up against the eviction of the page and the re-use of its slot for another page, in another frame:
-/// under the frame's lock it is certain whether the frame has the slot's content.
+/// [30], [34]: a look-up against the eviction of the page and the re-use of its slot for another page, in another
+/// frame: under the frame's lock it is certain whether the frame has the slot's content.
 #[test]
 fn a_looked_up_frame_is_checked_under_its_lock() {
     loom::model(|| {
@@ -71,7 +71,8 @@ fn a_looked_up_frame_is_checked_under_its_lock() {
     });
 }
 
-/// [31]: the table of an emptied cluster goes to another cluster while a reader looks: it sees the slot's own words only.
+/// [31]: the table of an emptied cluster goes to another cluster while a reader looks: it sees the slot's own words
+/// only.
 #[test]
 fn a_reader_never_sees_another_clusters_words() {
     loom::model(|| {

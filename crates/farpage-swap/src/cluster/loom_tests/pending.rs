@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A free of `freed`, which is swapped out with one reference, while `hold` takes the lock of its cluster for something else.
+/// A free of `freed`, which is swapped out with one reference, while `hold` takes the lock of its cluster for something
+/// else.
 fn against(prepare: fn() -> (Arc<Swap<Frames>>, Entry), hold: fn(&Swap<Frames>)) {
     loom::model(move || {
         let (swap, freed) = prepare();

@@ -71,8 +71,8 @@ fn an_emptied_cluster_is_passed_over() {
     });
 }
 
-/// [4], [8]: two slots of the same larger block are freed by two threads, and order 0 looks for them meanwhile: the cluster is
-/// pushed once, and nothing is given out twice or lost.
+/// [4], [8]: two slots of the same larger block are freed by two threads, and order 0 looks for them meanwhile: the
+/// cluster is pushed once, and nothing is given out twice or lost.
 #[test]
 fn a_block_is_broken_while_pieces_are_wanted() {
     few_preemptions(|| {
@@ -92,7 +92,8 @@ fn a_block_is_broken_while_pieces_are_wanted() {
     });
 }
 
-/// [4], [5]: a cluster that is on the stack of broken blocks is emptied and taken for another order while order 0 pops it.
+/// [4], [5]: a cluster that is on the stack of broken blocks is emptied and taken for another order while order 0 pops
+/// it.
 #[test]
 fn a_broken_block_is_gone_when_it_is_looked_for() {
     few_preemptions(|| {
@@ -113,8 +114,8 @@ fn a_broken_block_is_gone_when_it_is_looked_for() {
     });
 }
 
-/// Discards that nobody asks for again: a step of the worker against the free that empties a cluster. Either the step sees
-/// it, or the owner is told.
+/// Discards that nobody asks for again: a step of the worker against the free that empties a cluster. Either the step
+/// sees it, or the owner is told.
 #[test]
 fn work_is_never_forgotten() {
     loom::model(|| {

@@ -129,7 +129,8 @@ fn swap_single_slots_are_stolen_from_broken_blocks() {
 
 #[test]
 fn swap_pieces_in_any_cluster_are_used_up_before_a_block_is_broken() {
-    // Twenty clusters of blocks; in each a whole block is free, and three slots of another one, last in the lowest cluster.
+    // Twenty clusters of blocks; in each a whole block is free, and three slots of another one, last in the lowest
+    // cluster.
     let swap = one(512 * 21);
     let blocks: Vec<Entry> = (0..20 * 32).map(|_| swap.alloc(0, 4, Fill::Swapped).unwrap()).collect();
     while swap.in_use(0) < swap.capacity(0) {

@@ -28,8 +28,8 @@ impl Store {
         self.pages[page].lock().unwrap()
     }
 
-    /// One device has room for all pages. But whoever asks while it comes and the other goes may have looked for the one too early and
-    /// for the other too late, so he asks again.
+    /// One device has room for all pages. But whoever asks while it comes and the other goes may have looked for the
+    /// one too early and for the other too late, so he asks again.
     fn alloc(&self, cpu: usize) -> Entry {
         let again = || {
             thread::yield_now();
@@ -98,8 +98,8 @@ impl Store {
     }
 }
 
-/// Two threads store and load `pages`, which fit into one device, while the devices are switched off and on `rounds` times,
-/// each time after `between` stores and loads.
+/// Two threads store and load `pages`, which fit into one device, while the devices are switched off and on `rounds`
+/// times, each time after `between` stores and loads.
 fn go_and_come(pages: usize, rounds: usize, between: u64) {
     let options = || DeviceOptions { slots: SLOTS, ..DeviceOptions::default() };
     let store = Store {
@@ -156,8 +156,8 @@ fn swap_devices_go_and_come_under_load_and_no_page_is_lost() {
     if cfg!(miri) { go_and_come(100, 3, 20) } else { go_and_come(1800, 150, 5000) }
 }
 
-/// Clusters become empty all the time, with frees that meet their locks: about one run in five of ten times the length found
-/// a free that took a slot's next owner's.
+/// Clusters become empty all the time, with frees that meet their locks: about one run in five of ten times the length
+/// found a free that took a slot's next owner's.
 #[test]
 fn swap_devices_with_few_pages_go_and_come() {
     if cfg!(miri) { go_and_come(5, 3, 20) } else { go_and_come(24, 3000, 60) }

@@ -24,7 +24,8 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Owners take, change and free slots; everybody reads anybody's slots. What an owner reads of its own is what it wrote.
+/// Owners take, change and free slots; everybody reads anybody's slots. What an owner reads of its own is what it
+/// wrote.
 fn own(map: &SlotMap<[u32; WORDS], WORDS>, me: u32, steps: usize) {
     let mut rng = 0x9e37_79b9_7f4a_7c15 ^ u64::from(me) << 32;
     let mut mine: Vec<(u64, u32)> = Vec::new();

@@ -135,8 +135,8 @@ fn where_use_lies_together_fewer_faults_are_taken_and_no_more_is_read() {
 }
 
 proptest! {
-    /// Whatever is marked: each page is named once, as many as without marks where enough pages are there, and what is passed
-    /// over is bounded by what is asked for.
+    /// Whatever is marked: each page is named once, as many as without marks where enough pages are there, and what is
+    /// passed over is bounded by what is asked for.
     #[test]
     fn marks_never_keep_pages_from_going(
         marks in prop::collection::vec(any::<u8>(), 8), now in 1..=255u8, cold in 0..200u32, hot in 0..56u32,

@@ -98,9 +98,9 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
     assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
 }
 
-/// Where the limit settles for a program with five thirds of the budget, whose pages come back at distances drawn by `next`,
-/// `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`. What neither memory
-/// nor pool hold is on a file, and is wanted as often as what is in the pool.
+/// Where the limit settles for a program with five thirds of the budget, whose pages come back at distances drawn by
+/// `next`, `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`. What
+/// neither memory nor pool hold is on a file, and is wanted as often as what is in the pool.
 fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl FnMut() -> u64) -> u64 {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);
@@ -136,8 +136,8 @@ fn copies_that_spare_a_store_are_worth_room_where_faults_are_few() {
     assert!(settle_with_copies(1, 32, 1.0, || ALL) <= RAM / 2, "there is room for none");
 }
 
-/// At random, a page is away for twice as many departures as there are pages now and then. That does not make memory for all of
-/// them too small.
+/// At random, a page is away for twice as many departures as there are pages now and then. That does not make memory
+/// for all of them too small.
 #[test]
 fn a_program_that_fits_if_it_is_compressed_is_kept_whole() {
     let mut r = random(8);

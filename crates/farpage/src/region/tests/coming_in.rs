@@ -61,8 +61,8 @@ fn what_is_asked_for_is_there_when_it_returns() {
                     assert_eq!(present(&region, pages.clone()), 300);
                 }
                 pages.clone().for_each(|page| check(&region, page));
-                // Those that were there before are as cold as they were: reclaim, still at work, may take them. In thread mode
-                // the policy may also have unmapped some again meanwhile; they are in the swap cache.
+                // Those that were there before are as cold as they were: reclaim, still at work, may take them. In
+                // thread mode the policy may also have unmapped some again meanwhile; they are in the swap cache.
                 let after = pager.stats().unwrap();
                 let (read, faults) = (after.pgmajfault - before.pgmajfault, after.pgfault - before.pgfault);
                 assert!(read <= there as u64, "{mode:?}: {read} faults that read, {there} were there before");
@@ -132,8 +132,8 @@ fn a_fault_reads_no_more_than_the_cap() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// [43] Readahead changes nothing that can be seen, and does not throw out the page for which it reads: that one is there when
-    /// its access is over, whatever else was brought in with it, in a memory that can hold few windows.
+    /// [43] Readahead changes nothing that can be seen, and does not throw out the page for which it reads: that one is
+    /// there when its access is over, whatever else was brought in with it, in a memory that can hold few windows.
     #[test]
     fn readahead_keeps_what_it_reads_for(
         rule in prop::sample::select(vec!["stream", "stream,page_cluster=9", "exact", "vma,page_cluster=5", "slot,page_cluster=5"]),

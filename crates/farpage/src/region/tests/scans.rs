@@ -1,6 +1,6 @@
-//! What a pass over much data, and a loop over a little too much, do to the pages that are in use; by counts of faults that
-//! read a device. First in, first out loses all of the hot set to the pass, and both that and least recently used read every page
-//! of the loop each time.
+//! What a pass over much data, and a loop over a little too much, do to the pages that are in use; by counts of faults
+//! that read a device. First in, first out loses all of the hot set to the pass, and both that and least recently used
+//! read every page of the loop each time.
 
 use super::*;
 
@@ -9,7 +9,8 @@ const BUDGET: usize = 2048;
 const HOT: usize = BUDGET / 2;
 const PASS: usize = 4 * BUDGET;
 
-/// A file takes nothing of the budget, and without readahead each fault is a page. `None`: the mode is not to be had here.
+/// A file takes nothing of the budget, and without readahead each fault is a page. `None`: the mode is not to be had
+/// here.
 fn region_in(mode: FaultMode, pages: usize) -> Option<(Pager, Region)> {
     let builder = Pager::builder().budget((BUDGET * PAGE_SIZE) as u64).swap([file()]).readahead(1).fault_mode(mode);
     let pager = match builder.build() {

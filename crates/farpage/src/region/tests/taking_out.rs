@@ -45,8 +45,8 @@ fn frames_that_nobody_touches_come_back() {
     (0..pages).for_each(|page| assert_eq!(region[page * PAGE_SIZE], 1 + page as u8 % 251));
 }
 
-/// The program discards pages behind our back (`madvise`) and goes on to write them while they are taken out: nothing of what
-/// it writes then is lost, whether the page had been write-protected before or not.
+/// The program discards pages behind our back (`madvise`) and goes on to write them while they are taken out: nothing
+/// of what it writes then is lost, whether the page had been write-protected before or not.
 #[test]
 fn writes_after_a_discard_behind_our_back_are_kept() {
     let pager = Pager::builder().budget(4 << 20).build().unwrap();

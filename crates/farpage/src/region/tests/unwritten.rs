@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A region three times the budget of 8 MiB whose pages are known to stay unwritten: written once, then read over and over.
+/// A region three times the budget of 8 MiB whose pages are known to stay unwritten: written once, then read over and
+/// over.
 fn read_over_and_over(pager: &Pager) -> Region {
     let mut region = pager.region(24 << 20).unwrap();
     (0..pages(&region)).for_each(|page| region[page * PAGE_SIZE] = content(page));
@@ -123,7 +124,8 @@ fn threads_that_hardly_write_find_what_they_wrote() {
     assert!(sure.into_inner() > pages, "it was tested while pages came in protected");
 }
 
-/// Whatever is seen of writes, pages come in protected all the time; most of them are written, by several threads, at once.
+/// Whatever is seen of writes, pages come in protected all the time; most of them are written, by several threads, at
+/// once.
 #[test]
 fn what_is_written_while_pages_come_in_protected_is_kept() {
     let pager = pager(8 << 20);

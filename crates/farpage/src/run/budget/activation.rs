@@ -1,11 +1,12 @@
-//! When memory begins to be managed: as late as possible, because it costs the program something, and early enough for the
-//! engine to be ready when the budget is reached.
+//! When memory begins to be managed: as late as possible, because it costs the program something, and early enough for
+//! the engine to be ready when the budget is reached.
 //!
-//! A fixed distance from the budget ([`Budget::activation`]) is enough for a program that has its CPUs to itself. One with more busy
-//! threads than there are CPUs makes the engine wait twice, for a CPU and for the lock of a mapping whose holder was preempted
-//! in the middle of a page fault; each time it may be the turn of all of them first. So the distance is what the program
-//! fills, at the speed it shows, in as many turns. (8 threads on 2 CPUs: monitor and registering waited for up to 15 ms each, in
-//! which 8,000 pages were filled; the fixed distance under 64 MiB is 6,144.)
+//! A fixed distance from the budget ([`Budget::activation`]) is enough for a program that has its CPUs to itself. One
+//! with more busy threads than there are CPUs makes the engine wait twice, for a CPU and for the lock of a mapping
+//! whose holder was preempted in the middle of a page fault; each time it may be the turn of all of them first. So the
+//! distance is what the program fills, at the speed it shows, in as many turns. (8 threads on 2 CPUs: monitor and
+//! registering waited for up to 15 ms each, in which 8,000 pages were filled; the fixed distance under 64 MiB is
+//! 6,144.)
 //!
 //! Pure; called by the monitor with each sample before activation.
 
@@ -60,7 +61,8 @@ pub struct Approach {
     /// Pages a millisecond, of the last two steps.
     speeds: [u64; 2],
     threads: usize,
-    /// Threads were started lately, or given more than is left: soon they will show how fast they fill. The next look, microseconds.
+    /// Threads were started lately, or given more than is left: soon they will show how fast they fill. The next look,
+    /// microseconds.
     soon_us: u64,
     allowance: Allowance,
     /// Resident pages at which memory begins to be managed, as things are.

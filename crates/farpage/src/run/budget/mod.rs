@@ -18,7 +18,8 @@ pub struct Budget {
     /// The engine steers at this much less, for growth that it learns of late; as far below that, background reclaim
     /// starts.
     gap: i64,
-    /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in bursts.
+    /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in
+    /// bursts.
     caution: AtomicI64,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
@@ -117,8 +118,8 @@ impl Budget {
         self.grown.load(Relaxed)
     }
 
-    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called about once a millisecond while
-    /// memory is short; by one thread.
+    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called about once a millisecond
+    /// while memory is short; by one thread.
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
         let caution = self.caution.load(Relaxed);

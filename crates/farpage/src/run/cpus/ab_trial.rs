@@ -1,4 +1,5 @@
-//! Which of two ways to do the same thing is faster here and now: both are tried, by turns. Callers: the pager's `placement`, `ahead`.
+//! Which of two ways to do the same thing is faster here and now: both are tried, by turns. Callers: the pager's
+//! `placement`, `ahead`.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,9 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Begins with the second way. `epoch`: how long each is tried; short against a program's phases. `often`: one epoch in so many goes to
-    /// the way that seems to be slower, at first; each time that it is, twice as many pass before the next.
+    /// Begins with the second way. `epoch`: how long each is tried; short against a program's phases. `often`: one
+    /// epoch in so many goes to the way that seems to be slower, at first; each time that it is, twice as many pass
+    /// before the next.
     pub(crate) fn new(epoch: Duration, often: u32, now: Instant) -> Trial {
         let (second, best, rates) = (true, true, [None; 2]);
         Trial { epoch, second, best, rates, epochs: 0, often, every: often, begun: now, pages: 0 }

@@ -1,17 +1,18 @@
-//! On which CPUs pager, writer and reader run, and whether the pager should wait for the next fault without sleeping. Called by the
-//! pager only; no lock.
+//! On which CPUs pager, writer and reader run, and whether the pager should wait for the next fault without sleeping.
+//! Called by the pager only; no lock.
 //!
-//! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there, and, for a
-//! page that is moved, to have the CPU forget its translation. Where faults come from many threads, the pager runs where the last one came
-//! from, and the writer anywhere. Where one thread causes all of them, there are two ways:
+//! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there,
+//! and, for a page that is moved, to have the CPU forget its translation. Where faults come from many threads, the
+//! pager runs where the last one came from, and the writer anywhere. Where one thread causes all of them, there are two
+//! ways:
 //!
 //! * *Scattered*: the same. The writer uses the CPU of the thread that waits.
-//! * *Gathered*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the thread's, it would be
-//!   interrupted for what the pager moves. The thread sleeps while its fault is served, so that is when pages are moved
-//!   out ([`crate::run::pager::reclaim`]); the writer would be the only other thread that runs, and would be interrupted and waited for
-//!   at every page. The thread that is woken is put on an idle CPU, so on another than the pager's; to follow it there
-//!   only makes it go back. And if its next fault usually comes soon, the pager looks for it for some microseconds instead
-//!   of going to sleep ([`Eager`]), and stores pages meanwhile.
+//! * *Gathered*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the
+//!   thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so that
+//!   is when pages are moved out ([`crate::run::pager::reclaim`]); the writer would be the only other thread that runs,
+//!   and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
+//!   another than the pager's; to follow it there only makes it go back. And if its next fault usually comes soon, the
+//!   pager looks for it for some microseconds instead of going to sleep ([`Eager`]), and stores pages meanwhile.
 //!
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 

@@ -1,9 +1,10 @@
 //! Whether idle CPUs are kept from sleeping. Called by the pager only; no lock.
 //!
-//! A thread that waits for its page leaves its CPU idle, and a CPU that sleeps is slow to wake: some microseconds on real
-//! ones, twenty and more in a virtual machine, where sleeping is an exit to the host and waking an interrupt from it. That is longer than
-//! all the rest of a fault. So while faults come one after the other, CPUs are asked not to sleep ([`crate::sys::idle`]).
-//! What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large machines.
+//! A thread that waits for its page leaves its CPU idle, and a CPU that sleeps is slow to wake: some microseconds on
+//! real ones, twenty and more in a virtual machine, where sleeping is an exit to the host and waking an interrupt from
+//! it. That is longer than all the rest of a fault. So while faults come one after the other, CPUs are asked not to
+//! sleep ([`crate::sys::idle`]). What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large
+//! machines.
 
 use crate::conf::Idle;
 use crate::sys::idle::{Wish, cpus_online};
@@ -54,8 +55,8 @@ impl Awake {
         if self.held { WINDOW } else { most }
     }
 
-    /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs have been
-    /// kept awake since the last answer that was not zero.
+    /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs
+    /// have been kept awake since the last answer that was not zero.
     pub fn count(&mut self, faults: u32, now: Instant) -> Duration {
         self.faults += faults;
         let time = now - self.begun;

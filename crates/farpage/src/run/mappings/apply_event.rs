@@ -1,7 +1,8 @@
-//! Following the program's changes of its mappings: what was discarded or unmapped is forgotten, what was moved is moved.
+//! Following the program's changes of its mappings: what was discarded or unmapped is forgotten, what was moved is
+//! moved.
 //!
-//! Runs on the pager thread, while the program thread that made the change waits for its event to be read (a discard has
-//! not happened yet then; an unmap or a move has). The races around this: `docs/dev/events.md`.
+//! Runs on the pager thread, while the program thread that made the change waits for its event to be read (a discard
+//! has not happened yet then; an unmap or a move has). The races around this: `docs/dev/events.md`.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -14,8 +15,8 @@ use farpage_swap::workingset::Rank;
 impl Pager {
     /// `[start, end)` (bytes) was emptied (`unmapped`: or is gone): swapped-out content is dropped.
     ///
-    /// Slots are freed later: the program goes on, perhaps to fill a new mapping at full speed, and the pager must be there
-    /// to adopt it. (Freeing the slots of 128 MiB here took 100 ms, in which as much memory grew unseen.)
+    /// Slots are freed later: the program goes on, perhaps to fill a new mapping at full speed, and the pager must be
+    /// there to adopt it. (Freeing the slots of 128 MiB here took 100 ms, in which as much memory grew unseen.)
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
         let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);

@@ -1,8 +1,8 @@
 //! In which order changes of mappings were made.
 //!
-//! The kernel tells of a change when it is made and the lock of the address space is given up. By then the place that became
-//! free may be another thread's, and what that thread does with it may be told first. A move even takes two messages (that it
-//! is done, then that the old place is unmapped), and its thread must get a CPU between them:
+//! The kernel tells of a change when it is made and the lock of the address space is given up. By then the place that
+//! became free may be another thread's, and what that thread does with it may be told first. A move even takes two
+//! messages (that it is done, then that the old place is unmapped), and its thread must get a CPU between them:
 //!
 //! ```text
 //!   thread 1   moves X to Y            tells it ... it is read, the thread wakes    tells that X is unmapped
@@ -10,24 +10,25 @@
 //! ```
 //! Taken in the order of reading, the last message would drop the pages that were at Z. So:
 //!
-//! * *Left*: a place that was moved away from and to which something else was moved since. The message that it is unmapped
-//!   is that of the first move, and means nothing any more.
-//! * *Early*: something was moved to a place of which we know that something else is mapped there. So somebody has yet to tell
-//!   how that went away; until then this message waits, and those about the same places behind it.
-//! * *Fresh*: a place that was looked at while a change was pending. What was seen there may be what the next message tells of,
-//!   or may be gone again. It does not become known before no change is pending; something that is moved there is
-//!   early at most until its own thread has told the rest. And a place of which anything is known or told is not even registered
-//!   then: else the unmapping of what is there now could be taken for that of what was.
-//! * *Opened*: a place that was told to be unmapped although something is there: a move to it has yet to be told, and was made
-//!   before. An early move whose own thread has told the rest waits for that, not for the next move from its place, which may
-//!   be its own thread's.
+//! * *Left*: a place that was moved away from and to which something else was moved since. The message that it is
+//!   unmapped is that of the first move, and means nothing any more.
+//! * *Early*: something was moved to a place of which we know that something else is mapped there. So somebody has yet
+//!   to tell how that went away; until then this message waits, and those about the same places behind it.
+//! * *Fresh*: a place that was looked at while a change was pending. What was seen there may be what the next message
+//!   tells of, or may be gone again. It does not become known before no change is pending; something that is moved
+//!   there is early at most until its own thread has told the rest. And a place of which anything is known or told is
+//!   not even registered then: else the unmapping of what is there now could be taken for that of what was.
+//! * *Opened*: a place that was told to be unmapped although something is there: a move to it has yet to be told, and
+//!   was made before. An early move whose own thread has told the rest waits for that, not for the next move from its
+//!   place, which may be its own thread's.
 //!
-//! While any of this goes on, a change is pending for the kernel, which then moves and copies no page. When none is pending,
-//! all has been told.
+//! While any of this goes on, a change is pending for the kernel, which then moves and copies no page. When none is
+//! pending, all has been told.
 //!
-//! What this cannot know is whose message it is if the thread that is missing has been overtaken by one that took its place, told
-//! both its messages and moved on. So nobody may get that far: when a message is missing, or may be, [`Order::push`] says so,
-//! and [`crate::run::mappings::grace_period`] has the next one read only when all that could be on their way have had time to arrive.
+//! What this cannot know is whose message it is if the thread that is missing has been overtaken by one that took its
+//! place, told both its messages and moved on. So nobody may get that far: when a message is missing, or may be,
+//! [`Order::push`] says so, and [`crate::run::mappings::grace_period`] has the next one read only when all that could
+//! be on their way have had time to arrive.
 //!
 //! Caller: the pager, with each message it reads. No locks.
 
@@ -141,8 +142,8 @@ fn frees(m: Message, place: (usize, usize)) -> bool {
     freed.0 < place.1 && place.0 < freed.1
 }
 
-/// The parts of a place (some empty) that none of the changes in `told`, the last one first, is about. `None`: something has
-/// come to a part of it, or may have.
+/// The parts of a place (some empty) that none of the changes in `told`, the last one first, is about. `None`:
+/// something has come to a part of it, or may have.
 fn left_of(place: (usize, usize), told: impl Iterator<Item = Message>) -> Option<[(usize, usize); PARTS]> {
     let mut parts = [(0, 0); PARTS];
     parts[0] = place;
@@ -162,8 +163,8 @@ fn left_of(place: (usize, usize), told: impl Iterator<Item = Message>) -> Option
     Some(parts)
 }
 
-/// Whether, after the changes in `told`, the last one first, something is mapped in `[start, end)`, if `is_known` says so of
-/// the time before.
+/// Whether, after the changes in `told`, the last one first, something is mapped in `[start, end)`, if `is_known` says
+/// so of the time before.
 pub(crate) fn is_known_after(
     (start, end): (usize, usize),
     told: impl Iterator<Item = Message>,
@@ -173,9 +174,9 @@ pub(crate) fn is_known_after(
 }
 
 impl Order {
-    /// A change was read. To be followed by [`Order::next`] until that has nothing. `is_known(start, end)`: after all that was
-    /// applied, something is mapped in that range (bytes). `is_mapped`: whether something is mapped at an address now.
-    /// `true`: a change that was made before has not been told, or may not have been.
+    /// A change was read. To be followed by [`Order::next`] until that has nothing. `is_known(start, end)`: after all
+    /// that was applied, something is mapped in that range (bytes). `is_mapped`: whether something is mapped at an
+    /// address now. `true`: a change that was made before has not been told, or may not have been.
     pub(crate) fn push(
         &mut self,
         m: Message,
@@ -331,7 +332,8 @@ impl Order {
         self.left.len().max(self.waiting.len()).max(self.opened.len()) < ROOM
     }
 
-    /// No change is pending, and what waited has been applied: from here on all is as it is told. Returns what was fresh.
+    /// No change is pending, and what waited has been applied: from here on all is as it is told. Returns what was
+    /// fresh.
     pub(crate) fn forget(&mut self) -> RangeSet {
         self.left.clear();
         self.waiting.clear();

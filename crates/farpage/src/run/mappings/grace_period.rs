@@ -1,9 +1,10 @@
 //! Threads that may have changed a mapping and not told it yet.
 //!
-//! The kernel lets a thread tell of a change after it has given up the lock of the address space. If the thread loses its CPU
-//! between the two, others may build on the change and tell of that first. One message of theirs that is read too early can be
-//! put right ([`crate::run::mappings::event_order`]); but a thread that was told to go on builds further. So when a message is found to be missing,
-//! none is read before every thread that was able to run then has slept, or run for long enough to have told its change.
+//! The kernel lets a thread tell of a change after it has given up the lock of the address space. If the thread loses
+//! its CPU between the two, others may build on the change and tell of that first. One message of theirs that is read
+//! too early can be put right ([`crate::run::mappings::event_order`]); but a thread that was told to go on builds
+//! further. So when a message is found to be missing, none is read before every thread that was able to run then has
+//! slept, or run for long enough to have told its change.
 //!
 //! Caller: the pager. No locks.
 
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 /// CPU time in which a thread comes from the end of its change to its message, many times over (it takes about 2 us).
 const ON_ITS_WAY: Duration = Duration::from_micros(200);
 
-/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may take memory
-/// for what it is not; on a machine that is busy to this point the program stands still anyway.
+/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may
+/// take memory for what it is not; on a machine that is busy to this point the program stands still anyway.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Threads that are noted at most.

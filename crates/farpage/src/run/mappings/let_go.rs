@@ -5,9 +5,9 @@
 //! | a range | the program registers it with a userfaultfd of its own; the kernel allows one | that is undone |
 //! | everything | the program has opened its own pagemap: what is swapped out here looks there as if it had never been used, and whoever clears only what has been used would keep the rest | the process ends |
 //!
-//! Pages come in above the budget if need be. Each one loses its word as soon as it is there, so that it is out of reclaim's reach; when
-//! no page of the range has a word, the range is no longer registered. Nothing of the program runs in between that could fill a
-//! word: the pager serves all faults.
+//! Pages come in above the budget if need be. Each one loses its word as soon as it is there, so that it is out of
+//! reclaim's reach; when no page of the range has a word, the range is no longer registered. Nothing of the program
+//! runs in between that could fill a word: the pager serves all faults.
 //!
 //! Program threads run the first half of this file, the pager the second.
 
@@ -67,8 +67,8 @@ impl Engine {
         );
     }
 
-    /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a second. Returns when
-    /// that is done; false: there is no engine that manages anything. Called on a program thread.
+    /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a
+    /// second. Returns when that is done; false: there is no engine that manages anything. Called on a program thread.
     pub fn let_go(&self, start: usize, end: usize) -> bool {
         let (start, end) = (start & !(PAGE_SIZE - 1), end.min(USER_END));
         let reaches = || self.is_active() && self.fork.is_home();
@@ -84,7 +84,8 @@ impl Engine {
                 }
             }
         };
-        // A fork may hold the engine up, and disks may be slow; but without an engine there is nothing left to wait for.
+        // A fork may hold the engine up, and disks may be slow; but without an engine there is nothing left to wait
+        // for.
         while reaches() {
             self.ring();
             if self.notes.wait(ticket, LOOK) {
@@ -94,8 +95,9 @@ impl Engine {
         false
     }
 
-    /// In `[start, end)`, which is not managed any more, pages of zeros may have been dropped where the kernel would have them. They are made
-    /// again; those that have never been used are left alone as far as is known. Called on a program thread.
+    /// In `[start, end)`, which is not managed any more, pages of zeros may have been dropped where the kernel would
+    /// have them. They are made again; those that have never been used are left alone as far as is known. Called on a
+    /// program thread.
     pub fn make_zeros(&self, start: usize, end: usize) {
         const POPULATE_READ: usize = 22;
         const LEAF: usize = 512 * PAGE_SIZE;
@@ -273,8 +275,8 @@ impl Pager {
         all_here
     }
 
-    /// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them, inside
-    /// `[start, end)` (bytes).
+    /// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them,
+    /// inside `[start, end)` (bytes).
     fn unregister(&mut self, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
         let e = self.e;
         for &(first, last) in parts {

@@ -1,8 +1,9 @@
-//! Managed ranges in which there was something large and new lately, so that program threads need not tell of them again: most of what an
-//! allocator hands out lies in memory that it has had for long.
+//! Managed ranges in which there was something large and new lately, so that program threads need not tell of them
+//! again: most of what an allocator hands out lies in memory that it has had for long.
 //!
-//! Written by the pager, read by any thread without a lock (why: [`crate::run::mappings::notice_ring`]). A reader that meets a writer may see parts of
-//! two ranges. What follows from a wrong answer is that memory is registered some moments late, or once more.
+//! Written by the pager, read by any thread without a lock (why: [`crate::run::mappings::notice_ring`]). A reader that
+//! meets a writer may see parts of two ranges. What follows from a wrong answer is that memory is registered some
+//! moments late, or once more.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -1,9 +1,9 @@
-//! What program threads tell the engine: new thread control blocks, mappings that are about to be filled at once, memory that is to
-//! be let go.
+//! What program threads tell the engine: new thread control blocks, mappings that are about to be filled at once,
+//! memory that is to be let go.
 //!
-//! A ring of fixed size, without a lock. A lock would be wrong twice here: another thread may fork while it is held, and
-//! the child would find it held for ever; and its holder may fault on its own stack, which the pager serves, who would
-//! wait for the lock. One thread takes notes out: the monitor before activation, the pager afterwards.
+//! A ring of fixed size, without a lock. A lock would be wrong twice here: another thread may fork while it is held,
+//! and the child would find it held for ever; and its holder may fault on its own stack, which the pager serves, who
+//! would wait for the lock. One thread takes notes out: the monitor before activation, the pager afterwards.
 
 use crate::sys::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};

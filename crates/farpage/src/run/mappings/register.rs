@@ -1,7 +1,7 @@
 //! Adopting mappings that the program made: registering them, and finding out which of their pages are there.
 //!
-//! Runs on the pager thread. [`crate::run::mappings::discovery`] says where to look; what is there is asked again here, because a mapping may
-//! have been replaced meanwhile, and must be registered whole.
+//! Runs on the pager thread. [`crate::run::mappings::discovery`] says where to look; what is there is asked again here,
+//! because a mapping may have been replaced meanwhile, and must be registered whole.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -97,8 +97,8 @@ impl Engine {
         }
     }
 
-    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of it
-    /// is given up. While no writer runs.
+    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
+    /// it is given up. While no writer runs.
     pub(crate) fn found_present(&self, vpn: Vpn) {
         let Some(node) = self.table.node_or_create(vpn) else { return };
         let mut lru = lock(&self.lru);
@@ -184,7 +184,8 @@ impl Pager {
                 return; // heard of twice, or a change of access rights
             }
         }
-        // The same for the room: what is there by then may have taken the place of something that has yet to be told of.
+        // The same for the room: what is there by then may have taken the place of something that has yet to be told
+        // of.
         let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
         let whole = self.mm.register(start, room - start);
         let (room, result) = match whole {
@@ -200,12 +201,13 @@ impl Pager {
             }
             Err(_) => return,
         }
-        // Not later: advice for a part of what the program has given other advice since makes it several mappings, which mremap
-        // refuses.
+        // Not later: advice for a part of what the program has given other advice since makes it several mappings,
+        // which mremap refuses.
         self.unadvised.push((start, room));
-        // A part that was unmapped between the look at the mapping and its registration went without an event, and what is mapped there
-        // next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an arena takes, unmaps what is too
-        // much, and puts the next arena there.) That is two mappings then, since only one of them is registered.
+        // A part that was unmapped between the look at the mapping and its registration went without an event, and what
+        // is mapped there next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an
+        // arena takes, unmaps what is too much, and puts the next arena there.) That is two mappings then, since only
+        // one of them is registered.
         let is_whole = match self.mm.mapping_from(start) {
             Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
             Err(_) => true, // not to be asked by this kernel
@@ -221,9 +223,10 @@ impl Pager {
         Stat::add(&self.e.stat.adopted_ranges, 1);
     }
 
-    /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each fault, before
-    /// it asks us. Not along with registering: each of the two may have to wait for the lock of the address space, and meanwhile
-    /// the program fills what is not registered (45 ms and 200 MiB were seen, with 16 threads).
+    /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each
+    /// fault, before it asks us. Not along with registering: each of the two may have to wait for the lock of the
+    /// address space, and meanwhile the program fills what is not registered (45 ms and 200 MiB were seen, with 16
+    /// threads).
     pub(crate) fn advise_adopted(&mut self) {
         for (start, end) in self.unadvised.drain(..) {
             self.mm.no_huge_pages(start, end);
@@ -267,8 +270,8 @@ impl Pager {
     }
 
     /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
-    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before. A
-    /// page that was written meanwhile has its content in the frame, and goes to the swap cache.
+    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
+    /// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
     fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
         let e = self.e;
         let mut at = first;
@@ -280,8 +283,8 @@ impl Pager {
                 continue;
             }
             let Some((frame, got)) = e.frames.take_empty(run) else { break };
-            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory, into
-            // which the engine holds no reference.
+            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
+            // into which the engine holds no reference.
             let (bytes, result) =
                 unsafe { self.mm.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;

@@ -1,5 +1,5 @@
-//! Serving one fault: zero page, swap cache, swapped page ([`crate::run::pager::swap_in`]), each with the neighbours that are likely
-//! wanted next. Where the pages come from: [`crate::run::pager::fill`].
+//! Serving one fault: zero page, swap cache, swapped page ([`crate::run::pager::swap_in`]), each with the neighbours
+//! that are likely wanted next. Where the pages come from: [`crate::run::pager::fill`].
 //!
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
@@ -88,8 +88,9 @@ impl Pager {
         let e = self.e;
         let (low, high) = self.range_of(vpn);
         if let State::Mapped(entry) = state {
-            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one; then the
-            // kernel refuses the zero page below and nothing happens. But not if reclaim has taken the page out in between.
+            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one;
+            // then the kernel refuses the zero page below and nothing happens. But not if reclaim has taken the page
+            // out in between.
             let zeros = self.zeros_for(1);
             if e.table.state(node) != state {
                 self.give_zeros_back(zeros);

@@ -1,13 +1,13 @@
 //! Putting pages into the program: where they come from, and what a refusal means.
 //!
-//! Pages for new content come from, in this order: new pages of the kernel while the budget has room, free frames, frames freed
-//! on the spot (direct reclaim). If nothing can be reclaimed (every device full) the budget gives way, with a
-//! warning, not the program.
+//! Pages for new content come from, in this order: new pages of the kernel while the budget has room, free frames,
+//! frames freed on the spot (direct reclaim). If nothing can be reclaimed (every device full) the budget gives way,
+//! with a warning, not the program.
 //!
-//! *Copy or move.* A `UFFDIO_MOVE` makes the kernel interrupt every CPU that has run a thread of the process since it last
-//! did, even one that sleeps; a `UFFDIO_COPY` interrupts nobody, but takes a page from the kernel and leaves
-//! its source where it is. In the virtual machine where this was measured an interrupt costs 10 us and more, a page
-//! moved beyond that 0.2 us, and a page copied 1 us. So short runs are copied.
+//! *Copy or move.* A `UFFDIO_MOVE` makes the kernel interrupt every CPU that has run a thread of the process since it
+//! last did, even one that sleeps; a `UFFDIO_COPY` interrupts nobody, but takes a page from the kernel and leaves its
+//! source where it is. In the virtual machine where this was measured an interrupt costs 10 us and more, a page moved
+//! beyond that 0.2 us, and a page copied 1 us. So short runs are copied.
 //!
 //! Callers: `fault`, `swap_in`, `ahead`, on the pager's thread. Locks: those of `frame`.
 
@@ -47,8 +47,8 @@ pub(crate) struct Placed {
 }
 
 impl Pager {
-    /// Memory for up to `n` zero pages. May reclaim, and reclaim takes out pages of which nothing was known before (it scans):
-    /// whatever was known of any page has to be looked at again before the zeros are placed.
+    /// Memory for up to `n` zero pages. May reclaim, and reclaim takes out pages of which nothing was known before (it
+    /// scans): whatever was known of any page has to be looked at again before the zeros are placed.
     pub(crate) fn zeros_for(&mut self, n: usize) -> Zeros {
         if self.e.budget.room() >= n as i64 {
             return Zeros { frames: None, n };

@@ -1,11 +1,11 @@
 //! Pages that no device can read back.
 //!
-//! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the program goes on.
-//! Its slot is freed and its word says that there is no page, as after a discard. A real discard or `munmap` drops the kernel's
-//! mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A scan that takes a marked page for
-//! present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces the mark, and zeros where content
-//! was would be wrong. So `Engine::lost` names these pages, and a window of zeros (the only thing that is put where nobody
-//! has faulted) ends before them.
+//! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the
+//! program goes on. Its slot is freed and its word says that there is no page, as after a discard. A real discard or
+//! `munmap` drops the kernel's mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A
+//! scan that takes a marked page for present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces
+//! the mark, and zeros where content was would be wrong. So `Engine::lost` names these pages, and a window of zeros
+//! (the only thing that is put where nobody has faulted) ends before them.
 //!
 //! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::lost`, innermost.
 
@@ -37,12 +37,13 @@ impl Pager {
         }
     }
 
-    /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that could
-    /// not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
+    /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that
+    /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
     pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<Refused> {
         let e = self.e;
         let page = vpn as usize * PAGE_SIZE;
-        // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this process.
+        // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this
+        // process.
         match self.mm.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);

@@ -4,14 +4,15 @@
 //!   fault on a swapped page    -> on_miss -> Plan: these pages, or these slots     (swap_in brings them in)
 //!   touch of a page that waits -> on_hit
 //! ```
-//! The rules are pure ([`farpage_swap::readahead`]); this module keeps their states. Streams have one for each thread, so
-//! that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's rules
-//! have one for each mapping, or one in all.
+//! The rules are pure ([`farpage_swap::readahead`]); this module keeps their states. Streams have one for each thread,
+//! so that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's
+//! rules have one for each mapping, or one in all.
 //!
-//! Pages read ahead are mapped at once, so their first touch is invisible. But one in many, a *marker*, anywhere among them,
-//! is left out. It has the *credit* of all that were read since the last one: if it is touched while its neighbours are
-//! still there, they count as used; if not, they do not. With `exact`, and with the kernel's rules, all pages read ahead
-//! wait in the swap cache, with a mark in their words; their first touch is a minor fault, which takes the mark and counts it.
+//! Pages read ahead are mapped at once, so their first touch is invisible. But one in many, a *marker*, anywhere among
+//! them, is left out. It has the *credit* of all that were read since the last one: if it is touched while its
+//! neighbours are still there, they count as used; if not, they do not. With `exact`, and with the kernel's rules, all
+//! pages read ahead wait in the swap cache, with a mark in their words; their first touch is a minor fault, which takes
+//! the mark and counts it.
 //!
 //! Caller: `swap_in`, `ahead`, `fault`, all on the pager's thread; the writer, for [`SlotPages`]. No locks.
 
@@ -140,9 +141,9 @@ impl Readahead {
         self.tuning.rule == Rule::Stream
     }
 
-    /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`; `rotational`: its device has heads
-    /// to move. What a stream does not explain there is read with what lies beside it, for as long as that is of use. `is_there` says of
-    /// another page whether it is in memory.
+    /// What to bring in for a fault on the page at `vpn` of `mapping`, whose content is at `entry`; `rotational`: its
+    /// device has heads to move. What a stream does not explain there is read with what lies beside it, for as long as
+    /// that is of use. `is_there` says of another page whether it is in memory.
     pub(crate) fn on_miss(
         &mut self,
         vpn: Vpn,
@@ -205,8 +206,8 @@ impl Readahead {
         self.tuning.rule == Rule::Vma
     }
 
-    /// `n` pages, the i-th being `page(i)`, `step` apart (or more), are about to be mapped in the mapping that starts at
-    /// `start`, all of them read ahead. Which one is to be left out, if it is time for a marker.
+    /// `n` pages, the i-th being `page(i)`, `step` apart (or more), are about to be mapped in the mapping that starts
+    /// at `start`, all of them read ahead. Which one is to be left out, if it is time for a marker.
     pub(crate) fn marker(&mut self, start: Vpn, n: usize, step: u64, page: impl Fn(usize) -> Vpn) -> Option<usize> {
         // What is brought in now is no marker any more.
         if !self.markers.is_empty() {
@@ -253,8 +254,8 @@ impl Readahead {
     }
 }
 
-/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot, in pieces that
-/// are made when they are needed.
+/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot, in
+/// pieces that are made when they are needed.
 pub struct SlotPages(Box<[OnceLock<Box<[AtomicU32]>>]>);
 
 impl SlotPages {

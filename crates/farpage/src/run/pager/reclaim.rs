@@ -22,8 +22,8 @@ pub const BATCH: usize = 64;
 /// Slots freed in one go whose pages are in the program, too.
 const COPIES: usize = 256;
 
-/// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would take
-/// them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
+/// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would
+/// take them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
 const RESIDENT_MIN: usize = 64;
 
 /// Which pages go.
@@ -51,7 +51,8 @@ impl Pager {
             e.wake_writer();
         }
         let made_room = self.keep_room();
-        // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the others.
+        // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
+        // others.
         let placed = self.placed - self.placed_before;
         let due = !self.placement.is_gathered() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
         if !due || cached >= e.cached_target() {
@@ -61,8 +62,8 @@ impl Pager {
         (self.shrink(BATCH) > 0) | made_room
     }
 
-    /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many. (The kernel
-    /// frees such slots where it looks for free ones, once more than half of all are used.)
+    /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many.
+    /// (The kernel frees such slots where it looks for free ones, once more than half of all are used.)
     fn drop_copies(&mut self) -> usize {
         let e = self.e;
         let mut entries = Vec::with_capacity(COPIES);
@@ -89,8 +90,8 @@ impl Pager {
         true
     }
 
-    /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for others to go
-    /// on to a file.
+    /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for
+    /// others to go on to a file.
     pub(crate) fn store_a_little(&self) {
         if store::wanted(self.e) && !self.e.space.pool_over_share() {
             store::write_some(self.e, 1, 1);
@@ -157,8 +158,8 @@ impl Pager {
         true
     }
 
-    /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where such pages
-    /// stay, then around the others.
+    /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where
+    /// such pages stay, then around the others.
     ///
     /// # Errors
     /// None was moved; how many could not be.
@@ -344,8 +345,9 @@ impl Pager {
     }
 }
 
-/// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their oldest pages.
-/// So what does not lie together stays in the order in which it is used, in the swap cache and in the slots.
+/// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their
+/// oldest pages. So what does not lie together stays in the order in which it is used, in the swap cache and in the
+/// slots.
 fn in_runs(pages: [(Vpn, Node); BATCH], n: usize) -> [Node; BATCH] {
     let mut placed = [(0, 0, Node(0)); BATCH];
     for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {

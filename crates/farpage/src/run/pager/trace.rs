@@ -1,8 +1,8 @@
 //! Records which pages the program faults on: `farpage run --trace FILE`, for `farpage sim`.
 //!
-//! Belongs to the pager, which notes each fault that it served; nothing else uses it. A record is 8 bytes, 64 of them are
-//! one write, and the pager writes the rest when it has nothing to do, so at most the last 63 faults of a program are lost.
-//! A file that cannot be written ends the recording, with a message, not the program.
+//! Belongs to the pager, which notes each fault that it served; nothing else uses it. A record is 8 bytes, 64 of them
+//! are one write, and the pager writes the rest when it has nothing to do, so at most the last 63 faults of a program
+//! are lost. A file that cannot be written ends the recording, with a message, not the program.
 //!
 //! ```text
 //!   header: the bytes FPFAULT1, then for each fault, little-endian:

@@ -1,10 +1,10 @@
 //! The monitor thread: samples resident memory, switches the engine on, finds new mappings.
 //!
-//! It is started when the program has come to a part of its budget ([`crate::run::dormant`]), and makes the engine. Below the activation
-//! threshold it is the only thread: it reads one line of `/proc` now and
-//! then, the sooner again the less room is left. After that it samples every millisecond while there is pressure,
-//! because memory that the program maps anew is not registered until it was found here: the sampling interval bounds
-//! by how much the budget can be overrun.
+//! It is started when the program has come to a part of its budget ([`crate::run::dormant`]), and makes the engine.
+//! Below the activation threshold it is the only thread: it reads one line of `/proc` now and then, the sooner again
+//! the less room is left. After that it samples every millisecond while there is pressure, because memory that the
+//! program maps anew is not registered until it was found here: the sampling interval bounds by how much the budget can
+//! be overrun.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -135,12 +135,13 @@ impl Monitor {
         let (statm, maps) = (proc.file("self/statm")?, proc.file("self/maps")?);
         e.stack_top.store(stack_start(&proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         let now = Instant::now();
-        // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be noticed.
+        // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be
+        // noticed.
         let buffer = vec![1; 32 * 1024];
         // Now, because perf follows the threads that the program starts from here on.
         e.open_events();
-        // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory. Forked
-        // children can do without: there are programs that make thousands.
+        // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
+        // Forked children can do without: there are programs that make thousands.
         let opened = if is_child { None } else { e.open(&proc).ok() };
         Ok(Monitor {
             e,

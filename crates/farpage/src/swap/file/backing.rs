@@ -12,7 +12,8 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier versions.
+/// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier
+/// versions.
 pub const MAGIC: &[u8; 16] = b"FARPAGE-SWAP 1\n\0";
 
 /// An open swap file or block device.
@@ -57,8 +58,8 @@ impl Backing {
         &self.salt
     }
 
-    /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole in
-    /// a file, a discard of a block device. `false`: it does not do that, and is not asked again.
+    /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole
+    /// in a file, a discard of a block device. `false`: it does not do that, and is not asked again.
     pub fn discard(&self, slot: u64, count: u64) -> bool {
         if !self.discards() {
             return false;

@@ -4,11 +4,11 @@
 //!   | header page | zeros up to 1 MiB | slot 0 (not used), slot 1, ...            | zeros, 64 KiB |
 //! ```
 //!
-//! Whatever keeps data on a block device says so near its beginning or its end: partition tables, filesystems, RAID, LVM,
-//! encryption. So a device is taken only if the first 1 MiB and the last 64 KiB are zero, but for a header page of
-//! ours; and as farpage leaves both like that, it also notices when somebody else has used the device since. It is opened
-//! exclusively: the kernel refuses that while the device (or a partition of it) is mounted, swapped to, part of a RAID or
-//! a volume group, or in use by another farpage.
+//! Whatever keeps data on a block device says so near its beginning or its end: partition tables, filesystems, RAID,
+//! LVM, encryption. So a device is taken only if the first 1 MiB and the last 64 KiB are zero, but for a header page of
+//! ours; and as farpage leaves both like that, it also notices when somebody else has used the device since. It is
+//! opened exclusively: the kernel refuses that while the device (or a partition of it) is mounted, swapped to, part of
+//! a RAID or a volume group, or in use by another farpage.
 //!
 //! Called by `open`. No locks.
 

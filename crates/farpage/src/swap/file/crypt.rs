@@ -1,5 +1,5 @@
-//! Encryption of what is written to a disk, with a key that exists only in this process's memory (and in the copies that
-//! its forked children have of it).
+//! Encryption of what is written to a disk, with a key that exists only in this process's memory (and in the copies
+//! that its forked children have of it).
 //!
 //! XChaCha20 (RustCrypto's `chacha20`). The nonce of a page is the file's random [`Salt`] and a count that goes up with
 //! every page written to the file, so no two pages share one, in no process: a file has one writer (see the rules for
@@ -7,8 +7,9 @@
 //! slot. There is no authentication tag: a page is compared with its keyed 128-bit hash after it was decrypted.
 //!
 //! The key has a page of its own, which is locked (the kernel's swap does not get it) and no part of core dumps. It is
-//! overwritten when the device goes; a forked child overwrites its own copy, so neither has to ask the other. Of the key
-//! nothing stays on the stack where the cipher has worked; what may stay is the key derived from it for one nonce, that is one page.
+//! overwritten when the device goes; a forked child overwrites its own copy, so neither has to ask the other. Of the
+//! key nothing stays on the stack where the cipher has worked; what may stay is the key derived from it for one nonce,
+//! that is one page.
 //!
 //! No locks.
 
@@ -50,8 +51,9 @@ impl Cipher {
         Ok(cipher)
     }
 
-    /// Keeps the key in memory and out of core dumps, as far as the kernel lets us (`RLIMIT_MEMLOCK`); a key that may be
-    /// swapped out is no reason to write pages that are not encrypted. In a forked child once more: locks are not inherited.
+    /// Keeps the key in memory and out of core dumps, as far as the kernel lets us (`RLIMIT_MEMLOCK`); a key that may
+    /// be swapped out is no reason to write pages that are not encrypted. In a forked child once more: locks are not
+    /// inherited.
     pub fn guard(&self) {
         let at = std::ptr::from_ref(&*self.0).cast_mut().cast();
         // SAFETY: the page is this value's; neither call changes what it holds.

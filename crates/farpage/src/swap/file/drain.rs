@@ -1,7 +1,8 @@
-//! What a background thread does with a file: taking the pages off a device that has failed, and giving unused space back.
+//! What a background thread does with a file: taking the pages off a device that has failed, and giving unused space
+//! back.
 //!
-//! A page that was moved keeps its entry: the slot stays in use, and says that the page is elsewhere (`FileSlot::moved`).
-//! When the entry is freed, the other place becomes an *orphan*, which `space` frees.
+//! A page that was moved keeps its entry: the slot stays in use, and says that the page is elsewhere
+//! (`FileSlot::moved`). When the entry is freed, the other place becomes an *orphan*, which `space` frees.
 //!
 //! Locks: `inner` for the drain's look-ups and for what it moved; no lock across I/O.
 
@@ -16,8 +17,8 @@ impl FileDevice {
         self.failed.load(Relaxed) && !self.drained.load(Relaxed)
     }
 
-    /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one later.
-    /// `None`: all have been looked at.
+    /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one
+    /// later. `None`: all have been looked at.
     pub fn next_to_drain(&self) -> Option<(Entry, u128)> {
         let mut hand = self.drain_hand.lock();
         loop {

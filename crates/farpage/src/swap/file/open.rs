@@ -2,9 +2,9 @@
 //!
 //! Called by the file device: `open` once when it is made, `grant` now and then as the file grows.
 //!
-//! A regular file stands for the place where it lies: pages go to an unnamed file beside it, as they do in a directory. So
-//! nothing of a program's memory ever has a name that others could open, whatever the named file's permissions are, and
-//! nothing is left of it when the process has ended, however it ended.
+//! A regular file stands for the place where it lies: pages go to an unnamed file beside it, as they do in a directory.
+//! So nothing of a program's memory ever has a name that others could open, whatever the named file's permissions are,
+//! and nothing is left of it when the process has ended, however it ended.
 
 use super::backing::{Backing, MAGIC};
 use super::block;
@@ -79,8 +79,8 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
 /// What the launcher can see to before the program starts, without changing anything.
 ///
 /// # Errors
-/// A directory where no file can be made; a file that is not there, in use, another user's or not farpage's, or beside which
-/// none can be made; a block device that is in use or holds something; a path that can be no swap device.
+/// A directory where no file can be made; a file that is not there, in use, another user's or not farpage's, or beside
+/// which none can be made; a block device that is in use or holds something; a path that can be no swap device.
 pub fn check(path: &Path) -> Result<(), DeviceError> {
     let error = |reason: String, remedy: &str| {
         let name = file_name(path);
@@ -117,7 +117,8 @@ fn may_create(dir: &OwnedFd, error: Fail<'_>) -> Result<(), DeviceError> {
     let remedy = "use a directory that you may write to";
     let refused = |errno| error(format!("cannot create files there: {}", ErrnoText(errno)), remedy);
     rustix::fs::accessat(dir, c".", access, AtFlags::empty()).map_err(refused)?;
-    // Root may write to /proc and /sys, and yet cannot create a file there. That there is no room now is no error: there may be later.
+    // Root may write to /proc and /sys, and yet cannot create a file there. That there is no room now is no error:
+    // there may be later.
     match Backing::create_in(dir.as_fd(), true) {
         Err(errno) if !matches!(errno, Errno::NOSPC | Errno::DQUOT) => Err(refused(errno)),
         _ => Ok(()),
@@ -146,8 +147,8 @@ fn beside(path: &Path, error: Fail<'_>) -> Result<OwnedFd, DeviceError> {
     Ok(dir)
 }
 
-/// A file with a name: only one that is empty, or one that an earlier version of farpage swapped to. With `now`, what that
-/// left there goes.
+/// A file with a name: only one that is empty, or one that an earlier version of farpage swapped to. With `now`, what
+/// that left there goes.
 fn empty_file(path: &Path, now: bool, error: Fail<'_>) -> Result<(), DeviceError> {
     let failed = |what: &str, errno: Errno| error(format!("{what}: {}", ErrnoText(errno)), "use a file that is yours");
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;

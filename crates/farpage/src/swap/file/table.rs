@@ -1,8 +1,8 @@
 //! The slots of a file device: own and inherited files, and what a fork freezes.
 //!
-//! The rules are in the header of the file device. A file's slots have their own locks (`farpage_swap::slots`); which files
-//! there are, and what is rare, is [`Inner`], behind the device's `inner` lock. No I/O here, except that dropping an
-//! inherited file closes it.
+//! The rules are in the header of the file device. A file's slots have their own locks (`farpage_swap::slots`); which
+//! files there are, and what is rare, is [`Inner`], behind the device's `inner` lock. No I/O here, except that dropping
+//! an inherited file closes it.
 
 use super::backing::Backing;
 use crate::swap::Entry;
@@ -84,8 +84,8 @@ pub struct Own(AtomicPtr<File>);
 
 impl Own {
     pub fn get(&self) -> Option<&File> {
-        // SAFETY: null, or a file that `Inner::files` keeps for as long as it is the own one: only `Inner::become_child`
-        // replaces it, in a process with one thread, which has no reference then.
+        // SAFETY: null, or a file that `Inner::files` keeps for as long as it is the own one: only
+        // `Inner::become_child` replaces it, in a process with one thread, which has no reference then.
         unsafe { self.0.load(Acquire).as_ref() }
     }
 
@@ -111,14 +111,15 @@ pub struct Inner {
     pub moved: HashMap<u64, Entry, PlainHasher>,
     /// Where freed ones went: to be freed there.
     pub orphans: Vec<Entry>,
-    /// A write has ended since the device failed: the slots may be ones that the drain has passed over, because they had
-    /// no value.
+    /// A write has ended since the device failed: the slots may be ones that the drain has passed over, because they
+    /// had no value.
     pub late: bool,
     rotational: bool,
 }
 
 impl Inner {
-    /// With an own file, which is `backing` if there is one already. `rotational`: slots are taken in order, by all CPUs together.
+    /// With an own file, which is `backing` if there is one already. `rotational`: slots are taken in order, by all
+    /// CPUs together.
     pub fn new(backing: Option<Backing>, rotational: bool) -> (Inner, Own) {
         let file = Arc::new(File::new(0, backing, rotational));
         let own = Own(AtomicPtr::default());
@@ -156,8 +157,8 @@ impl Inner {
         }
         file.slots.give_back(page);
         if !own && file.slots.in_use() == 0 {
-            // The last page of an inherited file: dropping the file closes it. (Its slots change under `inner` only, so none
-            // that was given back can still count.)
+            // The last page of an inherited file: dropping the file closes it. (Its slots change under `inner` only, so
+            // none that was given back can still count.)
             *place = None;
         }
         true
@@ -177,8 +178,8 @@ impl Inner {
         });
     }
 
-    /// The own file becomes an inherited one; a new own file is prepared (not created). The process has one thread, and it
-    /// has no reference to the own file.
+    /// The own file becomes an inherited one; a new own file is prepared (not created). The process has one thread, and
+    /// it has no reference to the own file.
     pub fn become_child(&mut self, own: &Own) {
         // What the parent had freed is of no use here.
         self.leases.clear();

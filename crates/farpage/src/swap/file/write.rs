@@ -1,7 +1,7 @@
 //! Writing pages to the own file: slots, the file's growth, one batch, and what a failure means.
 //!
-//! Locks: `create` while the file is made or grows; `scratch` for an instant; `inner` only for slots that failed, and on a
-//! device that has failed. None across the I/O of pages.
+//! Locks: `create` while the file is made or grows; `scratch` for an instant; `inner` only for slots that failed, and
+//! on a device that has failed. None across the I/O of pages.
 
 use super::table::FileSlot;
 use super::*;

@@ -1,9 +1,9 @@
 //! Faults on purpose: what a disk, a cable or a kernel may do to page I/O, by seed, for tests.
 //!
 //! An [`Injector`] belongs to one device and is asked before each run of a batch. With [`Faults::transient`] no place
-//! fails twice in a row, so that a retry helps and the program under test loses nothing; the other faults stay. *Silent*
-//! ones report success: who reads the page later must notice.
-//! Reached from the command line by the undocumented option `fault=SEED` of a file device.
+//! fails twice in a row, so that a retry helps and the program under test loses nothing; the other faults stay.
+//! *Silent* ones report success: who reads the page later must notice. Reached from the command line by the
+//! undocumented option `fault=SEED` of a file device.
 
 use super::direction::Direction;
 use rustix::time::Timespec;

@@ -295,8 +295,8 @@ impl Batch {
         let Some(last) = run.last.checked_sub(1) else { return };
         let end = self.vectors[usize::from(last)].iov_base.cast::<u8>();
         match (self.direction, run.upset) {
-            // SAFETY: the vector's end is the end of the run's last page, of which the last byte was just read; the memory
-            // is the batch's until it has ended (contract of `push`).
+            // SAFETY: the vector's end is the end of the run's last page, of which the last byte was just read; the
+            // memory is the batch's until it has ended (contract of `push`).
             (Direction::Read, Upset::Flip(bit)) => unsafe { *end.sub(1) ^= 1 << (bit % 8) },
             (Direction::Write, Upset::FlipStored(bit)) => {
                 // The page itself must stay right: it may still be given back to the program.
@@ -335,8 +335,9 @@ impl Request {
         let (vectors, count) = one.as_ref().map_or((self.vectors, self.count), |one| (std::ptr::from_ref(one), 1));
         let nr = if self.direction == Direction::Read { nr::PREADV } else { nr::PWRITEV };
         let args = [self.fd as usize, vectors as usize, count, self.at as usize, 0, 0];
-        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`). The memory is the batch's alone
-        // until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the batch or here.
+        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`). The memory is the
+        // batch's alone until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the
+        // batch or here.
         unsafe {
             match table {
                 Some(table) => table.transfer(nr, args),

@@ -5,20 +5,20 @@
 //! io_uring is refused (`kernel.io_uring_disabled`, seccomp, no descriptors left), batches are run by `preadv` and
 //! `pwritev`, one run after the other; the result is the same.
 //!
-//! Neither files nor buffers are registered ([devices.md] has the measurements). *Files*: the kernel lets go of a registered
-//! file when the ring is freed, in a worker of its own, tens of milliseconds after the process is gone; until then the next
-//! process finds a swap file with a name, or a block device, in use. A request gets 3 to 5 % cheaper. *Buffers*: frames are
-//! moved by `UFFDIO_MOVE`, which refuses pinned pages (O_DIRECT pins them during the transfer only), and copying from a
-//! registered buffer into a frame costs what it saves. A page that is copied to the program anyway is read alone, by
-//! `preadv`, and that is no slower.
+//! Neither files nor buffers are registered ([devices.md] has the measurements). *Files*: the kernel lets go of a
+//! registered file when the ring is freed, in a worker of its own, tens of milliseconds after the process is gone;
+//! until then the next process finds a swap file with a name, or a block device, in use. A request gets 3 to 5 %
+//! cheaper. *Buffers*: frames are moved by `UFFDIO_MOVE`, which refuses pinned pages (O_DIRECT pins them during the
+//! transfer only), and copying from a registered buffer into a frame costs what it saves. A page that is copied to the
+//! program anyway is read alone, by `preadv`, and that is no slower.
 //!
 //! [devices.md]: ../../../../../docs/dev/devices.md
 //!
 //! # Forks
 //! A ring is tied to descriptor table and address space of the process that made it. Its mappings are `MADV_DONTFORK`,
-//! so a forked child has no ring memory at all; the child forgets its copies of the handles (nothing is unmapped, nothing
-//! closed: other things may be at those addresses and numbers by then) and makes rings of its own. Mappings
-//! of a ring are shared ones, which the engine never adopts.
+//! so a forked child has no ring memory at all; the child forgets its copies of the handles (nothing is unmapped,
+//! nothing closed: other things may be at those addresses and numbers by then) and makes rings of its own. Mappings of
+//! a ring are shared ones, which the engine never adopts.
 
 #[cfg(test)]
 mod tests;
@@ -141,8 +141,8 @@ impl Ring {
     }
 
     /// Hands what is queued to the kernel and waits for `want` completions (0: does not wait). A refusal by a ring that
-    /// holds requests is no reason to go on without them, because the kernel may still read or write their memory: it is
-    /// waited out, and ends the process if it lasts.
+    /// holds requests is no reason to go on without them, because the kernel may still read or write their memory: it
+    /// is waited out, and ends the process if it lasts.
     ///
     /// # Errors
     /// The kernel takes nothing at all from this ring, and has nothing: what is queued never happened.
@@ -330,8 +330,8 @@ impl Rings {
         self.seek(batch);
     }
 
-    /// From now on files are read and written in this table, and rings are for its threads only: the program could close
-    /// one of another thread's.
+    /// From now on files are read and written in this table, and rings are for its threads only: the program could
+    /// close one of another thread's.
     pub fn belong_to(&self, table: &Arc<Table>) {
         let _ = self.table.set(table.clone());
     }

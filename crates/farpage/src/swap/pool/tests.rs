@@ -92,7 +92,8 @@ fn device_pool_keeps_contents_and_gives_memory_back() {
     assert_eq!(pool.resident_bytes(), (EMPTY_KEEP * SPAN_BYTES) as u64);
 }
 
-/// Spans with one object each, in any order of their last frees: none is fuller than the others, and each could take the rest.
+/// Spans with one object each, in any order of their last frees: none is fuller than the others, and each could take
+/// the rest.
 #[test]
 fn device_pool_spans_that_are_equally_sparse_drain() {
     const LEN: usize = 2400;

@@ -11,8 +11,8 @@ pub const fn memory_most(budget: u64) -> u64 {
     budget / 8 * 7
 }
 
-/// Whether devices that take memory of the budget leave room for pages. (Compressed memory never takes more than its share,
-/// whatever its size; plain memory takes what it was given, and pages would go back and forth for ever.)
+/// Whether devices that take memory of the budget leave room for pages. (Compressed memory never takes more than its
+/// share, whatever its size; plain memory takes what it was given, and pages would go back and forth for ever.)
 ///
 /// # Errors
 /// The first device that does not, and the most that it can have.
@@ -34,9 +34,10 @@ pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> 
 }
 
 impl SwapSpace {
-    /// The devices of a program: those of `specs` that can be used. Since the launcher looked at them the program may have given up rights, or
-    /// left for another root; what is left out is in the second part of the result, in words. Nobody has asked for the default file: where it cannot be used (a
-    /// read-only root, a sandbox), the compressed memory is enough.
+    /// The devices of a program: those of `specs` that can be used. Since the launcher looked at them the program may
+    /// have given up rights, or left for another root; what is left out is in the second part of the result, in words.
+    /// Nobody has asked for the default file: where it cannot be used (a read-only root, a sandbox), the compressed
+    /// memory is enough.
     ///
     /// # Errors
     /// Nothing would be left.
@@ -50,7 +51,8 @@ impl SwapSpace {
         let mut left_out = Vec::new();
         let is_default = conf.swap == SwapSpec::defaults();
         let space = loop {
-            // SAFETY: the part was made for the pool and for nobody else; a space that could not be made has left nothing in it.
+            // SAFETY: the part was made for the pool and for nobody else; a space that could not be made has left
+            // nothing in it.
             let error = match unsafe { SwapSpace::build(&specs, pool.base as *mut u8, pool.len, pool_limit_bytes) } {
                 Ok(space) => break space,
                 Err(error) => error,
@@ -142,8 +144,8 @@ impl SwapSpace {
                 }
                 SwapSpec::Zram { alg, recompress, size, .. } => {
                     let base = part(i)?;
-                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else uses
-                    // it (contract of this function).
+                    // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else
+                    // uses it (contract of this function).
                     let pool = unsafe { Pool::new(base, share, limit) };
                     let pages_max = size.map_or(u64::from(u32::MAX), |bytes| bytes / PAGE_SIZE as u64);
                     let mut zram = Zram::new(index, *alg, pages_max, pool, files.clone()).with_priority(prio(i));

@@ -156,7 +156,8 @@ impl SwapSpace {
         unsafe { batch.push(&place, page) }
     }
 
-    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right. `at`: as planned.
+    /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right. `at`: as
+    /// planned.
     ///
     /// The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
     /// page, half written: [`LoadError::NotInUse`], and no fault of the device.

@@ -13,9 +13,9 @@ const RECOMPRESS: usize = 8;
 struct Buffer(Page);
 
 impl SwapSpace {
-    /// A turn of what is not urgent; whether there was anything to do. Devices that have failed are drained. With `idle`
-    /// (nothing else is to be done): space that is not in use is given back to disk or filesystem, and pages that have
-    /// not been wanted for some time are compressed anew. For a background thread; waits for disks.
+    /// A turn of what is not urgent; whether there was anything to do. Devices that have failed are drained. With
+    /// `idle` (nothing else is to be done): space that is not in use is given back to disk or filesystem, and pages
+    /// that have not been wanted for some time are compressed anew. For a background thread; waits for disks.
     pub fn tend(&self, idle: bool) -> bool {
         let mut worked = self.drain(DRAIN) > 0;
         if idle {
@@ -25,8 +25,8 @@ impl SwapSpace {
         worked
     }
 
-    /// Moves up to `pages` pages from devices that have failed to others; how many. A page that cannot be read stays: if
-    /// it is wanted, its own read says so.
+    /// Moves up to `pages` pages from devices that have failed to others; how many. A page that cannot be read stays:
+    /// if it is wanted, its own read says so.
     fn drain(&self, pages: usize) -> usize {
         let mut moved = 0;
         for file in self.files.iter().filter(|file| file.wants_drain()) {

@@ -1,10 +1,10 @@
 //! Compression of one page, without allocating per page.
 //!
-//! Owns a small set of codec states (hash tables, zstd contexts), each behind its own lock, made at first use.
-//! A caller takes the one of its CPU, or else the next that is free; only when all are busy does it wait for one. No other
-//! lock is taken.
-//! Both decoders are checked ones: what lies in the pool may have been changed by the program, whose memory it is in
-//! (`tests/damage.rs`). With zstd's default build the contexts come from the C heap: the crate feature `with-rust-allocator` moves them.
+//! Owns a small set of codec states (hash tables, zstd contexts), each behind its own lock, made at first use. A caller
+//! takes the one of its CPU, or else the next that is free; only when all are busy does it wait for one. No other lock
+//! is taken. Both decoders are checked ones: what lies in the pool may have been changed by the program, whose memory
+//! it is in (`tests/damage.rs`). With zstd's default build the contexts come from the C heap: the crate feature
+//! `with-rust-allocator` moves them.
 
 use crate::PAGE_SIZE;
 use crate::conf::Alg;

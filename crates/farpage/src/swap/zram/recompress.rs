@@ -1,10 +1,11 @@
 //! Cold pages, compressed once more with zstd, in the background.
 //!
-//! A hand of its own goes round the slots ([`Packing`]): a page that it passed and that was neither stored nor loaded until
-//! it comes by again is cold. (`young`, which the writeback's hand clears, stays as it is: how old the pages are that are
-//! loaded decides about the pool's size.) What zstd does not put into a smaller size class is not tried again.
+//! A hand of its own goes round the slots ([`Packing`]): a page that it passed and that was neither stored nor loaded
+//! until it comes by again is cold. (`young`, which the writeback's hand clears, stays as it is: how old the pages are
+//! that are loaded decides about the pool's size.) What zstd does not put into a smaller size class is not tried again.
 //!
-//! Locks: `recompressing` (one thread at a time), codec state, `inner` for look-ups and the copy of one object, as for a store.
+//! Locks: `recompressing` (one thread at a time), codec state, `inner` for look-ups and the copy of one object, as for
+//! a store.
 
 use super::*;
 

@@ -3,8 +3,8 @@
 use crate::swap::pool::Handle;
 use crate::swap::{Entry, check_words};
 
-/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry of
-/// a copy in a file, if there is one), Forward the entry.
+/// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry
+/// of a copy in a file, if there is one), Forward the entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]

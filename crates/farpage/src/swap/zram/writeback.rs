@@ -2,8 +2,8 @@
 //! A page that has a copy in a file already only gives up its place in the pool.
 //!
 //! Locks: `writeback` for the whole move (one thread at a time), `inner` for short holds: a few hundred slots of the
-//! clock hand (records of objects change nowhere else meanwhile), one page's copy. Decompression and file I/O run without `inner`; the mark of a record tells afterwards
-//! whether its slot is still the page that was written.
+//! clock hand (records of objects change nowhere else meanwhile), one page's copy. Decompression and file I/O run
+//! without `inner`; the mark of a record tells afterwards whether its slot is still the page that was written.
 
 use super::record::MARKED;
 use super::*;

@@ -14,8 +14,8 @@ use crate::swap::read_queue::Submitted;
 use farpage_swap::readahead;
 use std::time::Instant;
 
-/// The part of `[start, end)` around `vpn` that is in none of the windows. No page is in two: the mark in its word says that the
-/// content that was read for it is right, and must mean one window.
+/// The part of `[start, end)` around `vpn` that is in none of the windows. No page is in two: the mark in its word says
+/// that the content that was read for it is right, and must mean one window.
 fn clear_of(vpn: Vpn, (start, end): (Vpn, Vpn), windows: impl Iterator<Item = (Vpn, Vpn)>) -> (Vpn, Vpn) {
     windows.fold((start, end), |(start, end), (first, last)| match first > vpn {
         true => (start, end.min(first)),
@@ -48,8 +48,8 @@ impl Pager {
         }
     }
 
-    /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages. `far`: windows
-    /// between that one and the program.
+    /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages.
+    /// `far`: windows between that one and the program.
     fn read(&mut self, low: Vpn, high: Vpn, down: bool, far: usize) -> Option<(Vpn, Vpn)> {
         let e = self.e;
         let near = |i: u64| if down { high - 1 - i } else { low + i };
@@ -81,8 +81,8 @@ impl Pager {
         Some((start, start + n as u64))
     }
 
-    /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault asked for.
-    /// `false`: they are better read at once, by the caller.
+    /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault
+    /// asked for. `false`: they are better read at once, by the caller.
     pub(crate) fn ask(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
         let e = self.e;
         let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
@@ -113,7 +113,8 @@ impl Pager {
     fn submit(&mut self, start: Vpn, frame: FrameNo, n: usize, asked: Option<Asked>) {
         let e = self.e;
         let entries = self.mark(start, n);
-        // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has landed.
+        // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has
+        // landed.
         let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frames.page_mut(frame + i as FrameNo) }).collect();
         self.ahead.last_tag += 1;
         let tag = self.ahead.last_tag;

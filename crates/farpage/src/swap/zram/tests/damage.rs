@@ -1,5 +1,5 @@
-//! Pool memory whose bytes somebody has changed: it lies where the program can write. A load of such an object gives a page, be it a
-//! wrong one, or says that it is corrupt; nothing beyond object and page is read or written.
+//! Pool memory whose bytes somebody has changed: it lies where the program can write. A load of such an object gives a
+//! page, be it a wrong one, or says that it is corrupt; nothing beyond object and page is read or written.
 
 use super::*;
 use crate::PAGE_SIZE;
