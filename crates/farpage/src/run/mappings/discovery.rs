@@ -69,6 +69,10 @@ impl Engine {
     /// As [`crate::run::program::handed_out`].
     pub(crate) fn handed_out(&self, start: usize, len: usize) {
         if !self.is_active() {
+            // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
+            if len as u64 > self.conf.ram && self.fork.is_home() && !self.retired.load(SeqCst) {
+                return self.announce(start, len);
+            }
             // A small piece takes a page that it is the first to reach into.
             if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
                 match self.retired.load(SeqCst) {
