@@ -1,22 +1,56 @@
 //! The farpage engine: memory beyond the RAM budget, swapped in user space.
 //!
-//! A page's life, file by file: fault ([`run::pager`]) -> word ([`run::page_table`]) -> zero page, or frame
-//! ([`mem::frame`]) filled from a device ([`swap`]) and moved in -> list (`run::lru`) -> moved out
-//! ([`run::pager::reclaim`]) -> swap cache -> stored ([`run::store`]) -> frame recycled. [`run::threads::monitor`]
-//! watches the [`run::budget`] and finds mappings; [`run::fork`] carries all of it over a fork. [`run::state`] holds
-//! the shared state and the lock order.
+//! ```text
+//!             program's threads                          a page's word
+//!    touch an absent page |   ^ wake                     None, Mapped, Cached, Writeback, Swapped
+//!                         v   |
+//!    userfaultfd ----> pager: fault -> fill <- swap_in <--- devices: compressed pool, files
+//!                         |                                    ^
+//!                     reclaim: move_out -> swap cache -> writer: store
+//!                         ^
+//!    monitor: samples resident memory, finds mappings, divides the budget
+//! ```
 //!
-//! A folder uses only those before it: `sys`, `mem`, `conf`, `mm`, `swap`, `stat`, `probe`, then `run` and `region`.
+//! | word | meaning |
+//! | --- | --- |
+//! | page, word | 4 KiB of the program; the atomic word that says where its content is ([`run::page_table`]) |
+//! | frame | a page-sized address of the engine's own, with memory or without ([`mem::frame`]) |
+//! | slot, entry | a place on a device; device and slot in 48 bits ([`swap`]) |
+//! | swap cache | pages that were taken out of the program and are still in a frame |
+//! | clean copy | a slot that is kept while its page is in the program |
+//! | managed, active | registered with userfaultfd; an engine that manages memory |
+//! | dormant | a process without an engine, far below its budget ([`run::dormant`]) |
+//!
+//! The whole glossary, and one fault and one eviction followed through the files, is in `docs/dev/architecture.md`. The
+//! lock order is in `docs/dev/locking.md`.
+//!
+//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. The
+//! rest is public for the command and the preload library of the same version, and not in the documentation.
+//!
+//! A folder uses only those before it: `sys`, `mem`, `conf`, `mm`, `swap`, `stat`, `probe`, then `run` and `region`. A
+//! test (`tests/layers.rs`) fails on an import that goes up, and on files that use each other in a circle.
 
+#[doc(hidden)]
 pub mod conf;
+#[doc(hidden)]
 pub mod mem;
+#[doc(hidden)]
 pub mod mm;
+#[doc(hidden)]
 pub mod probe;
 pub mod region;
+#[doc(hidden)]
 pub mod run;
+#[doc(hidden)]
 pub mod stat;
+#[doc(hidden)]
 pub mod swap;
+#[doc(hidden)]
 pub mod sys;
 
+#[doc(inline)]
+pub use conf::SwapSpec;
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};
+#[doc(inline)]
+pub use mem::heap::Growing;
 pub use region::Pager;
