@@ -58,7 +58,9 @@ class Fatal(Situation):
         with open(self.dir / "messages", "w+") as messages:
             self.ends(stderr=messages)
             messages.seek(0)
-            self.assertIn("came back wrong", messages.read())
+            said = messages.read()
+            self.assertIn("came back wrong", said)
+            self.assertRegex(said, "farpage: last events .* fault ")
 
     def test_nobody_reads_the_message(self):
         read, write = os.pipe()

@@ -110,8 +110,8 @@ typedef enum fp_advice {
    */
   FP_WILLNEED = 3,
   /**
-   * Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those that
-   * are pinned.
+   * Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those
+   * that are pinned.
    */
   FP_DONTNEED = 4,
 } fp_advice;
@@ -121,8 +121,8 @@ typedef enum fp_advice {
  */
 typedef enum fp_fault_mode {
   /**
-   * The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given memory
-   * that is not present fails with EFAULT: see fp_region_pin.
+   * The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given
+   * memory that is not present fails with EFAULT: see fp_region_pin.
    */
   FP_FAULT_SIGNAL = 0,
   /**
@@ -176,8 +176,8 @@ typedef struct fp_config {
    */
   uint32_t reclaim_threads;
   /**
-   * 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of its
-   * own. 0, the default: touching a region in a child is a SIGSEGV.
+   * 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of
+   * its own. 0, the default: touching a region in a child is a SIGSEGV.
    */
   uint32_t inherit;
 } fp_config;
@@ -307,7 +307,8 @@ enum fp_status fp_config_init(struct fp_config *config);
  * FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS, FP_ERR_OS
  * (no address space, no threads).
  *
- * Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be written.
+ * Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be
+ * written.
  */
 enum fp_status fp_pager_new(const struct fp_config *config,
                             struct fp_pager **pager);
@@ -330,8 +331,8 @@ void fp_pager_free(struct fp_pager *pager);
 enum fp_status fp_pager_resize_budget(const struct fp_pager *pager, uint64_t bytes);
 
 /**
- * Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library does
- * not know become 0. Any thread.
+ * Numbers of the pager, now. stats: where they go; size: sizeof(fp_stats) of the program; members that this library
+ * does not know become 0. Any thread.
  *
  * FP_ERR_NULL, FP_ERR_FORKED.
  *
@@ -361,8 +362,8 @@ enum fp_status fp_region_new(const struct fp_pager *pager,
 void fp_region_free(struct fp_region *region);
 
 /**
- * The region's first byte, at a page boundary; NULL for NULL. The memory can be read and written like any other, except
- * by system calls in FP_FAULT_SIGNAL, see fp_region_pin.
+ * The region's first byte, at a page boundary; NULL for NULL. The memory can be read and written like any other,
+ * except by system calls in FP_FAULT_SIGNAL, see fp_region_pin.
  *
  * Requires: `region` is NULL or a living region.
  */
@@ -398,8 +399,8 @@ enum fp_status fp_region_prefetch(const struct fp_region *region, size_t offset,
  * in FP_FAULT_SIGNAL they fail with EFAULT on memory that is not present, because the kernel cannot run the handler in
  * the middle of a call. *pin: to be given to fp_unpin; NULL on failure, and nothing is pinned then. Any thread.
  *
- * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE, FP_ERR_OS (the kernel does not make it
- * writable).
+ * FP_ERR_NULL, FP_ERR_RANGE, FP_ERR_PIN_LIMIT, FP_ERR_FORKED, FP_ERR_UNREADABLE, FP_ERR_OS (the kernel does not make
+ * it writable).
  *
  * Requires: `region` is NULL or a living region; `pin` is NULL or can be written.
  */
@@ -416,10 +417,10 @@ enum fp_status fp_region_pin(const struct fp_region *region,
 void fp_unpin(struct fp_pin *pin);
 
 /**
- * For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a region;
- * then the handler returns. false: it is not, and is the program's own. info and context: the handler's own arguments
- * (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions, and must not
- * have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
+ * For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a
+ * region; then the handler returns. false: it is not, and is the program's own. info and context: the handler's own
+ * arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions,
+ * and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
  *
  * Requires: `info` and `context` are NULL or what the kernel gave to a SIGBUS handler that is running.
  */

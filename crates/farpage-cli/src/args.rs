@@ -42,7 +42,8 @@ Examples:
   farpage stat 1234
   farpage stat 1234 --watch
   farpage stat 1234 --watch=0.2 --json
-  farpage stat --bytes";
+  farpage stat --bytes
+  farpage stat 1234 --events";
 
 const DOCTOR_EXAMPLES: &str = "\
 Exit status: 0 where farpage run works for this user, 1 where it does not.
@@ -161,6 +162,9 @@ pub struct StatArgs {
     /// Sizes in bytes
     #[arg(short, long)]
     pub bytes: bool,
+    /// The last 4096 events of the engine: faults, pages that went, changes of mappings
+    #[arg(long, requires = "pid", conflicts_with = "watch")]
+    pub events: bool,
 }
 
 /// `farpage doctor`.

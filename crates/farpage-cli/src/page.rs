@@ -4,7 +4,7 @@
 //! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
 use crate::json::Object;
-use farpage::stat::{FAMILY, MAGIC, Stat, Value};
+use farpage::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -58,17 +58,19 @@ impl Page {
     /// # Errors
     /// The file cannot be read or is too short.
     pub fn read(file: &File) -> io::Result<Found> {
+        let mut magic = [0; 8];
+        file.read_exact_at(&mut magic, 0)?;
+        match u64::from_le_bytes(magic) {
+            MAGIC => {}
+            _ if magic.starts_with(FAMILY) => return Ok(Found::OtherVersion),
+            _ => return Ok(Found::Empty),
+        }
         let mut bytes = vec![0; size_of::<Stat>()];
         file.read_exact_at(&mut bytes, 0)?;
         // SAFETY: Stat is repr(C) and consists of u64 atomics only, valid for all bit patterns; the source has its
         // size, and read_unaligned asks for no alignment.
         let stat = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Stat>()) };
-        let magic = stat.magic.load(Relaxed);
-        Ok(match magic {
-            MAGIC => Found::Page(Page(Box::new(stat))),
-            _ if magic.to_le_bytes().starts_with(FAMILY) => Found::OtherVersion,
-            _ => Found::Empty,
-        })
+        Ok(Found::Page(Page(Box::new(stat))))
     }
 
     /// The page that a process would have whose engine has not begun: the budget, and what there is of it (bytes).
@@ -104,6 +106,13 @@ impl Page {
     /// One value; 0 for a name that this version does not have.
     pub fn get(&self, name: &str) -> u64 {
         self.values().iter().find(|v| v.name == name).map_or(0, |v| v.value)
+    }
+
+    /// The events that are kept, the oldest first.
+    pub fn events(&self) -> Vec<Event> {
+        let mut list = Vec::new();
+        self.0.events.last(EVENTS, |event| list.push(event));
+        list
     }
 
     /// The latency below which `share` of the faults stayed.

@@ -6,8 +6,10 @@
 //! has the counter. The page is a memfd named [`MEMFD_NAME`] (`page`): it goes away with the last process that holds
 //! it, whatever happens.
 
+mod events;
 mod page;
 
+pub use events::{EVENTS, Event, EventKind, Events};
 pub(crate) use page::RW;
 pub use page::{StatPage, complete, new_memfd};
 
@@ -21,11 +23,11 @@ pub const THREAD_NAME: &str = "farpage-monitor";
 /// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
 pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
 /// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage3");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage4");
 /// The bytes of [`MAGIC`] that are the same in all versions.
 pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
-pub const STAT_BYTES: usize = 16 * 1024;
+pub const STAT_BYTES: usize = (16 * 1024 + size_of::<Events>()).next_multiple_of(4096);
 
 const SUB: usize = 4;
 /// Mappings whose readahead is shown: those that fault most.
@@ -50,6 +52,8 @@ macro_rules! fields {
             pub fault_ns: [AtomicU64; BUCKETS],
             /// Number of the pager in its process, from 1; 0: an engine's page.
             pub pager: AtomicU64,
+            /// What happened last. The engine's only.
+            pub events: Events,
         }
 
         impl Stat {

@@ -187,6 +187,9 @@ impl Pages {
     }
 }
 
+/// Bytes of a page before events were kept in it: such a one is of another version.
+const BYTES_BEFORE: u64 = 16 * 1024;
+
 /// Opens what a descriptor of another process leads to if that is a memfd as large as a page; with its number.
 fn open_memfd(path: &Path) -> io::Result<(fs::File, u64)> {
     // To open a pipe may wait for ever, a device may do something, and a filesystem in user space may be asked to
@@ -196,7 +199,7 @@ fn open_memfd(path: &Path) -> io::Result<(fs::File, u64)> {
     let what = rustix::fs::statx(&place, c"", asked, StatxFlags::BASIC_STATS)?;
     let device = (what.stx_dev_major, what.stx_dev_minor);
     let regular = FileType::from_raw_mode(what.stx_mode.into()).is_file();
-    if Some(device) != memfd_device() || !regular || what.stx_size != STAT_BYTES as u64 {
+    if Some(device) != memfd_device() || !regular || ![STAT_BYTES as u64, BYTES_BEFORE].contains(&what.stx_size) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let again = format!("/proc/self/fd/{}", place.as_raw_fd());

@@ -26,6 +26,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
         None => None,
     };
     match (args.pid, interval) {
+        (Some(pid), None) if args.events => print(&events_text(args, pid)?),
         (Some(pid), None) => {
             print(&one_text(args, &readable(pid)?, Watch::No));
         }
@@ -38,6 +39,18 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
         },
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn events_text(args: &StatArgs, pid: u32) -> Result<String> {
+    let one = readable(pid)?;
+    let events = one.engine().map(Page::events).unwrap_or_default();
+    if !args.json {
+        return Ok(show::events(&events));
+    }
+    let list = events.iter().map(show::event_json);
+    let mut object = Object::with_schema();
+    object.put_list("events", list.collect());
+    Ok(json_text(args, &object))
 }
 
 fn readable(pid: u32) -> Result<Managed> {

@@ -4,7 +4,8 @@ use super::find::Managed;
 use crate::json::Object;
 use crate::page::{Page, SHARES, duration};
 use farpage::conf::size;
-use farpage::stat::Value;
+use farpage::stat::{Event, Value};
+use std::fmt::Write as _;
 
 /// Groups of the sheet, in order; values in none of them come under "other".
 const GROUPS: [(&str, &[&str]); 4] = [
@@ -47,6 +48,35 @@ const GROUPS: [(&str, &[&str]); 4] = [
         ],
     ),
 ];
+
+/// The last events, one a line, the latest at the end: seconds before it, what, address of the first page, pages.
+pub fn events(list: &[Event]) -> String {
+    let last = list.last().map_or(0, |event| event.us);
+    let mut text = format!("{:>14}  {:<8} {:>14} {:>8}\n", "s before last", "event", "first page", "pages");
+    for event in list {
+        let seconds = last.saturating_sub(event.us) as f64 / 1e6;
+        let (place, pages) = (address(event).map(|at| format!("{at:x}")), event.pages);
+        let place = place.unwrap_or_else(|| "-".into());
+        // To a string: cannot fail.
+        let _ = writeln!(text, "{seconds:>14.6}  {:<8} {place:>14} {pages:>8}", event.kind.name());
+    }
+    text
+}
+
+/// One of them.
+pub fn event_json(event: &Event) -> Object {
+    let mut object = Object::default();
+    object.put("monotonic_us", event.us);
+    object.put("event", event.kind.name());
+    object.put("address", address(event));
+    object.put("pages", event.pages);
+    object
+}
+
+/// Of the first page, if it is known.
+fn address(event: &Event) -> Option<u64> {
+    (event.vpn > 0).then_some(event.vpn * farpage::PAGE_SIZE as u64)
+}
 
 /// Whether this is one of several readings.
 #[derive(Debug, Clone, Copy)]

@@ -18,12 +18,13 @@ use crate::run::page_table::{PageTable, TABLE_BYTES};
 use crate::run::pager::readahead::SlotPages;
 use crate::run::privileges::following::Following;
 use crate::run::stacks::{MONITOR, STACK_LEN, STACKS};
-use crate::run::state::{Engine, Wakeups};
+use crate::run::state::{Engine, Wakeups, engine};
 use crate::run::threads::board::Reader;
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::run::uffd_device;
-use crate::stat::StatPage;
+use crate::stat::{Event, Events, StatPage};
 use crate::swap::space::SwapSpace;
+use crate::sys::message::{message_fmt, set_last_words};
 use crate::sys::raw::gettid;
 use farpage_swap::range::RangeSet;
 use std::collections::BTreeSet;
@@ -80,6 +81,7 @@ impl Engine {
         // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
         let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
         let stat = StatPage::of_engine(plan.stat());
+        set_last_words(say_last_events);
         stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
         let engine = Box::new(Engine {
             arena,
@@ -126,5 +128,26 @@ impl Engine {
         engine.fork.settle_here();
         engine.fork.set_monitor(gettid());
         Ok(engine)
+    }
+}
+
+/// Events that [`say_last_events`] has room for.
+const LAST_EVENTS: usize = 12;
+
+/// What the engine did last, in one line: for [`fatal`](crate::sys::message::fatal).
+pub fn say_last_events() {
+    struct LastEvents<'a>(&'a Events);
+    impl std::fmt::Display for LastEvents<'_> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let mut result = Ok(());
+            self.0.last(LAST_EVENTS, |Event { kind, us, vpn, pages }| {
+                let address = vpn << crate::PAGE_SHIFT;
+                result = result.and_then(|()| write!(f, " {us} {} {address:x}+{pages},", kind.name()));
+            });
+            result
+        }
+    }
+    if let Some(e) = engine() {
+        message_fmt(format_args!("last events (time in us, first page, pages):{}", LastEvents(&e.stat.events)));
     }
 }

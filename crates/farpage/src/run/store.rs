@@ -12,7 +12,7 @@ use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::mm::page_hash::is_zero;
 use crate::run::page_table::{Node, State};
 use crate::run::state::Engine;
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::swap::io::BATCH_MAX;
 use crate::swap::{Entry, StoreError};
 use crate::sys::message::fatal;
@@ -169,6 +169,7 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };
     let Some(entry) = stored? else { return Ok(Stored::Queued(hash)) };
     Stat::add(&e.stat.pswpout, 1);
+    e.stat.events.note(EventKind::Store, 0, 1);
     Ok(Stored::At(entry))
 }
 
@@ -196,6 +197,7 @@ fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
         }
     }
     Stat::add(&e.stat.pswpout, stored as u64);
+    e.stat.events.note(EventKind::Store, 0, stored);
     stored
 }
 

@@ -95,8 +95,9 @@ impl StatPage {
                 }
             }
             Err(_) => {
+                // Shared, because private memory is the program's, and would be managed.
                 // SAFETY: as above.
-                let _ = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::PRIVATE) };
+                let _ = unsafe { mmap_anonymous(at, STAT_BYTES, RW, flags | MapFlags::SHARED) };
             }
         }
         StatPage::begin(stat, budget_bytes);

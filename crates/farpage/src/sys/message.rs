@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt::Write as _;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// Writes one line to the process's standard error. Engine threads have a descriptor table of their own: theirs is
 /// fetched from the main thread's, so that position and mode are shared with what the program writes; where that is not
@@ -84,6 +84,14 @@ impl std::fmt::Write for Line {
     }
 }
 
+/// What [`fatal`] says besides; 0: nothing.
+static LAST_WORDS: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on [`fatal`] calls `say`, which allocates nothing and waits for nobody.
+pub fn set_last_words(say: fn()) {
+    LAST_WORDS.store(say as usize, Relaxed);
+}
+
 /// Reports a state from which the program's memory cannot be guaranteed any more, and ends the process: a wrong byte
 /// would be worse.
 pub fn fatal(text: &str) -> ! {
@@ -93,6 +101,13 @@ pub fn fatal(text: &str) -> ! {
 /// The same, for [`format_args!`]: allocates nothing.
 pub fn fatal_fmt(text: std::fmt::Arguments<'_>) -> ! {
     message_fmt(text);
+    // Taken: whoever fails while it says them has said enough.
+    let say = LAST_WORDS.swap(0, Relaxed);
+    if say != 0 {
+        // SAFETY: `set_last_words` has put it there.
+        let say = unsafe { std::mem::transmute::<usize, fn()>(say) };
+        say();
+    }
     abort()
 }
 

@@ -12,7 +12,7 @@ use crate::run::dormant;
 use crate::run::fork::protocol::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
 use crate::run::start;
 use crate::run::state::{Engine, engine};
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::sys::futex;
 use crate::sys::message::fatal;
 use crate::sys::raw::{gettid, nr, syscall};
@@ -153,6 +153,7 @@ pub extern "C" fn parent() {
     }
     errand.lose_channel();
     Stat::add(&e.stat.forks, 1);
+    e.stat.events.note(EventKind::Fork, 0, 0);
     let mask = f.mask.load(SeqCst);
     end(f);
     restore_signals(mask);

@@ -10,7 +10,7 @@ use crate::run::lru::Batch;
 use crate::run::page_table::{Node, State};
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::{Fault, Pager};
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::message::fatal;
 use crate::sys::uffd::Refused;
@@ -42,13 +42,18 @@ impl Pager {
         if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
             trace.note(vpn, fault.write);
         }
+        let kind = if let Outcome::Served = outcome { EventKind::Fault } else { EventKind::Later };
+        self.e.stat.events.note(kind, vpn, 1);
         outcome
     }
 
     fn serve_page(&mut self, vpn: Vpn) -> Outcome {
         let e = self.e;
         let Some(node) = e.table.node_or_create(vpn) else {
-            fatal("the page table is full: the program uses more than 4 TiB of memory");
+            fatal(
+                "the page table cannot grow: the program uses more than 4 TiB of memory, or the kernel gives no more (ulimit -d, \
+                 vm.overcommit_memory)",
+            );
         };
         loop {
             let state = e.table.state(node);

@@ -10,7 +10,7 @@ use crate::run::page_table::{Node, State};
 use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Pager;
 use crate::run::store;
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::Refused;
@@ -105,6 +105,7 @@ impl Pager {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
+        e.stat.events.note(EventKind::Reclaim, 0, 0);
         // Pages that refused in a whole round, in which none could be moved.
         let mut vain = None;
         for _ in 0..64 {
@@ -246,6 +247,7 @@ impl Pager {
         }
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         if moved > 0 {
+            e.stat.events.note(EventKind::Evict, 0, moved);
             // What was taken meanwhile comes back.
             let _ = self.robust_pages();
         }

@@ -14,7 +14,7 @@ use crate::run::pager::prefetch::windows::Flight;
 use crate::run::pager::readahead::{LIST_MAX, Plan};
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::uffd::Refused;
 use farpage_swap::readahead::Window;
@@ -332,5 +332,6 @@ impl Pager {
             e.free_entry(Some(*entry));
         }
         Stat::add(&e.stat.pswpin, entries.len() as u64);
+        e.stat.events.note(EventKind::Load, vpn, entries.len());
     }
 }

@@ -7,7 +7,7 @@ use crate::mem::lock::lock;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
-use crate::stat::Stat;
+use crate::stat::{EventKind, Stat};
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{BATCH, Message};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -197,17 +197,24 @@ impl Pager {
         }
     }
 
+    /// For the last events: to addresses from `start` to `end`.
+    fn note(&self, kind: EventKind, start: usize, end: usize) {
+        self.e.stat.events.note(kind, (start / PAGE_SIZE) as u64, (end - start) / PAGE_SIZE);
+    }
+
     /// Applies a change of mappings.
     pub(crate) fn change(&mut self, m: Message) {
         match m {
             Message::Fault { .. } => {}
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
+                self.note(EventKind::Discard, start, end);
                 self.forget(start, end, false);
                 self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
             }
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
+                self.note(EventKind::Unmap, start, end);
                 self.forget(start, end, true);
                 // What is mapped there from now on is not registered, and must not be taken for what was.
                 self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
@@ -216,6 +223,7 @@ impl Pager {
             }
             Message::Remap { from, to, len } => {
                 Stat::add(&self.e.stat.event_remap, 1);
+                self.note(EventKind::Remap, from, from + len);
                 self.follow_remap(from, to, len);
             }
         }
