@@ -37,9 +37,10 @@ need(libc.prctl(15, b"\\x1b[2J\\n\\xc3"))
 print("ready", flush=True)
 sys.stdin.read()
 """
-# Fills more than its budget once it is told to go on.
+# Has been given more than its budget, so that there is an engine, and fills more than that once it is told to go on.
 FILL = """
 import sys
+given = bytes(32 << 20)
 print("ready", flush=True)
 sys.stdin.read()
 kept = [bytes([i % 255 + 1]) * 4000 for i in range(12288)]
