@@ -164,23 +164,24 @@ fn begin(plan: &'static Plan) -> Result<(), String> {
 /// manages nothing yet ends. `is_main`: the caller is the main thread.
 pub fn before_filter(is_main: bool, for_all: bool) -> bool {
     let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
+    let engine = || engine().filter(|e| e.fork.is_home());
+    let alone = || is_main && threads() == engine().map_or(0, Engine::threads) + 1;
+    let for_others = for_all && !alone();
     let plan = dormant();
-    let own = engine().filter(|e| e.fork.is_home()).map_or(0, Engine::threads);
-    let alone = is_main && threads() == own + 1;
-    if let Some(plan) = plan.filter(|_| alone || !for_all) {
+    if let Some(plan) = plan.filter(|_| !for_others) {
         wake(plan, true);
     }
-    let engine = engine().filter(|e| e.fork.is_home());
-    if let Some(engine) = engine.filter(|_| is_main && (alone || !for_all)) {
-        engine.confine();
-    } else if let Some(engine) = engine.filter(|_| for_all) {
-        engine.retire();
+    let engine = engine();
+    match engine {
+        Some(engine) if for_others => engine.retire(),
+        Some(engine) if is_main => engine.confine(),
+        _ => {}
     }
     // (Not by the child of a vfork, whose memory is its parent's.)
     if plan.is_some() || engine.is_some() {
         FILTERED.store(true, SeqCst);
     }
-    for_all && alone
+    for_all && !for_others
 }
 
 /// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so
@@ -236,7 +237,7 @@ impl Engine {
         let name = crate::stat::THREAD_NAME.as_bytes();
         self.fork.settle_here();
         let tid = self
-            .spawn_patiently(MONITOR, monitor::main, self.address(), name, false)
+            .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: self.address(), name, share_files: false })
             .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
         // Known before anybody can fork: a fork fetches descriptors from this thread's table.
         self.fork.set_monitor(tid);

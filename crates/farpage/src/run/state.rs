@@ -175,24 +175,17 @@ pub(crate) fn forget_engine() {
 }
 
 impl Engine {
-    /// Starts an engine thread on stack `index`, at `entry` with `arg` (mostly [`Engine::address`]). Except for the
-    /// monitor's, called on an engine thread, whose descriptor table is shared.
+    /// Starts an engine thread on stack `index` (`arg` is mostly [`Engine::address`]). Except for the monitor's, called
+    /// on an engine thread, whose descriptor table is shared.
     ///
     /// # Errors
     /// The errno of clone.
-    pub fn spawn(
-        &'static self,
-        index: usize,
-        entry: extern "C" fn(usize) -> !,
-        arg: usize,
-        name: &'static [u8],
-        share_files: bool,
-    ) -> Result<u32, rustix::io::Errno> {
+    pub fn spawn(&'static self, index: usize, start: &Start) -> Result<u32, rustix::io::Errno> {
         let stack = stack(&self.arena, index);
         self.following.begin(index);
         // SAFETY: each index has memory of its own in the stacks part; a thread that used it before was the parent's
         // and does not exist in this process. The entries keep the rules for engine threads.
-        unsafe { spawn(stack, &Start { entry, arg, name, share_files }) }.inspect_err(|_| self.following.end(index))
+        unsafe { spawn(stack, start) }.inspect_err(|_| self.following.end(index))
     }
 
     /// The same in a forked child: room for its threads was made before ([`crate::run::fork::reserve`]), but others may
@@ -200,18 +193,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::spawn`].
-    pub fn spawn_patiently(
-        &'static self,
-        index: usize,
-        entry: extern "C" fn(usize) -> !,
-        arg: usize,
-        name: &'static [u8],
-        share_files: bool,
-    ) -> Result<u32, rustix::io::Errno> {
+    pub fn spawn_patiently(&'static self, index: usize, start: &Start) -> Result<u32, rustix::io::Errno> {
         let patience = if self.fork.is_restart() { Duration::from_secs(10) } else { Duration::ZERO };
         let since = Instant::now();
         loop {
-            match self.spawn(index, entry, arg, name, share_files) {
+            match self.spawn(index, start) {
                 Err(rustix::io::Errno::AGAIN) if since.elapsed() < patience => {
                     futex::wait(&self.wakeups.never, 0, Some(1_000_000));
                 }

@@ -24,7 +24,7 @@ use crate::sys::futex;
 use crate::sys::perf::MappingEvents;
 use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{nr, syscall};
-use crate::sys::thread::{exit_thread, settle};
+use crate::sys::thread::{Start, exit_thread, settle};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -173,7 +173,8 @@ impl Engine {
     /// looks have to do.
     pub(crate) fn open_events(&'static self) {
         if !self.conf.deaf {
-            let _ = self.spawn(OPENER, opener, self.address(), b"farpage-opener", true);
+            let start = Start { entry: opener, arg: self.address(), name: b"farpage-opener", share_files: true };
+            let _ = self.spawn(OPENER, &start);
         }
     }
 

@@ -24,7 +24,7 @@ use crate::run::uffd_device;
 use crate::sys::message::warn;
 use crate::sys::proc::Proc;
 use crate::sys::raw::ErrnoText;
-use crate::sys::thread::settle;
+use crate::sys::thread::{Start, settle};
 use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use rustix::event::{EventfdFlags, eventfd};
@@ -146,7 +146,8 @@ impl Engine {
         let pager = Box::into_raw(pager);
         self.charges.allow(self.large() as u64);
         self.active.store(true, Ordering::SeqCst);
-        let spawn = |index, entry, arg, name| self.spawn_patiently(index, entry, arg, name, true);
+        let spawn =
+            |index, entry, arg, name| self.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
         // The writer first: without one, nobody would free slots.
         let started = spawn(WRITER, writer::main, self.address(), b"farpage-writer").and_then(|writer| {
             self.wakeups.writer_tid.store(writer, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use crate::run::stacks::READER;
 use crate::run::state::Engine;
 use crate::run::threads::board::{NEVER, NONE, RUNS};
 use crate::sys::futex;
-use crate::sys::thread::{allowed_cpus, run_on_any, settle};
+use crate::sys::thread::{Start, allowed_cpus, run_on_any, settle};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Engine {
@@ -16,7 +16,8 @@ impl Engine {
             let cpus = allowed_cpus(std::process::id());
             let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
             let tid = if several {
-                self.spawn(READER, main, self.address(), b"farpage-reader", true).unwrap_or(0)
+                let start = Start { entry: main, arg: self.address(), name: b"farpage-reader", share_files: true };
+                self.spawn(READER, &start).unwrap_or(0)
             } else {
                 0
             };
