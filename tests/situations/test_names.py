@@ -18,7 +18,6 @@ BY_NAME = {
     "looked up at load, called on program threads": "dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
     "a thread that starts another": "pthread_attr_getstacksize pthread_attr_init",
-    "a tracer's thread looks at its tracee": "closedir dirfd opendir readdir64",
     "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all _IO_list_lock _IO_list_unlock pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
     "in a panic, which ends the process": """
@@ -34,7 +33,7 @@ BY_NAME = {
 EXPORTED = "close close_range closefrom fcntl fcntl64 ioctl madvise mmap mmap64 open open64 openat openat64 syscall"
 # ... and those that only the command and the library of regions call, or the standard library for a thread of libc's.
 FOR_THE_PROGRAM = """_Fork __register_atfork calloc chroot clone execve execvp fork initgroups malloc mprotect
-    posix_memalign posix_spawnp prctl pthread_create ptrace realloc setgid setgroups setresgid setresuid setuid"""
+    posix_memalign posix_spawnp prctl pthread_create realloc setgid setgroups setresgid setresuid setuid"""
 
 SWAPS = ("40", "2", "1")
 

@@ -360,8 +360,8 @@ static enum result remote_vm(const struct order *o, bool in)
 }
 
 /* /proc/PID/mem does not wait for a page: the kernel says EIO for one that is swapped out, and nothing else may
- * happen. process_vm_readv does wait, so that it can be had after all. It may be taken out again at once.
- * ptrace does not wait either; as the helper is under farpage, too, it need not know. */
+ * happen. process_vm_readv does wait, so that it can be had after all. It may be taken out again at once. The same goes
+ * for ptrace. */
 static bool again(const struct order *o, uint64_t addr, int *tries)
 {
 	char byte;
@@ -394,21 +394,30 @@ static enum result remote_mem(const struct order *o)
 	return PASS;
 }
 
-static bool peek(const struct order *o, size_t word)
+static bool peek(const struct order *o, size_t word, int *tries)
 {
-	errno = 0;
-	scratch[word] = ptrace(PTRACE_PEEKDATA, o->pid, o->addr + word * 8, 0);
+	uint64_t addr = o->addr + word * 8;
+
+	do {
+		errno = 0;
+		scratch[word] = ptrace(PTRACE_PEEKDATA, o->pid, addr, 0);
+	} while (errno && again(o, addr, tries));
 	return errno == 0;
 }
 
-static bool poke(const struct order *o, size_t word, uint64_t to)
+static bool poke(const struct order *o, size_t word, uint64_t to, int *tries)
 {
-	return ptrace(PTRACE_POKEDATA, o->pid, o->addr + word * 8, to) == 0;
+	uint64_t addr = o->addr + word * 8;
+
+	while (ptrace(PTRACE_POKEDATA, o->pid, addr, to))
+		if (!again(o, addr, tries))
+			return false;
+	return true;
 }
 
 static enum result remote_ptrace(const struct order *o)
 {
-	int status;
+	int status, tries = 0;
 
 	if (ptrace(PTRACE_SEIZE, o->pid, 0, 0))
 		return errno_of("PTRACE_SEIZE");
@@ -416,14 +425,14 @@ static enum result remote_ptrace(const struct order *o)
 		return errno_of("PTRACE_INTERRUPT");
 	enum result r = PASS;
 	for (size_t i = 0; i < WORDS && r == PASS; i += 61) {
-		if (!peek(o, i))
+		if (!peek(o, i, &tries))
 			r = errno_of("PTRACE_PEEKDATA");
 		else if (scratch[i] != value(o->number, i, 0))
 			r = because("PTRACE_PEEKDATA: word %zu is %016llx", i, (unsigned long long)scratch[i]);
 	}
 	/* The last word of each page, so that some pages see a write before any read. */
 	for (size_t i = PAGE / 8 - 1; i < WORDS && r == PASS; i += PAGE / 8)
-		if (!poke(o, i, value(o->number, i, 1)))
+		if (!poke(o, i, value(o->number, i, 1), &tries))
 			r = errno_of("PTRACE_POKEDATA");
 	ptrace(PTRACE_DETACH, o->pid, 0, 0);
 	return r;

@@ -1,6 +1,6 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`execs`], [`descriptors`], [`privileges`], [`tracers`], [`pagemaps`], [`userfaultfds`]). What it calls
-//! itself is its own ([`own`]).
+//! [`forks`], [`execs`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its
+//! own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
@@ -10,7 +10,6 @@ pub mod interpose;
 mod own;
 pub mod pagemaps;
 pub mod privileges;
-pub mod tracers;
 pub mod userfaultfds;
 
 use farpage::mem::heap::Heap;
@@ -36,7 +35,6 @@ extern "C" fn init() {
     execs::find();
     descriptors::find();
     privileges::find();
-    tracers::find();
     pagemaps::find();
     farpage::run::preload::start(&HEAP);
 }
