@@ -7,3 +7,4 @@ pub mod heap;
 pub mod lock;
 pub mod open;
 pub mod units;
+pub mod zeros;

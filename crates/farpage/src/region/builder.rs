@@ -20,6 +20,7 @@ use crate::conf::SwapSpec;
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanBalance;
 use crate::mm::page_hash::ContentKey;
+use crate::swap::leases::Leases;
 use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
@@ -219,7 +220,7 @@ impl Builder {
             inherit: self.inherit,
             faults: Gate::default(),
             workers: Gate::default(),
-            leases: Mutex::default(),
+            leases: Leases::new(),
             ancestors: Mutex::default(),
             limit: AtomicI64::new(pages as i64),
             held: AtomicI64::new(0),

@@ -13,6 +13,7 @@ use super::word::{Access, Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
+use crate::mem::zeros::zero_pages;
 use crate::stat::Stat;
 use crate::swap::LoadError;
 use crate::sys::message::fatal_fmt;
@@ -76,9 +77,7 @@ impl Inner {
                     // (`madvise`): zeros, then, which nobody can write before the page is not busy any more.
                     count(&self.surprises, 1);
                     // SAFETY: an absent page of a region, busy; the zeros are long enough.
-                    let _ = unsafe {
-                        self.uffd.copy_pages_protected(self.space.addr(page), super::inner::zeros(), PAGE_SIZE)
-                    };
+                    let _ = unsafe { self.uffd.copy_pages_protected(self.space.addr(page), zero_pages(), PAGE_SIZE) };
                     return Served::Done;
                 }
                 word.wait();

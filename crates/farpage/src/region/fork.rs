@@ -61,20 +61,6 @@ impl Inner {
     pub fn enter_work(&self) -> Inside<'_> {
         if self.inherit { self.workers.enter(|| false) } else { Inside(None) }
     }
-
-    /// Frees what children held that are gone. Inside of a gate: a fork in between would copy a lock that is held.
-    pub fn collect_leases(&self) {
-        lock(&self.leases).retain(|(pipe, lease)| {
-            // Nobody ever writes: end of file means that no process holds the other end any more.
-            // SAFETY: one of the table of the caller, which is a thread of the pager.
-            let gone = rustix::io::read(unsafe { BorrowedFd::borrow_raw(*pipe) }, &mut [0u8; 1]) == Ok(0);
-            if gone {
-                self.swap.end_lease(*lease);
-                self.table.close(*pipe);
-            }
-            !gone
-        });
-    }
 }
 
 /// What the forking thread keeps from `prepare` on.
@@ -171,7 +157,7 @@ extern "C" fn parent() {
     go_on(errand, |owner, lease, _| {
         let number = owner.inner.swap.fork_parent();
         if let Some(lease) = lease {
-            lock(&owner.inner.leases).push((lease.read, number));
+            owner.inner.leases.add(lease.read, number);
         }
     });
 }
@@ -217,7 +203,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     e.forget_threads();
     owner.forget_threads();
     // Numbers are those of the parent's pager. They are replaced or forgotten, not closed.
-    lock(&e.leases).clear();
+    e.leases.forget();
     let ancestors: Vec<_> = std::mem::take(&mut *lock(&e.ancestors)).into_iter().map(OwnedFd::into_raw_fd).collect();
     let pipes = fetched.extract_if(.., |(old, _)| ancestors.contains(old)).map(|(_, here)| here);
     lock(&e.ancestors).extend(pipes.chain(lease));

@@ -27,8 +27,10 @@ use crate::mem::frame::Frames;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
+use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::mm::clean_slots::CleanBalance;
 use crate::mm::page_hash::ContentKey;
+use crate::swap::leases::Leases;
 use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
 use crate::sys::message::fatal_fmt;
@@ -37,21 +39,9 @@ use crate::sys::table::Table;
 use crate::sys::uffd::{Refused, Uffd};
 use farpage_swap::readahead::Streams;
 use farpage_swap::workingset::{Pages, Rank};
-use rustix::fd::{OwnedFd, RawFd};
+use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
-
-/// Pages of zeros to copy from.
-pub const ZERO_PAGES: usize = 64;
-
-#[repr(align(4096))]
-struct Zeros(#[allow(dead_code, reason = "only its address is used")] [u8; ZERO_PAGES * PAGE_SIZE]);
-static ZEROS: Zeros = Zeros([0; ZERO_PAGES * PAGE_SIZE]);
-
-/// Address of [`ZERO_PAGES`] pages of zeros.
-pub fn zeros() -> usize {
-    std::ptr::from_ref(&ZEROS) as usize
-}
 
 /// A region's page takes so many bytes besides: its word and its links.
 pub const WORDS_BYTES: u64 = 16;
@@ -149,9 +139,8 @@ pub struct Inner {
     pub faults: Gate,
     /// Passed by the pager's own threads.
     pub workers: Gate,
-    /// Children that may need what is stored in files: the pipe that ends with them, one of the pager's table, and the
-    /// number of the fork.
-    pub leases: Mutex<Vec<(RawFd, u32)>>,
+    /// Children that may need what is stored in files. Their ends are in the pager's table.
+    pub leases: Leases,
     /// In a child: the pipes that its ancestors watch.
     pub ancestors: Mutex<Vec<OwnedFd>>,
     /// Budget, pages.
@@ -278,9 +267,9 @@ impl Inner {
     /// Copies `n` (at most [`ZERO_PAGES`]) zero pages to `addr`; how many, and what stopped it.
     pub fn copy_zeros(&self, addr: usize, n: usize) -> (usize, Result<(), Refused>) {
         let len = n.min(ZERO_PAGES) * PAGE_SIZE;
-        let from = zeros();
+        let from = zero_pages();
         // SAFETY: addr is a page of a region or a frame, absent and busy or owned by the caller, so no reference
-        // points there; ZEROS is long enough.
+        // points there; there are enough zeros.
         let (bytes, result) = unsafe { self.uffd.copy_pages(addr, from, len, true) };
         let pages = bytes / PAGE_SIZE;
         self.held.fetch_add(pages as i64, Relaxed);

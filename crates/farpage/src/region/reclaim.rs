@@ -91,7 +91,8 @@ pub fn main(e: &Inner, index: usize) {
             }
             // With nothing to gain, not too soon again: pages may have been unpinned, or device space freed.
             e.free_now();
-            e.collect_leases();
+            // Inside of the gate: a fork in between would copy a lock that is held.
+            e.leases.collect(&e.swap, |fd| e.table.close(fd));
             drop(working);
             futex::wait(&w.work, work, Some(if wanted { 5_000_000 } else { 200_000_000 }));
             w.asleep.store(false, SeqCst);

@@ -12,10 +12,11 @@
 
 use super::demand;
 use super::fault::RUN;
-use super::inner::{Inner, ZERO_PAGES, count};
+use super::inner::{Inner, count};
 use super::word::{Access, State};
 use crate::PAGE_SIZE;
 use crate::mem::units::FrameNo;
+use crate::mem::zeros::ZERO_PAGES;
 use crate::sys::futex;
 use crate::sys::message::{fatal, fatal_fmt};
 use crate::sys::raw::discard;

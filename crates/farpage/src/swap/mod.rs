@@ -15,6 +15,7 @@
 //! | [`ram`] | plain memory, for measurements and tests |
 //! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
+//! | [`leases`] | children that may need what is stored in files |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
@@ -30,6 +31,7 @@ pub mod entry;
 pub mod error;
 pub mod file;
 pub mod io;
+pub mod leases;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;

@@ -194,7 +194,7 @@ pub fn child_of(forker: usize) {
     f.pager.store(RUNNING, SeqCst);
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
     f.channel.forget();
-    lock(&f.leases).clear();
+    f.leases.forget();
     std::mem::forget(lock(&e.trash).take());
     f.end.store(errand.channel, SeqCst);
     e.events.store(std::ptr::null_mut(), SeqCst);

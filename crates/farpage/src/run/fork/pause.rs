@@ -2,8 +2,8 @@
 
 use super::late_fills::HELPED_MAX;
 use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::zeros::zero_pages;
 use crate::run::fork::pending_events::Verdict;
 use crate::run::fork::protocol::{PAUSED, RESUME_WANTED, RUNNING};
 use crate::run::mappings::event_order::is_known_after;
@@ -196,7 +196,7 @@ impl Pager {
         let e = self.e;
         let Some((at, source)) = self.source(vpn, pending) else { return false };
         let src = match source {
-            Source::Nowhere => crate::run::pager::scratch::ZEROS.as_ptr() as usize,
+            Source::Nowhere => zero_pages(),
             Source::Frame(f) => e.frames.addr(f),
             Source::Slot(entry) => {
                 // The locks that this takes, a child frees.
@@ -292,7 +292,7 @@ impl Pager {
         match f.channel.take_end() {
             Some(here) => {
                 let fd = here.into_raw_fd();
-                lock(&f.leases).push((fd, lease));
+                f.leases.add(fd, lease);
                 Some(fd)
             }
             None => {

@@ -8,12 +8,12 @@
 use super::channel::Channel;
 use super::late_fills::Helped;
 use crate::mem::lock::lock;
-use crate::swap::SwapSpace;
+use crate::swap::leases::Leases;
 use crate::sys::limit::Raised;
 use crate::sys::raw::{Errno, nr, syscall};
 use crate::sys::thread::ForkLock;
 use crate::sys::{futex, proc};
-use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
@@ -82,7 +82,7 @@ pub struct Fork {
     /// In a child: its end of the channel, in the program's table until the engine runs, and in the engine's.
     pub(super) end: AtomicI32,
     /// Our ends of the channels to children, with their lease, in the engine's table.
-    pub(super) leases: Mutex<Vec<(RawFd, u32)>>,
+    pub(crate) leases: Leases,
     /// The ends of channels that this process was given by its ancestors, in the engine's table: they hold the leases.
     pub(super) held: Mutex<Vec<RawFd>>,
     /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
@@ -128,7 +128,7 @@ impl Default for Fork {
             errand: Mutex::new(Errand::NONE),
             channel: Channel::default(),
             end: AtomicI32::new(-1),
-            leases: Mutex::new(Vec::new()),
+            leases: Leases::new(),
             held: Mutex::new(Vec::new()),
             reserved: AtomicUsize::new(0),
             standby: AtomicU32::new(0),
@@ -221,23 +221,6 @@ impl Fork {
     /// This is a child's engine that has not started yet.
     pub fn is_restart(&self) -> bool {
         self.child_starts.load(SeqCst)
-    }
-
-    /// Ends the leases of children that are gone. Monitor only.
-    pub fn collect_leases(&self, space: &SwapSpace) {
-        lock(&self.leases).retain(|&(fd, lease)| {
-            // SAFETY: open until closed below.
-            let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-            let mut byte = [0u8; 1];
-            // Nobody ever writes: end of file means that no process holds the other end any more.
-            if rustix::io::read(borrowed, &mut byte) != Ok(0) {
-                return true;
-            }
-            // SAFETY: ours, and forgotten here.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-            space.end_lease(lease);
-            false
-        });
     }
 
     pub(super) fn set_pager(&self, to: u32) {

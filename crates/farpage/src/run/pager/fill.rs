@@ -13,7 +13,8 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::units::{FrameNo, Vpn};
-use crate::run::pager::scratch::{COPY_MAX, ZEROS};
+use crate::mem::zeros::{ZERO_PAGES, zero_pages};
+use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::run::store;
@@ -60,7 +61,7 @@ impl Pager {
     /// Puts `n` zero pages at `vpn`, not more than there are. What is left of them is given back.
     pub(crate) fn place_zeros(&mut self, vpn: Vpn, zeros: Zeros, n: usize) -> Placed {
         let e = self.e;
-        let Some(first) = zeros.frames else { return self.copy_in(vpn, ZEROS.as_ptr() as usize, n) };
+        let Some(first) = zeros.frames else { return self.copy_in(vpn, zero_pages(), n) };
         e.frames.put_free(first + n as FrameNo, zeros.n - n);
         for f in first..first + n as FrameNo {
             // SAFETY: taken from the free frames, so it has a page and is ours.
@@ -217,9 +218,9 @@ impl Pager {
         if room > 0 || !self.reclaim_now() {
             // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
             let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
-            // SAFETY: empty frames of the arena, taken; ZEROS is engine memory.
+            // SAFETY: empty frames of the arena, taken; the zeros are engine memory.
             let (bytes, _) = unsafe {
-                self.mm.copy_pages(e.frames.addr(first), ZEROS.as_ptr() as usize, got.min(64) * PAGE_SIZE, true)
+                self.mm.copy_pages(e.frames.addr(first), zero_pages(), got.min(ZERO_PAGES) * PAGE_SIZE, true)
             };
             let done = bytes / PAGE_SIZE;
             e.budget.add(done as i64);

@@ -15,9 +15,9 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::run::address_space::AddressSpace;
 use crate::run::page_table::Node;
-use crate::run::pager::scratch::ZEROS;
 use crate::run::pager::state::Pager;
 use crate::run::pager::state::Transit;
 use crate::run::store;
@@ -28,7 +28,7 @@ use rustix::mm::{MprotectFlags, mprotect};
 /// Most pages that go this way at a time.
 pub(crate) const TRANSIT: usize = TRANSIT_BYTES / PAGE_SIZE;
 
-const _: () = assert!(TRANSIT * PAGE_SIZE <= ZEROS.len());
+const _: () = assert!(TRANSIT <= ZERO_PAGES);
 
 impl Pager {
     /// Whether there is a way for executable pages.
@@ -55,8 +55,8 @@ impl Pager {
         let (first, n) = e.frames.take_empty(run.len().min(TRANSIT))?;
         let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn as usize * PAGE_SIZE);
         // Before, so that nothing can fail once the pages are on their way.
-        // SAFETY: empty frames of the arena, owned; ZEROS is engine memory.
-        let (bytes, result) = unsafe { self.mm.copy_pages(frames, ZEROS.as_ptr() as usize, n * PAGE_SIZE, true) };
+        // SAFETY: empty frames of the arena, owned; the zeros are engine memory.
+        let (bytes, result) = unsafe { self.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
         let made = bytes / PAGE_SIZE;
         e.budget.add(made as i64);
         e.frames.put_empty(first + made as FrameNo, n - made);

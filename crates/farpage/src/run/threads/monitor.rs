@@ -27,7 +27,7 @@ use crate::sys::message::{message, warn};
 use crate::sys::proc::{Proc, Reach, reach, stack_start, thread_blocks};
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
-use rustix::fd::{OwnedFd, RawFd};
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -256,7 +256,9 @@ impl Monitor {
         if let Some(warning) = e.space.take_warning() {
             warn(&warning);
         }
-        e.fork.collect_leases(&e.space);
+        // SAFETY: the end is in this thread's table, and the lease that had it is forgotten.
+        let close = |fd| drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        e.fork.leases.collect(&e.space, close);
         if e.budget.excess() > 0 {
             e.wake_writer();
             e.kick_pager();
