@@ -6,12 +6,12 @@
 
 pub mod posts;
 
-use super::inner::Inner;
+use super::pager_core::PagerCore;
 use crate::sys::futex;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// The thread.
-pub fn main(e: &Inner) {
+pub fn main(e: &PagerCore) {
     while !e.wakeups.stop.load(SeqCst) {
         let working = e.enter_work();
         let seen = e.ahead.word.load(SeqCst);

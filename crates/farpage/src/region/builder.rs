@@ -7,9 +7,9 @@ use super::ahead::posts::Ahead;
 use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::gate::Gate;
 use super::handle::Pager;
-use super::inner::{Inner, RECLAIMERS_MAX, Wakeups};
 use super::lists::Shared;
 use super::owner::{self, FaultMode, Owner, Threads, own_process};
+use super::pager_core::{PagerCore, RECLAIMERS_MAX, Wakeups};
 use super::readahead::Readahead;
 use super::registry::Slot;
 use super::space::{Mapping, Space};
@@ -173,7 +173,7 @@ impl Builder {
             Mapping::new(pool_len, ProtFlags::empty()).map_err(os("cannot reserve the compressed pool"))?;
         keep(&pool_memory).map_err(os("cannot reserve the compressed pool"))?;
         let base = pool_memory.0.base as *mut u8;
-        // SAFETY: the mapping is for the pool only and is dropped after the devices (order of Inner's fields).
+        // SAFETY: the mapping is for the pool only and is dropped after the devices (order of PagerCore's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, memory_most(self.budget)) }?;
         swap.warm();
         swap.simulate_seeks(self.seek_us);
@@ -188,7 +188,7 @@ impl Builder {
         });
         let readahead = Readahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
             .map_err(os("cannot reserve address space"))?;
-        let inner = Arc::new(Inner {
+        let core = Arc::new(PagerCore {
             space,
             uffd,
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
@@ -235,16 +235,16 @@ impl Builder {
             signal::install().map_err(|e| Error::Os { what: "cannot catch SIGBUS", errno: errno(e) })?;
         }
         let slot = match self.mode {
-            FaultMode::Signal => Some(Slot::take(Arc::as_ptr(&inner)).ok_or(Error::TooManyPagers)?),
+            FaultMode::Signal => Some(Slot::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),
             FaultMode::Thread => None,
         };
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
-        let owner = Arc::new(Owner::new(inner, slot, setting));
-        owner.inner.belongs_to_table();
+        let owner = Arc::new(Owner::new(core, slot, setting));
+        owner.core.belongs_to_table();
         owner.start_threads()?;
-        owner.inner.look_at_overhead();
-        owner.inner.stat.announce();
+        owner.core.look_at_overhead();
+        owner.core.stat.announce();
         if self.inherit {
             owner::adopt(&owner);
         }

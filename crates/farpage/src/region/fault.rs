@@ -1,13 +1,13 @@
 //! One fault, served by the thread that has it (or by a handler thread, in thread mode).
 //!
-//! Allocates nothing (so it frees no entries either, see [`Inner::free_later`]) and touches no region memory. The
+//! Allocates nothing (so it frees no entries either, see [`PagerCore::free_later`]) and touches no region memory. The
 //! faulting page is made busy; others are brought in with it if they can be made busy without waiting and there are
 //! frames without waiting. Which others: `readahead`; here zero pages and the swap cache, in `swap_in` what is on a
 //! device.
 
 use super::demand;
-use super::inner::{Inner, count};
 use super::lists::Coming;
+use super::pager_core::{PagerCore, count};
 use super::trend::Trend;
 use super::word::{Access, Hint, Seen, State};
 use crate::PAGE_SIZE;
@@ -48,7 +48,7 @@ pub(super) struct Claimed {
     pub touched: bool,
 }
 
-impl Inner {
+impl PagerCore {
     /// A fault at `addr`.
     ///
     /// `protected`: there is a page, and it must not be written; `None`: not known.

@@ -19,8 +19,8 @@
 //! takes neither.
 
 use super::gate::Inside;
-use super::inner::Inner;
 use super::owner::{FAMILY, FORKS, Owner, own_process};
+use super::pager_core::PagerCore;
 use super::registry::{PAGERS, Slot};
 use super::signal::Blocked;
 use super::word::State;
@@ -44,7 +44,7 @@ pub struct Entered<'a> {
     _blocked: Blocked,
 }
 
-impl Inner {
+impl PagerCore {
     /// To be held by functions of the interface; not twice in a thread.
     pub fn enter(&self) -> Entered<'_> {
         let blocked = Blocked::new();
@@ -89,7 +89,7 @@ struct Lease {
     write: OwnedFd,
 }
 
-impl Inner {
+impl PagerCore {
     /// The number of a descriptor that children need: files and directories of devices, ends of pipes.
     fn descriptors_for_children(&self) -> Vec<RawFd> {
         let mut fds = self.swap.fds();
@@ -140,7 +140,7 @@ extern "C" fn prepare() {
     FORKS.lock();
     let owners: Vec<_> = lock(&FAMILY).iter().filter_map(Weak::upgrade).collect();
     let hold = |owner: Arc<Owner>| {
-        let e = &owner.inner;
+        let e = &owner.core;
         e.faults.close();
         e.workers.close();
         let lease = if e.swap.fds().is_empty() { None } else { e.lease() };
@@ -155,9 +155,9 @@ extern "C" fn prepare() {
 extern "C" fn parent() {
     let errand = lock(&ERRAND).take();
     go_on(errand, |owner, lease, _| {
-        let number = owner.inner.swap.fork_parent();
+        let number = owner.core.swap.fork_parent();
         if let Some(lease) = lease {
-            owner.inner.leases.add(lease.read, number);
+            owner.core.leases.add(lease.read, number);
         }
     });
 }
@@ -169,8 +169,8 @@ fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<Lease>, Vec
     if let Some(Errand { pagers, _blocked }) = errand {
         for Held { owner, lease, fetched } in pagers {
             each(&owner, lease, fetched);
-            owner.inner.workers.open();
-            owner.inner.faults.open();
+            owner.core.workers.open();
+            owner.core.faults.open();
             owners.push(owner);
         }
         blocked = Some(_blocked);
@@ -185,11 +185,11 @@ extern "C" fn child() {
     let errand = lock(&ERRAND).take();
     let pagers = errand.as_ref().map_or(&[][..], |e| &e.pagers);
     // Threads that were looking are not here, nor are the pagers that are not inherited.
-    let stays = |pager: *const Inner| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.inner), pager));
+    let stays = |pager: *const PagerCore| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.core), pager));
     PAGERS.iter().for_each(|slot| slot.after_fork(stays));
     go_on(errand, |owner, lease, fetched| {
-        owner.inner.faults.after_fork();
-        owner.inner.workers.after_fork();
+        owner.core.faults.after_fork();
+        owner.core.workers.after_fork();
         if let Err(why) = restart(owner, lease.map(|lease| lease.write), fetched) {
             message(&format!("in a forked child, which cannot use its regions: {why}"));
             close_off(owner);
@@ -199,7 +199,7 @@ extern "C" fn child() {
 
 /// Makes a pager of the child out of the copy of its parent's.
 fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, OwnedFd)>) -> Result<(), String> {
-    let e = &*owner.inner;
+    let e = &*owner.core;
     e.forget_threads();
     owner.forget_threads();
     // Numbers are those of the parent's pager. They are replaced or forgotten, not closed.
@@ -268,11 +268,11 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
 
 /// Touching the regions is a SIGSEGV from here on, and the functions of the interface say that it is the parent's.
 fn close_off(owner: &Owner) {
-    owner.inner.pid.store(0, SeqCst);
-    let pager = Arc::as_ptr(&owner.inner);
+    owner.core.pid.store(0, SeqCst);
+    let pager = Arc::as_ptr(&owner.core);
     PAGERS.iter().for_each(|slot: &Slot| slot.after_fork(|shown| !std::ptr::eq(shown, pager)));
-    for &(first, pages) in lock(&owner.inner.places).iter() {
-        if let Err(errno) = owner.inner.space.forbid(first, pages as usize) {
+    for &(first, pages) in lock(&owner.core.places).iter() {
+        if let Err(errno) = owner.core.space.forbid(first, pages as usize) {
             crate::sys::message::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
         }
     }

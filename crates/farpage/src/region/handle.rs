@@ -4,8 +4,8 @@
 
 use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::fault::Served;
-use super::inner::Inner;
 use super::owner::Owner;
+use super::pager_core::PagerCore;
 use super::readahead::ReadaheadStats;
 use super::view::Plain;
 use super::word::{Hint, PINS_MAX, State};
@@ -105,7 +105,7 @@ impl Pager {
     /// [`Error::ZeroSize`], [`Error::TooLarge`], [`Error::Forked`], or the kernel's ([`Error::Os`]: no memory, too
     /// many mappings).
     pub fn region(&self, bytes: usize) -> Result<Region, Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let pages = bytes.div_ceil(PAGE_SIZE);
         if pages == 0 {
             return Err(Error::ZeroSize);
@@ -125,7 +125,7 @@ impl Pager {
     /// # Errors
     /// [`Error::Budget`], [`Error::Forked`].
     pub fn resize_budget(&self, bytes: u64) -> Result<(), Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&bytes) {
             return Err(Error::Budget(bytes));
         }
@@ -141,7 +141,7 @@ impl Pager {
     /// # Errors
     /// Forked.
     pub fn stats(&self) -> Result<Stats, Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let _inside = e.enter();
         e.look_at_overhead();
         let page = PAGE_SIZE as u64;
@@ -181,8 +181,8 @@ impl Pager {
         })
     }
 
-    fn inner(&self) -> Result<&Inner, Error> {
-        if self.owner.inner.is_here() { Ok(&self.owner.inner) } else { Err(Error::Forked) }
+    fn core(&self) -> Result<&PagerCore, Error> {
+        if self.owner.core.is_here() { Ok(&self.owner.core) } else { Err(Error::Forked) }
     }
 }
 
@@ -195,7 +195,7 @@ fn errno_of(refused: Refused) -> Errno {
 }
 
 /// Reserves a place for `pages` pages, with a page between regions that nobody may touch.
-fn place_for(e: &Inner, pages: usize) -> Option<u32> {
+fn place_for(e: &PagerCore, pages: usize) -> Option<u32> {
     let mut places = lock(&e.places);
     let (mut from, mut at) = (1usize, places.len());
     for (i, (first, len)) in places.iter().enumerate() {
@@ -223,7 +223,7 @@ pub(super) struct Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let e = &self.owner.inner;
+        let e = &self.owner.core;
         if e.is_here() {
             let _inside = e.enter();
             e.close(self.first, self.pages);
@@ -246,7 +246,7 @@ impl Region {
     /// # Errors
     /// [`Error::Range`], [`Error::Forked`].
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let (first, end) = self.pages(&range)?;
         let hint = match advice {
             Advice::Normal => Hint::Normal,
@@ -280,7 +280,7 @@ impl Region {
     /// # Errors
     /// [`Error::Range`], [`Error::Forked`]; [`Error::Unreadable`]: pages before that one have been brought in.
     pub fn prefetch(&self, range: Range<usize>) -> Result<(), Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let (first, end) = self.pages(&range)?;
         // More than half of the budget would push its own beginning out.
         let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
@@ -304,7 +304,7 @@ impl Region {
     /// [`Error::Range`], [`Error::Forked`], [`Error::PinLimit`] (three quarters of the budget can be pinned),
     /// [`Error::Unreadable`], [`Error::Os`]. Nothing is pinned then.
     pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let (first, end) = self.pages(&range)?;
         let most = e.limit.load(Relaxed) / 4 * 3;
         // Dropped after the gate is left: its drop passes it too.
@@ -355,7 +355,7 @@ impl Region {
     /// # Errors
     /// [`Error::Forked`].
     pub fn set_readahead(&self, tuning: ReadaheadTuning) -> Result<(), Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let _inside = e.enter();
         e.readahead.tune(self.core.first, tuning);
         Ok(())
@@ -366,21 +366,21 @@ impl Region {
     /// # Errors
     /// [`Error::Forked`].
     pub fn readahead_stats(&self) -> Result<ReadaheadStats, Error> {
-        let e = self.inner()?;
+        let e = self.core()?;
         let _inside = e.enter();
         Ok(e.readahead.stats(self.core.first))
     }
 
     /// Makes a page present, as for a read.
-    fn bring_in(&self, e: &Inner, page: u32) -> Result<(), Error> {
+    fn bring_in(&self, e: &PagerCore, page: u32) -> Result<(), Error> {
         match e.serve(page, false, Some(false)) {
             Served::Lost(why) => Err(Error::Unreadable { offset: e.space.addr(page) - self.as_ptr() as usize, why }),
             Served::Done | Served::Outside => Ok(()),
         }
     }
 
-    fn inner(&self) -> Result<&Inner, Error> {
-        let e = &self.core.owner.inner;
+    fn core(&self) -> Result<&PagerCore, Error> {
+        let e = &self.core.owner.core;
         if e.is_here() { Ok(e) } else { Err(Error::Forked) }
     }
 
@@ -399,7 +399,7 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let base = self.core.owner.inner.space.addr(self.core.first);
+        let base = self.core.owner.core.space.addr(self.core.first);
         // SAFETY: the region's pages are mapped as long as core lives; what is absent is brought in when touched and
         // reads as zeros before the first write.
         unsafe { std::slice::from_raw_parts(base as *const u8, self.core.bytes) }
@@ -408,7 +408,7 @@ impl Deref for Region {
 
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let base = self.core.owner.inner.space.addr(self.core.first);
+        let base = self.core.owner.core.space.addr(self.core.first);
         // SAFETY: as for `deref`; exclusive, because self is.
         unsafe { std::slice::from_raw_parts_mut(base as *mut u8, self.core.bytes) }
     }
@@ -425,7 +425,7 @@ pub struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let e = &self.core.owner.inner;
+        let e = &self.core.owner.core;
         if !e.is_here() {
             return;
         }

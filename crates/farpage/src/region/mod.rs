@@ -28,7 +28,7 @@
 //! | --- | --- |
 //! | `handle`, `error` | what a program holds; [`Error`] |
 //! | `builder`, `owner` | how a pager is made; its threads, from start to end |
-//! | `inner` | what they share; memory account; discarding; the lock order |
+//! | `pager_core` | what they share; memory account; discarding; the lock order |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
 //! | `registry` | the living pagers, for the handler |
@@ -48,9 +48,9 @@ mod fault;
 mod fork;
 mod gate;
 mod handle;
-mod inner;
 mod lists;
 mod owner;
+mod pager_core;
 mod publish;
 mod readahead;
 mod reclaim;

@@ -4,7 +4,7 @@
 //! guards `FAMILY`; the list of threads is a leaf.
 
 use super::error::Error;
-use super::inner::Inner;
+use super::pager_core::PagerCore;
 use super::registry::Slot;
 use super::signal::{self, Blocked};
 use super::{ahead, reclaim, thread_mode};
@@ -41,7 +41,7 @@ pub fn own_process() -> Result<OwnedFd, Errno> {
     rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())
 }
 
-impl Inner {
+impl PagerCore {
     /// All descriptors are ones of the pager's table from now on.
     pub(super) fn belongs_to_table(&self) {
         self.uffd.belongs_to(&self.table);
@@ -64,7 +64,7 @@ impl Inner {
 #[derive(Debug)]
 pub struct Owner {
     /// Dropped by the keeper of its table.
-    pub(super) inner: ManuallyDrop<Arc<Inner>>,
+    pub(super) core: ManuallyDrop<Arc<PagerCore>>,
     slot: Option<&'static Slot>,
     setting: Threads,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -79,8 +79,8 @@ pub(super) struct Threads {
 
 impl Owner {
     /// Without threads yet.
-    pub(super) fn new(inner: Arc<Inner>, slot: Option<&'static Slot>, setting: Threads) -> Owner {
-        Owner { inner: ManuallyDrop::new(inner), slot, setting, threads: Mutex::default() }
+    pub(super) fn new(core: Arc<PagerCore>, slot: Option<&'static Slot>, setting: Threads) -> Owner {
+        Owner { core: ManuallyDrop::new(core), slot, setting, threads: Mutex::default() }
     }
 
     /// Starts the pager's threads, in a descriptor table of their own.
@@ -92,11 +92,11 @@ impl Owner {
         let _blocked = signal::Blocked::new();
         let no_table =
             |errno| Error::Os { what: "cannot give the pager's threads a descriptor table of their own", errno };
-        self.inner.start_keeper().map_err(no_table)?;
-        let (inner, setting) = (Arc::clone(&self.inner), self.setting);
-        let started = self.inner.table.run(move || {
+        self.core.start_keeper().map_err(no_table)?;
+        let (core, setting) = (Arc::clone(&self.core), self.setting);
+        let started = self.core.table.run(move || {
             let mut threads = Vec::new();
-            let result = start_all(&inner, setting, &mut threads);
+            let result = start_all(&core, setting, &mut threads);
             (threads, result)
         });
         let Some((threads, result)) = started else { return Err(no_table(Errno::AGAIN)) };
@@ -107,30 +107,30 @@ impl Owner {
     /// In a forked child: the threads are the parent's. Their handles must not be used, not even to be dropped.
     pub(super) fn forget_threads(&self) {
         std::mem::take(&mut *lock(&self.threads)).into_iter().for_each(std::mem::forget);
-        self.inner.table.forget_keeper();
+        self.core.table.forget_keeper();
     }
 }
 
 /// Starts all threads; those that have started are in `threads`. In the keeper, whose table they get.
-fn start_all(inner: &Arc<Inner>, setting: Threads, threads: &mut Vec<JoinHandle<()>>) -> Result<(), Error> {
+fn start_all(core: &Arc<PagerCore>, setting: Threads, threads: &mut Vec<JoinHandle<()>>) -> Result<(), Error> {
     for i in 0..setting.reclaim {
-        threads.push(start(inner, PAGER_THREAD_NAME, move |inner| reclaim::main(inner, i))?);
+        threads.push(start(core, PAGER_THREAD_NAME, move |core| reclaim::main(core, i))?);
     }
-    threads.push(start(inner, "farpage-ahead", ahead::main)?);
+    threads.push(start(core, "farpage-ahead", ahead::main)?);
     if setting.mode == FaultMode::Thread {
         for _ in 0..setting.reclaim {
-            threads.push(start(inner, "farpage-fault", thread_mode::main)?);
+            threads.push(start(core, "farpage-fault", thread_mode::main)?);
         }
     }
     Ok(())
 }
 
-fn start(inner: &Arc<Inner>, name: &str, f: impl Fn(&Inner) + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    let inner = inner.clone();
+fn start(core: &Arc<PagerCore>, name: &str, f: impl Fn(&PagerCore) + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    let core = core.clone();
     let main = move || {
-        inner.table.join();
-        f(&inner);
-        inner.table.leave();
+        core.table.join();
+        f(&core);
+        core.table.leave();
     };
     let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
     let thread = std::thread::Builder::new().name(name.into()).spawn(main);
@@ -145,17 +145,17 @@ fn start(inner: &Arc<Inner>, name: &str, f: impl Fn(&Inner) + Send + 'static) ->
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if !self.inner.is_here() {
+        if !self.core.is_here() {
             // A forked child: the addresses and descriptors may be somebody else's by now. So nothing is dropped.
             self.forget_threads();
             return;
         }
-        if self.inner.inherit {
+        if self.core.inherit {
             forget_dropped();
         }
-        let w = &self.inner.wakeups;
+        let w = &self.core.wakeups;
         w.stop.store(true, Ordering::SeqCst);
-        for word in [&w.work, &w.help, &self.inner.ahead.word] {
+        for word in [&w.work, &w.help, &self.core.ahead.word] {
             word.fetch_add(1, Ordering::SeqCst);
             crate::sys::futex::wake_all(word);
         }
@@ -166,9 +166,9 @@ impl Drop for Owner {
             slot.release();
         }
         // SAFETY: nobody uses it after this; self is being dropped.
-        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
-        let table = inner.table.clone();
-        table.end(move || drop(inner));
+        let core = unsafe { ManuallyDrop::take(&mut self.core) };
+        let table = core.table.clone();
+        table.end(move || drop(core));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Caller: the thread that reclaims. The lock of the last time is a leaf, which is only tried.
 
-use super::inner::{Inner, WORDS_BYTES};
+use super::pager_core::{PagerCore, WORDS_BYTES};
 use crate::PAGE_SIZE;
 use crate::swap::Usage;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Readahead by region is not published more often: there may be many regions.
 const SELDOM: Duration = Duration::from_millis(100);
 
-impl Inner {
+impl PagerCore {
     /// Brings the levels up to date, and now and then readahead by region. `region_pages`: pages of all regions.
     pub(super) fn publish(&self, usage: &Usage, region_pages: u64) {
         let page = PAGE_SIZE as u64;

@@ -11,8 +11,8 @@
 
 use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
-use super::inner::{Inner, count};
 use super::lists::Lists;
+use super::pager_core::{PagerCore, count};
 use super::take_out::add_page;
 use super::word::{Seen, State};
 use crate::mem::lock::lock;
@@ -32,7 +32,7 @@ const STORE_BATCH: usize = 16;
 const STAGE_BATCHES: usize = 4;
 /// But so many at least: each costs a look at the lists and a system call.
 const BATCH_LEAST: usize = 32;
-/// In thread mode the swap cache is at least this long, but not longer than [`Inner::stage_most`].
+/// In thread mode the swap cache is at least this long, but not longer than [`PagerCore::stage_most`].
 const STAGE_MIN: usize = 64;
 /// Surplus frames given back in one go.
 const SURPLUS: usize = 256;
@@ -53,7 +53,7 @@ struct Taken {
 }
 
 /// One reclaim thread.
-pub fn main(e: &Inner, index: usize) {
+pub fn main(e: &PagerCore, index: usize) {
     let first = index == 0;
     e.reclaimers[index].store(crate::sys::raw::gettid(), SeqCst);
     let w = &e.wakeups;
@@ -108,7 +108,7 @@ pub fn main(e: &Inner, index: usize) {
 /// Compressed pages looked at in one turn with nothing else to do, for holes between them: about a millisecond.
 const COMPACT: usize = 4096;
 
-impl Inner {
+impl PagerCore {
     /// Frames must be freed, or pages given back to the kernel.
     fn wanted(&self, running: bool) -> bool {
         let (room, target) = (self.room(), self.free_target() as i64);

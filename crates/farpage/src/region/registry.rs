@@ -3,7 +3,7 @@
 //!
 //! Callers: the handler; the builder and [`super::owner`] put pagers in and take them out; [`super::fork`]. No lock.
 
-use super::inner::Inner;
+use super::pager_core::PagerCore;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Most pagers of a process at a time.
@@ -12,7 +12,7 @@ pub const PAGERS_MAX: usize = 64;
 /// A place for a pager that the handler can see.
 #[derive(Debug)]
 pub struct Slot {
-    pager: AtomicPtr<Inner>,
+    pager: AtomicPtr<PagerCore>,
     users: AtomicUsize,
 }
 
@@ -22,7 +22,7 @@ pub static PAGERS: [Slot; PAGERS_MAX] =
 
 impl Slot {
     /// Shows a pager to the handler; `None`: all places are taken.
-    pub fn take(pager: *const Inner) -> Option<&'static Slot> {
+    pub fn take(pager: *const PagerCore) -> Option<&'static Slot> {
         let free = |slot: &&Slot| {
             let (new, order) = (pager.cast_mut(), Ordering::AcqRel);
             slot.pager.compare_exchange(std::ptr::null_mut(), new, order, Ordering::Relaxed).is_ok()
@@ -39,7 +39,7 @@ impl Slot {
     }
 
     /// In a forked child: nobody is looking, and the pager is hidden unless it `stays`.
-    pub fn after_fork(&self, stays: impl Fn(*const Inner) -> bool) {
+    pub fn after_fork(&self, stays: impl Fn(*const PagerCore) -> bool) {
         let pager = self.pager.load(Ordering::SeqCst);
         if !pager.is_null() && !stays(pager) {
             self.pager.store(std::ptr::null_mut(), Ordering::SeqCst);
@@ -48,7 +48,7 @@ impl Slot {
     }
 
     /// Runs `f` with the pager, if there is one.
-    pub fn with<R>(&self, f: impl FnOnce(&Inner) -> R) -> Option<R> {
+    pub fn with<R>(&self, f: impl FnOnce(&PagerCore) -> R) -> Option<R> {
         if self.pager.load(Ordering::Relaxed).is_null() {
             return None;
         }

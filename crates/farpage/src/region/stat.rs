@@ -2,7 +2,7 @@
 //!
 //! There is one set of counters, the page's: whoever has something to count does it there, faults in a signal handler
 //! too. Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does
-//! so five times a second at least ([`Inner::look_at_overhead`]).
+//! so five times a second at least ([`PagerCore::look_at_overhead`]).
 //!
 //! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping
 //! can write it, and nobody can make it shorter. Where the kernel gives no memfd, there are the counters still, but

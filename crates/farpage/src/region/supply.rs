@@ -12,7 +12,7 @@
 
 use super::demand;
 use super::fault::RUN;
-use super::inner::{Inner, count};
+use super::pager_core::{PagerCore, count};
 use super::word::{Access, State};
 use crate::PAGE_SIZE;
 use crate::mem::units::FrameNo;
@@ -38,7 +38,7 @@ pub(super) struct Supply {
     pub copies: bool,
 }
 
-impl Inner {
+impl PagerCore {
     /// Up to `want` frames to load pages into; `must`: waits until there is at least one.
     pub(super) fn supply(&self, want: usize, must: bool) -> Option<Supply> {
         let mut stalled = false;

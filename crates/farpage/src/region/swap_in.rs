@@ -5,7 +5,7 @@
 //! stays where it is: if it is ever needed, its own fault will say so.
 
 use super::fault::{CHUNK, Claimed};
-use super::inner::{Inner, count};
+use super::pager_core::{PagerCore, count};
 use super::readahead::{Plan, SLOT_WINDOW};
 use super::supply::Supply;
 use super::trend::Trend;
@@ -74,7 +74,7 @@ impl Marks {
     }
 }
 
-impl Inner {
+impl PagerCore {
     /// The swapped page in a slot, made busy; `None`: it is not there any more, or somebody else has it busy.
     pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
         let page = self.readahead.page_of(entry);
@@ -131,7 +131,7 @@ impl Inner {
     }
 
     /// Brings in a window of neighbours, or as much of it as the faulting thread should wait for; `protect`: as in
-    /// [`Inner::load`].
+    /// [`PagerCore::load`].
     fn swap_in_window(
         &self,
         page: u32,

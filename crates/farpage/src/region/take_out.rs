@@ -2,7 +2,7 @@
 //!
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
-//! Pages that are writable are write-protected all at once, region by region ([`Inner::protect_all`]), which happens
+//! Pages that are writable are write-protected all at once, region by region ([`PagerCore::protect_all`]), which happens
 //! about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not written
 //! needs neither that nor a look at its content.
 //!
@@ -10,8 +10,8 @@
 //! writable pages pinned, and only a move finds that out.
 
 use super::demand::BATCH_MAX;
-use super::inner::{Inner, count};
 use super::lists::{Coming, Lists, Local};
+use super::pager_core::{PagerCore, count};
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -31,7 +31,7 @@ const PROCESS_MADVISE: u32 = 440;
 /// As many pages gone make it likely that the oldest are others now.
 const FRESH: u64 = 64;
 
-impl Inner {
+impl PagerCore {
     /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache;
     /// how many.
     pub(super) fn take_out(&self, batch: usize, target: usize) -> usize {

@@ -66,13 +66,13 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
     let stats = pager.stats().unwrap();
     assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
     // No frame is lost; the thread that reads ahead may have some for a moment.
-    let frames = &pager.owner.inner.frames;
+    let frames = &pager.owner.core.frames;
     let all_back = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(1));
         frames.unused_count() == frames.len()
     });
     assert!(all_back, "{} of {} frames", frames.unused_count(), frames.len());
-    assert_eq!(pager.owner.inner.swapped.load(Ordering::Relaxed), 0, "pages counted that are not on a device any more");
+    assert_eq!(pager.owner.core.swapped.load(Ordering::Relaxed), 0, "pages counted that are not on a device any more");
 }
 
 fn stress_region(pager: &Pager, region: &Region, threads: usize, rounds: usize, seed: u64) {

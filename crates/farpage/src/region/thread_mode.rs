@@ -2,7 +2,7 @@
 //! the signal handler.
 
 use super::fault::Served;
-use super::inner::Inner;
+use super::pager_core::PagerCore;
 use crate::PAGE_SIZE;
 use crate::sys::uffd::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// One handler thread.
-pub fn main(e: &Inner) {
+pub fn main(e: &PagerCore) {
     let mut messages = [Message::Remove { start: 0, end: 0 }; 1];
     while !e.wakeups.stop.load(SeqCst) {
         let Ok(uffd) = e.uffd.borrow() else { return };

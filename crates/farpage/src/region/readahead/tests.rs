@@ -146,7 +146,7 @@ fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
         let pager = pager(4 << 20, rule, vec![file(dir.path())]);
         let pages = 4000;
         let region = filled(&pager, pages);
-        let e = &pager.owner.inner;
+        let e = &pager.owner.core;
         let path = format!("/proc/self/fd/{}", e.swap.fds().last().unwrap());
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         let mut damaged = Vec::new();

@@ -187,7 +187,7 @@ fn zero_pages_are_counted_and_never_stored() {
     let twice = pager.stats().unwrap();
     assert!(twice.swpin_zero >= 2 * PAGES as u64 - fits && twice.swpout_zero > once.swpout_zero, "{twice:?}");
     assert_eq!((twice.pswpin, twice.pswpout), (0, 0), "{twice:?}");
-    let swap = &pager.owner.inner.swap;
+    let swap = &pager.owner.core.swap;
     assert_eq!((swap.usage().slots_in_use, swap.usage().pool_bytes, swap.usage().file_bytes), (0, 0, 0));
     assert_eq!(swap.rings().counts(), (0, 0), "no I/O");
     // What has been something else is found to be zero, too.

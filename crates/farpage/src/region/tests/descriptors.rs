@@ -19,7 +19,7 @@ fn wrong(region: &Region, version: u64) -> usize {
 
 /// What the program's table has of a pager.
 fn copies(pager: &Pager) -> Vec<RawFd> {
-    let e = &pager.owner.inner;
+    let e = &pager.owner.core;
     let all = e.uffd.fds().into_iter().chain(e.swap.fds());
     all.filter(|fd| e.table.is_copied(*fd)).collect()
 }

@@ -75,7 +75,7 @@ fn a_child_has_a_copy_and_neither_sees_the_others_writes() {
         // What was kept for the children is free again.
         let collected = |_: &usize| {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            let e = &pager.owner.inner;
+            let e = &pager.owner.core;
             // Other tests fork meanwhile, and their children have this pager too.
             let _working = e.enter_work();
             e.leases.collect(&e.swap, |fd| e.table.close(fd));

@@ -47,7 +47,7 @@ fn taken(
     });
     let s = pager.stats().unwrap();
     let pages = s.pswpin + s.swpin_zero + s.pswpout + s.swpout_clean + s.swpout_zero;
-    let lists = pager.owner.inner.lists.lock();
+    let lists = pager.owner.core.lists.lock();
     Some((lists.locked, lists.waited, pages))
 }
 

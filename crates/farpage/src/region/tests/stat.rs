@@ -28,7 +28,7 @@ fn pages() -> Vec<(PathBuf, Box<Stat>)> {
 
 /// The page of one pager.
 fn page_of(pager: &Pager) -> Option<(PathBuf, Box<Stat>)> {
-    let number = pager.owner.inner.stat.pager.load(Relaxed);
+    let number = pager.owner.core.stat.pager.load(Relaxed);
     pages().into_iter().find(|(_, page)| page.pager.load(Relaxed) == number)
 }
 
@@ -75,10 +75,10 @@ fn the_counters_are_those_that_are_seen_from_outside() {
     }
     assert!(page.values().iter().all(|v| v.name != "active" && v.name != "event_unmap"), "values of the engine");
     // Levels follow without anybody asking.
-    let inner = &pager.owner.inner;
-    let places = (inner.space.page_at(region.as_ptr() as usize).unwrap(), region.len() / PAGE_SIZE);
+    let core = &pager.owner.core;
+    let places = (core.space.page_at(region.as_ptr() as usize).unwrap(), region.len() / PAGE_SIZE);
     let swapped = || {
-        let words = (places.0..places.0 + places.1 as u32).map(|page| inner.space.word(page).look().state());
+        let words = (places.0..places.0 + places.1 as u32).map(|page| core.space.word(page).look().state());
         words.filter(|state| matches!(state, State::Swapped(_))).count() as u64 * PAGE_SIZE as u64
     };
     assert!(soon(|| page_of(&pager).is_some_and(|(_, page)| page.swapped_bytes.load(Relaxed) == swapped())));
@@ -97,7 +97,7 @@ fn the_counters_are_those_that_are_seen_from_outside() {
 #[test]
 fn a_page_goes_with_its_pager() {
     let pager = pager(4 << 20);
-    let number = pager.owner.inner.stat.pager.load(Relaxed);
+    let number = pager.owner.core.stat.pager.load(Relaxed);
     assert!(page_of(&pager).is_some());
     drop(pager);
     assert!(pages().iter().all(|(_, page)| page.pager.load(Relaxed) != number));
@@ -143,7 +143,7 @@ fn the_program_does_not_have_the_pages_descriptor() {
     let pager = pager(4 << 20);
     let mut region = pager.region(8 << 20).unwrap();
     fill(&mut region);
-    let number = pager.owner.inner.stat.fd().unwrap();
+    let number = pager.owner.core.stat.fd().unwrap();
     let link = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
     let file = pages().into_iter().map(|(path, _)| std::fs::read_link(path).unwrap_or_default()).collect::<Vec<_>>();
     assert!(page_of(&pager).is_some() && (link.as_os_str().is_empty() || !file.contains(&link)), "{link:?}");

@@ -10,17 +10,17 @@ fn pages_in_use_do_not_make_sweeps() {
     let mut region = pager.region(14 << 20).unwrap();
     let pages = region.len() / PAGE_SIZE;
     (0..pages).for_each(|page| region[page * PAGE_SIZE] = 1 + page as u8 % 251);
-    let (inner, s) = (&pager.owner.inner, &pager.owner.inner.stat);
+    let (core, s) = (&pager.owner.core, &pager.owner.core.stat);
     let count = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
     let taken_out = || count(&s.pswpout) + count(&s.swpout_clean);
-    let (sweeps, out) = (count(&inner.sweeps_done), taken_out());
+    let (sweeps, out) = (count(&core.sweeps_done), taken_out());
     let mut random = 7;
     for _ in 0..8 * pages {
         random = mix(random);
         let at = random as usize % pages * PAGE_SIZE + 8;
         region[at] = region[at].wrapping_add(1);
     }
-    let (sweeps, out) = (count(&inner.sweeps_done) - sweeps, taken_out() - out);
+    let (sweeps, out) = (count(&core.sweeps_done) - sweeps, taken_out() - out);
     // One for each time that all of probation has gone, a quarter of the pages present, or seldomer.
     assert!(sweeps > 0 && sweeps * 400 < out, "{sweeps} sweeps for {out} pages taken out");
 }
@@ -31,16 +31,16 @@ fn pages_in_use_do_not_make_sweeps() {
 fn frames_that_nobody_touches_come_back() {
     let exact = ReadaheadTuning::parse("stream,exact,page_cluster=6").unwrap();
     let pager = Pager::builder().budget(8 << 20).reclaim_threads(1).readahead_tuning(exact).build().unwrap();
-    let inner = &pager.owner.inner;
+    let core = &pager.owner.core;
     let mut region = pager.region(48 << 20).unwrap();
     let pages = region.len() / PAGE_SIZE;
     (0..pages).for_each(|page| region[page * PAGE_SIZE] = 1 + page as u8 % 251);
     // Room for everything from now on, so that nothing else has to go.
     pager.resize_budget(256 << 20).unwrap();
     let resident = pager.stats().unwrap().resident_bytes;
-    (0..pages).step_by(64).for_each(|page| inner.read_ahead(&Window::of(page as u64, 64)));
+    (0..pages).step_by(64).for_each(|page| core.read_ahead(&Window::of(page as u64, 64)));
     let stats = pager.stats().unwrap();
-    assert!(stats.swap_ra as usize > inner.frames.len() && stats.swap_ra_hit == 0, "{stats:?}");
+    assert!(stats.swap_ra as usize > core.frames.len() && stats.swap_ra_hit == 0, "{stats:?}");
     assert!(stats.resident_bytes >= resident, "there was room for them: {stats:?}");
     (0..pages).for_each(|page| assert_eq!(region[page * PAGE_SIZE], 1 + page as u8 % 251));
 }

@@ -8,7 +8,7 @@ fn read_over_and_over(pager: &Pager) -> Region {
     let mut region = pager.region(24 << 20).unwrap();
     (0..pages(&region)).for_each(|page| region[page * PAGE_SIZE] = content(page));
     (0..2).for_each(|_| read(&region, 0));
-    assert!(pager.owner.inner.stays_unwritten(region.core.first));
+    assert!(pager.owner.core.stays_unwritten(region.core.first));
     region
 }
 
@@ -27,7 +27,7 @@ fn read(region: &Region, from: usize) {
 
 /// Pages that came in write-protected and are there.
 fn unwritten(region: &Region) -> Vec<usize> {
-    let (first, space) = (region.core.first, &region.core.owner.inner.space);
+    let (first, space) = (region.core.first, &region.core.owner.core.space);
     (0..pages(region)).filter(|&page| space.word(first + page as u32).look().is_unwritten()).collect()
 }
 
@@ -35,14 +35,14 @@ fn unwritten(region: &Region) -> Vec<usize> {
 fn unwritten_pages_leave_without_a_sweep() {
     let pager = pager(8 << 20);
     let region = read_over_and_over(&pager);
-    let inner = &pager.owner.inner;
-    let (sweeps, before) = (inner.sweeps_done.load(Ordering::Relaxed), pager.stats().unwrap());
+    let core = &pager.owner.core;
+    let (sweeps, before) = (core.sweeps_done.load(Ordering::Relaxed), pager.stats().unwrap());
     (0..3).for_each(|_| read(&region, 0));
     let after = pager.stats().unwrap();
     let left = (after.swpout_clean - before.swpout_clean) as usize;
     assert!(left > 3 * pages(&region) / 2, "{after:?}");
     // Without, one for each time that probation has gone by: some thirty.
-    let sweeps = inner.sweeps_done.load(Ordering::Relaxed) - sweeps;
+    let sweeps = core.sweeps_done.load(Ordering::Relaxed) - sweeps;
     assert!(sweeps <= 5, "{sweeps} sweeps for {left} pages");
     assert_eq!((after.wp_fault, after.pswpout), (before.wp_fault, before.pswpout));
 }
@@ -59,12 +59,12 @@ fn a_write_to_an_unwritten_page_is_seen() {
     some.iter().for_each(|page| region[page * PAGE_SIZE + 9] = 77);
     // But for some that just left.
     assert!(pager.stats().unwrap().wp_fault as usize > before.wp_fault as usize + some.len() / 2);
-    assert!(!pager.owner.inner.stays_unwritten(region.core.first), "before any of them has left");
+    assert!(!pager.owner.core.stays_unwritten(region.core.first), "before any of them has left");
     (0..2).for_each(|_| read(&region, 0));
     some.iter().for_each(|page| assert_eq!(region[page * PAGE_SIZE + 9], 77, "page {page}"));
     // A program that now writes what it reads is not made to fault twice for long.
     (0..pages(&region)).for_each(|page| region[page * PAGE_SIZE + 9] = region[page * PAGE_SIZE] + 1);
-    assert!(!pager.owner.inner.stays_unwritten(region.core.first));
+    assert!(!pager.owner.core.stays_unwritten(region.core.first));
     assert_eq!(unwritten(&region), Vec::<usize>::new());
     read(&region, 0);
     (0..pages(&region)).for_each(|page| assert_eq!(region[page * PAGE_SIZE + 9], content(page) + 1, "page {page}"));
@@ -115,7 +115,7 @@ fn threads_that_hardly_write_find_what_they_wrote() {
                             at(i).write_volatile(versions[i]);
                         }
                     }
-                    let is_sure = pager.owner.inner.stays_unwritten(region.core.first);
+                    let is_sure = pager.owner.core.stays_unwritten(region.core.first);
                     sure.fetch_add(usize::from(is_sure), Ordering::Relaxed);
                 }
             });
@@ -129,14 +129,14 @@ fn threads_that_hardly_write_find_what_they_wrote() {
 #[test]
 fn what_is_written_while_pages_come_in_protected_is_kept() {
     let pager = pager(8 << 20);
-    let (inner, done) = (&pager.owner.inner, std::sync::atomic::AtomicBool::new(false));
+    let (core, done) = (&pager.owner.core, std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let first = lock(&inner.places).first().map(|place| place.0);
+                let first = lock(&core.places).first().map(|place| place.0);
                 first
                     .into_iter()
-                    .for_each(|page| _ = inner.readahead.trend(page, |t| (0..999).for_each(|_| t.left(true))));
+                    .for_each(|page| _ = core.readahead.trend(page, |t| (0..999).for_each(|_| t.left(true))));
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
         });

@@ -75,7 +75,7 @@ pub struct Wakeups {
 }
 
 /// See the module documentation.
-pub struct Inner {
+pub struct PagerCore {
     /// Addresses, words, links.
     pub space: Space,
     /// Regions and frames are registered with it.
@@ -159,18 +159,18 @@ pub struct Inner {
     pub full_warned: AtomicBool,
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for PagerCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("limit", &self.limit).field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("PagerCore").field("limit", &self.limit).field("held", &self.held).finish_non_exhaustive()
     }
 }
 
 // SAFETY: the mappings are plain memory, accessed as the modules say; everything else is Sync.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for PagerCore {}
 // SAFETY: as above.
-unsafe impl Send for Inner {}
+unsafe impl Send for PagerCore {}
 
-impl Inner {
+impl PagerCore {
     /// This process has the pager's threads and regions.
     pub fn is_here(&self) -> bool {
         self.pid.load(Relaxed) == std::process::id()
@@ -293,7 +293,7 @@ impl Inner {
         room
     }
 
-    /// Frees what [`Inner::free_later`] was given.
+    /// Frees what [`PagerCore::free_later`] was given.
     pub fn free_now(&self) {
         let mut batch = [None; 64];
         loop {
