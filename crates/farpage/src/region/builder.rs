@@ -7,7 +7,7 @@ use super::ahead::posts::Ahead;
 use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::gate::Gate;
 use super::handle::Pager;
-use super::lists::Shared;
+use super::lists::PageLists;
 use super::owner::{self, FaultMode, Owner, Threads, own_process};
 use super::pager_core::{PagerCore, RECLAIMERS_MAX, Wakeups};
 use super::readahead::Readahead;
@@ -194,7 +194,7 @@ impl Builder {
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
             frames,
             frame_memory,
-            lists: Shared::new(self.mode == FaultMode::Signal, self.linking),
+            lists: PageLists::new(self.mode == FaultMode::Signal, self.linking),
             readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,

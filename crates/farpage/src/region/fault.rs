@@ -6,7 +6,7 @@
 //! device.
 
 use super::demand;
-use super::lists::Coming;
+use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
 use super::trend::Trend;
 use super::word::{Access, Hint, Seen, State};
@@ -202,7 +202,7 @@ impl PagerCore {
         claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_access(access));
         let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
             let ahead = matches!(to(i).0, State::Cached(_));
-            seen.map(|_| Coming { page: claimed.first + i as u32, rank, ahead })
+            seen.map(|_| NewPage { page: claimed.first + i as u32, rank, ahead })
         });
         self.lists.add(&self.space, came, read);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {

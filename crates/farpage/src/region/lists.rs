@@ -26,7 +26,7 @@ const SWEPT_PROBATION: u32 = 4;
 
 /// The lists, their lock, and what is known without it.
 #[derive(Debug)]
-pub struct Shared {
+pub struct PageLists {
     lists: Mutex<Lists>,
     linking: Linking,
     lengths: Lengths,
@@ -50,14 +50,14 @@ struct Lengths {
 }
 
 /// The right to change the lists.
-pub struct Guard<'a> {
+pub struct ListsGuard<'a> {
     lists: MutexGuard<'a, Lists>,
     lengths: &'a Lengths,
 }
 
 /// A page that comes in.
 #[derive(Debug, Clone, Copy)]
-pub struct Coming {
+pub struct NewPage {
     /// Which.
     pub page: u32,
     /// How hot it proved.
@@ -66,23 +66,23 @@ pub struct Coming {
     pub ahead: bool,
 }
 
-impl Shared {
+impl PageLists {
     /// Empty lists. `sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
     /// linked; spliced unless for a measurement.
-    pub fn new(sweeps: bool, linking: Linking) -> Shared {
+    pub fn new(sweeps: bool, linking: Linking) -> PageLists {
         let set = if sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
         let lists = Mutex::new(Lists { set, ahead: List::new(), locked: 0, waited: 0 });
-        Shared { lists, linking, lengths: Lengths::default() }
+        PageLists { lists, linking, lengths: Lengths::default() }
     }
 
     /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read
     /// because it was touched.
-    pub fn add(&self, space: &Space, pages: impl Iterator<Item = Coming>, read: Option<(u32, Shadow)>) {
+    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: Option<(u32, Shadow)>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
             return;
         }
-        let mut local = Local::default();
+        let mut local = LocalLists::default();
         match self.linking {
             Linking::OneByOne => pages.for_each(|one| {
                 local.link(space, one);
@@ -108,7 +108,7 @@ impl Shared {
     }
 
     /// Waits until the lock is free and takes it.
-    pub fn lock(&self) -> Guard<'_> {
+    pub fn lock(&self) -> ListsGuard<'_> {
         let (mut lists, waited) = match self.lists.try_lock() {
             Ok(lists) => (lists, 0),
             Err(TryLockError::Poisoned(error)) => (error.into_inner(), 0),
@@ -116,7 +116,7 @@ impl Shared {
         };
         lists.locked += 1;
         lists.waited += waited;
-        Guard { lists, lengths: &self.lengths }
+        ListsGuard { lists, lengths: &self.lengths }
     }
 
     /// What tells how long a page was away, for whoever has it busy: its shadow is not younger.
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-impl Deref for Guard<'_> {
+impl Deref for ListsGuard<'_> {
     type Target = Lists;
 
     fn deref(&self) -> &Lists {
@@ -153,13 +153,13 @@ impl Deref for Guard<'_> {
     }
 }
 
-impl DerefMut for Guard<'_> {
+impl DerefMut for ListsGuard<'_> {
     fn deref_mut(&mut self) -> &mut Lists {
         &mut self.lists
     }
 }
 
-impl Drop for Guard<'_> {
+impl Drop for ListsGuard<'_> {
     fn drop(&mut self) {
         let (set, to) = (&self.lists.set, self.lengths);
         let ages = set.ages();
@@ -174,15 +174,15 @@ impl Drop for Guard<'_> {
 
 /// Lists of pages that their owner has busy, not yet the pager's.
 #[derive(Debug, Default)]
-pub struct Local {
+pub struct LocalLists {
     cold: List,
     hot: List,
     ahead: List,
 }
 
-impl Local {
+impl LocalLists {
     /// Adds a page, as the youngest of its list.
-    pub fn link(&mut self, space: &Space, Coming { page, rank, ahead }: Coming) {
+    pub fn link(&mut self, space: &Space, NewPage { page, rank, ahead }: NewPage) {
         space.set_rank(page, rank);
         let list = match ahead {
             true => &mut self.ahead,
@@ -212,14 +212,14 @@ pub struct Lists {
 
 impl Lists {
     /// Puts the pages of local lists onto these, as the youngest, and in their order.
-    pub fn splice_front(&mut self, space: &Space, local: &mut Local) {
+    pub fn splice_front(&mut self, space: &Space, local: &mut LocalLists) {
         self.set.map_all(space, &mut local.cold, Rank::NEW);
         self.set.map_all(space, &mut local.hot, Rank::HOT);
         self.ahead.splice_front(space, &mut local.ahead);
     }
 
     /// The same, of pages in regions, as the oldest.
-    pub fn splice_back(&mut self, space: &Space, local: &mut Local) {
+    pub fn splice_back(&mut self, space: &Space, local: &mut LocalLists) {
         self.set.map_all_oldest(space, &mut local.cold, Rank::NEW);
         self.set.map_all_oldest(space, &mut local.hot, Rank::HOT);
     }

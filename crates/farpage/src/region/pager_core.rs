@@ -17,7 +17,7 @@
 use super::ahead::posts::Ahead;
 use super::error::Error;
 use super::gate::Gate;
-use super::lists::Shared;
+use super::lists::PageLists;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
 use super::stat::PagerStat;
@@ -86,7 +86,7 @@ pub struct PagerCore {
     /// Per frame in use: the entry that may hold the same bytes (0: none). Belongs to who has its page busy.
     pub frame_entry: Vec<AtomicU64>,
     /// The lists.
-    pub lists: Shared,
+    pub lists: PageLists,
     /// Readahead from devices.
     pub readahead: Readahead,
     /// First touches in order.

@@ -10,7 +10,7 @@
 //! writable pages pinned, and only a move finds that out.
 
 use super::demand::BATCH_MAX;
-use super::lists::{Coming, Lists, Local};
+use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
@@ -399,9 +399,9 @@ impl PagerCore {
         if pages.is_empty() {
             return;
         }
-        let mut local = Local::default();
+        let mut local = LocalLists::default();
         for &(page, _) in pages {
-            local.link(&self.space, Coming { page, rank: self.space.rank(page), ahead: false });
+            local.link(&self.space, NewPage { page, rank: self.space.rank(page), ahead: false });
         }
         let mut lists = self.lists.lock();
         if youngest {
