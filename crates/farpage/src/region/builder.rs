@@ -11,7 +11,7 @@ use super::lists::PageLists;
 use super::owner::{self, FaultMode, Owner, Threads, own_process};
 use super::pager_core::{PagerCore, RECLAIMERS_MAX, Wakeups};
 use super::readahead::Readahead;
-use super::registry::Slot;
+use super::registry::RegistryEntry;
 use super::space::{Mapping, Space};
 use super::stat::PagerStat;
 use super::{fork, signal};
@@ -234,13 +234,13 @@ impl Builder {
             let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::INVAL);
             signal::install().map_err(|e| Error::Os { what: "cannot catch SIGBUS", errno: errno(e) })?;
         }
-        let slot = match self.mode {
-            FaultMode::Signal => Some(Slot::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),
+        let entry = match self.mode {
+            FaultMode::Signal => Some(RegistryEntry::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),
             FaultMode::Thread => None,
         };
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
-        let owner = Arc::new(Owner::new(core, slot, setting));
+        let owner = Arc::new(Owner::new(core, entry, setting));
         owner.core.belongs_to_table();
         owner.start_threads()?;
         owner.core.look_at_overhead();

@@ -21,7 +21,7 @@
 use super::gate::Inside;
 use super::owner::{FAMILY, FORKS, Owner, own_process};
 use super::pager_core::PagerCore;
-use super::registry::{PAGERS, Slot};
+use super::registry::{PAGERS, RegistryEntry};
 use super::signal::Blocked;
 use super::word::State;
 use crate::PAGE_SIZE;
@@ -186,7 +186,7 @@ extern "C" fn child() {
     let pagers = errand.as_ref().map_or(&[][..], |e| &e.pagers);
     // Threads that were looking are not here, nor are the pagers that are not inherited.
     let stays = |pager: *const PagerCore| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.core), pager));
-    PAGERS.iter().for_each(|slot| slot.after_fork(stays));
+    PAGERS.iter().for_each(|entry| entry.after_fork(stays));
     go_on(errand, |owner, lease, fetched| {
         owner.core.faults.after_fork();
         owner.core.workers.after_fork();
@@ -270,7 +270,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
 fn close_off(owner: &Owner) {
     owner.core.pid.store(0, SeqCst);
     let pager = Arc::as_ptr(&owner.core);
-    PAGERS.iter().for_each(|slot: &Slot| slot.after_fork(|shown| !std::ptr::eq(shown, pager)));
+    PAGERS.iter().for_each(|entry: &RegistryEntry| entry.after_fork(|shown| !std::ptr::eq(shown, pager)));
     for &(first, pages) in lock(&owner.core.places).iter() {
         if let Err(errno) = owner.core.space.forbid(first, pages as usize) {
             crate::sys::message::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));

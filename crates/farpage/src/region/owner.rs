@@ -5,7 +5,7 @@
 
 use super::error::Error;
 use super::pager_core::PagerCore;
-use super::registry::Slot;
+use super::registry::RegistryEntry;
 use super::signal::{self, Blocked};
 use super::{ahead, reclaim, thread_mode};
 use crate::mem::lock::lock;
@@ -65,7 +65,7 @@ impl PagerCore {
 pub struct Owner {
     /// Dropped by the keeper of its table.
     pub(super) core: ManuallyDrop<Arc<PagerCore>>,
-    slot: Option<&'static Slot>,
+    entry: Option<&'static RegistryEntry>,
     setting: Threads,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -79,8 +79,8 @@ pub(super) struct Threads {
 
 impl Owner {
     /// Without threads yet.
-    pub(super) fn new(core: Arc<PagerCore>, slot: Option<&'static Slot>, setting: Threads) -> Owner {
-        Owner { core: ManuallyDrop::new(core), slot, setting, threads: Mutex::default() }
+    pub(super) fn new(core: Arc<PagerCore>, entry: Option<&'static RegistryEntry>, setting: Threads) -> Owner {
+        Owner { core: ManuallyDrop::new(core), entry, setting, threads: Mutex::default() }
     }
 
     /// Starts the pager's threads, in a descriptor table of their own.
@@ -162,8 +162,8 @@ impl Drop for Owner {
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             let _ = thread.join();
         }
-        if let Some(slot) = self.slot {
-            slot.release();
+        if let Some(entry) = self.entry {
+            entry.release();
         }
         // SAFETY: nobody uses it after this; self is being dropped.
         let core = unsafe { ManuallyDrop::take(&mut self.core) };

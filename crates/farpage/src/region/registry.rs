@@ -11,21 +11,21 @@ pub const PAGERS_MAX: usize = 64;
 
 /// A place for a pager that the handler can see.
 #[derive(Debug)]
-pub struct Slot {
+pub struct RegistryEntry {
     pager: AtomicPtr<PagerCore>,
     users: AtomicUsize,
 }
 
 /// The living pagers.
-pub static PAGERS: [Slot; PAGERS_MAX] =
-    [const { Slot { pager: AtomicPtr::new(std::ptr::null_mut()), users: AtomicUsize::new(0) } }; PAGERS_MAX];
+pub static PAGERS: [RegistryEntry; PAGERS_MAX] =
+    [const { RegistryEntry { pager: AtomicPtr::new(std::ptr::null_mut()), users: AtomicUsize::new(0) } }; PAGERS_MAX];
 
-impl Slot {
+impl RegistryEntry {
     /// Shows a pager to the handler; `None`: all places are taken.
-    pub fn take(pager: *const PagerCore) -> Option<&'static Slot> {
-        let free = |slot: &&Slot| {
+    pub fn take(pager: *const PagerCore) -> Option<&'static RegistryEntry> {
+        let free = |entry: &&RegistryEntry| {
             let (new, order) = (pager.cast_mut(), Ordering::AcqRel);
-            slot.pager.compare_exchange(std::ptr::null_mut(), new, order, Ordering::Relaxed).is_ok()
+            entry.pager.compare_exchange(std::ptr::null_mut(), new, order, Ordering::Relaxed).is_ok()
         };
         PAGERS.iter().find(free)
     }

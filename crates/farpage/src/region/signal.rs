@@ -85,7 +85,7 @@ pub unsafe fn handle(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let saved = *errno;
     let (write, protected) = (error_code & WRITE != 0, Some(error_code & PROTECTION != 0));
     let served =
-        PAGERS.iter().any(|slot| slot.with(|pager| pager.on_fault(addr, write, protected)) == Some(Served::Done));
+        PAGERS.iter().any(|entry| entry.with(|pager| pager.on_fault(addr, write, protected)) == Some(Served::Done));
     *errno = saved;
     served
 }

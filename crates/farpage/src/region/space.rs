@@ -3,8 +3,7 @@
 //! A pager reserves one range of addresses for all its regions, so that a fault's address is an index: no search, no
 //! lock. Words and links of the whole range are reserved too and cost memory where a region was only.
 //!
-//! [`PAGERS`] is what the signal handler reads: a fixed table of the living pagers. A handler counts itself in before
-//! it looks at a slot, and a pager is freed only when its slot is empty and nobody is counted in.
+//! Callers: everything in `region`. No lock: a page's word is its lock, its links belong to the lists' lock.
 
 use super::word::Word;
 use crate::PAGE_SIZE;
