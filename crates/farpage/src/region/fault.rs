@@ -5,10 +5,10 @@
 //! frames without waiting. Which others: `readahead`; here zero pages and the swap cache, in `swap_in` what is on a
 //! device.
 
-use super::demand;
 use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
 use super::trend::Trend;
+use super::watermarks;
 use super::word::{Access, Hint, Seen, State};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -280,7 +280,7 @@ impl PagerCore {
         let mut stalled = false;
         loop {
             let room = self.room();
-            if room - (n as i64) < demand::low(self.free_target()) {
+            if room - (n as i64) < watermarks::low(self.free_target()) {
                 self.wake_reclaim(false);
             }
             let room = room.clamp(0, n as i64) as usize;

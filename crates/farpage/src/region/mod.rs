@@ -36,13 +36,13 @@
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `trend` | whether what comes in is written |
-//! | `supply` | frames and room for pages that come in |
+//! | `alloc` | frames and room for pages that come in |
 //! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 
 mod ahead;
+mod alloc;
 mod builder;
-mod demand;
 pub(crate) mod error;
 mod fault;
 mod fork;
@@ -58,12 +58,12 @@ mod registry;
 pub mod signal;
 mod space;
 mod stat;
-mod supply;
 mod swap_in;
 mod take_out;
 mod thread_mode;
 mod trend;
 mod view;
+mod watermarks;
 mod word;
 
 #[cfg(test)]

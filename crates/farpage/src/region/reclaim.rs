@@ -6,14 +6,14 @@
 //! ```
 //! (`take_out`; which pages: `lists`.) Pages that were read ahead wait in the swap cache in either mode.
 //!
-//! The first thread keeps room and free frames in store; the others help while threads wait (`demand`). None of them
-//! waits for a busy page. Storing may allocate, which is why faulting threads never do it.
+//! The first thread keeps room and free frames in store; the others help while threads wait (`watermarks`). None of
+//! them waits for a busy page. Storing may allocate, which is why faulting threads never do it.
 
-use super::demand::{Demand, Supply};
 use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
 use super::take_out::add_page;
+use super::watermarks::{Demand, Level};
 use super::word::{Seen, State};
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
@@ -119,7 +119,7 @@ impl PagerCore {
     /// What the room in the budget asks for.
     fn demand(&self, running: bool) -> Demand {
         let waiting = self.wakeups.waiting.load(SeqCst);
-        Supply { room: self.room(), high: self.free_target(), waiting }.demand(running)
+        Level { room: self.room(), high: self.free_target(), waiting }.demand(running)
     }
 
     /// Hardly any frame is left to load into: the others wait in the swap cache.

@@ -4,10 +4,10 @@
 //! in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that cannot be read
 //! stays where it is: if it is ever needed, its own fault will say so.
 
+use super::alloc::FrameGrant;
 use super::fault::{CHUNK, Claimed};
 use super::pager_core::{PagerCore, count};
 use super::readahead::{Plan, SLOT_WINDOW};
-use super::supply::Supply;
 use super::trend::Trend;
 use super::word::{Access, BY_SLOT, Seen, State};
 use crate::mem::units::FrameNo;
@@ -202,7 +202,9 @@ impl PagerCore {
         // Without a gap: a second request would have to wait for the first.
         let _ = (entry.slot() + 1..slots.end).all(&mut claim);
         let _ = (slots.start..entry.slot()).rev().all(&mut claim);
-        let Some(Supply { first, len: got, copies }) = self.supply(n, true) else { fatal("a fault found no frame") };
+        let Some(FrameGrant { first, len: got, copies }) = self.alloc_frames(n, true) else {
+            fatal("a fault found no frame")
+        };
         let mut entries = [entry; SLOT_WINDOW];
         for (to, (_, _, e)) in entries.iter_mut().zip(taken.iter().flatten()) {
             *to = *e;
@@ -312,8 +314,8 @@ impl PagerCore {
         protect: bool,
     ) -> Result<usize, Nothing> {
         let n = claimed.len;
-        let supply = if n > 0 { self.supply(n, must) } else { None };
-        let Some(Supply { first, len: got, copies }) = supply else {
+        let grant = if n > 0 { self.alloc_frames(n, must) } else { None };
+        let Some(FrameGrant { first, len: got, copies }) = grant else {
             self.settle_ahead(claimed, 0, Access::Writable, |_| (State::None, 0));
             return Err(Nothing::NoFrame);
         };

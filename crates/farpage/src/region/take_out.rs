@@ -2,16 +2,16 @@
 //!
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
-//! Pages that are writable are write-protected all at once, region by region ([`PagerCore::protect_all`]), which happens
-//! about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not written
-//! needs neither that nor a look at its content.
+//! Pages that are writable are write-protected all at once, region by region ([`PagerCore::protect_all`]), which
+//! happens about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not
+//! written needs neither that nor a look at its content.
 //!
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
 
-use super::demand::BATCH_MAX;
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
+use super::watermarks::BATCH_MAX;
 use super::word::{Seen, State};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;

@@ -19,7 +19,7 @@ pub const BATCH_MAX: usize = 256;
 
 /// What there is.
 #[derive(Debug, Clone, Copy)]
-pub struct Supply {
+pub struct Level {
     /// Room in the budget, pages; negative above it.
     pub room: i64,
     /// The high watermark, pages of room.
@@ -44,7 +44,7 @@ pub fn low(high: usize) -> i64 {
     high as i64 / 2
 }
 
-impl Supply {
+impl Level {
     /// The demand; `running`: reclaim is under way.
     pub fn demand(self, running: bool) -> Demand {
         let high = self.high as i64;
@@ -63,20 +63,20 @@ mod tests {
 
     #[test]
     fn reclaim_begins_low_and_ends_high() {
-        let first = |room, running| Supply { room, high: 512, waiting: 0 }.demand(running).first;
+        let first = |room, running| Level { room, high: 512, waiting: 0 }.demand(running).first;
         assert_eq!([first(255, false), first(256, false), first(-9, false)], [true, false, true]);
         assert_eq!([first(256, true), first(511, true), first(512, true)], [true, true, false]);
     }
 
     #[test]
     fn batches_are_as_large_as_what_is_missing() {
-        let batch = |room| Supply { room, high: 512, waiting: 0 }.demand(true).batch;
+        let batch = |room| Level { room, high: 512, waiting: 0 }.demand(true).batch;
         assert_eq!([batch(512), batch(400), batch(300), batch(100), batch(-10_000)], [64, 112, 212, 256, 256]);
     }
 
     #[test]
     fn each_thread_that_waits_brings_a_helper() {
-        let helpers = |waiting| Supply { room: 0, high: 512, waiting }.demand(true).helpers;
+        let helpers = |waiting| Level { room: 0, high: 512, waiting }.demand(true).helpers;
         assert_eq!([helpers(0), helpers(1), helpers(3)], [0, 1, 3]);
     }
 }

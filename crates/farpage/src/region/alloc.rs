@@ -10,9 +10,9 @@
 //!
 //! Called by whoever has the page busy: faults, readahead. Takes the frames' lock and no other.
 
-use super::demand;
 use super::fault::RUN;
 use super::pager_core::{PagerCore, count};
+use super::watermarks;
 use super::word::{Access, State};
 use crate::PAGE_SIZE;
 use crate::mem::units::FrameNo;
@@ -29,7 +29,7 @@ const STALL_NS: u64 = 20_000_000;
 
 /// Neighbouring frames, each with a page, that belong to the caller.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Supply {
+pub(super) struct FrameGrant {
     /// The first.
     pub first: FrameNo,
     /// How many.
@@ -40,16 +40,16 @@ pub(super) struct Supply {
 
 impl PagerCore {
     /// Up to `want` frames to load pages into; `must`: waits until there is at least one.
-    pub(super) fn supply(&self, want: usize, must: bool) -> Option<Supply> {
+    pub(super) fn alloc_frames(&self, want: usize, must: bool) -> Option<FrameGrant> {
         let mut stalled = false;
         loop {
             if (self.sweeps || want < RUN)
                 && let Some((first, len)) = self.frames_to_copy(want)
             {
-                return Some(Supply { first, len, copies: true });
+                return Some(FrameGrant { first, len, copies: true });
             }
             if let Some((first, len)) = self.frames_to_move(want, must) {
-                return Some(Supply { first, len, copies: false });
+                return Some(FrameGrant { first, len, copies: false });
             }
             if !must {
                 return None;
@@ -61,7 +61,7 @@ impl PagerCore {
     /// Frames, and as much room in the budget, which is taken.
     fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
         let room = self.room();
-        if room - (want as i64) < demand::low(self.free_target()) {
+        if room - (want as i64) < watermarks::low(self.free_target()) {
             self.wake_reclaim(false);
         }
         let n = room.clamp(0, want as i64) as usize;
@@ -150,7 +150,7 @@ impl PagerCore {
         }
     }
 
-    /// Brings `n` pages from the caller's frames to `page` and up, as the supply says; the frames are the caller's no
+    /// Brings `n` pages from the caller's frames to `page` and up, as the grant says; the frames are the caller's no
     /// longer. All of them, unless the mapping is broken. `protect`: write-protected, if that can be had.
     pub(super) fn bring_in(&self, page: u32, first: FrameNo, n: usize, copies: bool, protect: bool) -> Access {
         if copies {
