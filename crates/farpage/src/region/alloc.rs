@@ -43,7 +43,7 @@ impl PagerCore {
     pub(super) fn alloc_frames(&self, want: usize, must: bool) -> Option<FrameGrant> {
         let mut stalled = false;
         loop {
-            if (self.sweeps || want < RUN)
+            if (self.wp_sweeps || want < RUN)
                 && let Some((first, len)) = self.frames_to_copy(want)
             {
                 return Some(FrameGrant { first, len, copies: true });

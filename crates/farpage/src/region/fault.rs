@@ -75,7 +75,7 @@ impl PagerCore {
                 if self.is_reclaimer() {
                     // This thread has the page busy and reads it, but the program has discarded it behind our back
                     // (`madvise`): zeros, then, which nobody can write before the page is not busy any more.
-                    count(&self.surprises, 1);
+                    count(&self.discarded_under_us, 1);
                     // SAFETY: an absent page of a region, busy; the zeros are long enough.
                     let _ = unsafe { self.uffd.copy_pages_protected(self.space.addr(page), zero_pages(), PAGE_SIZE) };
                     return Served::Done;
@@ -311,7 +311,7 @@ impl PagerCore {
     /// A page of the swap cache is wanted back, perhaps to `write` it.
     fn refault(&self, page: u32, seen: Seen, f: FrameNo, write: bool) {
         let entry = self.take_frame_entry(f);
-        let copies = self.sweeps && self.room() > 0;
+        let copies = self.wp_sweeps && self.room() > 0;
         self.held.fetch_add(i64::from(copies), Relaxed);
         // Read ahead and not touched yet: it is what its entry says.
         let protect = seen.credit() > 0 && !write && self.stays_unwritten(page);

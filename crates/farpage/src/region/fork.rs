@@ -217,7 +217,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     e.stat.renew().map_err(|error| format!("cannot map a statistics page: {error}"))?;
     e.readahead.forget_counts();
     // Counted from zero again; and nothing is write-protected any more.
-    e.gone_at_sweep.store(u64::MAX, SeqCst);
+    e.gone_at_wp_sweep.store(u64::MAX, SeqCst);
     e.full_warned.store(false, SeqCst);
     let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
     let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;

@@ -67,10 +67,10 @@ pub struct NewPage {
 }
 
 impl PageLists {
-    /// Empty lists. `sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
+    /// Empty lists. `wp_sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
     /// linked; spliced unless for a measurement.
-    pub fn new(sweeps: bool, linking: Linking) -> PageLists {
-        let set = if sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
+    pub fn new(wp_sweeps: bool, linking: Linking) -> PageLists {
+        let set = if wp_sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
         let lists = Mutex::new(Lists { set, ahead: List::new(), locked: 0, waited: 0 });
         PageLists { lists, linking, lengths: Lengths::default() }
     }

@@ -37,13 +37,14 @@
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `trend` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
-//! | `reclaim`, `take_out` | what goes when; taking pages out and storing them |
+//! | `reclaim`, `evict` | what goes when; taking pages out and storing them |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 
 mod ahead;
 mod alloc;
 mod builder;
 pub(crate) mod error;
+mod evict;
 mod fault;
 mod fork;
 mod gate;
@@ -59,7 +60,6 @@ pub mod signal;
 mod space;
 mod stat;
 mod swap_in;
-mod take_out;
 mod thread_mode;
 mod trend;
 mod view;

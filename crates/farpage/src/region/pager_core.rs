@@ -109,13 +109,13 @@ pub struct PagerCore {
     /// so and it is not true yet.
     pub protecting: RwLock<()>,
     /// Pages that had gone when all were write-protected last.
-    pub gone_at_sweep: AtomicU64,
+    pub gone_at_wp_sweep: AtomicU64,
     /// Pages looked at in vain since one went.
-    pub passed: AtomicU64,
+    pub scanned_in_vain: AtomicU64,
     /// Pages of regions that reclaim found discarded by the program while it read them.
-    pub surprises: AtomicU64,
+    pub discarded_under_us: AtomicU64,
     /// Writable pages may be write-protected all at once: signal mode.
-    pub sweeps: bool,
+    pub wp_sweeps: bool,
     /// This process, for `process_madvise`.
     pub pidfd: Fd,
     /// The descriptor table that all descriptors here are ones of.
@@ -125,7 +125,7 @@ pub struct PagerCore {
     /// Counters, and what else is seen from outside.
     pub stat: PagerStat,
     /// Times that all pages were write-protected.
-    pub sweeps_done: AtomicU64,
+    pub wp_sweeps_done: AtomicU64,
     /// Wake-ups.
     pub wakeups: Wakeups,
     /// Pages in use by regions: (first, pages), sorted.

@@ -4,15 +4,15 @@
 //!   signal mode: pages that are next --store in place--> device, all discarded in one system call
 //!   thread mode: pages that are next --move runs--> swap cache --store--> device, frame free or given back
 //! ```
-//! (`take_out`; which pages: `lists`.) Pages that were read ahead wait in the swap cache in either mode.
+//! (`evict`; which pages: `lists`.) Pages that were read ahead wait in the swap cache in either mode.
 //!
 //! The first thread keeps room and free frames in store; the others help while threads wait (`watermarks`). None of
 //! them waits for a busy page. Storing may allocate, which is why faulting threads never do it.
 
+use super::evict::add_page;
 use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
-use super::take_out::add_page;
 use super::watermarks::{Demand, Level};
 use super::word::{Seen, State};
 use crate::mem::lock::lock;
@@ -144,10 +144,10 @@ impl PagerCore {
         let batch = self.demand(true).batch;
         let mut moved = 0;
         let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
-        if self.sweeps {
+        if self.wp_sweeps {
             let few = self.room() < self.free_target() as i64;
             if few {
-                moved = self.take_out(batch, 0);
+                moved = self.evict(batch, 0);
             }
             if short || self.lists.ahead() as usize > self.ahead_target() || few && moved == 0 {
                 self.store_up_to(STORE_BATCH, false, &mut frames);
@@ -161,7 +161,7 @@ impl PagerCore {
             // A small part of the cached pages at a time, so that each has been there for about as long.
             let batch = batch.min((target / STAGE_BATCHES).max(BATCH_LEAST));
             if !short && cached < target + batch {
-                moved = self.take_out(batch, target + batch);
+                moved = self.evict(batch, target + batch);
             }
             // Below the target the pages in the cache get their second chance, unless nothing else can be had.
             if cached + moved > target || moved == 0 || self.wakeups.waiting.load(Relaxed) > 0 {

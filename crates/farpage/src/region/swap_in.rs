@@ -412,7 +412,7 @@ impl PagerCore {
 
     /// Whether a page that comes in to be read shall come in write-protected.
     pub(super) fn stays_unwritten(&self, page: u32) -> bool {
-        self.sweeps && self.readahead.trend(page, Trend::stays_unwritten).unwrap_or(false)
+        self.wp_sweeps && self.readahead.trend(page, Trend::stays_unwritten).unwrap_or(false)
     }
 
     /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.

@@ -51,7 +51,7 @@ fn system_calls_write_to_pinned_pages() {
         let (start, len) = (page * PAGE_SIZE, 16 * PAGE_SIZE);
         // Present, and perhaps write-protected, or not present.
         let pin = region.pin(start..start + len).unwrap();
-        let sweeps = || pager.owner.core.sweeps_done.load(Ordering::Relaxed);
+        let sweeps = || pager.owner.core.wp_sweeps_done.load(Ordering::Relaxed);
         let before = sweeps();
         // In no order, so that single pages go out.
         let order = (0..4096).map(|i| i * 1009 % 4096);

@@ -13,14 +13,14 @@ fn pages_in_use_do_not_make_sweeps() {
     let (core, s) = (&pager.owner.core, &pager.owner.core.stat);
     let count = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
     let taken_out = || count(&s.pswpout) + count(&s.swpout_clean);
-    let (sweeps, out) = (count(&core.sweeps_done), taken_out());
+    let (sweeps, out) = (count(&core.wp_sweeps_done), taken_out());
     let mut random = 7;
     for _ in 0..8 * pages {
         random = mix(random);
         let at = random as usize % pages * PAGE_SIZE + 8;
         region[at] = region[at].wrapping_add(1);
     }
-    let (sweeps, out) = (count(&core.sweeps_done) - sweeps, taken_out() - out);
+    let (sweeps, out) = (count(&core.wp_sweeps_done) - sweeps, taken_out() - out);
     // One for each time that all of probation has gone, a quarter of the pages present, or seldomer.
     assert!(sweeps > 0 && sweeps * 400 < out, "{sweeps} sweeps for {out} pages taken out");
 }

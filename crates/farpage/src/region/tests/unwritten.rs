@@ -36,13 +36,13 @@ fn unwritten_pages_leave_without_a_sweep() {
     let pager = pager(8 << 20);
     let region = read_over_and_over(&pager);
     let core = &pager.owner.core;
-    let (sweeps, before) = (core.sweeps_done.load(Ordering::Relaxed), pager.stats().unwrap());
+    let (sweeps, before) = (core.wp_sweeps_done.load(Ordering::Relaxed), pager.stats().unwrap());
     (0..3).for_each(|_| read(&region, 0));
     let after = pager.stats().unwrap();
     let left = (after.swpout_clean - before.swpout_clean) as usize;
     assert!(left > 3 * pages(&region) / 2, "{after:?}");
     // Without, one for each time that probation has gone by: some thirty.
-    let sweeps = core.sweeps_done.load(Ordering::Relaxed) - sweeps;
+    let sweeps = core.wp_sweeps_done.load(Ordering::Relaxed) - sweeps;
     assert!(sweeps <= 5, "{sweeps} sweeps for {left} pages");
     assert_eq!((after.wp_fault, after.pswpout), (before.wp_fault, before.pswpout));
 }

@@ -34,11 +34,11 @@ const FRESH: u64 = 64;
 impl PagerCore {
     /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache;
     /// how many.
-    pub(super) fn take_out(&self, batch: usize, target: usize) -> usize {
+    pub(super) fn evict(&self, batch: usize, target: usize) -> usize {
         let mut picked = [None; BATCH_MAX];
         let picked = &mut picked[..batch.min(BATCH_MAX)];
-        if self.sweeps {
-            return self.take_out_in_place(picked);
+        if self.wp_sweeps {
+            return self.evict_in_place(picked);
         }
         let (n, _) = self.pick(picked, Some(target));
         let picked = &mut picked[..n];
@@ -60,10 +60,10 @@ impl PagerCore {
         moved
     }
 
-    fn take_out_in_place(&self, picked: &mut [Option<(u32, Seen)>]) -> usize {
+    fn evict_in_place(&self, picked: &mut [Option<(u32, Seen)>]) -> usize {
         // Nobody may declare pages unwritable between the look at their words and the end of their content.
         let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
-        let sweeps = self.sweeps_done.load(Relaxed);
+        let sweeps = self.wp_sweeps_done.load(Relaxed);
         let (n, looked) = self.pick(picked, None);
         let mut stable: Vec<(u32, Seen)> = Vec::with_capacity(n);
         let mut writable: Vec<(u32, Seen)> = Vec::with_capacity(n);
@@ -80,10 +80,10 @@ impl PagerCore {
         };
         let s = &self.stat;
         let departed = || s.pswpout.load(Relaxed) + s.swpout_clean.load(Relaxed) + s.swpout_zero.load(Relaxed);
-        let at_sweep = self.gone_at_sweep.load(Relaxed);
+        let at_sweep = self.gone_at_wp_sweep.load(Relaxed);
         let fresh = at_sweep == u64::MAX || departed() >= at_sweep + FRESH;
-        let all_passed = self.passed.load(Relaxed) >= u64::from(self.lists.present());
-        let sweep = new > old && (fresh || all_passed);
+        let all_in_vain = self.scanned_in_vain.load(Relaxed) >= u64::from(self.lists.present());
+        let sweep = new > old && (fresh || all_in_vain);
         self.put_back(&writable, !sweep);
         if sweep {
             let is_hot = |(page, _): &mut (u32, Seen)| self.space.rank(*page).is_hot();
@@ -95,17 +95,17 @@ impl PagerCore {
         drop(reading);
         if sweep {
             self.protect_all(sweeps);
-            self.gone_at_sweep.store(departed(), Relaxed);
+            self.gone_at_wp_sweep.store(departed(), Relaxed);
         }
-        if gone > 0 || sweep || all_passed {
-            self.passed.store(0, Relaxed);
+        if gone > 0 || sweep || all_in_vain {
+            self.scanned_in_vain.store(0, Relaxed);
             return gone + if sweep { writable.len() } else { 0 }; // the next batch gets those
         }
         if !stable.is_empty() {
             return 0; // no device takes them
         }
         // Pages in use, or pinned, at the end of the list: there may be others before them.
-        self.passed.fetch_add(looked as u64, Relaxed);
+        self.scanned_in_vain.fetch_add(looked as u64, Relaxed);
         looked
     }
 
@@ -161,10 +161,10 @@ impl PagerCore {
     /// them had been.
     fn protect_all(&self, sweeps: u64) {
         let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
-        if self.sweeps_done.load(Relaxed) != sweeps {
+        if self.wp_sweeps_done.load(Relaxed) != sweeps {
             return;
         }
-        count(&self.sweeps_done, 1);
+        count(&self.wp_sweeps_done, 1);
         let places = lock(&self.places).clone();
         for place in places {
             let (first, pages) = place;
@@ -223,7 +223,7 @@ impl PagerCore {
         let mut gone: Vec<(u32, Seen, State)> = Vec::with_capacity(pages.len());
         let mut to_store: Vec<(u32, Seen)> = Vec::with_capacity(pages.len());
         let mut contents: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
-        let surprises = self.surprises.load(Relaxed);
+        let discarded = self.discarded_under_us.load(Relaxed);
         for &(page, seen) in pages {
             // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
             // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
@@ -255,12 +255,12 @@ impl PagerCore {
         }
         // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and
         // zeros stored.
-        let torn = self.surprises.load(Relaxed) != surprises;
+        let discarded_meanwhile = self.discarded_under_us.load(Relaxed) != discarded;
         for (&(page, seen), entry) in to_store.iter().zip(entries) {
-            if torn {
+            if discarded_meanwhile {
                 self.free_entry(entry);
             }
-            let Some(entry) = entry.filter(|_| !torn) else {
+            let Some(entry) = entry.filter(|_| !discarded_meanwhile) else {
                 self.put_back(&[(page, seen.writable())], true);
                 continue;
             };
@@ -340,10 +340,10 @@ impl PagerCore {
     /// Whether a page that this thread has busy is in its region; if the program has discarded it behind our back,
     /// zeros are now.
     fn is_present(&self, page: u32) -> bool {
-        let before = self.surprises.load(Relaxed);
+        let before = self.discarded_under_us.load(Relaxed);
         // SAFETY: as for the content, of which nothing is used.
         unsafe { std::ptr::read_volatile(self.space.addr(page) as *const u8) };
-        self.surprises.load(Relaxed) == before
+        self.discarded_under_us.load(Relaxed) == before
     }
 
     /// Moves some of a run of neighbours, which the caller has busy, and settles those that it has dealt with: how many
