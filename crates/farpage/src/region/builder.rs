@@ -202,7 +202,7 @@ impl Builder {
             key,
             ahead: Ahead::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
-            copies_hand: AtomicU64::new(0),
+            slot_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),
             protecting: RwLock::new(()),
             gone_at_wp_sweep: AtomicU64::new(u64::MAX),

@@ -101,8 +101,8 @@ pub struct PagerCore {
     pub ahead: Ahead,
     /// Entries to be freed; never longer than it was made.
     pub to_free: Mutex<Vec<Entry>>,
-    /// Where `drop_copies` goes on: pages of all regions, counted through.
-    pub copies_hand: AtomicU64,
+    /// Where `reclaim_slots` goes on: pages of all regions, counted through.
+    pub slot_hand: AtomicU64,
     /// Whether keeping clean copies pays.
     pub clean: CleanBalance,
     /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say

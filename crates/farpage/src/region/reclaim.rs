@@ -37,15 +37,15 @@ const STAGE_MIN: usize = 64;
 /// Surplus frames given back in one go.
 const SURPLUS: usize = 256;
 /// Copies of present pages dropped in one go.
-const COPIES: usize = 64;
+const RECLAIM_SLOTS: usize = 64;
 /// Words looked at for that, at most.
-const COPIES_LOOK: usize = 1 << 16;
+const RECLAIM_SLOTS_LOOK: usize = 1 << 16;
 /// Pages moved from the pool to a file in one go.
 const WRITEBACK: usize = 32;
 
 /// A page that this thread has busy, its frame, and what is to be noted of it once it has left.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+struct CachedPage {
     page: u32,
     seen: Seen,
     f: FrameNo,
@@ -79,7 +79,7 @@ pub fn main(e: &PagerCore, index: usize) {
         if first {
             e.swap.tend(!wanted);
             if !wanted {
-                e.swap.compact(COMPACT);
+                e.swap.compact(COMPACT_PAGES);
             }
             if let Some(warning) = e.swap.take_warning() {
                 message(&warning);
@@ -106,7 +106,7 @@ pub fn main(e: &PagerCore, index: usize) {
 }
 
 /// Compressed pages looked at in one turn with nothing else to do, for holes between them: about a millisecond.
-const COMPACT: usize = 4096;
+const COMPACT_PAGES: usize = 4096;
 
 impl PagerCore {
     /// Frames must be freed, or pages given back to the kernel.
@@ -175,7 +175,7 @@ impl PagerCore {
         }
         if self.swap.pool_over_share() {
             // Copies of pages that are present go first; what is only in the pool would have to be read back.
-            freed += match self.drop_copies(COPIES) {
+            freed += match self.reclaim_slots(RECLAIM_SLOTS) {
                 0 => self.swap.writeback(WRITEBACK),
                 n => n,
             };
@@ -202,7 +202,7 @@ impl PagerCore {
     /// are the caller's.
     fn store_some(&self, most: usize, in_turn: bool, free: &mut Vec<FrameNo>) -> usize {
         let before = free.len();
-        let mut taken: Vec<Taken> = Vec::with_capacity(most);
+        let mut taken: Vec<CachedPage> = Vec::with_capacity(most);
         {
             let mut lists = self.lists.lock();
             let Lists { set, ahead, .. } = &mut *lists;
@@ -234,7 +234,7 @@ impl PagerCore {
                 if let Some(seen) = locked.get()
                     && let State::Cached(f) = seen.state()
                 {
-                    taken.push(Taken { page, seen, f, shadow });
+                    taken.push(CachedPage { page, seen, f, shadow });
                 }
             }
         }
@@ -333,12 +333,12 @@ impl PagerCore {
 
     /// Frees the slots of up to `want` pages that are present: they will have to be stored anew. How many; 0: there are
     /// hardly any.
-    fn drop_copies(&self, want: usize) -> usize {
+    fn reclaim_slots(&self, want: usize) -> usize {
         let mut copies: Vec<Entry> = Vec::with_capacity(want);
         let places = lock(&self.places).clone();
         let pages: u64 = places.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let start = self.copies_hand.load(Relaxed) % pages.max(1);
-        let mut left = pages.min(COPIES_LOOK as u64);
+        let start = self.slot_hand.load(Relaxed) % pages.max(1);
+        let mut left = pages.min(RECLAIM_SLOTS_LOOK as u64);
         let mut skip = start;
         for &(first, n) in places.iter().chain(&places) {
             let from = skip.min(u64::from(n)) as u32;
@@ -348,7 +348,7 @@ impl PagerCore {
                     break;
                 }
                 left -= 1;
-                self.copies_hand.fetch_add(1, Relaxed);
+                self.slot_hand.fetch_add(1, Relaxed);
                 let word = self.space.word(page);
                 if !matches!(word.look().state(), State::Mapped(Some(_))) {
                     continue;
@@ -367,7 +367,7 @@ impl PagerCore {
     }
 
     /// A page's content is safe elsewhere; its frame, of no worth now, is the caller's.
-    fn stored(&self, Taken { page, seen, f, shadow }: Taken, to: State) -> FrameNo {
+    fn stored(&self, CachedPage { page, seen, f, shadow }: CachedPage, to: State) -> FrameNo {
         self.space.set_shadow(page, shadow);
         if let State::Swapped(_) = to {
             self.swapped.fetch_add(1, Relaxed);
