@@ -3,8 +3,8 @@
 //! Signal mode: pages are stored where they are and then discarded, a batch with one system call and one interrupt of
 //! the other CPUs. Their content is stable meanwhile, because they are write-protected and busy, so that a write waits.
 //! Pages that are writable are write-protected all at once, region by region ([`PagerCore::protect_all`]), which
-//! happens about once in the time in which all of probation goes by. What came in write-protected (`trend`) and was not
-//! written needs neither that nor a look at its content.
+//! happens about once in the time in which all of probation goes by. What came in write-protected
+//! (`write_protect_policy`) and was not written needs neither that nor a look at its content.
 //!
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
@@ -333,7 +333,7 @@ impl PagerCore {
     /// A page that had come in leaves: was it unchanged?
     fn unchanged(&self, page: u32, so: bool) {
         self.clean.note(so);
-        self.readahead.trend(page, |trend| trend.left(so));
+        self.readahead.write_protect(page, |policy| policy.left(so));
         count(&self.stat.swpout_clean, usize::from(so));
     }
 

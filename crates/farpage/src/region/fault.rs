@@ -7,9 +7,9 @@
 
 use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
-use super::trend::Trend;
 use super::watermarks;
 use super::word::{Access, Hint, Seen, State};
+use super::write_protect_policy::WriteProtectPolicy;
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
@@ -127,7 +127,7 @@ impl PagerCore {
             // EAGAIN would show as the same fault once more.
             let _ = self.uffd.write_protect(addr, PAGE_SIZE, false);
             if seen.is_unwritten() {
-                self.readahead.trend(page, Trend::written);
+                self.readahead.write_protect(page, WriteProtectPolicy::written);
             }
             seen = seen.writable();
         }

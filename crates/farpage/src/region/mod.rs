@@ -35,7 +35,7 @@
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
-//! | `trend` | whether what comes in is written |
+//! | `write_protect_policy` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
 //! | `reclaim`, `evict` | what goes when; taking pages out and storing them |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
@@ -61,10 +61,10 @@ mod space;
 mod stat;
 mod swap_in;
 mod thread_mode;
-mod trend;
 mod view;
 mod watermarks;
 mod word;
+mod write_protect_policy;
 
 #[cfg(test)]
 mod tests;

@@ -14,8 +14,8 @@
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
 use super::space::Mapping;
-use super::trend::Trend;
 use super::word::{Hint, Seen};
+use super::write_protect_policy::WriteProtectPolicy;
 use crate::mem::lock::lock;
 use crate::mem::open::{STEP, Scattered};
 use crate::stat::Stat;
@@ -81,7 +81,7 @@ struct Map {
     hit: AtomicU64,
     window: AtomicU32,
     /// Whether what comes in is written.
-    trend: Trend,
+    write_protect: WriteProtectPolicy,
     /// Its pages come from a device that is waited for: the background costs no CPU time then.
     queued: AtomicBool,
 }
@@ -99,7 +99,7 @@ impl Map {
             ra: AtomicU64::new(0),
             hit: AtomicU64::new(0),
             window: AtomicU32::new(0),
-            trend: Trend::default(),
+            write_protect: WriteProtectPolicy::default(),
             queued: AtomicBool::new(false),
         }
     }
@@ -247,8 +247,8 @@ impl Readahead {
     }
 
     /// `f` with what is known of writes to the region around `page`.
-    pub fn trend<R>(&self, page: u32, f: impl FnOnce(&Trend) -> R) -> Option<R> {
-        self.with(page, |m| f(&m.trend))
+    pub fn write_protect<R>(&self, page: u32, f: impl FnOnce(&WriteProtectPolicy) -> R) -> Option<R> {
+        self.with(page, |m| f(&m.write_protect))
     }
 
     /// Whether every page read ahead around `page` is left unmapped.

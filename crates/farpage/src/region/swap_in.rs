@@ -8,8 +8,8 @@ use super::alloc::FrameGrant;
 use super::fault::{CHUNK, Claimed};
 use super::pager_core::{PagerCore, count};
 use super::readahead::{Plan, SLOT_WINDOW};
-use super::trend::Trend;
 use super::word::{Access, BY_SLOT, Seen, State};
+use super::write_protect_policy::WriteProtectPolicy;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::swap::{Entry, LoadError};
@@ -412,7 +412,7 @@ impl PagerCore {
 
     /// Whether a page that comes in to be read shall come in write-protected.
     pub(super) fn stays_unwritten(&self, page: u32) -> bool {
-        self.wp_sweeps && self.readahead.trend(page, Trend::stays_unwritten).unwrap_or(false)
+        self.wp_sweeps && self.readahead.write_protect(page, WriteProtectPolicy::stays_unwritten).unwrap_or(false)
     }
 
     /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.

@@ -136,7 +136,7 @@ fn what_is_written_while_pages_come_in_protected_is_kept() {
                 let first = lock(&core.places).first().map(|place| place.0);
                 first
                     .into_iter()
-                    .for_each(|page| _ = core.readahead.trend(page, |t| (0..999).for_each(|_| t.left(true))));
+                    .for_each(|page| _ = core.readahead.write_protect(page, |t| (0..999).for_each(|_| t.left(true))));
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
         });

@@ -18,9 +18,9 @@ const WRITTEN: i32 = 16;
 
 /// What was seen lately.
 #[derive(Debug, Default)]
-pub struct Trend(AtomicI32);
+pub struct WriteProtectPolicy(AtomicI32);
 
-impl Trend {
+impl WriteProtectPolicy {
     /// A page that had come in leaves.
     pub fn left(&self, unchanged: bool) {
         self.add(if unchanged { 1 } else { -CHANGED });
@@ -48,25 +48,25 @@ mod tests {
 
     #[test]
     fn sure_after_many_and_doubtful_after_a_few() {
-        let trend = Trend::default();
-        (0..SURE - 1).for_each(|_| trend.left(true));
-        assert!(!trend.stays_unwritten());
-        trend.left(true);
-        assert!(trend.stays_unwritten());
-        (0..9999).for_each(|_| trend.left(true));
-        let faults = (0..9999).take_while(|_| (trend.written(), trend.stays_unwritten()).1).count();
+        let policy = WriteProtectPolicy::default();
+        (0..SURE - 1).for_each(|_| policy.left(true));
+        assert!(!policy.stays_unwritten());
+        policy.left(true);
+        assert!(policy.stays_unwritten());
+        (0..9999).for_each(|_| policy.left(true));
+        let faults = (0..9999).take_while(|_| (policy.written(), policy.stays_unwritten()).1).count();
         assert_eq!(faults, (MOST - SURE) as usize / WRITTEN as usize);
-        (0..9999).for_each(|_| trend.left(false));
-        (0..MOST + SURE).for_each(|_| trend.left(true));
-        assert!(trend.stays_unwritten(), "and it forgets");
+        (0..9999).for_each(|_| policy.left(false));
+        (0..MOST + SURE).for_each(|_| policy.left(true));
+        assert!(policy.stays_unwritten(), "and it forgets");
     }
 
     #[test]
     fn one_changed_page_in_nine_is_too_many() {
-        let trend = Trend::default();
-        (0..9999).for_each(|i| trend.left(i % 9 != 0));
-        assert!(!trend.stays_unwritten());
-        (0..9999).for_each(|i| trend.left(i % 20 != 0));
-        assert!(trend.stays_unwritten());
+        let policy = WriteProtectPolicy::default();
+        (0..9999).for_each(|i| policy.left(i % 9 != 0));
+        assert!(!policy.stays_unwritten());
+        (0..9999).for_each(|i| policy.left(i % 20 != 0));
+        assert!(policy.stays_unwritten());
     }
 }
