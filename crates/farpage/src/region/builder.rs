@@ -3,13 +3,13 @@
 //! Caller: the program, any thread. Nobody else has the pager yet; the lock of [`super::owner`]'s family is taken at
 //! the end.
 
-use super::ahead::posts::Ahead;
 use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::gate::Gate;
 use super::handle::Pager;
 use super::lists::PageLists;
 use super::owner::{self, FaultMode, Owner, Threads, own_process};
 use super::pager_core::{PagerCore, RECLAIMERS_MAX, Wakeups};
+use super::prefetch::posts::PrefetchPosts;
 use super::readahead::Readahead;
 use super::registry::RegistryEntry;
 use super::space::{Mapping, Space};
@@ -200,7 +200,7 @@ impl Builder {
             swap,
             pool_memory,
             key,
-            ahead: Ahead::default(),
+            prefetch_posts: PrefetchPosts::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             slot_hand: AtomicU64::new(0),
             clean: CleanBalance::default(),

@@ -322,7 +322,7 @@ impl PagerCore {
         self.space.word(page).unlock(seen.with_access(access), State::Mapped(entry));
         Stat::add_hits(&self.stat.swap_ra_hit, &self.stat.swap_ra, credit.into());
         if let Some(next) = self.readahead.on_hit(page, cached) {
-            self.ahead.post(next);
+            self.prefetch_posts.post(next);
         }
     }
 }

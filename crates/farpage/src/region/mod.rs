@@ -33,14 +33,13 @@
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
 //! | `registry` | the living pagers, for the handler |
 //! | `swap_in` | bringing pages in from devices |
-//! | `readahead`, `ahead` | which pages come in with one that is missing; reading ahead in another thread |
+//! | `readahead`, `prefetch` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `write_protect_policy` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
 //! | `reclaim`, `evict` | what goes when; taking pages out and storing them |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 
-mod ahead;
 mod alloc;
 mod builder;
 pub(crate) mod error;
@@ -52,6 +51,7 @@ mod handle;
 mod lists;
 mod owner;
 mod pager_core;
+mod prefetch;
 mod publish;
 mod readahead;
 mod reclaim;

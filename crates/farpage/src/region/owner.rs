@@ -7,7 +7,7 @@ use super::error::Error;
 use super::pager_core::PagerCore;
 use super::registry::RegistryEntry;
 use super::signal::{self, Blocked};
-use super::{ahead, reclaim, thread_mode};
+use super::{prefetch, reclaim, thread_mode};
 use crate::mem::lock::lock;
 use crate::stat::PAGER_THREAD_NAME;
 use crate::sys::thread::ForkLock;
@@ -116,7 +116,7 @@ fn start_all(core: &Arc<PagerCore>, setting: Threads, threads: &mut Vec<JoinHand
     for i in 0..setting.reclaim {
         threads.push(start(core, PAGER_THREAD_NAME, move |core| reclaim::main(core, i))?);
     }
-    threads.push(start(core, "farpage-ahead", ahead::main)?);
+    threads.push(start(core, "farpage-ahead", prefetch::main)?);
     if setting.mode == FaultMode::Thread {
         for _ in 0..setting.reclaim {
             threads.push(start(core, "farpage-fault", thread_mode::main)?);
@@ -155,7 +155,7 @@ impl Drop for Owner {
         }
         let w = &self.core.wakeups;
         w.stop.store(true, Ordering::SeqCst);
-        for word in [&w.work, &w.help, &self.core.ahead.word] {
+        for word in [&w.work, &w.help, &self.core.prefetch_posts.word] {
             word.fetch_add(1, Ordering::SeqCst);
             crate::sys::futex::wake_all(word);
         }

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | a page's word (`word`) | the page | one fault, move or store |
 //! | `readahead`, `zero_streams` | what comes in together | a look-up |
-//! | `Ahead` | posts of readahead | a copy |
+//! | `PrefetchPosts` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
 //! | `protecting` | that the words' *writable* is true | a batch of reclaim; a sweep |
 //! | `lists` | all lists | a splice, or some links; words are only tried under it, never waited for |
@@ -14,10 +14,10 @@
 //! hold it (and words, and a codec's state) during system calls and while it reads pages of regions; no other lock is
 //! held then.
 
-use super::ahead::posts::Ahead;
 use super::error::Error;
 use super::gate::Gate;
 use super::lists::PageLists;
+use super::prefetch::posts::PrefetchPosts;
 use super::readahead::Readahead;
 use super::space::{Mapping, Space};
 use super::stat::PagerStat;
@@ -98,7 +98,7 @@ pub struct PagerCore {
     /// For hashes.
     pub key: ContentKey,
     /// What is to be read ahead in another thread.
-    pub ahead: Ahead,
+    pub prefetch_posts: PrefetchPosts,
     /// Entries to be freed; never longer than it was made.
     pub to_free: Mutex<Vec<Entry>>,
     /// Where `reclaim_slots` goes on: pages of all regions, counted through.

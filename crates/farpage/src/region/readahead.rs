@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   fault on a swapped page -> on_miss -> Plan: these pages, or these slots     (fault brings them in)
-//!   touch of a marker       -> on_hit  -> a window for the background           (ahead brings it in)
+//!   touch of a marker       -> on_hit  -> a window for the background           (prefetch brings it in)
 //! ```
 //! The rules are pure ([`farpage_swap::readahead`]); this module keeps one state for each region and thread, the
 //! counters, and the page of each slot where slot order is used. Pages read ahead are mapped at once, but for one
@@ -10,7 +10,7 @@
 //! with the kernel's rules, all of them wait, with a credit of one. So `swap_ra_hit` is exact there, and right on the
 //! average elsewhere.
 //!
-//! Called by `fault` and `ahead`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
+//! Called by `fault` and `prefetch`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
 use super::space::Mapping;

@@ -1,8 +1,8 @@
 //! Bringing pages in from devices: the page that is missing, and those that `readahead` wants with it.
 //!
-//! Called by `fault` in the faulting thread (nothing is allocated then, and only one I/O is waited for), and by `ahead`
-//! in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that cannot be read
-//! stays where it is: if it is ever needed, its own fault will say so.
+//! Called by `fault` in the faulting thread (nothing is allocated then, and only one I/O is waited for), and by
+//! `prefetch` in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that
+//! cannot be read stays where it is: if it is ever needed, its own fault will say so.
 
 use super::alloc::FrameGrant;
 use super::fault::{CHUNK, Claimed};
@@ -174,7 +174,7 @@ impl PagerCore {
                 whole.clipped((start + pages).into(), whole.end())
             };
             if let Some(rest) = rest.filter(|_| queued) {
-                self.ahead.post(rest);
+                self.prefetch_posts.post(rest);
             }
         }
         Ok(())

@@ -14,14 +14,14 @@ use std::sync::atomic::Ordering::SeqCst;
 pub fn main(e: &PagerCore) {
     while !e.wakeups.stop.load(SeqCst) {
         let working = e.enter_work();
-        let seen = e.ahead.word.load(SeqCst);
-        if let Some(window) = e.ahead.take() {
+        let seen = e.prefetch_posts.word.load(SeqCst);
+        if let Some(window) = e.prefetch_posts.take() {
             e.read_ahead(&window);
             continue;
         }
-        e.ahead.asleep.store(true, SeqCst);
+        e.prefetch_posts.asleep.store(true, SeqCst);
         drop(working);
-        futex::wait(&e.ahead.word, seen, None);
-        e.ahead.asleep.store(false, SeqCst);
+        futex::wait(&e.prefetch_posts.word, seen, None);
+        e.prefetch_posts.asleep.store(false, SeqCst);
     }
 }

@@ -13,7 +13,7 @@ const POSTS: usize = 8;
 
 /// What was asked for.
 #[derive(Debug, Default)]
-pub struct Ahead {
+pub struct PrefetchPosts {
     /// Newest last.
     posts: Mutex<[Option<Window>; POSTS]>,
     /// Counts posts; the thread sleeps here.
@@ -21,7 +21,7 @@ pub struct Ahead {
     pub(super) asleep: AtomicBool,
 }
 
-impl Ahead {
+impl PrefetchPosts {
     /// Asks for pages.
     pub fn post(&self, window: Window) {
         {
