@@ -13,7 +13,7 @@
 use super::fault::RUN;
 use super::pager_core::{PagerCore, count};
 use super::watermarks;
-use super::word::{Access, State};
+use super::word::{Access, PageState};
 use crate::PAGE_SIZE;
 use crate::mem::units::FrameNo;
 use crate::mem::zeros::ZERO_PAGES;
@@ -249,7 +249,7 @@ impl PagerCore {
         let Some(page) = self.space.page_at(addr) else { return };
         let Some(seen) = self.space.word(page).try_lock() else { return }; // somebody else brings it in
         let mut result = Ok(());
-        if let State::Swapped(_) = seen.state() {
+        if let PageState::Swapped(_) = seen.state() {
             result = self.uffd.poison(self.space.addr(page), true);
             while result == Err(Refused::Changing) {
                 result = self.uffd.poison(self.space.addr(page), true);

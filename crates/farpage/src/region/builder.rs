@@ -8,11 +8,11 @@ use super::gate::Gate;
 use super::handle::Pager;
 use super::lists::PageLists;
 use super::owner::{self, FaultMode, Owner, Threads, own_process};
-use super::pager_core::{PagerCore, RECLAIMERS_MAX, Wakeups};
+use super::pager_core::{PagerCore, RECLAIMERS_MAX, ReclaimWakeups};
 use super::prefetch::posts::PrefetchPosts;
-use super::readahead::Readahead;
+use super::readahead::RegionReadahead;
 use super::registry::RegistryEntry;
-use super::space::{Mapping, Space};
+use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
 use super::{fork, signal};
 use crate::PAGE_SIZE;
@@ -162,15 +162,15 @@ impl Builder {
         let pages = (self.budget / PAGE_SIZE as u64) as usize;
         let frames_len = (pages / 8).max(FRAMES_MIN) * PAGE_SIZE;
         let frame_memory =
-            Mapping::new(frames_len, ProtFlags::READ | ProtFlags::WRITE).map_err(os("cannot reserve frames"))?;
-        let keep = |memory: &Mapping| if self.inherit { Ok(()) } else { memory.not_in_children() };
+            OwnMapping::new(frames_len, ProtFlags::READ | ProtFlags::WRITE).map_err(os("cannot reserve frames"))?;
+        let keep = |memory: &OwnMapping| if self.inherit { Ok(()) } else { memory.not_in_children() };
         keep(&frame_memory).map_err(os("cannot reserve frames"))?;
         uffd.register(frame_memory.0.base, frames_len)
             .map_err(|_| Error::Os { what: "cannot register frames", errno: Errno::NOMEM })?;
         // The budget may grow; what is not used of this costs nothing.
         let pool_len = (self.budget as usize * 4).max(256 << 20);
         let pool_memory =
-            Mapping::new(pool_len, ProtFlags::empty()).map_err(os("cannot reserve the compressed pool"))?;
+            OwnMapping::new(pool_len, ProtFlags::empty()).map_err(os("cannot reserve the compressed pool"))?;
         keep(&pool_memory).map_err(os("cannot reserve the compressed pool"))?;
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of PagerCore's fields).
@@ -186,7 +186,7 @@ impl Builder {
             let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
             first.is_some_and(|entry| swap.is_rotational(entry))
         });
-        let readahead = Readahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
+        let readahead = RegionReadahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
             .map_err(os("cannot reserve address space"))?;
         let core = Arc::new(PagerCore {
             space,
@@ -214,7 +214,7 @@ impl Builder {
             reclaimers: Default::default(),
             stat: PagerStat::new().map_err(os("cannot reserve address space"))?,
             wp_sweeps_done: AtomicU64::new(0),
-            wakeups: Wakeups::default(),
+            wakeups: ReclaimWakeups::default(),
             places: Mutex::new(Vec::new()),
             pid: AtomicU32::new(std::process::id()),
             inherit: self.inherit,

@@ -12,7 +12,7 @@
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
 use super::watermarks::BATCH_MAX;
-use super::word::{Seen, State};
+use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
@@ -190,7 +190,7 @@ impl PagerCore {
             return;
         }
         let (at, len) = (self.space.addr(from), (to - from) as usize * PAGE_SIZE);
-        let mapped = || (from..to).any(|page| matches!(self.space.word(page).look().state(), State::Mapped(_)));
+        let mapped = || (from..to).any(|page| matches!(self.space.word(page).look().state(), PageState::Mapped(_)));
         let mut absent = 0;
         while let Err(refused) = self.uffd.write_protect(at, len, true) {
             match refused {
@@ -220,7 +220,7 @@ impl PagerCore {
     /// Stores pages that are busy, on no list, and cannot be written, and discards them; how many. In ascending order.
     /// Those that no device takes go back to their list.
     fn store_in_place(&self, pages: &[(u32, Seen)]) -> usize {
-        let mut gone: Vec<(u32, Seen, State)> = Vec::with_capacity(pages.len());
+        let mut gone: Vec<(u32, Seen, PageState)> = Vec::with_capacity(pages.len());
         let mut to_store: Vec<(u32, Seen)> = Vec::with_capacity(pages.len());
         let mut contents: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
         let discarded = self.discarded_under_us.load(Relaxed);
@@ -228,17 +228,17 @@ impl PagerCore {
             // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
             // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
-            let old = if let State::Mapped(entry) = seen.state() { entry } else { None };
+            let old = if let PageState::Mapped(entry) = seen.state() { entry } else { None };
             let found = match old {
                 Some(old) if seen.is_unwritten() && self.is_present(page) => {
                     self.unchanged(page, true);
-                    Ok(State::Swapped(old))
+                    Ok(PageState::Swapped(old))
                 }
                 _ => self.copy_of(page, content, old),
             };
             match found {
                 Ok(to) => {
-                    if let State::Swapped(entry) = to {
+                    if let PageState::Swapped(entry) = to {
                         self.readahead.stored(page, entry);
                     }
                     gone.push((page, seen, to));
@@ -264,17 +264,17 @@ impl PagerCore {
                 self.put_back(&[(page, seen.writable())], true);
                 continue;
             };
-            if let State::Mapped(old) = seen.state() {
+            if let PageState::Mapped(old) = seen.state() {
                 self.free_entry(old);
             }
             count(&self.stat.pswpout, 1);
             self.readahead.stored(page, entry);
-            gone.push((page, seen, State::Swapped(entry)));
+            gone.push((page, seen, PageState::Swapped(entry)));
         }
         gone.sort_unstable_by_key(|(page, _, _)| *page);
         self.discard_pages(&gone);
         self.held.fetch_sub(gone.len() as i64, Relaxed);
-        let swapped = gone.iter().filter(|(_, _, to)| matches!(to, State::Swapped(_))).count();
+        let swapped = gone.iter().filter(|(_, _, to)| matches!(to, PageState::Swapped(_))).count();
         self.swapped.fetch_add(swapped as i64, Relaxed);
         let mut lists = self.lists.lock();
         for &(page, _, _) in &gone {
@@ -286,7 +286,7 @@ impl PagerCore {
     }
 
     /// Empties pages of regions that have been stored.
-    fn discard_pages(&self, gone: &[(u32, Seen, State)]) {
+    fn discard_pages(&self, gone: &[(u32, Seen, PageState)]) {
         let mut ranges: Vec<libc::iovec> = Vec::with_capacity(gone.len());
         for (page, _, _) in gone {
             add_page(&mut ranges, self.space.addr(*page));
@@ -317,17 +317,17 @@ impl PagerCore {
     }
 
     /// Looks whether a page needs no new copy: what its word will say then. Else its hash.
-    fn copy_of(&self, page: u32, content: &Page, old: Option<Entry>) -> Result<State, u128> {
+    fn copy_of(&self, page: u32, content: &Page, old: Option<Entry>) -> Result<PageState, u128> {
         if is_zero(content) {
             count(&self.stat.swpout_zero, 1);
             self.free_entry(old);
-            return Ok(State::None);
+            return Ok(PageState::None);
         }
         let hash = self.key.hash(content);
         let Some(old) = old else { return Err(hash) };
         let same = self.swap.check(old) == Some(hash);
         self.unchanged(page, same);
-        if same { Ok(State::Swapped(old)) } else { Err(hash) }
+        if same { Ok(PageState::Swapped(old)) } else { Err(hash) }
     }
 
     /// A page that had come in leaves: was it unchanged?
@@ -367,14 +367,14 @@ impl PagerCore {
         self.frames.put_empty(first + done as FrameNo, got - done);
         let mut lists = self.lists.lock();
         for (f, (page, seen)) in (first..).zip(&run[..done]) {
-            if let State::Mapped(entry) = seen.state() {
+            if let PageState::Mapped(entry) = seen.state() {
                 self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
             }
             lists.set.cache_unlisted(&self.space, *page, self.space.rank(*page));
         }
         drop(lists);
         for (f, (page, seen)) in (first..).zip(&run[..done]) {
-            self.space.word(*page).unlock(*seen, State::Cached(f));
+            self.space.word(*page).unlock(*seen, PageState::Cached(f));
         }
         if done > 0 {
             return (done, done);
@@ -382,11 +382,11 @@ impl PagerCore {
         let (page, seen) = run[0];
         if result == Err(Refused::Absent) {
             // Discarded behind our back: it reads as zeros.
-            if let State::Mapped(entry) = seen.state() {
+            if let PageState::Mapped(entry) = seen.state() {
                 self.free_entry(entry);
             }
             self.held.fetch_sub(1, Relaxed);
-            self.space.word(page).unlock(seen, State::None);
+            self.space.word(page).unlock(seen, PageState::None);
         } else {
             self.put_back(&[(page, seen)], true); // the kernel has it pinned or locked
         }

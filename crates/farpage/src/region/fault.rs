@@ -8,7 +8,7 @@
 use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
 use super::watermarks;
-use super::word::{Access, Hint, Seen, State};
+use super::word::{Access, Hint, PageState, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -85,22 +85,22 @@ impl PagerCore {
                 continue;
             }
             match seen.state() {
-                State::Outside => return Served::Outside,
-                State::Mapped(_) if waited && (!write || seen.is_writable()) => return Served::Done,
+                PageState::Outside => return Served::Outside,
+                PageState::Mapped(_) if waited && (!write || seen.is_writable()) => return Served::Done,
                 _ => {}
             }
             let Some(seen) = word.try_lock_if(seen) else { continue };
             count(&self.stat.pgfault, 1);
             match seen.state() {
-                State::None => self.zero_fill(page, seen),
-                State::Cached(f) => self.refault(page, seen, f, write),
-                State::Swapped(_) => {
+                PageState::None => self.zero_fill(page, seen),
+                PageState::Cached(f) => self.refault(page, seen, f, write),
+                PageState::Swapped(_) => {
                     if let Err(error) = self.swap_in(page, seen, write) {
                         return Served::Lost(error);
                     }
                 }
-                State::Mapped(_) => self.look_again(page, seen, write, protected),
-                State::Outside => word.unlock(seen, State::Outside),
+                PageState::Mapped(_) => self.look_again(page, seen, write, protected),
+                PageState::Outside => word.unlock(seen, PageState::Outside),
             }
             return Served::Done;
         }
@@ -146,14 +146,20 @@ impl PagerCore {
             Hint::Random => Window::single(page.into()),
             Hint::Sequential => Window::of(page.into(), ZERO_WINDOW),
             Hint::Normal => {
-                let is_there = |page: u64| self.space.word(page as u32).look().state() != State::None;
+                let is_there = |page: u64| self.space.word(page as u32).look().state() != PageState::None;
                 lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW, is_there)
             }
         }
     }
 
     /// Makes the pages behind `page` busy, as long as `wanted` likes their state.
-    pub(super) fn claim(&self, first: u32, seen: Option<Seen>, n: usize, wanted: impl Fn(State) -> bool) -> Claimed {
+    pub(super) fn claim(
+        &self,
+        first: u32,
+        seen: Option<Seen>,
+        n: usize,
+        wanted: impl Fn(PageState) -> bool,
+    ) -> Claimed {
         let mut claimed = Claimed { first, seen: [None; CHUNK], len: 0, touched: seen.is_some() };
         if seen.is_some() {
             claimed.seen[0] = seen;
@@ -177,7 +183,7 @@ impl PagerCore {
     }
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
-    fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> State) {
+    fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> PageState) {
         self.settle_ahead(claimed, done, Access::Writable, |i| (to(i), 0));
     }
 
@@ -188,10 +194,10 @@ impl PagerCore {
         claimed: &mut Claimed,
         done: usize,
         access: Access,
-        to: impl Fn(usize) -> (State, u16),
+        to: impl Fn(usize) -> (PageState, u16),
     ) {
         // One lot for all that comes together: what is read in one go stays or leaves in one go.
-        let was_out = |seen: &Option<Seen>| matches!(seen.map(Seen::state), Some(State::Swapped(_)));
+        let was_out = |seen: &Option<Seen>| matches!(seen.map(Seen::state), Some(PageState::Swapped(_)));
         let shadow = Some(self.space.shadow(claimed.first)).filter(|_| done > 0 && was_out(&claimed.seen[0]));
         let rank = shadow.map_or(Rank::NEW, |shadow| self.lists.ages().rank_of(shadow));
         let read = shadow.filter(|_| claimed.touched).map(|shadow| (claimed.first, shadow));
@@ -201,7 +207,7 @@ impl PagerCore {
         }
         claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_access(access));
         let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
-            let ahead = matches!(to(i).0, State::Cached(_));
+            let ahead = matches!(to(i).0, PageState::Cached(_));
             seen.map(|_| NewPage { page: claimed.first + i as u32, rank, ahead })
         });
         self.lists.add(&self.space, came, read);
@@ -209,7 +215,7 @@ impl PagerCore {
             let Some(seen) = *seen else { continue };
             let word = self.space.word(claimed.first + i as u32);
             match if i < done { to(i) } else { (seen.state(), 0) } {
-                (State::Cached(f), credit) => word.unlock_ahead(seen, f, credit),
+                (PageState::Cached(f), credit) => word.unlock_ahead(seen, f, credit),
                 (state, _) => word.unlock(seen, state),
             }
         }
@@ -228,7 +234,7 @@ impl PagerCore {
         let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
         let is_passed = |page: u32| {
             let state = self.space.word(page).look().state();
-            passes && !matches!(state, State::Swapped(_) | State::Outside)
+            passes && !matches!(state, PageState::Swapped(_) | PageState::Outside)
         };
         let mut end = page;
         let mut first = Some(seen);
@@ -260,9 +266,9 @@ impl PagerCore {
         let window = self.zero_window(page, seen);
         let (start, pages) = self.walk(page, seen, window, false, |first, seen, n| {
             let must = seen.is_some();
-            let mut claimed = self.claim(first, seen, n, |state| state == State::None);
+            let mut claimed = self.claim(first, seen, n, |state| state == PageState::None);
             let done = self.place_zeros(first, claimed.len, must);
-            self.settle(&mut claimed, done, |_| State::Mapped(None));
+            self.settle(&mut claimed, done, |_| PageState::Mapped(None));
             done
         });
         count(&self.stat.swpin_zero, pages as usize);
@@ -319,7 +325,7 @@ impl PagerCore {
         count(&self.stat.workingset_refault_cached, 1);
         let (cached, credit) = (seen, seen.credit());
         self.lists.lock().refault(&self.space, page, cached);
-        self.space.word(page).unlock(seen.with_access(access), State::Mapped(entry));
+        self.space.word(page).unlock(seen.with_access(access), PageState::Mapped(entry));
         Stat::add_hits(&self.stat.swap_ra_hit, &self.stat.swap_ra, credit.into());
         if let Some(next) = self.readahead.on_hit(page, cached) {
             self.prefetch_posts.post(next);

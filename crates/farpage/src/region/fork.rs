@@ -23,7 +23,7 @@ use super::owner::{FAMILY, FORKS, Owner, own_process};
 use super::pager_core::PagerCore;
 use super::registry::{PAGERS, RegistryEntry};
 use super::signal::Blocked;
-use super::word::State;
+use super::word::PageState;
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::sys::fd::Fd;
@@ -64,15 +64,15 @@ impl PagerCore {
 }
 
 /// What the forking thread keeps from `prepare` on.
-static ERRAND: Mutex<Option<Errand>> = Mutex::new(None);
+static HELD_PAGERS: Mutex<Option<HeldPagers>> = Mutex::new(None);
 
-struct Errand {
+struct HeldPagers {
     pagers: Vec<Held>,
     _blocked: Blocked,
 }
 
 // SAFETY: made and dropped by the forking thread (in the child: by its copy), which the lock FORKS sees to.
-unsafe impl Send for Errand {}
+unsafe impl Send for HeldPagers {}
 
 /// A pager that stands still.
 struct Held {
@@ -149,12 +149,12 @@ extern "C" fn prepare() {
         Held { owner, lease, fetched }
     };
     let pagers = owners.into_iter().map(hold).collect();
-    *lock(&ERRAND) = Some(Errand { pagers, _blocked: blocked });
+    *lock(&HELD_PAGERS) = Some(HeldPagers { pagers, _blocked: blocked });
 }
 
 extern "C" fn parent() {
-    let errand = lock(&ERRAND).take();
-    go_on(errand, |owner, lease, _| {
+    let held = lock(&HELD_PAGERS).take();
+    go_on(held, |owner, lease, _| {
         let number = owner.core.swap.fork_parent();
         if let Some(lease) = lease {
             owner.core.leases.add(lease.read, number);
@@ -163,10 +163,10 @@ extern "C" fn parent() {
 }
 
 /// After the fork, in parent and child: `each` pager that was held is made ready, and its gates are opened.
-fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<Lease>, Vec<(RawFd, OwnedFd)>)) {
+fn go_on(held: Option<HeldPagers>, mut each: impl FnMut(&Owner, Option<Lease>, Vec<(RawFd, OwnedFd)>)) {
     let mut owners = Vec::new();
     let mut blocked = None;
-    if let Some(Errand { pagers, _blocked }) = errand {
+    if let Some(HeldPagers { pagers, _blocked }) = held {
         for Held { owner, lease, fetched } in pagers {
             each(&owner, lease, fetched);
             owner.core.workers.open();
@@ -182,12 +182,12 @@ fn go_on(errand: Option<Errand>, mut each: impl FnMut(&Owner, Option<Lease>, Vec
 }
 
 extern "C" fn child() {
-    let errand = lock(&ERRAND).take();
-    let pagers = errand.as_ref().map_or(&[][..], |e| &e.pagers);
+    let held = lock(&HELD_PAGERS).take();
+    let pagers = held.as_ref().map_or(&[][..], |e| &e.pagers);
     // Threads that were looking are not here, nor are the pagers that are not inherited.
     let stays = |pager: *const PagerCore| pagers.iter().any(|held| std::ptr::eq(Arc::as_ptr(&held.owner.core), pager));
     PAGERS.iter().for_each(|entry| entry.after_fork(stays));
-    go_on(errand, |owner, lease, fetched| {
+    go_on(held, |owner, lease, fetched| {
         owner.core.faults.after_fork();
         owner.core.workers.after_fork();
         if let Err(why) = restart(owner, lease.map(|lease| lease.write), fetched) {
@@ -234,7 +234,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
         for page in first..first + pages {
             let word = e.space.word(page);
             let seen = word.look();
-            if let State::Mapped(_) = seen.state() {
+            if let PageState::Mapped(_) = seen.state() {
                 let seen = word.lock();
                 word.unlock(seen.writable(), seen.state());
             }
@@ -243,8 +243,8 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
         let look = |start, end| {
             for page in (start..end).step_by(PAGE_SIZE).filter_map(|at| e.space.page_at(at)) {
                 match e.space.word(page).look().state() {
-                    State::Mapped(_) => {}
-                    State::None => e.found(page),
+                    PageState::Mapped(_) => {}
+                    PageState::None => e.found(page),
                     _ => touched = Some(page),
                 }
             }

@@ -8,7 +8,7 @@ use super::owner::Owner;
 use super::pager_core::PagerCore;
 use super::readahead::ReadaheadStats;
 use super::view::Plain;
-use super::word::{Hint, PINS_MAX, State};
+use super::word::{Hint, PINS_MAX, PageState};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::swap::space::build::memory_most;
@@ -313,7 +313,7 @@ impl Region {
         while guard.end < end {
             let word = e.space.word(guard.end);
             let seen = word.lock();
-            if !matches!(seen.state(), State::Mapped(_)) {
+            if !matches!(seen.state(), PageState::Mapped(_)) {
                 word.unlock(seen, seen.state());
                 self.bring_in(e, guard.end)?;
                 continue;

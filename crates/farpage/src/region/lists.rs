@@ -12,7 +12,7 @@
 //! lock.
 
 use super::space::Space;
-use super::word::{Seen, State};
+use super::word::{PageState, Seen};
 use farpage_swap::lru::List;
 use farpage_swap::splice::Linking;
 use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
@@ -241,9 +241,9 @@ impl Lists {
     pub fn unlink(&mut self, space: &Space, page: u32, seen: Seen) {
         let rank = space.rank(page);
         match seen.state() {
-            State::Mapped(_) => self.set.unmap(space, page, rank),
-            State::Cached(_) if seen.credit() > 0 => self.ahead.remove(space, page),
-            State::Cached(_) => self.set.uncache(space, page, rank),
+            PageState::Mapped(_) => self.set.unmap(space, page, rank),
+            PageState::Cached(_) if seen.credit() > 0 => self.ahead.remove(space, page),
+            PageState::Cached(_) => self.set.uncache(space, page, rank),
             _ => {}
         }
     }

@@ -18,10 +18,10 @@ use super::error::Error;
 use super::gate::Gate;
 use super::lists::PageLists;
 use super::prefetch::posts::PrefetchPosts;
-use super::readahead::Readahead;
-use super::space::{Mapping, Space};
+use super::readahead::RegionReadahead;
+use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
-use super::word::{Seen, State};
+use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
 use crate::mem::frame::Frames;
 use crate::mem::lock::lock;
@@ -57,7 +57,7 @@ pub fn count(counter: &AtomicU64, n: usize) {
 
 /// How reclaim and those who wait for it meet.
 #[derive(Debug, Default)]
-pub struct Wakeups {
+pub struct ReclaimWakeups {
     /// Counts requests to the first reclaim thread, which sleeps here.
     pub work: AtomicU32,
     /// It sleeps.
@@ -82,19 +82,19 @@ pub struct PagerCore {
     pub uffd: Uffd,
     /// Frames and their memory.
     pub frames: Frames,
-    pub(super) frame_memory: Mapping,
+    pub(super) frame_memory: OwnMapping,
     /// Per frame in use: the entry that may hold the same bytes (0: none). Belongs to who has its page busy.
     pub frame_entry: Vec<AtomicU64>,
     /// The lists.
     pub lists: PageLists,
     /// Readahead from devices.
-    pub readahead: Readahead,
+    pub readahead: RegionReadahead,
     /// First touches in order.
     pub zero_streams: Mutex<Streams>,
     /// Devices; their pool's memory must outlive them, so it stands below.
     pub swap: SwapSpace,
     #[allow(dead_code, reason = "keeps the devices' memory")]
-    pub(super) pool_memory: Mapping,
+    pub(super) pool_memory: OwnMapping,
     /// For hashes.
     pub key: ContentKey,
     /// What is to be read ahead in another thread.
@@ -127,7 +127,7 @@ pub struct PagerCore {
     /// Times that all pages were write-protected.
     pub wp_sweeps_done: AtomicU64,
     /// Wake-ups.
-    pub wakeups: Wakeups,
+    pub wakeups: ReclaimWakeups,
     /// Pages in use by regions: (first, pages), sorted.
     pub places: Mutex<Vec<(u32, u32)>>,
     /// The process that the pager works in. In a forked child that does not inherit it there are no threads and no
@@ -191,7 +191,7 @@ impl PagerCore {
         self.space.set_rank(page, Rank::NEW);
         self.lists.lock().set.map(&self.space, page, Rank::NEW);
         self.held.fetch_add(1, Relaxed);
-        self.space.word(page).unlock(seen, State::Mapped(None));
+        self.space.word(page).unlock(seen, PageState::Mapped(None));
     }
 
     /// A page will be needed soon, says the program: if it is there, it is the youngest of those that proved hot.
@@ -199,7 +199,7 @@ impl PagerCore {
     pub fn make_hot(&self, page: u32) -> bool {
         let word = self.space.word(page);
         let seen = word.lock();
-        let there = matches!(seen.state(), State::Mapped(_));
+        let there = matches!(seen.state(), PageState::Mapped(_));
         if there {
             let mut lists = self.lists.lock();
             lists.unlink(&self.space, page, seen);
@@ -330,7 +330,7 @@ impl PagerCore {
         for page in first..first + pages {
             let word = self.space.word(page);
             let seen = word.lock();
-            word.unlock(seen.with_pins(0).with_hint(super::word::Hint::Normal), State::None);
+            word.unlock(seen.with_pins(0).with_hint(super::word::Hint::Normal), PageState::None);
         }
         self.readahead.open(first, pages);
         self.look_at_overhead();
@@ -355,7 +355,7 @@ impl PagerCore {
 
     /// Drops the content of pages: they are None afterwards, or Outside (`gone`). Pinned pages stay unless `gone`.
     pub(super) fn discard(&self, first: u32, end: u32, gone: bool) {
-        let to = if gone { State::Outside } else { State::None };
+        let to = if gone { PageState::Outside } else { PageState::None };
         let mut at = first;
         while at < end {
             let n = (end - at).min(64);
@@ -376,16 +376,16 @@ impl PagerCore {
                     continue;
                 }
                 *place = Some(seen);
-                if let State::Mapped(_) | State::Cached(_) = seen.state() {
+                if let PageState::Mapped(_) | PageState::Cached(_) = seen.state() {
                     lists.get_or_insert_with(|| self.lists.lock()).unlink(&self.space, at + i as u32, seen);
                 }
-                mapped |= u64::from(matches!(seen.state(), State::Mapped(_))) << i;
+                mapped |= u64::from(matches!(seen.state(), PageState::Mapped(_))) << i;
             }
             drop(lists);
             self.zap(at, mapped);
             if self.poisoned.load(Relaxed) > 0 {
                 for (page, seen) in (at..).zip(locked) {
-                    if let Some(State::Swapped(_)) = seen.map(Seen::state) {
+                    if let Some(PageState::Swapped(_)) = seen.map(Seen::state) {
                         self.unpoison(page);
                     }
                 }
@@ -393,17 +393,17 @@ impl PagerCore {
             for (i, seen) in locked.iter().enumerate() {
                 let Some(seen) = seen else { continue };
                 match seen.state() {
-                    State::Mapped(entry) => self.free_entry(entry),
-                    State::Swapped(entry) => {
+                    PageState::Mapped(entry) => self.free_entry(entry),
+                    PageState::Swapped(entry) => {
                         self.swapped.fetch_sub(1, Relaxed);
                         self.free_entry(Some(entry));
                     }
-                    State::Cached(f) => {
+                    PageState::Cached(f) => {
                         let entry = self.take_frame_entry(f);
                         self.free_entry(entry);
                         self.frames.put_free(f, 1);
                     }
-                    State::None | State::Outside => {}
+                    PageState::None | PageState::Outside => {}
                 }
                 let seen = if gone { seen.with_pins(0) } else { *seen };
                 self.space.word(at + i as u32).unlock(seen, to);

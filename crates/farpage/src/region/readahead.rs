@@ -1,7 +1,7 @@
 //! Which pages come in with one that is missing, and how well that went: the state of readahead of a pager.
 //!
 //! ```text
-//!   fault on a swapped page -> on_miss -> Plan: these pages, or these slots     (fault brings them in)
+//!   fault on a swapped page -> on_miss -> SwapInPlan: these pages or slots   (fault brings them in)
 //!   touch of a marker       -> on_hit  -> a window for the background           (prefetch brings it in)
 //! ```
 //! The rules are pure ([`farpage_swap::readahead`]); this module keeps one state for each region and thread, the
@@ -13,7 +13,7 @@
 //! Called by `fault` and `prefetch`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
-use super::space::Mapping;
+use super::space::OwnMapping;
 use super::word::{Hint, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::mem::lock::lock;
@@ -40,7 +40,7 @@ const TRY_EVERY: u32 = 8;
 
 /// What to bring in for a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
+pub enum SwapInPlan {
     /// These pages.
     Pages(Window),
     /// What lies in these slots of the faulting page's device.
@@ -107,12 +107,12 @@ impl Map {
 
 /// Whether reading in the background pays: it does not while no CPU is idle.
 #[derive(Debug, Default)]
-struct Background {
+struct PrefetchScore {
     score: AtomicI32,
     refused: AtomicU32,
 }
 
-impl Background {
+impl PrefetchScore {
     fn note(&self, late: bool) {
         let change = if late { -2 } else { 1 };
         // A lost update is a lost observation among many.
@@ -125,7 +125,7 @@ impl Background {
 }
 
 /// See the module documentation.
-pub struct Readahead {
+pub struct RegionReadahead {
     maps: RwLock<Vec<Box<Map>>>,
     /// For new regions.
     tuning: Tuning,
@@ -133,30 +133,33 @@ pub struct Readahead {
     limit: u32,
     cluster: Mutex<ClusterState>,
     /// Page of each slot, as of when it was stored: a hint, to be compared with the page's word.
-    owners: Mapping,
+    owners: OwnMapping,
     opening: Scattered<{ SLOTS * size_of::<AtomicU32>() / STEP / 64 }>,
     /// Whether `owners` is kept.
     by_slot: AtomicBool,
-    background: Background,
+    background: PrefetchScore,
 }
 
-impl std::fmt::Debug for Readahead {
+impl std::fmt::Debug for RegionReadahead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Readahead").field("tuning", &self.tuning).field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("RegionReadahead")
+            .field("tuning", &self.tuning)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
     }
 }
 
-impl Readahead {
+impl RegionReadahead {
     /// For a pager whose windows have at most `limit` pages; `rotational`: one of its devices is.
     ///
     /// # Errors
     /// No address space.
-    pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<Readahead, rustix::io::Errno> {
+    pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<RegionReadahead, rustix::io::Errno> {
         const BYTES: usize = SLOTS * size_of::<AtomicU32>();
-        let owners = Mapping::new(BYTES, ProtFlags::READ)?;
+        let owners = OwnMapping::new(BYTES, ProtFlags::READ)?;
         // SAFETY: the mapping lives as long as what is made here.
         let opening = unsafe { Scattered::new(owners.0.base, BYTES) };
-        Ok(Readahead {
+        Ok(RegionReadahead {
             maps: RwLock::default(),
             tuning,
             limit: limit.max(1),
@@ -164,7 +167,7 @@ impl Readahead {
             owners,
             opening,
             by_slot: AtomicBool::new(rotational || tuning.rule == Rule::Slot),
-            background: Background::default(),
+            background: PrefetchScore::default(),
         })
     }
 
@@ -266,8 +269,8 @@ impl Readahead {
         queued: bool,
         rotational: bool,
         is_there: impl Fn(u64) -> bool,
-    ) -> Plan {
-        let alone = Plan::Pages(Window::single(page.into()));
+    ) -> SwapInPlan {
+        let alone = SwapInPlan::Pages(Window::single(page.into()));
         let planned = self.with(page, |m| {
             m.faults.fetch_add(1, Relaxed);
             if hint == Hint::Random {
@@ -284,7 +287,7 @@ impl Readahead {
                     let mut vma = lock(&m.vma);
                     let r = vma.on_miss(page.into(), first, end, cluster);
                     m.window.store(vma.window, Relaxed);
-                    Plan::Pages(Window::of(r.start, (r.end - r.start) as u32))
+                    SwapInPlan::Pages(Window::of(r.start, (r.end - r.start) as u32))
                 }
                 Rule::Stream => {
                     let mut streams = lock(&m.streams[thread()]);
@@ -303,7 +306,7 @@ impl Readahead {
                     if w.pages == 1 && rotational {
                         return slots(&m.cluster, entry, 3);
                     }
-                    w.clipped(first, end).map_or(alone.clone(), Plan::Pages)
+                    w.clipped(first, end).map_or(alone.clone(), SwapInPlan::Pages)
                 }
             }
         });
@@ -362,9 +365,9 @@ impl Readahead {
     }
 }
 
-fn slots(state: &Mutex<ClusterState>, entry: Entry, page_cluster: u32) -> Plan {
+fn slots(state: &Mutex<ClusterState>, entry: Entry, page_cluster: u32) -> SwapInPlan {
     // The end of the device: slots behind it belong to no page.
-    Plan::Slots(lock(state).on_miss(entry.slot(), u64::MAX >> 24, page_cluster.min(5)))
+    SwapInPlan::Slots(lock(state).on_miss(entry.slot(), u64::MAX >> 24, page_cluster.min(5)))
 }
 
 /// A number for the calling thread, below [`THREADS`]: from the address of its `errno`.

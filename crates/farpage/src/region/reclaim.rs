@@ -14,7 +14,7 @@ use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
 use super::watermarks::{Demand, Level};
-use super::word::{Seen, State};
+use super::word::{PageState, Seen};
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
@@ -232,7 +232,7 @@ impl PagerCore {
                 };
                 let (page, shadow) = next;
                 if let Some(seen) = locked.get()
-                    && let State::Cached(f) = seen.state()
+                    && let PageState::Cached(f) = seen.state()
                 {
                     taken.push(CachedPage { page, seen, f, shadow });
                 }
@@ -246,13 +246,13 @@ impl PagerCore {
             if let (Some(old), true) = (old, one.seen.credit() > 0) {
                 // Read ahead and never touched.
                 count(&self.stat.swpout_clean, 1);
-                free.push(self.stored(one, State::Swapped(old)));
+                free.push(self.stored(one, PageState::Swapped(old)));
                 continue;
             }
             if is_zero(page) {
                 count(&self.stat.swpout_zero, 1);
                 self.free_entry(old);
-                free.push(self.stored(one, State::None));
+                free.push(self.stored(one, PageState::None));
                 continue;
             }
             let hash = self.key.hash(page);
@@ -261,7 +261,7 @@ impl PagerCore {
                 self.clean.note(same);
                 if same {
                     count(&self.stat.swpout_clean, 1);
-                    free.push(self.stored(one, State::Swapped(old)));
+                    free.push(self.stored(one, PageState::Swapped(old)));
                     continue;
                 }
                 self.free_entry(Some(old));
@@ -276,7 +276,7 @@ impl PagerCore {
                 Some(entry) => {
                     count(&self.stat.pswpout, 1);
                     self.readahead.stored(one.page, entry);
-                    free.push(self.stored(*one, State::Swapped(entry)));
+                    free.push(self.stored(*one, PageState::Swapped(entry)));
                 }
                 None => {
                     let rank = self.space.rank(one.page);
@@ -350,13 +350,13 @@ impl PagerCore {
                 left -= 1;
                 self.slot_hand.fetch_add(1, Relaxed);
                 let word = self.space.word(page);
-                if !matches!(word.look().state(), State::Mapped(Some(_))) {
+                if !matches!(word.look().state(), PageState::Mapped(Some(_))) {
                     continue;
                 }
                 let Some(seen) = word.try_lock() else { continue };
-                if let State::Mapped(Some(entry)) = seen.state() {
+                if let PageState::Mapped(Some(entry)) = seen.state() {
                     copies.push(entry);
-                    word.unlock(seen, State::Mapped(None));
+                    word.unlock(seen, PageState::Mapped(None));
                 } else {
                     word.unlock(seen, seen.state());
                 }
@@ -367,9 +367,9 @@ impl PagerCore {
     }
 
     /// A page's content is safe elsewhere; its frame, of no worth now, is the caller's.
-    fn stored(&self, CachedPage { page, seen, f, shadow }: CachedPage, to: State) -> FrameNo {
+    fn stored(&self, CachedPage { page, seen, f, shadow }: CachedPage, to: PageState) -> FrameNo {
         self.space.set_shadow(page, shadow);
-        if let State::Swapped(_) = to {
+        if let PageState::Swapped(_) = to {
             self.swapped.fetch_add(1, Relaxed);
         }
         self.space.word(page).unlock(seen, to);

@@ -5,7 +5,7 @@
 //!
 //! Callers: everything in `region`. No lock: a page's word is its lock, its links belong to the lists' lock.
 
-use super::word::Word;
+use super::word::PageWord;
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
 use crate::mem::open::open;
@@ -23,18 +23,18 @@ const PAGES_MIN: usize = 1 << 20;
 
 /// An anonymous mapping of our own.
 #[derive(Debug)]
-pub struct Mapping(pub Part);
+pub struct OwnMapping(pub Part);
 
-impl Mapping {
+impl OwnMapping {
     /// Reserves `len` bytes, which can be used as `prot` says until they are opened ([`crate::mem::open`]).
     ///
     /// # Errors
     /// No address space.
-    pub fn new(len: usize, prot: ProtFlags) -> Result<Mapping, Errno> {
+    pub fn new(len: usize, prot: ProtFlags) -> Result<OwnMapping, Errno> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
-        let mapping = Mapping(Part { base: base as usize, len });
+        let mapping = OwnMapping(Part { base: base as usize, len });
         // SAFETY: our own new mapping. Huge pages would blur the page-wise accounting; without them it still works.
         let _ = unsafe { madvise(base, len, Advice::LinuxNoHugepage) };
         Ok(mapping)
@@ -50,7 +50,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for OwnMapping {
     fn drop(&mut self) {
         // SAFETY: made by `new`; whoever drops it has no references into it any more.
         let _ = unsafe { munmap(self.0.base as *mut c_void, self.0.len) };
@@ -60,11 +60,11 @@ impl Drop for Mapping {
 /// See the module documentation.
 #[derive(Debug)]
 pub struct Space {
-    memory: Mapping,
-    words: Mapping,
-    links: Mapping,
+    memory: OwnMapping,
+    words: OwnMapping,
+    links: OwnMapping,
     /// When a page of each stretch was wanted back, a byte each.
-    wanted: Mapping,
+    wanted: OwnMapping,
     pages: usize,
 }
 
@@ -84,11 +84,11 @@ impl Space {
     }
 
     fn of(pages: usize, inherit: bool) -> Result<Space, Errno> {
-        let memory = Mapping::new(pages * PAGE_SIZE, ProtFlags::empty())?;
+        let memory = OwnMapping::new(pages * PAGE_SIZE, ProtFlags::empty())?;
         if !inherit {
             memory.not_in_children()?;
         }
-        let tables = |len| Mapping::new(len, ProtFlags::READ);
+        let tables = |len| OwnMapping::new(len, ProtFlags::READ);
         let (words, links) = (tables(pages * 8)?, tables(pages * 8)?);
         let space = Space { memory, words, links, wanted: tables(pages / STRETCH_PAGES as usize)?, pages };
         // Numbers beyond the end are taken for the last page.
@@ -116,9 +116,10 @@ impl Space {
 
     /// A page's word.
     #[inline]
-    pub fn word(&self, page: u32) -> &Word {
-        // SAFETY: the mapping has a word per page, zeroed (a valid Word) or written as one, and lives as long as self.
-        unsafe { &*(self.words.0.base as *const Word).add((page as usize).min(self.pages - 1)) }
+    pub fn word(&self, page: u32) -> &PageWord {
+        // SAFETY: the mapping has a word per page, zeroed (a valid PageWord) or written as one, and lives as long as
+        // self.
+        unsafe { &*(self.words.0.base as *const PageWord).add((page as usize).min(self.pages - 1)) }
     }
 
     #[inline]

@@ -7,8 +7,8 @@
 use super::alloc::FrameGrant;
 use super::fault::{CHUNK, Claimed};
 use super::pager_core::{PagerCore, count};
-use super::readahead::{Plan, SLOT_WINDOW};
-use super::word::{Access, BY_SLOT, Seen, State};
+use super::readahead::{SLOT_WINDOW, SwapInPlan};
+use super::word::{Access, BY_SLOT, PageState, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
@@ -80,7 +80,7 @@ impl PagerCore {
         let page = self.readahead.page_of(entry);
         let word = self.space.word(page);
         let look = word.look();
-        let same = !look.is_busy() && look.state() == State::Swapped(entry);
+        let same = !look.is_busy() && look.state() == PageState::Swapped(entry);
         // Compared again by the exchange: the slot is this page's, in whatever region of this pager it is.
         let seen = if same { word.try_lock_if(look) } else { None };
         seen.map(|seen| (page, seen))
@@ -91,23 +91,24 @@ impl PagerCore {
     /// # Errors
     /// It cannot be read back; it stays on its device, and a message has said so.
     pub(super) fn swap_in(&self, page: u32, seen: Seen, write: bool) -> Result<(), LoadError> {
-        let State::Swapped(entry) = seen.state() else {
+        let PageState::Swapped(entry) = seen.state() else {
             self.space.word(page).unlock(seen, seen.state());
             return Ok(());
         };
         let queued = !self.swap.is_synchronous(entry);
         let rotational = queued && self.swap.is_rotational(entry);
         let protect = !write && self.stays_unwritten(page);
-        let is_there =
-            |page: u64| matches!(self.space.word(page as u32).look().state(), State::Mapped(_) | State::Cached(_));
+        let is_there = |page: u64| {
+            matches!(self.space.word(page as u32).look().state(), PageState::Mapped(_) | PageState::Cached(_))
+        };
         let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational, is_there) {
-            Plan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
-            Plan::Pages(window) if window.stride > 1 => {
+            SwapInPlan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),
+            SwapInPlan::Pages(window) if window.stride > 1 => {
                 let result = self.swap_in_window(page, seen, Window::single(page.into()), queued, protect);
                 self.read_strided(&window, false, protect);
                 result
             }
-            Plan::Pages(window) => self.swap_in_window(page, seen, window, queued, protect),
+            SwapInPlan::Pages(window) => self.swap_in_window(page, seen, window, queued, protect),
         };
         count(&self.stat.pgmajfault, 1);
         if queued {
@@ -154,7 +155,7 @@ impl PagerCore {
             if queued && waited {
                 return 0; // one I/O; the rest is for the background
             }
-            let mut claimed = self.claim(first, seen, n, |state| matches!(state, State::Swapped(_)));
+            let mut claimed = self.claim(first, seen, n, |state| matches!(state, PageState::Swapped(_)));
             waited |= claimed.len > 0;
             match self.load(&mut claimed, must, marks, false, protect) {
                 Ok(n) => n,
@@ -228,14 +229,14 @@ impl PagerCore {
             let f = first + i as FrameNo;
             if i == 0 {
                 let kept = self.kept(e);
-                self.settle_ahead(&mut claimed, 1, Access::Writable, |_| (State::Mapped(kept), 0));
+                self.settle_ahead(&mut claimed, 1, Access::Writable, |_| (PageState::Mapped(kept), 0));
             } else {
                 let done = usize::from(i < loaded);
                 if done > 0 {
                     self.frame_entry[f as usize].store(e.raw(), Relaxed);
                     self.readahead.read(at, 1);
                 }
-                self.settle_ahead(&mut claimed, done, Access::Writable, |_| (State::Cached(f), 1 | BY_SLOT));
+                self.settle_ahead(&mut claimed, done, Access::Writable, |_| (PageState::Cached(f), 1 | BY_SLOT));
             }
         }
         Ok(())
@@ -261,7 +262,7 @@ impl PagerCore {
                     return;
                 }
                 let want = (end - at) as usize;
-                let mut claimed = self.claim(at, None, want, |state| matches!(state, State::Swapped(_)));
+                let mut claimed = self.claim(at, None, want, |state| matches!(state, PageState::Swapped(_)));
                 if claimed.len == 0 {
                     at += 1; // present, or busy: somebody else brings it in
                     continue;
@@ -283,7 +284,7 @@ impl PagerCore {
     fn read_strided(&self, window: &Window, background: bool, protect: bool) {
         let exact = self.readahead.is_exact(window.start as u32);
         let claim = |page: u64, marks: Marks| -> usize {
-            let wanted = |state| matches!(state, State::Swapped(_));
+            let wanted = |state| matches!(state, PageState::Swapped(_));
             if page >= self.space.pages() as u64 {
                 return 0;
             }
@@ -316,12 +317,12 @@ impl PagerCore {
         let n = claimed.len;
         let grant = if n > 0 { self.alloc_frames(n, must) } else { None };
         let Some(FrameGrant { first, len: got, copies }) = grant else {
-            self.settle_ahead(claimed, 0, Access::Writable, |_| (State::None, 0));
+            self.settle_ahead(claimed, 0, Access::Writable, |_| (PageState::None, 0));
             return Err(Nothing::NoFrame);
         };
         let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
         for (place, seen) in entries.iter_mut().zip(&claimed.seen).take(got) {
-            let Some(State::Swapped(entry)) = seen.map(Seen::state) else { break };
+            let Some(PageState::Swapped(entry)) = seen.map(Seen::state) else { break };
             *place = Some(entry);
         }
         let (loaded, error) = self.fetch(&entries, first, background);
@@ -358,8 +359,8 @@ impl PagerCore {
             self.readahead.read(claimed.first, ahead);
         }
         self.settle_ahead(claimed, loaded, access, |i| match markers >> i & 1 {
-            1 => (State::Cached(first + i as FrameNo), credit),
-            _ => (State::Mapped(mapped[i]), 0),
+            1 => (PageState::Cached(first + i as FrameNo), credit),
+            _ => (PageState::Mapped(mapped[i]), 0),
         });
         match error {
             Some(error) if loaded == 0 => Err(Nothing::Unreadable(error)),

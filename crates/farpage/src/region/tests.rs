@@ -14,7 +14,7 @@ mod stat;
 mod taking_out;
 mod unwritten;
 
-use super::word::State;
+use super::word::PageState;
 use super::*;
 use crate::PAGE_SIZE;
 use crate::conf::{Alg, SwapSpec};

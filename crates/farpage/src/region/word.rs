@@ -46,7 +46,7 @@ pub const PINS_MAX: u32 = 127;
 
 /// Decoded kind and payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum PageState {
     /// No region here.
     Outside,
     /// Reads as zeros.
@@ -81,25 +81,25 @@ pub enum Access {
     Unwritten,
 }
 
-impl State {
+impl PageState {
     fn encode(self) -> u64 {
         match self {
-            State::Outside => 0,
-            State::None => 1,
-            State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 2,
-            State::Cached(f) => u64::from(f) << 16 | 3,
-            State::Swapped(e) => e.raw() << 16 | 4,
+            PageState::Outside => 0,
+            PageState::None => 1,
+            PageState::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 2,
+            PageState::Cached(f) => u64::from(f) << 16 | 3,
+            PageState::Swapped(e) => e.raw() << 16 | 4,
         }
     }
 
-    fn decode(word: u64) -> State {
+    fn decode(word: u64) -> PageState {
         let payload = word >> 16;
         match word & 7 {
-            1 => State::None,
-            2 => State::Mapped(Entry::from_raw(payload)),
-            3 => State::Cached(payload as FrameNo),
-            4 => Entry::from_raw(payload).map_or(State::None, State::Swapped),
-            _ => State::Outside,
+            1 => PageState::None,
+            2 => PageState::Mapped(Entry::from_raw(payload)),
+            3 => PageState::Cached(payload as FrameNo),
+            4 => Entry::from_raw(payload).map_or(PageState::None, PageState::Swapped),
+            _ => PageState::Outside,
         }
     }
 }
@@ -107,7 +107,7 @@ impl State {
 /// The word of a page.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Word(AtomicU64);
+pub struct PageWord(AtomicU64);
 
 /// What a look at a word, or the lock of it, says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,8 +116,8 @@ pub struct Seen(u64);
 impl Seen {
     /// Kind and payload.
     #[inline]
-    pub fn state(self) -> State {
-        State::decode(self.0)
+    pub fn state(self) -> PageState {
+        PageState::decode(self.0)
     }
 
     /// Somebody changes the page.
@@ -151,7 +151,7 @@ impl Seen {
     /// It holds what its entry holds: it came in write-protected and nobody has written it since.
     #[inline]
     pub fn is_unwritten(self) -> bool {
-        matches!(self.state(), State::Mapped(Some(_))) && self.0 & (UNWRITTEN | WRITABLE) == UNWRITTEN
+        matches!(self.state(), PageState::Mapped(Some(_))) && self.0 & (UNWRITTEN | WRITABLE) == UNWRITTEN
     }
 
     /// Pages read ahead that count as hits when this one is touched.
@@ -167,12 +167,12 @@ impl Seen {
     }
 
     fn raw_credit(self) -> u16 {
-        if matches!(self.state(), State::Cached(_)) { (self.0 >> CREDIT_SHIFT) as u16 } else { 0 }
+        if matches!(self.state(), PageState::Cached(_)) { (self.0 >> CREDIT_SHIFT) as u16 } else { 0 }
     }
 
-    fn with_state(self, to: State) -> u64 {
+    fn with_state(self, to: PageState) -> u64 {
         // A page that stays in the swap cache stays what it was there.
-        let credit = if matches!(to, State::Cached(_)) { u64::from(self.raw_credit()) << CREDIT_SHIFT } else { 0 };
+        let credit = if matches!(to, PageState::Cached(_)) { u64::from(self.raw_credit()) << CREDIT_SHIFT } else { 0 };
         self.0 & (PIN_MASK | HINT_MASK | WRITABLE | UNWRITTEN) | to.encode() | credit
     }
 
@@ -201,7 +201,7 @@ impl Seen {
     }
 }
 
-impl Word {
+impl PageWord {
     /// A look; it may be old the next moment.
     #[inline]
     pub fn look(&self) -> Seen {
@@ -255,13 +255,13 @@ impl Word {
 
     /// Ends the busy state that gave `seen`, with a new kind; pins and hint as in `seen`.
     #[inline]
-    pub fn unlock(&self, seen: Seen, to: State) {
+    pub fn unlock(&self, seen: Seen, to: PageState) {
         self.end(seen.with_state(to));
     }
 
     /// Ends the busy state of a page that was read ahead into frame `f`, where it waits for its first touch.
     pub fn unlock_ahead(&self, seen: Seen, f: FrameNo, credit: u16) {
-        self.end(seen.with_state(State::Cached(f)) & !CREDIT_MASK | u64::from(credit) << CREDIT_SHIFT);
+        self.end(seen.with_state(PageState::Cached(f)) & !CREDIT_MASK | u64::from(credit) << CREDIT_SHIFT);
     }
 
     #[inline]
@@ -278,7 +278,7 @@ impl Word {
     pub fn clear_writable(&self) {
         let seen = self.look();
         let wanted =
-            seen.is_writable() && seen.pins() == 0 && !seen.is_busy() && matches!(seen.state(), State::Mapped(_));
+            seen.is_writable() && seen.pins() == 0 && !seen.is_busy() && matches!(seen.state(), PageState::Mapped(_));
         if wanted {
             // Somebody else's change wins: the page then stays writable as far as the word goes.
             let _ = self.0.compare_exchange(seen.0, seen.0 & !WRITABLE, Ordering::AcqRel, Ordering::Relaxed);
@@ -301,14 +301,14 @@ mod tests {
     fn words_keep_what_they_are_told() {
         let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
         let states = [
-            State::Outside,
-            State::None,
-            State::Mapped(None),
-            State::Mapped(Some(entry)),
-            State::Cached(77),
-            State::Swapped(entry),
+            PageState::Outside,
+            PageState::None,
+            PageState::Mapped(None),
+            PageState::Mapped(Some(entry)),
+            PageState::Cached(77),
+            PageState::Swapped(entry),
         ];
-        let word = Word(AtomicU64::new(0));
+        let word = PageWord(AtomicU64::new(0));
         for state in states {
             let seen = word.lock();
             assert!(word.look().is_busy() && word.try_lock().is_none());
@@ -319,44 +319,52 @@ mod tests {
         }
         let seen = word.lock();
         word.unlock_ahead(seen, 77, 900 | BY_SLOT);
-        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(77), 900));
+        assert_eq!((word.look().state(), word.look().credit()), (PageState::Cached(77), 900));
         assert!(word.look().is_by_slot());
         let seen = word.lock();
         word.unlock(seen.with_hint(Hint::Random), seen.state());
-        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(77), 900), "it has not been touched");
+        assert_eq!(
+            (word.look().state(), word.look().credit()),
+            (PageState::Cached(77), 900),
+            "it has not been touched"
+        );
         let seen = word.lock();
-        word.unlock(seen, State::Swapped(entry));
-        assert_eq!((word.look().state(), word.look().credit()), (State::Swapped(entry), 0));
+        word.unlock(seen, PageState::Swapped(entry));
+        assert_eq!((word.look().state(), word.look().credit()), (PageState::Swapped(entry), 0));
         let seen = word.lock();
-        word.unlock(seen, State::Cached(5));
-        assert_eq!((word.look().state(), word.look().credit()), (State::Cached(5), 0), "an entry's bits are no credit");
+        word.unlock(seen, PageState::Cached(5));
+        assert_eq!(
+            (word.look().state(), word.look().credit()),
+            (PageState::Cached(5), 0),
+            "an entry's bits are no credit"
+        );
         let seen = word.lock();
-        word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), State::None);
+        word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), PageState::None);
         assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));
     }
 
     #[test]
     fn unwritten_is_what_came_in_protected_and_stayed_so() {
         let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
-        let word = Word(AtomicU64::new(State::Swapped(entry).encode()));
-        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
+        let word = PageWord(AtomicU64::new(PageState::Swapped(entry).encode()));
+        word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
         assert!(word.look().is_unwritten() && !word.look().is_writable());
         word.clear_writable();
         assert!(word.look().is_unwritten(), "a sweep changes nothing of it");
-        word.unlock(word.lock(), State::Mapped(None));
+        word.unlock(word.lock(), PageState::Mapped(None));
         assert!(!word.look().is_unwritten(), "without its entry it is worth nothing");
-        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
-        word.unlock(word.lock().writable(), State::Mapped(Some(entry)));
+        word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
+        word.unlock(word.lock().writable(), PageState::Mapped(Some(entry)));
         word.clear_writable();
         assert!(!word.look().is_unwritten() && !word.look().is_writable(), "it may have been written before the sweep");
-        word.unlock(word.lock().with_access(Access::Unwritten), State::Mapped(Some(entry)));
-        word.unlock(word.lock().with_access(Access::Protected), State::Mapped(Some(entry)));
+        word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
+        word.unlock(word.lock().with_access(Access::Protected), PageState::Mapped(Some(entry)));
         assert!(!word.look().is_unwritten() && !word.look().is_writable());
     }
 
     #[test]
     fn who_waits_is_woken() {
-        let word = Word(AtomicU64::new(State::None.encode()));
+        let word = PageWord(AtomicU64::new(PageState::None.encode()));
         let held = word.lock();
         std::thread::scope(|s| {
             let waiters: Vec<_> = (0..4)
@@ -370,9 +378,9 @@ mod tests {
             while word.0.load(Ordering::Relaxed) & WAITERS == 0 {
                 std::thread::yield_now();
             }
-            word.unlock(held, State::Mapped(None));
+            word.unlock(held, PageState::Mapped(None));
             waiters.into_iter().for_each(|w| w.join().unwrap());
         });
-        assert_eq!((word.look().state(), word.look().pins()), (State::Mapped(None), 4));
+        assert_eq!((word.look().state(), word.look().pins()), (PageState::Mapped(None), 4));
     }
 }

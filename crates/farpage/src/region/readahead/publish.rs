@@ -2,12 +2,12 @@
 //!
 //! Called by `stat` in whatever thread publishes, and after forks. Locks: `maps` for reading.
 
-use super::{Map, Readahead};
+use super::{Map, RegionReadahead};
 use crate::stat::{MappingReadahead, READAHEADS};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Readahead {
+impl RegionReadahead {
     /// The regions that fault most, for readers outside; `base`: the number of page 0.
     pub fn publish(&self, base: u64, to: &[MappingReadahead; READAHEADS]) {
         let maps = self.maps.read().unwrap_or_else(PoisonError::into_inner);

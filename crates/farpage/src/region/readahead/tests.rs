@@ -2,7 +2,7 @@
 
 use super::super::Region;
 use super::super::tests::{mix, stress};
-use super::super::word::State;
+use super::super::word::PageState;
 use super::super::{Advice, Pager};
 use super::*;
 use crate::PAGE_SIZE;
@@ -152,7 +152,7 @@ fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
         let mut damaged = Vec::new();
         for page in (300..pages).step_by(600) {
             let state = e.space.word(region.core.first + page as u32).look().state();
-            if let (State::Swapped(entry), true) = (state, damaged.len() < 2) {
+            if let (PageState::Swapped(entry), true) = (state, damaged.len() < 2) {
                 let at = (entry.slot() & 0xffff_ffff) * PAGE_SIZE as u64;
                 file.write_all_at(&[0x5a; PAGE_SIZE], at).unwrap();
                 damaged.push(page);
@@ -187,7 +187,7 @@ fn rules_can_be_changed_for_a_region() {
 
 #[test]
 fn the_background_is_left_alone_while_it_is_late() {
-    let b = Background::default();
+    let b = PrefetchScore::default();
     assert!(b.pays());
     b.note(true);
     let tries = |n: u32| (0..n).filter(|_| b.pays()).count();
@@ -201,7 +201,7 @@ fn the_background_is_left_alone_while_it_is_late() {
 
 #[test]
 fn the_regions_that_fault_most_are_published() {
-    let state = Readahead::new(Tuning::default(), 64, false).unwrap();
+    let state = RegionReadahead::new(Tuning::default(), 64, false).unwrap();
     let entry = Entry::new(0, 1).unwrap();
     let to: [MappingReadahead; READAHEADS] = Default::default();
     // Region n has n faults, one of them where nothing shall be read ahead; the first has none.
