@@ -192,7 +192,7 @@ impl Pager {
             }
             // Its frame is a writer's.
             State::Writeback(_) => Step::Later,
-            State::Cached(f) => match self.refault(vpn, node, f) {
+            State::Cached(f) => match self.refault(vpn, node, f, (vpn, end)) {
                 Some(Outcome::Served) => {
                     self.forget_words((vpn, vpn + 1));
                     Step::Here(1)

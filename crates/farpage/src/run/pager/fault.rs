@@ -1,11 +1,18 @@
 //! Serving one fault: zero page, swap cache, swapped page ([`crate::run::pager::swap_in`]), each with the neighbours
 //! that are likely wanted next. Where the pages come from: [`crate::run::pager::fill`].
 //!
+//! A fault is served in this order:
+//! 1. *Reserve* ([`Pager::reserve`]): a frame or room for a new page. Only here may something be reclaimed.
+//! 2. *Look* at the mapping and at the page's word.
+//! 3. *Fill*. Nothing is taken out of the program between the look and the fill, so what was seen still holds. (A
+//!    writer may take a page of the swap cache; that is told by a compare-and-swap.)
+//!
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::zeros::ZERO_PAGES;
 use crate::run::lru::Batch;
 use crate::run::page_table::{Node, State};
 use crate::run::pager::state::Outcome;
@@ -19,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
-const ZERO_MAX_TIGHT: u32 = 32;
+pub(crate) const ZERO_MAX_TIGHT: u32 = 32;
 
 /// The longest run of pages around `vpn`, inside `[low, high)`, of which all others are `inside`.
 pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
@@ -38,7 +45,9 @@ impl Pager {
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
         let vpn = (fault.addr / PAGE_SIZE) as u64;
         self.readahead.fault_of(fault.tid);
-        let outcome = self.serve_page(vpn);
+        self.reserve(vpn);
+        let mapping = self.range_of(vpn);
+        let outcome = self.serve_page(vpn, mapping);
         if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
             trace.note(vpn, fault.write);
         }
@@ -47,7 +56,7 @@ impl Pager {
         outcome
     }
 
-    fn serve_page(&mut self, vpn: Vpn) -> Outcome {
+    fn serve_page(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) -> Outcome {
         let e = self.e;
         let Some(node) = e.table.node_or_create(vpn) else {
             fatal(
@@ -56,19 +65,14 @@ impl Pager {
             );
         };
         loop {
-            let state = e.table.state(node);
-            match state {
-                State::None | State::Mapped(_) => {
-                    if let Some(outcome) = self.zero_fill(vpn, node, state) {
-                        return outcome;
-                    }
-                    // Reclaim on the way has learnt more of the page: look again.
-                }
-                State::Swapped(entry) => return self.swap_in(vpn, entry),
+            match e.table.state(node) {
+                State::None => return self.zero_fill(vpn, mapping),
+                State::Mapped(entry) => return self.zero_again(vpn, node, entry),
+                State::Swapped(entry) => return self.swap_in(vpn, entry, mapping),
                 // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
                 State::Writeback(_) => return Outcome::Later,
                 State::Cached(f) => {
-                    if let Some(outcome) = self.refault(vpn, node, f) {
+                    if let Some(outcome) = self.refault(vpn, node, f, mapping) {
                         return outcome;
                     }
                     // A writer took the page in this moment: look again.
@@ -88,57 +92,55 @@ impl Pager {
         lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
 
-    /// First touch, or a page that the program discarded: zeros. `None`: the page is in another state by now.
-    fn zero_fill(&mut self, vpn: Vpn, node: Node, state: State) -> Option<Outcome> {
+    /// The word says present, the fault says absent: the program has discarded the page, and gets zeros. Or it is
+    /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
+    fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
         let e = self.e;
-        let (low, high) = self.range_of(vpn);
-        if let State::Mapped(entry) = state {
-            // The word says present, the fault says absent: discarded. Or present again, and the fault is an old one;
-            // then the kernel refuses the zero page below and nothing happens. But not if reclaim has taken the page
-            // out in between.
-            let zeros = self.zeros_for(1);
-            if e.table.state(node) != state {
-                self.give_zeros_back(zeros);
-                return None;
-            }
-            let placed = self.place_zeros(vpn, zeros, 1);
-            if placed.done == 0 {
-                return Some(self.unplaced(vpn, placed.stop));
-            }
-            let mut lru = lock(&e.lru);
-            lru.unmap(&e.table, node, State::None);
-            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
-            drop(lru);
-            e.free_entry(entry);
-            Stat::add(&e.stat.swpin_zero, 1);
-            return Some(Outcome::Served);
+        let Some(zeros) = self.zeros_for(1) else { return Outcome::Later };
+        let placed = self.place_zeros(vpn, zeros);
+        if placed.done == 0 {
+            return self.unplaced(vpn, placed.stop);
         }
+        let mut lru = lock(&e.lru);
+        lru.unmap(&e.table, node, State::None);
+        lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+        drop(lru);
+        e.free_entry(entry);
+        Stat::add(&e.stat.swpin_zero, 1);
+        Outcome::Served
+    }
+
+    /// First touch: zeros, also for neighbours.
+    fn zero_fill(&mut self, vpn: Vpn, (low, high): (Vpn, Vpn)) -> Outcome {
+        let e = self.e;
         let tight = e.budget.pressure();
         let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         let most = if tight { ZERO_MAX_TIGHT } else { ZERO_MAX };
         let window = self.zero_streams.on_fault(vpn, most, |v| !is_none(v));
+        self.zero_window = window.pages;
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
         let (start, end) = {
             let lost = lock(&e.lost);
             run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
         };
-        let mut at = start;
-        let mut outcome = None;
-        while at < end {
-            let zeros = self.zeros_for(((end - at) as usize).min(64));
-            // Now, not before: see `zeros_for`. (What is lost becomes so in faults only.)
-            let n = (at..end).take(zeros.n).take_while(|v| is_none(*v)).count();
-            if n == 0 {
-                self.give_zeros_back(zeros);
-                match at < vpn {
-                    true => at = vpn,
-                    false if at == vpn => return None,
-                    false => break,
-                }
-                continue;
-            }
-            let placed = self.place_zeros(at, zeros, n);
+        // The page that is waited for first, then those after it, then those before it.
+        let (after, stop) = self.zero_run(vpn, end);
+        if after == vpn {
+            return stop.map_or(Outcome::Later, |stop| self.unplaced(vpn, Some(stop)));
+        }
+        let before = if self.zero_run(start, vpn).0 == vpn { start } else { vpn };
+        self.zero_streams.on_served(before, (after - before) as u32);
+        Outcome::Served
+    }
+
+    /// Puts zero pages at `[from, to)`, as far as there are some; where it stopped, and why if it was refused.
+    fn zero_run(&mut self, from: Vpn, to: Vpn) -> (Vpn, Option<Refused>) {
+        let e = self.e;
+        let mut at = from;
+        while at < to {
+            let Some(zeros) = self.zeros_for(((to - at) as usize).min(ZERO_PAGES)) else { break };
+            let placed = self.place_zeros(at, zeros);
             let mut batch = Batch::default();
             for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -147,27 +149,16 @@ impl Pager {
                 lock(&e.lru).map_batch(&e.table, &mut batch);
             }
             Stat::add(&e.stat.swpin_zero, placed.done as u64);
-            if (at..at + placed.done as u64).contains(&vpn) {
-                outcome = Some(Outcome::Served);
-            }
             at += placed.done as u64;
-            if let Some(stop) = placed.stop {
-                if stop == Refused::Present && at != vpn && at < vpn {
-                    at = vpn; // a neighbour that the scan has not come to yet: go on with what was asked for
-                    continue;
-                }
-                if at == vpn {
-                    return Some(self.unplaced(vpn, Some(stop)));
-                }
-                break;
+            if placed.stop.is_some() {
+                return (at, placed.stop);
             }
         }
-        self.zero_streams.on_served(start, (at - start) as u32);
-        Some(outcome.unwrap_or(Outcome::Later))
+        (at, None)
     }
 
     /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
-    pub(crate) fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo) -> Option<Outcome> {
+    pub(crate) fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo, mapping: (Vpn, Vpn)) -> Option<Outcome> {
         let e = self.e;
         let mut lru = lock(&e.lru);
         // Under the lock: until the page is claimed, a writer may take it and change its slot.
@@ -202,7 +193,6 @@ impl Pager {
             Err(stop) => return Some(self.recache(vpn, node, f, (entry, ahead), stop)),
         }
         if ahead || self.readahead.wants_all_touches() {
-            let mapping = self.range_of(vpn);
             self.readahead.on_hit(vpn, mapping.0, ahead);
             e.stat.note_touched(mapping.0, ahead.into());
         }

@@ -1,8 +1,9 @@
 //! Putting pages into the program: where they come from, and what a refusal means.
 //!
-//! Pages for new content come from, in this order: new pages of the kernel while the budget has room, free frames,
-//! frames freed on the spot (direct reclaim). If nothing can be reclaimed (every device full) the budget gives way,
-//! with a warning, not the program.
+//! Pages for new content come from, in this order: new pages of the kernel while the budget has room, free frames.
+//! A fault begins with [`Pager::reserve`], which sees to it that there is one of either, and reclaims if there is not.
+//! If nothing can be reclaimed (every device full) the budget gives way by a page, with a warning, not the program.
+//! Everything else in this file takes what there is, and never reclaims.
 //!
 //! *Copy or move.* A `UFFDIO_MOVE` makes the kernel interrupt every CPU that has run a thread of the process since it
 //! last did, even one that sleeps; a `UFFDIO_COPY` interrupts nobody, but takes a page from the kernel and leaves its
@@ -14,6 +15,8 @@
 use crate::PAGE_SIZE;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
+use crate::run::page_table::State;
+use crate::run::pager::fault::ZERO_MAX_TIGHT;
 use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
@@ -36,7 +39,7 @@ pub(crate) struct Zeros {
     /// Frames from this one on, owned; `None`: new pages of the kernel.
     frames: Option<FrameNo>,
     /// Pages.
-    pub n: usize,
+    n: usize,
 }
 
 /// Result of putting a run of frames into place.
@@ -48,33 +51,67 @@ pub(crate) struct Placed {
 }
 
 impl Pager {
-    /// Memory for up to `n` zero pages. May reclaim, and reclaim takes out pages of which nothing was known before (it
-    /// scans): whatever was known of any page has to be looked at again before the zeros are placed.
-    pub(crate) fn zeros_for(&mut self, n: usize) -> Zeros {
-        if self.e.budget.room() >= n as i64 {
-            return Zeros { frames: None, n };
+    /// The first step of a fault: sees to it that there is a frame, or room for a new page, if the page at `vpn` needs
+    /// one, and as many as were zero-filled for the last first touch, if this is one. May reclaim, and so may change
+    /// the state of any page; nothing after it in a fault does.
+    ///
+    /// What was reserved is not kept from others. If somebody else takes it, the fault waits, and is reserved for anew.
+    pub(crate) fn reserve(&mut self, vpn: Vpn) {
+        let e = self.e;
+        self.gives_way = false;
+        let state = e.table.node(vpn).map_or(State::None, |node| e.table.state(node));
+        let want = match state {
+            State::Cached(_) | State::Writeback(_) => return, // it has a frame
+            State::None => self.zero_window.clamp(1, ZERO_MAX_TIGHT) as usize,
+            State::Swapped(_) if self.ahead.has(vpn) => return,
+            State::Mapped(_) | State::Swapped(_) => 1,
+        };
+        let there = |pager: &Pager| e.frames.free_count() + pager.e.budget.room().max(0) as usize;
+        if there(self) >= want {
+            return;
         }
-        // If nothing can be reclaimed, the program goes on above its budget.
-        self.frames_for(n).map_or(Zeros { frames: None, n: 1 }, |(first, n)| Zeros { frames: Some(first), n })
+        if e.conf.squeeze && !matches!(state, State::Swapped(_)) {
+            self.squeeze();
+        }
+        // Each time makes some room.
+        for _ in 0..want {
+            if there(self) >= want {
+                return;
+            }
+            if !self.reclaim_now() {
+                self.gives_way = there(self) == 0;
+                return;
+            }
+        }
     }
 
-    /// Puts `n` zero pages at `vpn`, not more than there are. What is left of them is given back.
-    pub(crate) fn place_zeros(&mut self, vpn: Vpn, zeros: Zeros, n: usize) -> Placed {
+    /// How many new pages may be taken from the kernel for a fault: what the budget has room for. One, if nothing could
+    /// be reclaimed for it.
+    fn new_pages(&mut self) -> usize {
+        let room = self.e.budget.room().max(0) as usize;
+        if room == 0 && std::mem::take(&mut self.gives_way) { 1 } else { room }
+    }
+
+    /// Memory for up to `n` zero pages; `None`: there is none just now.
+    pub(crate) fn zeros_for(&mut self, n: usize) -> Option<Zeros> {
+        if self.e.budget.room() < n as i64
+            && let Some((first, n)) = self.e.frames.take_free(n)
+        {
+            return Some(Zeros { frames: Some(first), n });
+        }
+        let n = n.min(self.new_pages());
+        (n > 0).then_some(Zeros { frames: None, n })
+    }
+
+    /// Puts zero pages at `vpn`, as many as there are.
+    pub(crate) fn place_zeros(&mut self, vpn: Vpn, Zeros { frames, n }: Zeros) -> Placed {
         let e = self.e;
-        let Some(first) = zeros.frames else { return self.copy_in(vpn, zero_pages(), n) };
-        e.frames.put_free(first + n as FrameNo, zeros.n - n);
+        let Some(first) = frames else { return self.copy_in(vpn, zero_pages(), n) };
         for f in first..first + n as FrameNo {
             // SAFETY: taken from the free frames, so it has a page and is ours.
             unsafe { e.frames.page_mut(f) }.fill(0);
         }
         self.place_frames(vpn, first, n)
-    }
-
-    /// Zeros that are not needed.
-    pub(crate) fn give_zeros_back(&self, zeros: Zeros) {
-        if let Some(first) = zeros.frames {
-            self.e.frames.put_free(first, zeros.n);
-        }
     }
 
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
@@ -97,7 +134,7 @@ impl Pager {
         if self.should_copy(n) {
             return Some((Stage::Scratch, n));
         }
-        let frames = if wanted { self.frames_or_room(n) } else { self.e.frames.take_free(n) };
+        let frames = if wanted { self.frames_or_new(n) } else { self.e.frames.take_free(n) };
         frames.map(|(first, got)| (Stage::Frames(first), got))
     }
 
@@ -208,39 +245,18 @@ impl Pager {
         }
     }
 
-    /// Free frames, or new ones while the budget has room, or reclaimed ones.
-    pub(crate) fn frames_or_room(&mut self, n: usize) -> Option<(FrameNo, usize)> {
+    /// Up to `n` free frames, or new ones; `None`: there are none just now.
+    pub(crate) fn frames_or_new(&mut self, n: usize) -> Option<(FrameNo, usize)> {
         let e = self.e;
         if let Some(run) = e.frames.take_free(n) {
             return Some(run);
         }
-        let room = e.budget.room().max(0) as usize;
-        if room > 0 || !self.reclaim_now() {
-            // New pages for frames; at least one, even above the budget if nothing can be reclaimed.
-            let (first, got) = e.frames.take_empty(n.min(room.max(1)))?;
-            // SAFETY: empty frames of the arena, taken; the zeros are engine memory.
-            let (bytes, _) = unsafe {
-                self.mm.copy_pages(e.frames.addr(first), zero_pages(), got.min(ZERO_PAGES) * PAGE_SIZE, true)
-            };
-            let done = bytes / PAGE_SIZE;
-            e.budget.add(done as i64);
-            e.frames.put_empty(first + done as FrameNo, got - done);
-            return (done > 0).then_some((first, done));
-        }
-        e.frames.take_free(n)
-    }
-
-    /// Free frames or reclaimed ones; `None` if nothing can be reclaimed.
-    pub(crate) fn frames_for(&mut self, n: usize) -> Option<(FrameNo, usize)> {
-        if self.e.conf.squeeze {
-            self.squeeze();
-        }
-        if let Some(run) = self.e.frames.take_free(n) {
-            return Some(run);
-        }
-        if !self.reclaim_now() {
-            return None;
-        }
-        self.e.frames.take_free(n)
+        let (first, got) = e.frames.take_empty(n.min(self.new_pages()).min(ZERO_PAGES))?;
+        // SAFETY: empty frames of the arena, taken; the zeros are engine memory.
+        let (bytes, _) = unsafe { self.mm.copy_pages(e.frames.addr(first), zero_pages(), got * PAGE_SIZE, true) };
+        let done = bytes / PAGE_SIZE;
+        e.budget.add(done as i64);
+        e.frames.put_empty(first + done as FrameNo, got - done);
+        (done > 0).then_some((first, done))
     }
 }

@@ -80,7 +80,7 @@ impl Pager {
     }
 
     /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
-    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: Window) -> Option<Outcome> {
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: Window, mapping: (Vpn, Vpn)) -> Option<Outcome> {
         let e = self.e;
         let loaded = window.loaded.unwrap_or(0);
         let usable = |i: usize| {
@@ -108,7 +108,6 @@ impl Pager {
                 self.readahead.on_stream(vpn, |vpn| e.table.is_there(vpn))
             }
         };
-        let mapping = self.range_of(vpn);
         let exact = self.readahead.is_exact();
         // The page that is waited for is most often the first of them, or the last.
         let (from, n) = if 2 * wanted < loaded { (wanted + 1, loaded - wanted - 1) } else { (0, wanted) };

@@ -94,6 +94,8 @@ impl Engine {
             placed: 0,
             placed_before: 0,
             copies_hand: 0,
+            gives_way: false,
+            zero_window: 1,
             scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),

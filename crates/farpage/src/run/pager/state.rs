@@ -75,6 +75,8 @@ pub struct Pager {
     pub(crate) placed_before: u64,
     /// Where the search for clean copies goes on.
     pub(crate) copies_hand: u32,
+    /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.
+    pub(crate) gives_way: bool,
     /// For pages that are copied into the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
@@ -112,6 +114,8 @@ pub struct Pager {
     pub(crate) robust: Lists,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
+    /// Pages that were to be zero-filled for the last first touch.
+    pub(crate) zero_window: u32,
     /// How executable memory is taken out.
     pub(crate) transit: Transit,
     /// Records the faults, if that was asked for.

@@ -45,7 +45,7 @@ fn list_of(vpn: Vpn, others: impl Iterator<Item = Vpn>) -> Vec<Vpn> {
 
 impl Pager {
     /// Brings a swapped page in, whose content is at `entry`, and what is to come with it.
-    pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry) -> Outcome {
+    pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Outcome {
         let e = self.e;
         // What was read and is of no use, because the read failed or the page was changed, is not queued again.
         let mut at_once = false;
@@ -53,13 +53,12 @@ impl Pager {
             Flight::None => {}
             Flight::OnItsWay => return Outcome::Later,
             Flight::Here(window) => {
-                if let Some(outcome) = self.swap_in_read(vpn, window) {
+                if let Some(outcome) = self.swap_in_read(vpn, window, mapping) {
                     return outcome;
                 }
                 at_once = true;
             }
         }
-        let mapping = self.range_of(vpn);
         let is_there = |vpn| e.table.is_there(vpn);
         let plan = match self.readahead.take_marker(vpn, is_there) {
             Some(credit) => {
@@ -96,7 +95,7 @@ impl Pager {
             match self.flight_with(vpn) {
                 // Nothing could be queued after all.
                 Flight::Here(window) => {
-                    if let Some(outcome) = self.swap_in_read(vpn, window) {
+                    if let Some(outcome) = self.swap_in_read(vpn, window, mapping) {
                         return outcome;
                     }
                 }
@@ -162,7 +161,7 @@ impl Pager {
     fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window, wait: bool) -> Outcome {
         let (e, vpn) = (self.e, list[0]);
         let mut frames = Vec::with_capacity(list.len());
-        let mut run = self.frames_or_room(list.len());
+        let mut run = self.frames_or_new(list.len());
         while let Some((first, n)) = run {
             frames.extend(first..first + n as FrameNo);
             run = if frames.len() < list.len() { e.frames.take_free(list.len() - frames.len()) } else { None };

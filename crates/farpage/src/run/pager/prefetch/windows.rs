@@ -96,3 +96,10 @@ pub(crate) struct Ahead {
     /// Whether the reader pays; begun with the first window that it could have.
     pub(super) trial: Option<Trial>,
 }
+
+impl Ahead {
+    /// Whether a window has the page.
+    pub(crate) fn has(&self, vpn: Vpn) -> bool {
+        self.windows.iter().any(|w| w.has(vpn))
+    }
+}
