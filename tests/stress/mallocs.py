@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """What an allocator maps by itself is managed before its caller fills it: nearly every page that the program fills is served by the
-engine. Without the functions in front of the allocator many come from the kernel, and the budget is left. The kernel's news of
-mappings, which come nearly as soon on a quiet machine, are switched off.
+engine. Without the functions in front of the allocator many come from the kernel, and the budget is left.
 
     mallocs.py FARPAGE PROGRAM"""
 
@@ -12,7 +11,7 @@ import sys
 
 farpage, program = sys.argv[1:]
 library = os.path.join(os.path.dirname(os.path.abspath(farpage)), "libfarpage_preload.so")
-env = {**os.environ, "FARPAGE_CONF": f"ram:{32 << 20};swap:zram;verify;deaf", "LD_PRELOAD": library}
+env = {**os.environ, "FARPAGE_CONF": f"ram:{32 << 20};swap:zram;verify", "LD_PRELOAD": library}
 
 
 def served(pid):

@@ -171,8 +171,6 @@ pub struct Conf {
     pub squeeze: bool,
     /// For tests: compressed windows are read in advance by the thread for it, whether or not that pays.
     pub reader: bool,
-    /// For tests: the kernel's news of mappings are not asked for, as where that is forbidden.
-    pub deaf: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
     /// No warnings: only errors go to stderr.
@@ -328,7 +326,6 @@ impl Conf {
             verify: false,
             squeeze: false,
             reader: false,
-            deaf: false,
             verbose: false,
             quiet: false,
             idle_poll: Idle::Auto,
@@ -351,7 +348,6 @@ impl Conf {
                 ("verify", "") => conf.verify = true,
                 ("squeeze", "") => conf.squeeze = true,
                 ("reader", "") => conf.reader = true,
-                ("deaf", "") => conf.deaf = true,
                 ("verbose", "") => conf.verbose = true,
                 ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
@@ -401,7 +397,6 @@ impl fmt::Display for Conf {
             (self.verify, "verify"),
             (self.squeeze, "squeeze"),
             (self.reader, "reader"),
-            (self.deaf, "deaf"),
             (self.verbose, "verbose"),
             (self.quiet, "quiet"),
         ];
@@ -420,7 +415,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;squeeze;reader;deaf;quiet;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;squeeze;reader;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {

@@ -29,7 +29,7 @@ use crate::sys::raw::gettid;
 use farpage_swap::range::RangeSet;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -105,7 +105,6 @@ impl Engine {
             wipes: AtomicBool::new(false),
             stack_top: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
-            events: AtomicPtr::new(std::ptr::null_mut()),
             pinned: Mutex::new(BTreeSet::new()),
             lost: Mutex::new(BTreeSet::new()),
             trash: Mutex::new(None),

@@ -26,7 +26,7 @@
 pub(crate) mod following;
 
 use crate::run::privileges::following::{Model, NO_BITS, WAIT_NS};
-use crate::run::stacks::{MONITOR, OPENER, STACKS};
+use crate::run::stacks::{MONITOR, STACKS};
 use crate::run::state::Engine;
 use crate::sys::futex;
 use crate::sys::message::fatal_fmt;
@@ -82,11 +82,11 @@ impl Engine {
         }
         self.retired.store(true, SeqCst);
         self.ring_monitor();
-        for (index, done) in self.following.done.iter().enumerate() {
+        for done in &self.following.done {
             loop {
                 match done.load(SeqCst) {
                     0 => break,
-                    _ if index != OPENER && self.is_active() => return,
+                    _ if self.is_active() => return,
                     now => futex::wait(done, now, Some(WAIT_NS)),
                 }
             }
@@ -189,11 +189,5 @@ impl Engine {
         }
         following.done[index].store(published, SeqCst);
         futex::wake_all(&following.done[index]);
-    }
-
-    /// The opener's last step.
-    pub(crate) fn keep_up_and_end(&self) {
-        self.keep_up(OPENER);
-        self.following.end(OPENER);
     }
 }

@@ -6,8 +6,8 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::Arena;
 use crate::sys::thread::{STACK_BYTES, Stack};
 
-/// Stacks, by index: monitor, pager, writer, opener, reader.
-pub const STACKS: usize = 5;
+/// Stacks, by index: monitor, pager, writer, reader.
+pub const STACKS: usize = 4;
 
 /// Index of the monitor's stack.
 pub const MONITOR: usize = 0;
@@ -18,11 +18,8 @@ pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
 
-/// Index of the opener's stack.
-pub const OPENER: usize = 3;
-
 /// Index of the reader's stack.
-pub const READER: usize = 4;
+pub const READER: usize = 3;
 
 /// Bytes of an engine thread's memory.
 pub(crate) const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;

@@ -8,7 +8,6 @@
 //! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
 //! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
 //! | reader | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
-//! | opener | opens perf's events at the start, and ends | nothing |
 //!
 //! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
 //! must not be moved between an event's reading and its application. One thread has that by construction.
@@ -43,7 +42,6 @@ use crate::stat::Stat;
 use crate::swap::space::SwapSpace;
 use crate::sys::futex;
 use crate::sys::message::fatal;
-use crate::sys::perf::MappingEvents;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, spawn};
 use farpage_swap::range::RangeSet;
@@ -126,8 +124,6 @@ pub struct Engine {
     pub stack_top: AtomicUsize,
     /// Threads that the program has started, before activation.
     pub started: AtomicUsize,
-    /// The kernel's news of mappings, on their way to the pager ([`crate::run::mappings::discovery`]).
-    pub events: AtomicPtr<MappingEvents>,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,

@@ -15,7 +15,6 @@ pub mod message;
 pub mod mutex;
 pub mod pagemap;
 pub mod pass;
-pub mod perf;
 pub mod privilege;
 pub mod proc;
 pub mod raw;

@@ -89,8 +89,6 @@ pub mod nr {
     pub const TGKILL: u32 = 234;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
-    /// `perf_event_open`
-    pub const PERF_EVENT_OPEN: u32 = 298;
     /// `exit`
     pub const EXIT: u32 = 60;
     /// `dup3`

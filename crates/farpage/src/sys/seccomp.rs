@@ -168,7 +168,7 @@ fn filter(pid: u32) -> Filter {
     filter.jump(IF_EQUAL, X86_64, 1, 0);
     filter.step(RETURN, REFUSE);
     filter.step(LOAD, NUMBER);
-    // Of userfaultfd, of pagemap and maps, of perf's events, of block devices.
+    // Of userfaultfd, of pagemap and maps, of block devices.
     for family in [0xaa, u32::from(b'f'), u32::from(b'$'), 0x12] {
         filter.allow(libc::SYS_ioctl, &[If { at: 1, mask: 0xff00, is: family << 8 }]);
     }

@@ -197,7 +197,6 @@ pub fn child_of(forker: usize) {
     f.leases.forget();
     std::mem::forget(lock(&e.trash).take());
     f.end.store(errand.channel, SeqCst);
-    e.events.store(std::ptr::null_mut(), SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();

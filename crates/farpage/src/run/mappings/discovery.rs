@@ -3,7 +3,6 @@
 //! | what | from whom | when |
 //! | --- | --- | --- |
 //! | a *note* ([`crate::run::mappings::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::run::budget::charge`]), the thread waits until it is registered |
-//! | a record of perf ([`crate::sys::perf`]) | the kernel | some ten microseconds after mmap, brk, mprotect |
 //! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
 //!
 //! Program threads run the first half of this file, the pager the second. No locks in the first: see
@@ -14,17 +13,12 @@ use crate::mem::lock::lock;
 use crate::mem::units::USER_END;
 use crate::run::budget::charge::ANY;
 use crate::run::mappings::notice_ring::Note;
-use crate::run::mappings::register::ADOPT_MIN;
 use crate::run::pager::state::Pager;
-use crate::run::stacks::OPENER;
 use crate::run::state::Engine;
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::sys::cpu;
 use crate::sys::futex;
-use crate::sys::perf::MappingEvents;
-use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{nr, syscall};
-use crate::sys::thread::{Start, exit_thread, settle};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -168,26 +162,6 @@ impl Engine {
         }
     }
 
-    /// Has the kernel's news of mappings opened, by a thread of its own: the first such event of a system takes 13 ms,
-    /// which is when a fast program reaches its budget. Called by the monitor at its start. Where it is not allowed,
-    /// looks have to do.
-    pub(crate) fn open_events(&'static self) {
-        if !self.conf.deaf {
-            let start = Start { entry: opener, arg: self.address(), name: b"farpage-opener", share_files: true };
-            let _ = self.spawn(OPENER, &start);
-        }
-    }
-
-    /// What [`Engine::open_events`] has brought since the last call.
-    fn take_events(&self) -> Option<MappingEvents> {
-        if self.events.load(SeqCst).is_null() {
-            return None;
-        }
-        let found = self.events.swap(std::ptr::null_mut(), SeqCst);
-        // SAFETY: the opener made it of a box and left it here; the swap gives it to one taker.
-        Some(*unsafe { Box::from_raw(found) })
-    }
-
     /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
     pub(crate) fn early_notes(&self) -> bool {
         while let Some(Note::Thread(block)) = self.notes.peek() {
@@ -199,37 +173,11 @@ impl Engine {
     }
 }
 
-extern "C" fn opener(engine: usize) -> ! {
-    settle(b"farpage-opener");
-    // SAFETY: spawn passed the address of the engine, which is never freed.
-    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    let mut threads = Vec::new();
-    if let Ok(proc) = Proc::held() {
-        let _ = proc::threads(&proc, |thread| threads.push(thread.tid));
-    }
-    if let Ok(events) = MappingEvents::open(&threads) {
-        e.events.store(Box::into_raw(Box::new(events)), SeqCst);
-        e.kick_pager();
-    }
-    e.keep_up_and_end();
-    exit_thread()
-}
-
 impl Pager {
     /// Registers the mappings that were heard of since the last call.
     pub(crate) fn adopt_news(&mut self) {
         let e = self.e;
         let mut news = std::mem::take(&mut self.news);
-        if self.events.is_none() {
-            self.events = e.take_events();
-        }
-        if let Some(events) = &mut self.events {
-            events.read(|start, end| {
-                if end - start >= ADOPT_MIN {
-                    news.push((start, end));
-                }
-            });
-        }
         // Before the notes: what is noted later will be counted again.
         e.charges.look();
         let mut noted = false;

@@ -110,7 +110,6 @@ impl Engine {
             stragglers: Stragglers::new(proc.try_clone().map_err(no_proc)?),
             dead: Vec::new(),
             news: Vec::new(),
-            events: None,
             readahead: Readahead::new(self.conf.readahead, self.conf.ram),
             ahead: Ahead::default(),
             robust: Lists::new(proc.try_clone().map_err(no_proc)?),

@@ -15,7 +15,6 @@ use crate::run::pager::scratch::Scratch;
 use crate::run::pager::trace::Recorder;
 use crate::run::state::Engine;
 use crate::swap::Entry;
-use crate::sys::perf::MappingEvents;
 use farpage_swap::readahead::Streams;
 use rustix::fd::OwnedFd;
 use std::time::Instant;
@@ -104,8 +103,6 @@ pub struct Pager {
     pub(crate) dead: Vec<Entry>,
     /// Mappings heard of; empty in between.
     pub(crate) news: Vec<(usize, usize)>,
-    /// The kernel's news of mappings, where the system allows it.
-    pub(crate) events: Option<MappingEvents>,
     /// Which swapped pages come in with one that is missing.
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.

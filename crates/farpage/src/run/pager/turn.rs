@@ -79,18 +79,17 @@ impl Pager {
         }
     }
 
-    /// Waits for a message, a kick or news of a mapping, at most `timeout_ns`.
+    /// Waits for a message, a kick or a read, at most `timeout_ns`.
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
-        let events = self.events.as_ref().map_or(self.kick.as_fd(), |events| events.as_fd());
         let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
         // Where nothing would wake it, it only looks.
         let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
-        let fds = [messages, self.kick.as_fd(), events, reads];
+        let fds = [messages, self.kick.as_fd(), reads];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
         let woken = poll(&mut fds, timeout.as_ref()).is_ok();
-        let [_, kicked, _, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
+        let [_, kicked, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
         if kicked {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);

@@ -138,8 +138,6 @@ impl Monitor {
         // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must be
         // noticed.
         let buffer = vec![1; 32 * 1024];
-        // Now, because perf follows the threads that the program starts from here on.
-        e.open_events();
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands.
         let opened = if is_child { None } else { e.open(&proc).ok() };
