@@ -25,7 +25,6 @@
 //! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`Ages::rank_of`] for what follows from that.
-//! * Pages beside one that was wanted back soon are not unmapped for a while: [`alone`].
 //! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
 //!
 //! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in
@@ -34,16 +33,13 @@
 //! Pure; the caller locks.
 
 mod ages;
-mod alone;
 mod next;
 mod page;
 
 pub use ages::Ages;
-pub use alone::{STRETCH_PAGES, Tick};
 pub use page::{Pages, Rank, Shadow, Words};
 
 use crate::lru::{Links, List};
-use alone::Clock;
 
 /// Probation's share of the pages in memory: one in this many.
 const PROBATION_SHARE: u32 = 12;
@@ -105,7 +101,6 @@ pub struct WorkingSet {
     /// How many pages of main may be unmapped to fill its stage, in parts of a page.
     credit: u32,
     earned: Earned,
-    clock: Clock,
 }
 
 impl Default for WorkingSet {
@@ -130,7 +125,6 @@ impl WorkingSet {
             stage: STAGE_START,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
-            clock: Clock::new(),
         }
     }
 
@@ -168,12 +162,8 @@ impl WorkingSet {
         self.ages().rank_of(shadow)
     }
 
-    /// A page that left at `shadow` was read because it was touched. Say so once for each, for the length of the stage;
-    /// and if it was wanted back soon, its neighbours are left alone.
-    pub fn note_read(&mut self, pages: &impl Pages, n: u32, shadow: Shadow) {
-        if self.ages().is_near(shadow) {
-            pages.set_wanted(n, self.clock.now());
-        }
+    /// A page was read because it was touched. Say so once for each, for the length of the stage.
+    pub fn note_read(&mut self) {
         self.earned.read_back += 1;
         self.look_at_stage();
     }
@@ -235,12 +225,11 @@ impl WorkingSet {
     }
 
     /// A cached page is mapped again because it was touched; its rank from now on.
-    pub fn refault(&mut self, pages: &impl Pages, n: u32, rank: Rank) -> Rank {
-        self.uncache(pages, n, rank);
-        pages.set_wanted(n, self.clock.now());
+    pub fn refault(&mut self, links: &impl Links, n: u32, rank: Rank) -> Rank {
+        self.uncache(links, n, rank);
         self.earned.wanted_back += 1;
         self.look_at_stage();
-        self.map(pages, n, rank.raised());
+        self.map(links, n, rank.raised());
         rank.raised()
     }
 
@@ -298,7 +287,6 @@ impl WorkingSet {
 
     fn departs(&mut self) {
         self.departures = self.departures.wrapping_add(1);
-        self.clock.on_departure(self.pages());
     }
 
     /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.

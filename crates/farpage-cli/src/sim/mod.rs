@@ -124,7 +124,7 @@ fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
     let stage = args.stage.map_or(Stage::Adaptive, Stage::Fixed);
     let counts = |name: &str| {
         let mut policy: Box<dyn Policy> = match name {
-            "ours" => Box::new(Ours::at(ram, trace.places(), stage)),
+            "ours" => Box::new(Ours::new(ram, trace.pages, stage)),
             "lru" => Box::new(Lru::new(ram, trace.pages)),
             "clock" => Box::new(Clock::new(ram, trace.pages)),
             "fifo" => Box::new(Fifo::new(ram, trace.pages)),

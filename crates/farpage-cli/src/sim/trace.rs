@@ -179,11 +179,6 @@ impl Trace {
         Trace { name: name.to_owned(), accesses, pages, numbers: (0..u64::from(pages)).collect() }
     }
 
-    /// Where each page lies: its address, in units of a page.
-    pub fn places(&self) -> &[u64] {
-        &self.numbers
-    }
-
     /// Writes the trace, compressed.
     pub fn save(&self, path: &Path) -> Result<()> {
         let fail = |e: &std::io::Error| Failure::new(format!("cannot write {}: {}", path.display(), why(e)));

@@ -2,9 +2,8 @@
 
 use super::{Met, Nodes, Policy};
 use crate::lru::Links;
-use crate::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick, WorkingSet};
+use crate::workingset::{Pages, Rank, Shadow, WorkingSet};
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 /// How much of the memory is unmapped but still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,14 +22,11 @@ enum At {
     Out(Shadow),
 }
 
-/// Links and places of the pages.
+/// Links and states of the pages.
 #[derive(Debug)]
 struct Table {
     links: Nodes,
     at: Vec<Cell<At>>,
-    /// Of each page, where it lies: which of `wanted` it shares with its neighbours.
-    stretch: Vec<u32>,
-    wanted: Vec<Cell<Tick>>,
 }
 
 impl Links for Table {
@@ -58,12 +54,6 @@ impl Pages for Table {
     fn set_rank(&self, n: u32, rank: Rank) {
         self.at[n as usize].set(At::Cached(rank));
     }
-    fn wanted(&self, n: u32) -> Tick {
-        self.wanted[self.stretch[n as usize] as usize].get()
-    }
-    fn set_wanted(&self, n: u32, tick: Tick) {
-        self.wanted[self.stretch[n as usize] as usize].set(tick);
-    }
 }
 
 /// See the module documentation.
@@ -76,21 +66,10 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// A memory of `size` pages, for pages below `pages`; those with neighbouring numbers lie beside each other.
+    /// A memory of `size` pages, for pages below `pages`.
     pub fn new(size: u32, pages: u32, stage: Stage) -> Ours {
-        Ours::at(size, &(0..u64::from(pages)).collect::<Vec<_>>(), stage)
-    }
-
-    /// The same for pages that lie at `places`, in units of a page.
-    pub fn at(size: u32, places: &[u64], stage: Stage) -> Ours {
-        let mut stretches = BTreeMap::new();
-        let mut stretch_of = |place: &u64| {
-            let next = stretches.len() as u32;
-            *stretches.entry(place / u64::from(STRETCH_PAGES)).or_insert(next)
-        };
-        let stretch: Vec<u32> = places.iter().map(&mut stretch_of).collect();
-        let (links, at) = (Nodes::new(places.len()), vec![Cell::new(At::New); places.len()]);
-        let table = Table { links, at, stretch, wanted: vec![Cell::default(); stretches.len()] };
+        let pages = pages as usize;
+        let table = Table { links: Nodes::new(pages), at: vec![Cell::new(At::New); pages] };
         Ours { set: WorkingSet::new(), table, size, stage }
     }
 
@@ -140,7 +119,7 @@ impl Policy for Ours {
             At::New => (Met::Miss, Rank::NEW),
             At::Out(shadow) => {
                 let rank = self.set.rank_of(shadow);
-                self.set.note_read(&self.table, page, shadow);
+                self.set.note_read();
                 (Met::Miss, rank)
             }
         };

@@ -29,7 +29,7 @@ impl Ages {
     }
 
     /// The refault distance is short: at most a quarter of the pages in memory.
-    pub(super) fn is_near(self, shadow: Shadow) -> bool {
+    fn is_near(self, shadow: Shadow) -> bool {
         self.distance(shadow) <= self.pages / NEAR_PART
     }
 

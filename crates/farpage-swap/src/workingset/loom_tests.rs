@@ -43,10 +43,6 @@ impl Pages for Page {
         Rank::HOT
     }
     fn set_rank(&self, _: u32, _: Rank) {}
-    fn wanted(&self, _: u32) -> Tick {
-        Tick::default()
-    }
-    fn set_wanted(&self, _: u32, _: Tick) {}
 }
 
 impl Words for Page {

@@ -7,19 +7,16 @@
 //!
 //! Pure; the caller locks.
 
-use super::alone::Clock;
-use super::page::Pages;
 use super::{CREDIT, Queue, WorkingSet};
 use crate::lru::{Links, List};
 
 impl WorkingSet {
     /// Up to `out.len()` mapped pages to be unmapped next; they stay on their lists. `target`: how many pages are to be
-    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have. What is left alone
-    /// is passed over and becomes the youngest of its list, but not where nothing else is there.
+    /// cached. The queue goes first whose cached list is shorter, compared with what it is to have.
     ///
     /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
     /// took the next page of main out, all of main would go round and round beside a pass over much data.
-    pub fn oldest(&mut self, pages: &impl Pages, target: u32, out: &mut [u32]) -> usize {
+    pub fn oldest(&self, links: &impl Links, target: u32, out: &mut [u32]) -> usize {
         let (cold, hot) = self.stages(target);
         let wanted = |queue: &Queue, stage: u32, keep: u32| {
             stage.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
@@ -32,27 +29,17 @@ impl WorkingSet {
         let len = out.len();
         // Both are short: in proportion, and at least one, so that neither waits for ever.
         let of_cold = if cold + hot <= len { cold } else { (len * cold).div_ceil(cold + hot) };
-        let WorkingSet { clock, probation: Queue { mapped: probation, .. }, main: Queue { mapped: main, .. }, .. } =
-            self;
-        // With no passes left, any page of the stage that is short will do.
-        for mut passes in [Clock::passes(len), 0] {
-            let mut n = clock.oldest(probation, pages, &mut passes, &mut out[..of_cold.min(len)]);
-            let from_main = hot.min(len - n);
-            n += clock.oldest(main, pages, &mut passes, &mut out[n..][..from_main]);
-            if n > 0 {
-                return n;
-            }
+        let (probation, main) = (&self.probation.mapped, &self.main.mapped);
+        let mut n = tail(probation, links, &mut out[..of_cold.min(len)]);
+        let from_main = hot.min(len - n);
+        n += tail(main, links, &mut out[n..][..from_main]);
+        if n > 0 {
+            return n;
         }
         // Neither stage is short: whoever has pages and is to leave next.
         let (first, then) = if first_cold { (probation, main) } else { (main, probation) };
-        for mut passes in [Clock::passes(len), 0] {
-            let mut n = clock.oldest(first, pages, &mut passes, out);
-            n += clock.oldest(then, pages, &mut passes, &mut out[n..]);
-            if n > 0 {
-                return n;
-            }
-        }
-        0
+        let n = tail(first, links, out);
+        n + tail(then, links, &mut out[n..])
     }
 
     /// Up to `out.len()` mapped pages whose turn it is to leave, of probation if it is above its share, else of main:
@@ -70,20 +57,12 @@ impl WorkingSet {
     }
 
     /// Up to `out.len()` mapped pages that are to leave next, where pages are not cached first: what probation has
-    /// above its share, then main. They stay on their lists. What is left alone is passed over, as by
-    /// [`WorkingSet::oldest`].
-    pub fn oldest_unstaged(&mut self, pages: &impl Pages, out: &mut [u32]) -> usize {
+    /// above its share, then main. They stay on their lists.
+    pub fn oldest_unstaged(&self, links: &impl Links, out: &mut [u32]) -> usize {
         let end = (self.probation.len().saturating_sub(self.probation_share()) as usize).min(out.len());
-        let WorkingSet { clock, probation: Queue { mapped: probation, .. }, main: Queue { mapped: main, .. }, .. } =
-            self;
-        for mut passes in [Clock::passes(out.len()), 0] {
-            let mut n = clock.oldest(probation, pages, &mut passes, &mut out[..end]);
-            n += clock.oldest(main, pages, &mut passes, &mut out[n..]);
-            if n > 0 {
-                return n;
-            }
-        }
-        clock.oldest(probation, pages, &mut 0, out)
+        let mut n = tail(&self.probation.mapped, links, &mut out[..end]);
+        n += tail(&self.main.mapped, links, &mut out[n..]);
+        if n > 0 { n } else { tail(&self.probation.mapped, links, out) }
     }
 
     /// Up to `out.len()` of the oldest mapped pages of probation, although it is not their turn: where all of main

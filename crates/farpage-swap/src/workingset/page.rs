@@ -1,9 +1,6 @@
 //! What the policy knows of a page: its rank while it is in memory, its shadow while it is out; and where both are
 //! kept.
 
-#[cfg(doc)]
-use super::alone::STRETCH_PAGES;
-use super::alone::Tick;
 use crate::lru::Links;
 
 /// How hot a page in memory proved: new ones are on probation, all others on main. The caller keeps it while the page
@@ -47,10 +44,6 @@ pub trait Pages: Links {
     fn rank(&self, n: u32) -> Rank;
     /// Sets the rank of `n`, which is cached and stays so.
     fn set_rank(&self, n: u32, rank: Rank);
-    /// What [`Pages::set_wanted`] left for the stretch of `n`: [`STRETCH_PAGES`] pages that lie beside each other.
-    fn wanted(&self, n: u32) -> Tick;
-    /// A page of the stretch of `n` was wanted back.
-    fn set_wanted(&self, n: u32, tick: Tick);
 }
 
 /// The words of the pages, for what pager and writer do to cached pages at the same time.

@@ -138,10 +138,6 @@ impl Pages for Ranked {
     fn set_rank(&self, n: u32, rank: Rank) {
         self.1[n as usize].set(rank);
     }
-    fn wanted(&self, _: u32) -> Tick {
-        Tick::default()
-    }
-    fn set_wanted(&self, _: u32, _: Tick) {}
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::space::Space;
 use super::word::{PageState, Seen};
 use farpage_swap::lru::List;
 use farpage_swap::splice::Linking;
-use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
+use farpage_swap::workingset::{Ages, Pages, Rank, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -75,9 +75,9 @@ impl PageLists {
         PageLists { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read
-    /// because it was touched.
-    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: Option<(u32, Shadow)>) {
+    /// Pages that the caller has busy came in together. `read`: one of them had left, and was read because it was
+    /// touched.
+    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: bool) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
             return;
@@ -97,13 +97,13 @@ impl PageLists {
             }
             Linking::Spliced => pages.for_each(|one| local.link(space, one)),
         }
-        if local.is_empty() && read.is_none() {
+        if local.is_empty() && !read {
             return;
         }
         let mut lists = self.lock();
         lists.splice_front(space, &mut local);
-        if let Some((page, shadow)) = read {
-            lists.set.note_read(space, page, shadow);
+        if read {
+            lists.set.note_read();
         }
     }
 

@@ -11,11 +11,11 @@ use crate::mem::arena::Part;
 use crate::mem::open::open;
 use crate::sys::raw::discard;
 use farpage_swap::lru::{Links, NIL};
-use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick};
+use farpage_swap::workingset::{Pages, Rank, Shadow};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pages of a pager's address space: 1 TiB; less where that much cannot be reserved.
 const PAGES_MAX: usize = 1 << 28;
@@ -63,8 +63,6 @@ pub struct Space {
     memory: OwnMapping,
     words: OwnMapping,
     links: OwnMapping,
-    /// When a page of each stretch was wanted back, a byte each.
-    wanted: OwnMapping,
     pages: usize,
 }
 
@@ -90,7 +88,7 @@ impl Space {
         }
         let tables = |len| OwnMapping::new(len, ProtFlags::READ);
         let (words, links) = (tables(pages * 8)?, tables(pages * 8)?);
-        let space = Space { memory, words, links, wanted: tables(pages / STRETCH_PAGES as usize)?, pages };
+        let space = Space { memory, words, links, pages };
         // Numbers beyond the end are taken for the last page.
         space.open_tables(pages - 1, 1)?;
         Ok(space)
@@ -134,10 +132,7 @@ impl Space {
             // SAFETY: the mapping is ours and has 8 bytes for each page.
             unsafe { open(table.0.base + first * 8, pages * 8) }?;
         }
-        let stretch = |page: usize| page / STRETCH_PAGES as usize;
-        let (from, last) = (stretch(first), stretch(first + pages - 1));
-        // SAFETY: the mapping is ours and has a byte for each stretch of pages.
-        unsafe { open(self.wanted.0.base + from, last - from + 1) }
+        Ok(())
     }
 
     /// Makes pages accessible (to be registered), or inaccessible and empty.
@@ -191,13 +186,6 @@ impl Space {
     pub fn shadow(&self, page: u32) -> Shadow {
         Shadow::from_bits(self.prev(page))
     }
-
-    fn stretch(&self, page: u32) -> &AtomicU8 {
-        // SAFETY: the mapping has a byte for each stretch of pages, and lives as long as self.
-        unsafe {
-            &*(self.wanted.0.base as *const AtomicU8).add((page as usize).min(self.pages - 1) / STRETCH_PAGES as usize)
-        }
-    }
 }
 
 impl Links for Space {
@@ -228,11 +216,5 @@ impl Pages for Space {
         let link = &self.link(n)[1];
         let to = link.load(Ordering::Relaxed) & NEXT_MASK | u32::from(rank.bits()) << RANK_SHIFT;
         link.store(to, Ordering::Relaxed);
-    }
-    fn wanted(&self, n: u32) -> Tick {
-        Tick::from_bits(self.stretch(n).load(Ordering::Relaxed))
-    }
-    fn set_wanted(&self, n: u32, tick: Tick) {
-        self.stretch(n).store(tick.bits(), Ordering::Relaxed);
     }
 }

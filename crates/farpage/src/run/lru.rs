@@ -97,7 +97,7 @@ impl Lru {
         let shadow = table.shadow(node);
         let distance = self.set.distance(shadow);
         let rank = self.set.rank_of(shadow);
-        self.set.note_read(table, node.0, shadow);
+        self.set.note_read();
         self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
         self.map(table, node, to, rank);
     }

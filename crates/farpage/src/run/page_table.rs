@@ -17,8 +17,7 @@
 //! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
 //! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
 //! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
-//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]). Beside the leaves lies a
-//! byte for each 32 pages: when one of them was last wanted back.
+//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
 
 use crate::mem::arena::Part;
 use crate::mem::open::{Opening, STEP, Scattered};
@@ -26,16 +25,14 @@ use crate::mem::units::{FrameNo, Vpn};
 use crate::swap::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
-use farpage_swap::workingset::{Pages, Rank, STRETCH_PAGES, Shadow, Tick, Words};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use farpage_swap::workingset::{Pages, Rank, Shadow, Words};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages of a leaf.
 pub const LEAF_PAGES: usize = 512;
 const LEAF_BITS: u32 = 9;
 const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
 const LEAVES_MAX: usize = 1 << 21;
-/// Stretches of neighbours in a leaf.
-const LEAF_STRETCHES: usize = LEAF_PAGES / STRETCH_PAGES as usize;
 /// Bits of the word of a page in memory: its rank.
 const RANK_SHIFT: u32 = 3;
 const RANK_MASK: u64 = 7 << RANK_SHIFT;
@@ -100,7 +97,7 @@ struct Leaf {
 const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
 
 /// Address space the table needs.
-pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>() + LEAF_STRETCHES);
+pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>());
 
 /// The directory is opened by these.
 const DIR_STEPS: usize = DIR_ENTRIES * 4 / STEP;
@@ -110,11 +107,8 @@ pub struct PageTable {
     dir: &'static [AtomicU32],
     home: &'static [AtomicU32],
     leaves: &'static [Leaf],
-    /// When a page of each stretch was wanted back. Under the lock of the lists. A leaf's new owner may find young
-    /// marks of the old one; they age.
-    wanted: &'static [AtomicU8],
-    /// Of the three arrays that have a place for each leaf.
-    opening: [Opening; 3],
+    /// Of the two arrays that have a place for each leaf.
+    opening: [Opening; 2],
     dir_opening: Scattered<{ DIR_STEPS.div_ceil(64) }>,
     /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
     taken: AtomicUsize,
@@ -137,16 +131,14 @@ impl PageTable {
         let leaves = part.base;
         let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
         let home = dir + DIR_ENTRIES * 4;
-        let wanted = home + LEAVES_MAX * 4;
-        // SAFETY: the four arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
+        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
         // are valid atomics.
         unsafe {
             PageTable {
                 dir: std::slice::from_raw_parts(dir as *const AtomicU32, DIR_ENTRIES),
                 home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
                 leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
-                wanted: std::slice::from_raw_parts(wanted as *const AtomicU8, LEAVES_MAX * LEAF_STRETCHES),
-                opening: [(leaves, dir), (home, wanted), (wanted, part.base + TABLE_BYTES)]
+                opening: [(leaves, dir), (home, part.base + TABLE_BYTES)]
                     .map(|(base, end)| Opening::new(base, end.next_multiple_of(PAGE_SIZE))),
                 dir_opening: Scattered::new(dir, DIR_ENTRIES * 4),
                 taken: AtomicUsize::new(1),
@@ -201,7 +193,6 @@ impl PageTable {
         let ends = [
             &raw const self.leaves[leaf] as usize + size_of::<Leaf>(),
             &raw const self.home[leaf] as usize + 4,
-            &raw const self.wanted[leaf * LEAF_STRETCHES] as usize + LEAF_STRETCHES,
         ];
         self.opening.iter().zip(ends).all(|(array, end)| array.reach(end))
     }
@@ -384,7 +375,7 @@ impl PageTable {
 
     /// Bytes of RAM the table takes: leaves in use, directory pages not counted.
     pub fn bytes(&self) -> usize {
-        self.live.load(Ordering::Relaxed) * (size_of::<Leaf>() + LEAF_STRETCHES)
+        self.live.load(Ordering::Relaxed) * size_of::<Leaf>()
     }
 }
 
@@ -419,12 +410,6 @@ impl Pages for PageTable {
                 Err(now) => seen = now,
             }
         }
-    }
-    fn wanted(&self, n: u32) -> Tick {
-        Tick::from_bits(self.wanted[(n / STRETCH_PAGES) as usize].load(Ordering::Relaxed))
-    }
-    fn set_wanted(&self, n: u32, tick: Tick) {
-        self.wanted[(n / STRETCH_PAGES) as usize].store(tick.bits(), Ordering::Relaxed);
     }
 }
 
