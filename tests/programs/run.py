@@ -186,8 +186,8 @@ def run_case(case, options, base):
 
 
 def wasted(row):
-    """Of the pages read ahead, those that were not used."""
-    return f"{100 * (1 - row['swap_ra_hit'] / row['swap_ra']):.1f}" if row["swap_ra"] else "-"
+    """Of the pages read ahead, those that were not used, where that is counted."""
+    return f"{100 * (1 - row['swap_ra_hit'] / row['swap_ra']):.1f}" if row["swap_ra_hit"] else "-"
 
 
 COLUMNS = [

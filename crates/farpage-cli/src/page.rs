@@ -31,9 +31,9 @@ pub struct MappingReadahead {
 }
 
 impl MappingReadahead {
-    /// Hits in percent of the pages read ahead.
+    /// Hits in percent of the pages read ahead, if any were counted.
     pub fn hit_pct(&self) -> Option<f64> {
-        (self.swap_ra > 0).then(|| (1000.0 * self.swap_ra_hit as f64 / self.swap_ra as f64).round() / 10.0)
+        (self.swap_ra_hit > 0).then(|| (1000.0 * self.swap_ra_hit as f64 / self.swap_ra as f64).round() / 10.0)
     }
 }
 

@@ -60,11 +60,8 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     row("swapped out", bytes(out), more);
     let (back, ahead) = (pages("pswpin"), pages("swap_ra"));
     let hits = pages("swap_ra_hit");
-    let used = if ahead > 0 {
-        format!(", {:.1}% of them known to be used", 100.0 * hits as f64 / ahead as f64)
-    } else {
-        String::new()
-    };
+    let used =
+        if hits > 0 { format!(", {:.1}% of them used", 100.0 * hits as f64 / ahead as f64) } else { String::new() };
     row("swapped in", bytes(back), format!("{back} pages, {ahead} by readahead{used}"));
     let (pool, packed, orig) = (pages("pool_bytes"), pages("pool_compressed_bytes"), pages("pool_orig_bytes"));
     if orig > 0 {

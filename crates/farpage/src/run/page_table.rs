@@ -190,10 +190,7 @@ impl PageTable {
 
     /// Whether a leaf and what belongs to it can be written now.
     fn open_leaf(&self, leaf: usize) -> bool {
-        let ends = [
-            &raw const self.leaves[leaf] as usize + size_of::<Leaf>(),
-            &raw const self.home[leaf] as usize + 4,
-        ];
+        let ends = [&raw const self.leaves[leaf] as usize + size_of::<Leaf>(), &raw const self.home[leaf] as usize + 4];
         self.opening.iter().zip(ends).all(|(array, end)| array.reach(end))
     }
 

@@ -194,7 +194,10 @@ impl Pager {
         }
         if ahead || self.readahead.wants_all_touches() {
             self.readahead.on_hit(vpn, mapping.0, ahead);
-            e.stat.note_touched(mapping.0, ahead.into());
+            // Where only some wait, the share of those that were used would be taken for that of all.
+            if self.readahead.is_exact() {
+                e.stat.note_touched(mapping.0, ahead.into());
+            }
         }
         Stat::add(&e.stat.workingset_refault_cached, 1);
         Some(Outcome::Served)

@@ -109,11 +109,6 @@ impl Pager {
             }
         };
         let exact = self.readahead.is_exact();
-        // The page that is waited for is most often the first of them, or the last.
-        let (from, n) = if 2 * wanted < loaded { (wanted + 1, loaded - wanted - 1) } else { (0, wanted) };
-        let page = |i: usize| window.start + (from + i) as u64;
-        let marker = if exact { None } else { self.readahead.marker(mapping.0, n, 1, page) };
-        let marker = marker.map(|at| from + at);
         let (mut placed, mut stop) = (0, None);
         // The page that is waited for first, then those before it.
         for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
@@ -129,17 +124,12 @@ impl Pager {
                     continue;
                 }
                 let frame = window.frame + at as FrameNo;
-                if marker == Some(at) {
-                    e.frames.put_free(frame, 1);
-                    at += 1;
-                    continue;
-                }
                 if exact && at != wanted {
                     self.leave(window.start + at as u64, frame, window.entries[at]);
                     (at, placed) = (at + 1, placed + 1);
                     continue;
                 }
-                end = if exact { at + 1 } else { marker.filter(|m| (at..end).contains(m)).unwrap_or(end) };
+                end = if exact { at + 1 } else { end };
                 let (done, refused) = self.place_read(&window, at, end, at == wanted);
                 placed += done;
                 if at + done < end {

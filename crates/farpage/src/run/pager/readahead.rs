@@ -8,11 +8,9 @@
 //! so that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's
 //! rules have one for each mapping, or one in all.
 //!
-//! Pages read ahead are mapped at once, so their first touch is invisible. But one in many, a *marker*, anywhere among
-//! them, is left out. It has the *credit* of all that were read since the last one: if it is touched while its
-//! neighbours are still there, they count as used; if not, they do not. With `exact`, and with the kernel's rules, all
-//! pages read ahead wait in the swap cache, with a mark in their words; their first touch is a minor fault, which takes
-//! the mark and counts it.
+//! Pages read ahead are mapped at once, so their first touch is not seen, and hits are not counted. With `exact`, and
+//! with the kernel's rules, all pages read ahead wait in the swap cache, with a mark in their words; their first touch
+//! is a minor fault, which takes the mark and counts it.
 //!
 //! Caller: `swap_in`, `ahead`, `fault`, all on the pager's thread; the writer, for [`SlotPages`]. No locks.
 
@@ -20,7 +18,6 @@ use crate::mem::units::Vpn;
 use crate::run::page_table::Node;
 use crate::swap::Entry;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -37,14 +34,6 @@ const BUDGET_PART: u64 = 64;
 pub(crate) const LIST_MAX: usize = 32;
 /// Most pages that are read in slot order beside our own rule, the kernel's default.
 const BESIDE_MAX: u32 = 8;
-/// A marker stands for about so many pages at most: it costs a fault.
-const MARK_EVERY: u32 = 1024;
-/// Markers that are remembered; of those that are not touched, the oldest are forgotten.
-const MARKERS: usize = 1024;
-/// At first for this part of those read ahead so far, so that there is something to tell early.
-const MARK_PART: u32 = 8;
-/// ... but for so many, itself included: it would be hard to tell anything by reading nothing ahead.
-const MARK_LEAST: u32 = 4;
 /// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
 const SLOTS: usize = 1 << 22;
 /// So many are made room for at a time.
@@ -65,18 +54,6 @@ pub(crate) enum Plan {
 struct Mapping {
     start: Vpn,
     vma: VmaState,
-    /// Pages read ahead that no marker stands for yet.
-    unmarked: u32,
-    /// Pages read ahead and marked; the exact number does not matter once it is large.
-    marked: u32,
-}
-
-/// A page that was left out, see the module documentation.
-struct Marker {
-    credit: u32,
-    /// Distance to the pages beside it in its window.
-    step: u64,
-    made: u64,
 }
 
 /// See the module documentation.
@@ -89,10 +66,6 @@ pub(crate) struct Readahead {
     /// The one used last first.
     mappings: Vec<Mapping>,
     cluster: ClusterState,
-    markers: BTreeMap<Vpn, Marker>,
-    /// Counts markers.
-    made: u64,
-    random: u32,
 }
 
 impl Readahead {
@@ -109,9 +82,6 @@ impl Readahead {
             own: 0,
             streams: Box::new([const { Streams::with_strides() }; THREADS]),
             mappings: Vec::with_capacity(MAPPINGS),
-            markers: BTreeMap::new(),
-            made: 0,
-            random: 1,
             cluster: ClusterState::default(),
         }
     }
@@ -206,47 +176,11 @@ impl Readahead {
         self.tuning.rule == Rule::Vma
     }
 
-    /// `n` pages, the i-th being `page(i)`, `step` apart (or more), are about to be mapped in the mapping that starts
-    /// at `start`, all of them read ahead. Which one is to be left out, if it is time for a marker.
-    pub(crate) fn marker(&mut self, start: Vpn, n: usize, step: u64, page: impl Fn(usize) -> Vpn) -> Option<usize> {
-        // What is brought in now is no marker any more.
-        if !self.markers.is_empty() {
-            for i in 0..n {
-                self.markers.remove(&page(i));
-            }
-        }
-        let m = self.mapping(start);
-        m.unmarked += n as u32;
-        // Windows of one page are sampled like all others: what they bring may be used more often, or less.
-        if n == 0 || m.unmarked < (m.marked / MARK_PART).clamp(MARK_LEAST, MARK_EVERY) {
-            return None;
-        }
-        let credit = std::mem::take(&mut m.unmarked) - 1;
-        m.marked = m.marked.saturating_add(credit);
-        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let at = ((u64::from(self.random) * n as u64) >> 32) as usize;
-        if self.markers.len() == MARKERS
-            && let Some(oldest) = self.markers.iter().min_by_key(|(_, m)| m.made).map(|(vpn, _)| *vpn)
-        {
-            self.markers.remove(&oldest);
-        }
-        self.made += 1;
-        self.markers.insert(page(at), Marker { credit, step, made: self.made });
-        Some(at)
-    }
-
-    /// If the page is a marker: it is none any more, and its credit, if `is_there` of one of its neighbours.
-    pub(crate) fn take_marker(&mut self, vpn: Vpn, is_there: impl Fn(Vpn) -> bool) -> Option<u32> {
-        let m = self.markers.remove(&vpn)?;
-        let used = is_there(vpn + m.step) || vpn.checked_sub(m.step).is_some_and(is_there);
-        Some(if used { m.credit } else { 0 })
-    }
-
     fn mapping(&mut self, start: Vpn) -> &mut Mapping {
         let known = self.mappings.iter().position(|m| m.start == start);
         let at = known.unwrap_or_else(|| {
             self.mappings.truncate(MAPPINGS - 1);
-            self.mappings.push(Mapping { start, vma: VmaState::default(), unmarked: 0, marked: 0 });
+            self.mappings.push(Mapping { start, vma: VmaState::default() });
             self.mappings.len() - 1
         });
         self.mappings[..=at].rotate_right(1);

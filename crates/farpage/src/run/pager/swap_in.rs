@@ -24,17 +24,15 @@ use std::time::Instant;
 
 /// What became of a run of pages.
 struct Ran {
-    /// Pages that are dealt with, from the first on.
+    /// Pages that have come in, from the first on.
     done: usize,
-    /// Of these, the ones that have come in.
-    came: usize,
     /// Why not more, if there were more; `Some(None)`: no frames.
     stop: Option<Option<Refused>>,
 }
 
 impl Ran {
     fn nothing(why: Option<Refused>) -> Ran {
-        Ran { done: 0, came: 0, stop: Some(why) }
+        Ran { done: 0, stop: Some(why) }
     }
 }
 
@@ -60,14 +58,7 @@ impl Pager {
             }
         }
         let is_there = |vpn| e.table.is_there(vpn);
-        let plan = match self.readahead.take_marker(vpn, is_there) {
-            Some(credit) => {
-                e.stat.note_touched(mapping.0, credit.into());
-                Plan::Run(Window::single(vpn))
-            }
-            None => self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry), is_there),
-        };
-        let window = match plan {
+        let window = match self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry), is_there) {
             Plan::Run(window) => window,
             Plan::Each(window) => {
                 let others = || window.iter().filter(|v| *v != vpn && (mapping.0..mapping.1).contains(v));
@@ -113,8 +104,8 @@ impl Pager {
             let mut at = from;
             while at < to {
                 let n = (to - at).min(READAHEAD_MAX.into()) as usize;
-                let Ran { done, came, stop } = self.swap_in_run(mapping, at, n, at == vpn);
-                ahead += came as u64;
+                let Ran { done, stop } = self.swap_in_run(at, n, at == vpn);
+                ahead += done as u64;
                 if at == vpn && done > 0 {
                     outcome = Outcome::Served;
                     Stat::add(&e.stat.pgmajfault, 1);
@@ -191,19 +182,11 @@ impl Pager {
                 None => Outcome::Later,
             };
         }
-        let marker = match wait {
-            true => None,
-            false => self.readahead.marker(mapping.0, loaded - 1, window.stride.into(), |i| found[i + 1].0),
-        };
         let mut came = 0;
         for (i, (at, entry)) in found[..loaded].iter().enumerate() {
             let f = frames[i];
             // SAFETY: just loaded, owned.
             unsafe { e.verify_run(*at, &[*entry], e.frames.addr(f)) };
-            if i > 0 && marker == Some(i - 1) {
-                e.frames.put_free(f, 1);
-                continue;
-            }
             if wait && i > 0 {
                 self.leave(*at, f, *entry);
                 came += 1;
@@ -248,7 +231,7 @@ impl Pager {
     }
 
     /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
-    fn swap_in_run(&mut self, mapping: (Vpn, Vpn), vpn: Vpn, n: usize, wanted: bool) -> Ran {
+    fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
         let Some((stage, got)) = self.stage(n, wanted) else { return Ran::nothing(None) };
         let base = self.stage_addr(stage);
@@ -274,35 +257,23 @@ impl Pager {
             let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
             self.unstage(stage, 0, got);
             if alone {
-                return self.swap_in_run(mapping, vpn, 1, true);
+                return self.swap_in_run(vpn, 1, true);
             }
             return Ran::nothing(self.lose(vpn, entries[0], &error));
         }
         // SAFETY: just loaded, owned.
         unsafe { e.verify_run(vpn, &entries[..loaded], base) };
         self.unstage(stage, loaded, got);
-        let skip = usize::from(wanted && loaded > 0);
-        let marker = self.readahead.marker(mapping.0, loaded - skip, 1, |i| vpn + (skip + i) as u64);
-        let marker = marker.map(|at| at + skip);
-        let (mut done, mut came, mut refused) = (0, 0, None);
-        while done < loaded && refused.is_none() {
-            if marker == Some(done) {
-                self.unstage(stage, done, done + 1);
-                done += 1;
-                continue;
-            }
-            let end = marker.filter(|at| *at > done).unwrap_or(loaded);
-            let at = vpn + done as u64;
-            let placed = self.place_stage(at, stage, done, end - done);
-            self.book_swapped_in(at, &entries[done..][..placed.done], wanted && done == 0);
-            (done, came) = (done + placed.done, came + placed.done);
-            if done < end {
-                refused = Some(placed.stop);
-                self.unstage(stage, end, loaded);
-            }
+        if loaded == 0 {
+            return Ran::nothing(None);
         }
-        let short = || (loaded < n && loaded < got).then_some(None);
-        Ran { done, came, stop: refused.or_else(short) }
+        let placed = self.place_stage(vpn, stage, 0, loaded);
+        self.book_swapped_in(vpn, &entries[..placed.done], wanted);
+        let stop = match placed.done < loaded {
+            true => Some(placed.stop),
+            false => (loaded < n && loaded < got).then_some(None),
+        };
+        Ran { done: placed.done, stop }
     }
 
     /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
