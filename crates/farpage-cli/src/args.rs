@@ -91,12 +91,6 @@ pub enum Command {
         /// What it is to do, JSON
         spec: String,
     },
-    /// The load of `bench readahead`
-    #[command(hide = true)]
-    BenchReadaheadLoad {
-        /// What it is to do, JSON
-        spec: String,
-    },
     /// Cleans up behind `bench`
     #[command(hide = true)]
     BenchGuard,

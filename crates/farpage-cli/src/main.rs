@@ -6,9 +6,6 @@ mod budget;
 mod cgroup;
 mod doctor;
 mod early;
-mod failure;
-mod json;
-mod output;
 mod page;
 mod preload;
 mod run;
@@ -17,11 +14,8 @@ mod stat_cmd;
 
 use args::{Cli, Command};
 use clap::Parser;
+use farpage_command::{failure, json, output};
 use std::process::ExitCode;
-
-/// Counts, for `bench io`.
-#[global_allocator]
-static ALLOCATOR: farpage::mem::count::Counting = farpage::mem::count::Counting;
 
 fn main() -> ExitCode {
     early::restore_sigpipe();
@@ -44,9 +38,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),
         Command::Bench(args) => bench::main(&args),
-        Command::BenchWorkload { spec } => bench::compare::child::main(&spec),
-        Command::BenchReadaheadLoad { spec } => bench::readahead::load::main(&spec),
-        Command::BenchGuard => Ok(bench::compare::kernel::guard()),
+        Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
+        Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),
     };
     result.unwrap_or_else(|failure| {
         failure::say(&failure);

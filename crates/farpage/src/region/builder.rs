@@ -111,6 +111,7 @@ impl Builder {
     }
 
     /// Files behave like a disk whose head takes this long to move, microseconds: for measurements. 0: as they are.
+    #[doc(hidden)]
     pub fn simulate_seeks(mut self, us: u32) -> Builder {
         self.seek_us = us;
         self
@@ -134,6 +135,7 @@ impl Builder {
     }
 
     /// How pages that come in together are put on the pager's lists, for measurements. Default: spliced.
+    #[doc(hidden)]
     pub fn linking(mut self, how: Linking) -> Builder {
         self.linking = how;
         self

@@ -1,4 +1,4 @@
-//! `farpage bench io`: what it costs to write a page to a swap device and to read it back (`swap_writepage`,
+//! `farpage-bench io`: what it costs to write a page to a swap device and to read it back (`swap_writepage`,
 //! `swap_readpage`), by device and by the way in which it is asked.
 //!
 //! An operation is one call: of one page, or of a batch of them. Pages are written in order and read in order (seq) or
@@ -32,11 +32,11 @@ MiB/s, RATIO (pages to what they are stored in).
 The file is also read by fio, if that is installed: each of its rows is below the one of ours that it is to be compared with.
 
 Examples:
-  farpage bench io
-  farpage bench io --dir /mnt/nvme --pages 65536 --json io.json
-  farpage bench io --sample core.1234     # pages as a program has them";
+  farpage-bench io
+  farpage-bench io --dir /mnt/nvme --pages 65536 --json io.json
+  farpage-bench io --sample core.1234     # pages as a program has them";
 
-/// `farpage bench io`.
+/// `farpage-bench io`.
 #[derive(Debug, Args)]
 pub struct IoArgs {
     /// Directory of the swap file

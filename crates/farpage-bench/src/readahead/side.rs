@@ -1,8 +1,8 @@
 //! One variant in a process of its own: a region, or anonymous memory in a cgroup with a swap file.
 
 use super::load::{Done, Memory, Spec};
-use crate::bench::compare::kernel::{KernelSide, SwapKind};
 use crate::failure::{Failure, Result, why};
+use farpage_bench::compare::kernel::{KernelSide, SwapKind};
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;

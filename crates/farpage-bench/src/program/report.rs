@@ -2,7 +2,7 @@
 
 use super::Round;
 use super::side::Ended;
-use crate::bench::compare::row::Spread;
+use crate::compare::row::Spread;
 use crate::json::Object;
 use std::ffi::OsString;
 

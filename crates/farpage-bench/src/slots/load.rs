@@ -5,7 +5,7 @@
 //! slots are freed by other threads than those that allocated them.
 
 use super::{Block, Fallback, Slots};
-use crate::bench::meter::{self, Counts};
+use crate::meter::{self, Counts};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

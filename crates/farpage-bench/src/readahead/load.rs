@@ -1,11 +1,11 @@
-//! The load process: `farpage bench-readahead-load SPEC`; prints one line of JSON.
+//! The load process: `farpage-bench bench-readahead-load SPEC`; prints one line of JSON.
 
 use super::linpack;
-use crate::bench::compare::histogram::Histogram;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
+use farpage_bench::compare::histogram::Histogram;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

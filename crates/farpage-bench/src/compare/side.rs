@@ -1,10 +1,10 @@
 //! One run of a workload process on one side, watched from outside.
 
+use super::Counter;
 use super::child::{Done, Spec, Step};
 use super::histogram::Histogram;
 use super::kernel::KernelSide;
 use crate::failure::{Failure, Result, why};
-use crate::stat_cmd::find;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub enum Pager<'a> {
     /// The kernel.
     Kernel(&'a KernelSide),
     /// `farpage run` with this budget, bytes, and these options.
-    Run(u64, &'a [&'a str]),
+    Run(u64, &'a [&'a str], Counter),
     /// The process itself, with a farpage region.
     Itself,
 }
@@ -81,7 +81,7 @@ pub fn catch_signals() {
 pub fn run(spec: &Spec, pager: &Pager<'_>) -> Result<Sample> {
     let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
     let mut command = Command::new(&exe);
-    if let Pager::Run(ram, options) = pager {
+    if let Pager::Run(ram, options, _) = pager {
         command.args(["run", "--quiet", "--ram", &ram.to_string()]).args(*options);
         command.arg("--").arg(&exe);
     }
@@ -158,7 +158,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 let pid = running.child.id();
                 match pager {
                     Pager::Kernel(side) => kernel_pool(&mut sample, side),
-                    Pager::Run(..) => farpage_pool(&mut sample, pid),
+                    Pager::Run(_, _, counter) => farpage_pool(&mut sample, pid, *counter),
                     Pager::Itself => {
                         let (pool, stored) = done.pool.unwrap_or_default();
                         (sample.pool_bytes, sample.pool_peak_bytes) = (pool, pool);
@@ -191,8 +191,8 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
 }
 
 fn farpage_faults(pager: &Pager<'_>, pid: u32) -> Option<u64> {
-    let Pager::Run(..) = pager else { return None };
-    Some(find::process(pid).ok()?.engine()?.get("pgmajfault"))
+    let Pager::Run(_, _, counter) = pager else { return None };
+    counter(pid, "pgmajfault")
 }
 
 fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
@@ -203,11 +203,10 @@ fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
     }
 }
 
-fn farpage_pool(sample: &mut Sample, pid: u32) {
-    let process = find::process(pid);
-    if let Ok(Some(page)) = process.as_ref().map(find::Managed::engine) {
-        sample.pool_bytes = page.get("pool_bytes");
-        sample.pool_peak_bytes = sample.pool_bytes;
-        sample.pool_ratio = page.get("pool_orig_bytes") as f64 / sample.pool_bytes.max(1) as f64;
+fn farpage_pool(sample: &mut Sample, pid: u32, counter: Counter) {
+    if let (Some(pool), Some(stored)) = (counter(pid, "pool_bytes"), counter(pid, "pool_orig_bytes")) {
+        sample.pool_bytes = pool;
+        sample.pool_peak_bytes = pool;
+        sample.pool_ratio = stored as f64 / pool.max(1) as f64;
     }
 }

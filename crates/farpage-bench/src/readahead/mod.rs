@@ -1,4 +1,4 @@
-//! `farpage bench readahead`: what reading ahead brings, by rule.
+//! `farpage-bench readahead`: what reading ahead brings, by rule.
 //!
 //! The load is that of the patch series that brought the kernel readahead per mapping: a program goes through memory in
 //! order, reading it and writing to it in turns, while others write at random in the background; together four times
@@ -29,10 +29,10 @@ on where the last one ended. On zram (farpage's default devices) nobody writes i
 at random.
 
 Examples:
-  farpage bench readahead
-  farpage bench readahead --ram 128M --seconds 30 --rounds 3 --json readahead.json";
+  farpage-bench readahead
+  farpage-bench readahead --ram 128M --seconds 30 --rounds 3 --json readahead.json";
 
-/// `farpage bench readahead`.
+/// `farpage-bench readahead`.
 #[derive(Debug, Args)]
 pub struct ReadaheadArgs {
     /// Memory: budget of the pager, limit of the cgroup

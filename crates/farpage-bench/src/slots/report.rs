@@ -1,8 +1,8 @@
-//! Tables, goals and JSON of `farpage bench slots`.
+//! Tables, goals and JSON of `farpage-bench slots`.
 
 use super::{Extra, Row, VARIANTS, single};
-use crate::bench::meter::{Count, Counts};
 use crate::json::Object;
+use crate::meter::{Count, Counts};
 use farpage_swap::lock::{Site, sites};
 
 /// (median, smallest, largest).

@@ -3,8 +3,8 @@
 //! It has a process group of its own, which ends with its first process, and with the bench. (If that is killed, only
 //! the first process is told to end; what it runs in the kernel's cgroup goes with that.)
 
-use crate::bench::compare::kernel::KernelSide;
-use crate::bench::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
+use crate::compare::kernel::KernelSide;
+use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use serde_json::Value;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! `farpage bench slots`: the slot allocator on random allocation and freeing, against two others on the same load.
+//! `farpage-bench slots`: the slot allocator on random allocation and freeing, against two others on the same load.
 //!
 //! Throughput is taken from runs without lock statistics, locks from runs with them: counting costs about as much as an
 //! allocation. Variants alternate, so that a busy machine hurts all of them; medians of the rounds are printed.
@@ -30,11 +30,11 @@ isolate-split (the same, but a large block that is not to be had becomes single 
 Loads: share of the device in use; order 0 only, or 0 and 4 mixed (one object in 4, then in 64, in turn).
 
 Examples:
-  farpage bench slots
-  farpage bench slots --threads 2 --json slots.json
-  farpage bench slots --simulate 96";
+  farpage-bench slots
+  farpage-bench slots --threads 2 --json slots.json
+  farpage-bench slots --simulate 96";
 
-/// `farpage bench slots`.
+/// `farpage-bench slots`.
 #[derive(Debug, Args)]
 pub struct SlotsArgs {
     /// Write the rows to FILE as one JSON object (-: stdout)

@@ -1,4 +1,4 @@
-//! `farpage bench cache`: what it costs to know where a swapped-out page is.
+//! `farpage-bench cache`: what it costs to know where a swapped-out page is.
 //!
 //! A page goes out and comes back: slot, bound to its frame, written (begin, end), unbound with a shadow; bound again,
 //! unbound, freed. The swap table does that with the cluster's lock only. Two indexes of the kind that kernels up to
@@ -21,7 +21,7 @@ const BATCH: usize = 64;
 
 static INDEX: Site = Site { index: 28, lock: "index", name: "tree" };
 
-/// `farpage bench cache`.
+/// `farpage-bench cache`.
 #[derive(Debug, Args)]
 pub struct CacheArgs {
     /// Threads

@@ -2,7 +2,7 @@
 //! were measured here by one thread. It shows the shape of the curve, not the numbers of any machine.
 
 use super::{Extra, Row, VARIANTS};
-use crate::bench::meter::Count;
+use crate::meter::Count;
 use farpage_swap::lock::sites;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

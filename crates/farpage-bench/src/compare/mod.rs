@@ -140,6 +140,9 @@ impl Against {
     }
 }
 
+/// A number of the engine in a process, by its name on the statistics page.
+pub type Counter = fn(pid: u32, name: &str) -> Option<u64>;
+
 /// The setting of all runs.
 #[derive(Debug, Clone)]
 pub struct Setting {
@@ -159,11 +162,11 @@ pub struct Setting {
     pub notes: Vec<String>,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand. `counter` is asked of processes under `farpage run`.
 ///
 /// # Errors
 /// Bad options, or a side that could not be set up. A failed run is reported in the table, and by the exit status.
-pub fn main(args: &CompareArgs) -> Result<ExitCode> {
+pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
     let bytes = |name: &str, text: &str| size::parse(text).map_err(|e| Failure::new(format!("{name}: {e}")));
     let (ram, data) = (bytes("--ram", &args.ram)?, bytes("--data", &args.data)?);
     if ram < 16 << 20 {
@@ -236,7 +239,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
             for (variant, rounds) in variants.iter().zip(&mut rounds) {
-                match round(args, &setting, &spec, *variant, with_kernel) {
+                match round(args, counter, &setting, &spec, *variant, with_kernel) {
                     Ok(round) => rounds.push(round),
                     Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
                     Err(failure) => {
@@ -296,7 +299,14 @@ fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -
 }
 
 /// Both sides, once.
-fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, variant: Variant, with_kernel: bool) -> Result<Round> {
+fn round(
+    args: &CompareArgs,
+    counter: Counter,
+    setting: &Setting,
+    spec: &Spec,
+    variant: Variant,
+    with_kernel: bool,
+) -> Result<Round> {
     let kernel = with_kernel.then(|| kernel_run(args, setting, spec)).transpose()?;
     let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
     let ram = setting.ram + pool;
@@ -308,7 +318,7 @@ fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, variant: Variant, w
         Mode::Run => {
             let mut options: Vec<&str> = swap.iter().flat_map(|spec| ["--swap", spec]).collect();
             options.extend(args.idle_poll.iter().flat_map(|when| ["--idle-poll", when]));
-            side::run(spec, &Pager::Run(ram, &options))
+            side::run(spec, &Pager::Run(ram, &options, counter))
         }
         Mode::Region => {
             let spec = Spec { memory: MemoryKind::Region(ram, swap, variant), ..spec.clone() };

@@ -1,0 +1,71 @@
+//! `farpage-bench`: measurements of farpage's parts, for who works on them. Those for users are `farpage bench`.
+
+mod cache;
+mod io;
+mod lru;
+mod meter;
+mod readahead;
+mod slots;
+
+use clap::{Parser, Subcommand};
+use farpage_bench::compare;
+use farpage_command::{failure, json, output};
+use std::process::ExitCode;
+
+/// Counts, for `io`.
+#[global_allocator]
+static ALLOCATOR: farpage::mem::count::Counting = farpage::mem::count::Counting;
+
+/// Measure farpage's parts
+#[derive(Debug, Parser)]
+#[command(name = "farpage-bench", version)]
+struct Cli {
+    /// What to measure.
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure page I/O: swap_writepage and swap_readpage of each device, synchronous and queued
+    #[command(after_help = io::EXAMPLES)]
+    Io(io::IoArgs),
+    /// The slot allocator against one lock for everything, and that with a slot cache
+    #[command(after_help = slots::EXAMPLES)]
+    Slots(slots::SlotsArgs),
+    /// The swap table against a tree index with and without writeback tags
+    Cache(cache::CacheArgs),
+    /// Readahead: farpage's rule, the kernel's rules, none, and the kernel itself
+    #[command(after_help = readahead::EXAMPLES)]
+    Readahead(readahead::ReadaheadArgs),
+    /// Adding pages to the lists: one by one, batched, spliced
+    #[command(after_help = lru::EXAMPLES)]
+    Lru(lru::LruArgs),
+    /// The load of `readahead`
+    #[command(hide = true)]
+    BenchReadaheadLoad {
+        /// What it is to do, JSON
+        spec: String,
+    },
+    /// Cleans up behind `readahead`
+    #[command(hide = true)]
+    BenchGuard,
+}
+
+fn main() -> ExitCode {
+    // SAFETY: sets a default disposition; no handler is involved. A closed pipe ends this as any other command.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let result = match Cli::parse().command {
+        Command::Io(args) => io::main(&args),
+        Command::Slots(args) => slots::main(&args),
+        Command::Cache(args) => cache::main(&args),
+        Command::Readahead(args) => readahead::main(&args),
+        Command::Lru(args) => lru::main(&args),
+        Command::BenchReadaheadLoad { spec } => readahead::load::main(&spec),
+        Command::BenchGuard => Ok(compare::kernel::guard()),
+    };
+    result.unwrap_or_else(|failure| {
+        failure::say(&failure);
+        ExitCode::from(failure.status)
+    })
+}
