@@ -3,6 +3,7 @@
 //! Callers: the pager and the writer of `run`, faulting and reclaiming threads of regions. Counts without a lock.
 
 use crate::mm::fading_ratio::FadingRatio;
+use crate::mm::score::OneIn;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +16,7 @@ const SCARCE: u32 = 4096;
 pub struct CleanBalance {
     scarce: AtomicU32,
     unchanged: FadingRatio,
-    turn: AtomicU32,
+    seldom: OneIn<64>,
 }
 
 impl CleanBalance {
@@ -44,7 +45,7 @@ impl CleanBalance {
             return false;
         }
         let (unchanged, all) = self.unchanged.counts();
-        unchanged * 4 + 64 > all || self.turn.fetch_add(1, Relaxed).is_multiple_of(64)
+        unchanged * 4 + 64 > all || self.seldom.comes()
     }
 }
 

@@ -1,6 +1,7 @@
 //! How often something pays, counted so that what is long ago fades.
 //!
-//! Callers: `clean_slots`, [`crate::swap`]'s compressed memory; any thread. No lock.
+//! Callers: `clean_slots`, compressed memory ([`crate::swap`]); any thread. No lock. Where a gain and a loss weigh
+//! differently: [`super::score`].
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

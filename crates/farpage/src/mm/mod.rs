@@ -4,6 +4,7 @@ pub mod clean_slots;
 pub mod fading_ratio;
 pub mod page_hash;
 pub mod pool_share;
+pub mod score;
 
 /// Most pages loaded and placed at a time.
 pub const READAHEAD_MAX: u32 = 32;

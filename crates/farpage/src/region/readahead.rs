@@ -18,13 +18,14 @@ use super::word::{Hint, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::mem::lock::lock;
 use crate::mem::open::{STEP, Scattered};
+use crate::mm::score::{OneIn, Score};
 use crate::stat::Stat;
 use crate::swap::Entry;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
 use rustix::mm::ProtFlags;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 /// Threads with a state of their own; more share.
@@ -35,6 +36,8 @@ const SLOTS: usize = 1 << 26;
 pub const SLOT_WINDOW: usize = 32;
 /// The background is given up while it came too late much more often than in time...
 const SCORE_MAX: i32 = 8;
+/// (once too late counts as much as so many times in time)
+const LATE: i32 = 2;
 /// ... but tried again now and then.
 const TRY_EVERY: u32 = 8;
 
@@ -108,19 +111,17 @@ impl Map {
 /// Whether reading in the background pays: it does not while no CPU is idle.
 #[derive(Debug, Default)]
 struct PrefetchScore {
-    score: AtomicI32,
-    refused: AtomicU32,
+    score: Score<SCORE_MAX>,
+    seldom: OneIn<TRY_EVERY>,
 }
 
 impl PrefetchScore {
     fn note(&self, late: bool) {
-        let change = if late { -2 } else { 1 };
-        // A lost update is a lost observation among many.
-        self.score.store((self.score.load(Relaxed) + change).clamp(-SCORE_MAX, SCORE_MAX), Relaxed);
+        self.score.add(if late { -LATE } else { 1 });
     }
 
     fn pays(&self) -> bool {
-        self.score.load(Relaxed) >= 0 || self.refused.fetch_add(1, Relaxed) % TRY_EVERY == TRY_EVERY - 1
+        self.score.get() >= 0 || self.seldom.comes()
     }
 }
 

@@ -5,7 +5,7 @@
 //! fault for the first write. One a region. Pure. Callers: `fault` (writes), `evict` (departures), `swap_in` (the
 //! question).
 
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use crate::mm::score::Score;
 
 /// From here on pages come in protected: fewer than one in nine was written.
 const SURE: i32 = 256;
@@ -18,27 +18,22 @@ const WRITTEN: i32 = 16;
 
 /// What was seen lately.
 #[derive(Debug, Default)]
-pub struct WriteProtectPolicy(AtomicI32);
+pub struct WriteProtectPolicy(Score<MOST>);
 
 impl WriteProtectPolicy {
     /// A page that had come in leaves.
     pub fn left(&self, unchanged: bool) {
-        self.add(if unchanged { 1 } else { -CHANGED });
+        self.0.add(if unchanged { 1 } else { -CHANGED });
     }
 
     /// A page that had come in protected is written.
     pub fn written(&self) {
-        self.add(-WRITTEN);
+        self.0.add(-WRITTEN);
     }
 
     /// Hardly any was written lately.
     pub fn stays_unwritten(&self) -> bool {
-        self.0.load(Relaxed) >= SURE
-    }
-
-    fn add(&self, n: i32) {
-        // A lost update is a lost observation among many.
-        self.0.store((self.0.load(Relaxed) + n).clamp(-MOST, MOST), Relaxed);
+        self.0.get() >= SURE
     }
 }
 

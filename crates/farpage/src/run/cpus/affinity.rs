@@ -16,6 +16,7 @@
 //!
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 
+use crate::mm::score::Score;
 use crate::run::cpus::ab_trial::Trial;
 use crate::sys::cpu;
 use crate::sys::proc::{Proc, cpu_of};
@@ -124,23 +125,24 @@ const LOOK_FOR: Duration = Duration::from_micros(30);
 pub struct Eager {
     until: Option<Instant>,
     /// Rises when looking found a fault, falls when it did not.
-    score: i32,
+    score: Score<MOST>,
 }
 
-impl Eager {
-    const MOST: i32 = 32;
-    /// A look in vain costs more than one that finds something gains.
-    const IN_VAIN: i32 = 4;
+/// The score's ends.
+const MOST: i32 = 32;
+/// A look in vain costs more than one that finds something gains.
+const IN_VAIN: i32 = 4;
 
+impl Eager {
     /// A fault was read; whether it was found by looking shows whether looking pays.
     pub fn fault(&mut self) {
-        let gain = if self.until.take().is_some() { 1 } else { i32::from(self.score < 0) };
-        self.score = (self.score + gain).min(Self::MOST);
+        let gain = if self.until.take().is_some() { 1 } else { i32::from(self.score.get() < 0) };
+        self.score.add(gain);
     }
 
     /// A fault was served, at `now`: from here on the next one may come.
     pub fn served(&mut self, now: Instant) {
-        self.until = (self.score >= 0).then(|| now + LOOK_FOR);
+        self.until = (self.score.get() >= 0).then(|| now + LOOK_FOR);
     }
 
     /// Nothing is there yet: whether to look again.
@@ -149,7 +151,7 @@ impl Eager {
             Some(until) if now < until => true,
             Some(_) => {
                 self.until = None;
-                self.score = (self.score - Self::IN_VAIN).max(-Self::MOST);
+                self.score.add(-IN_VAIN);
                 false
             }
             None => false,

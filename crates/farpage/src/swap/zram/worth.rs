@@ -3,14 +3,13 @@
 //! Caller: `promote`, on any thread that loads. Counts without a lock.
 
 use crate::mm::fading_ratio::FadingRatio;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use crate::mm::score::OneIn;
 
 /// Whether pages that come back into the pool are loaded from there before they leave it again.
 #[derive(Default)]
 pub(super) struct Worth {
     hits: FadingRatio,
-    turn: AtomicU32,
+    seldom: OneIn<32>,
 }
 
 impl Worth {
@@ -23,6 +22,6 @@ impl Worth {
     /// 32, to notice when that changes.
     pub(super) fn promote(&self) -> bool {
         let (hits, all) = self.hits.counts();
-        hits * 8 + 256 > all || self.turn.fetch_add(1, Relaxed).is_multiple_of(32)
+        hits * 8 + 256 > all || self.seldom.comes()
     }
 }
