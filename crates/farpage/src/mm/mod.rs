@@ -5,6 +5,7 @@ pub mod fading_ratio;
 pub mod page_hash;
 pub mod pool_share;
 pub mod score;
+pub mod watermarks;
 
 /// Most pages loaded and placed at a time.
 pub const READAHEAD_MAX: u32 = 32;

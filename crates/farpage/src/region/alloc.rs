@@ -12,7 +12,6 @@
 
 use super::fault::RUN;
 use super::pager_core::{PagerCore, count};
-use super::watermarks;
 use super::word::{Access, PageState};
 use crate::PAGE_SIZE;
 use crate::mem::units::FrameNo;
@@ -61,7 +60,7 @@ impl PagerCore {
     /// Frames, and as much room in the budget, which is taken.
     fn frames_to_copy(&self, want: usize) -> Option<(FrameNo, usize)> {
         let room = self.room();
-        if room - (want as i64) < watermarks::low(self.free_target()) {
+        if self.watermarks().begins(room - want as i64) {
             self.wake_reclaim(false);
         }
         let n = room.clamp(0, want as i64) as usize;
@@ -69,7 +68,7 @@ impl PagerCore {
         if n == 0 || n < want && self.frames.free_count() >= want {
             return None;
         }
-        let few = self.frames.free_count() < self.free_target();
+        let few = self.frames.free_count() < self.watermarks().frames;
         // A new frame takes room itself.
         let new = n.min((room as usize / 2).max(1));
         let whole = self.frames.take_free_run(n).or_else(|| if few { self.new_frames(new) } else { None });
@@ -81,7 +80,7 @@ impl PagerCore {
     /// Up to `want` neighbouring frames with pages; `must`: above the budget, if reclaim is stuck.
     pub(super) fn frames_to_move(&self, want: usize, must: bool) -> Option<(FrameNo, usize)> {
         if let Some(run) = self.frames.take_free(want) {
-            if self.frames.free_count() < self.free_target() / 2 {
+            if self.level().is_few() {
                 self.wake_reclaim(false);
             }
             return Some(run);

@@ -11,13 +11,13 @@
 
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
-use super::watermarks::BATCH_MAX;
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::mm::page_hash::is_zero;
+use crate::mm::watermarks::EVICT_MAX;
 use crate::swap::Entry;
 use crate::sys::message::fatal_fmt;
 use crate::sys::raw::{ErrnoText, discard};
@@ -35,8 +35,8 @@ impl PagerCore {
     /// Takes up to `batch` of the pages that are to go next out; in thread mode so that `target` are in the swap cache;
     /// how many.
     pub(super) fn evict(&self, batch: usize, target: usize) -> usize {
-        let mut picked = [None; BATCH_MAX];
-        let picked = &mut picked[..batch.min(BATCH_MAX)];
+        let mut picked = [None; EVICT_MAX];
+        let picked = &mut picked[..batch.min(EVICT_MAX)];
         if self.wp_sweeps {
             return self.evict_in_place(picked);
         }
@@ -112,7 +112,7 @@ impl PagerCore {
     /// Makes the pages that are to go next busy and takes them off their lists; how many, and how many were looked at.
     /// `target`: how many are to be in the swap cache; `None`: they do not go by way of it.
     fn pick(&self, picked: &mut [Option<(u32, Seen)>], target: Option<usize>) -> (usize, usize) {
-        let mut oldest = [0; BATCH_MAX];
+        let mut oldest = [0; EVICT_MAX];
         let oldest = &mut oldest[..picked.len()];
         let mut lists = self.lists.lock();
         let (mut looked, mut n);

@@ -7,7 +7,6 @@
 
 use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
-use super::watermarks;
 use super::word::{Access, Hint, PageState, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::PAGE_SIZE;
@@ -286,7 +285,7 @@ impl PagerCore {
         let mut stalled = false;
         loop {
             let room = self.room();
-            if room - (n as i64) < watermarks::low(self.free_target()) {
+            if self.watermarks().begins(room - n as i64) {
                 self.wake_reclaim(false);
             }
             let room = room.clamp(0, n as i64) as usize;

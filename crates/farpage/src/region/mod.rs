@@ -62,7 +62,6 @@ mod stat;
 mod swap_in;
 mod thread_mode;
 mod view;
-mod watermarks;
 mod word;
 mod write_protect_policy;
 

@@ -30,6 +30,7 @@ use crate::mem::units::Page;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::mm::clean_slots::CleanBalance;
 use crate::mm::page_hash::ContentKey;
+use crate::mm::watermarks::{Level, Watermarks};
 use crate::swap::leases::Leases;
 use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
@@ -232,9 +233,15 @@ impl PagerCore {
         self.publish(&usage, region_pages);
     }
 
-    /// Room, and free frames at most, that reclaim keeps in store, pages: the high watermark.
-    pub fn free_target(&self) -> usize {
-        (self.limit.load(Relaxed) as usize / 128).clamp(32, 512).min(self.frames.len() / 4)
+    /// From when until when reclaim runs.
+    #[inline]
+    pub fn watermarks(&self) -> Watermarks {
+        Watermarks::of_regions(self.limit.load(Relaxed), self.frames.len())
+    }
+
+    /// What there is of room and free frames, and what there should be. Takes the frames' lock.
+    pub fn level(&self) -> Level {
+        self.watermarks().at(self.room(), self.frames.free_count())
     }
 
     /// Pages that wait in the swap cache for a second chance, at most: in thread mode.

@@ -13,7 +13,6 @@ use super::evict::add_page;
 use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
-use super::watermarks::{Demand, Level};
 use super::word::{PageState, Seen};
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
@@ -61,7 +60,7 @@ pub fn main(e: &PagerCore, index: usize) {
     while !w.stop.load(SeqCst) {
         let working = e.enter_work();
         let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
-        let wanted = if first { e.wanted(running) } else { e.demand(true).helpers >= index as u32 };
+        let wanted = if first { e.wanted(running) } else { e.helpers() >= index };
         running = wanted;
         if first && !wanted {
             w.stuck.store(false, SeqCst);
@@ -111,15 +110,15 @@ const COMPACT_PAGES: usize = 4096;
 impl PagerCore {
     /// Frames must be freed, or pages given back to the kernel.
     fn wanted(&self, running: bool) -> bool {
-        let (room, target) = (self.room(), self.free_target() as i64);
-        let few = || room < target && (self.frames.free_count() as i64) < target / 2;
-        self.demand(running).first || few() || self.is_short()
+        let (marks, room) = (self.watermarks(), self.room());
+        let few = || marks.goes_on(room) && self.level().is_few();
+        marks.begins(room) || running && marks.goes_on(room) || few() || self.is_short()
     }
 
-    /// What the room in the budget asks for.
-    fn demand(&self, running: bool) -> Demand {
-        let waiting = self.wakeups.waiting.load(SeqCst);
-        Level { room: self.room(), high: self.free_target(), waiting }.demand(running)
+    /// How many threads are to help the first one. A thread that waits has given its CPU up, so one of reclaim may have
+    /// it; while nobody waits, a second one would take it from the program.
+    fn helpers(&self) -> usize {
+        self.wakeups.waiting.load(SeqCst) as usize
     }
 
     /// Hardly any frame is left to load into: the others wait in the swap cache.
@@ -141,11 +140,12 @@ impl PagerCore {
         self.free_now();
         let short = self.is_short();
         self.give_back_surplus();
-        let batch = self.demand(true).batch;
+        let marks = self.watermarks();
+        let batch = marks.batch(self.room());
         let mut moved = 0;
         let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
         if self.wp_sweeps {
-            let few = self.room() < self.free_target() as i64;
+            let few = marks.goes_on(self.room());
             if few {
                 moved = self.evict(batch, 0);
             }
@@ -291,11 +291,9 @@ impl PagerCore {
         free.len() - before
     }
 
-    /// More frames may be free than are ever needed again (copies leave them so): they go before any page does.
+    /// Frames that are never needed again go before any page does.
     fn give_back_surplus(&self) {
-        let target = self.free_target();
-        let surplus = self.frames.free_count().saturating_sub(target);
-        let want = (surplus as i64).min(target as i64 - self.room()).clamp(0, SURPLUS as i64) as usize;
+        let want = self.level().surplus().min(SURPLUS);
         let mut frames: Vec<FrameNo> = Vec::with_capacity(want);
         while frames.len() < want {
             let Some((first, n)) = self.frames.take_free(want - frames.len()) else { break };
@@ -306,11 +304,7 @@ impl PagerCore {
 
     /// Frames whose content is safe elsewhere: free, or back to the kernel, with one system call.
     fn give_back(&self, frames: &[FrameNo]) {
-        let (room, target) = (self.room(), self.free_target() as i64);
-        let spare = self.frames.free_count() as i64 + frames.len() as i64 - target;
-        // The budget comes first; then there is to be as much room as there are free frames.
-        let n = if room < 0 { -room } else { spare.min(target - room) }.clamp(0, frames.len() as i64) as usize;
-        let (gone, kept) = frames.split_at(n);
+        let (gone, kept) = frames.split_at(self.level().to_give_back(frames.len()));
         kept.iter().for_each(|f| self.frames.put_free(*f, 1));
         self.release(gone);
     }

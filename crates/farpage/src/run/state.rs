@@ -24,6 +24,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
+use crate::mm::watermarks::Level;
 use crate::run::address_space::AddressSpace;
 use crate::run::budget::Budget;
 use crate::run::budget::charge::Charges;
@@ -229,9 +230,9 @@ impl Engine {
         futex::wake_one(&self.wakeups.writer);
     }
 
-    /// Free frames the writer keeps in store.
-    pub fn free_target(&self) -> usize {
-        (self.budget.movable() as usize / 128).clamp(64, 1024)
+    /// What there is of room and frames, and what there should be. Takes the frames' lock.
+    pub fn level(&self) -> Level {
+        self.budget.watermarks().at(self.budget.room(), self.frames.free_count())
     }
 
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough

@@ -66,12 +66,7 @@ impl Engine {
 
 /// Frames are needed that writing frees.
 pub(crate) fn wanted(e: &Engine) -> bool {
-    e.budget.pressure() && (e.frames.free_count() < e.free_target() || e.budget.excess() > 0)
-}
-
-/// Frames that writing is to free.
-pub(crate) fn missing(e: &Engine) -> usize {
-    e.free_target().saturating_sub(e.frames.free_count()) + usize::try_from(e.budget.excess()).unwrap_or(0)
+    e.budget.pressure() && e.level().missing() > 0
 }
 
 /// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is
@@ -210,10 +205,7 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }
-    // The pool has grown for this page, so some frames must go back; one is left for a fault that waits, until the
-    // promise itself is at stake.
-    let excess = e.budget.excess();
-    if excess > 0 && (e.frames.free_count() > 0 || excess > e.budget.gap()) {
+    if e.budget.excess() > 0 && e.level().gives_frame_back() {
         release(e, frame);
     } else {
         e.frames.put_free(frame, 1);

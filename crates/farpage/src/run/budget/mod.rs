@@ -8,6 +8,7 @@ pub(crate) mod activation;
 pub mod charge;
 pub(crate) mod unmanaged;
 
+use crate::mm::watermarks::{Watermarks, excess};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Budget of one process, in pages.
@@ -150,14 +151,19 @@ impl Budget {
         self.limit() - self.total()
     }
 
+    /// From when until when reclaim runs.
+    pub fn watermarks(&self) -> Watermarks {
+        Watermarks::of_program(self.gap, self.movable())
+    }
+
     /// Background reclaim should run.
     pub fn pressure(&self) -> bool {
-        self.room() < self.gap
+        self.watermarks().begins(self.room())
     }
 
     /// Pages above the limit.
     pub fn excess(&self) -> i64 {
-        (-self.room()).max(0)
+        excess(self.room())
     }
 }
 

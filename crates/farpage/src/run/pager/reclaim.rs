@@ -46,8 +46,7 @@ impl Pager {
             self.drop_copies();
         }
         let cached = lock(&e.lru).cached_len();
-        let short = e.frames.free_count() < e.free_target() / 2 || e.budget.excess() > 0;
-        if short && cached > 0 {
+        if cached > 0 && e.level().is_short() {
             e.wake_writer();
         }
         let made_room = self.keep_room();
@@ -77,11 +76,10 @@ impl Pager {
     /// Gives free frames back to the kernel, so that there is room for pages that are copied in.
     fn keep_room(&mut self) -> bool {
         let e = self.e;
-        let spare = e.free_target() / 2;
-        if e.budget.room() >= COPY_MAX as i64 || e.frames.free_count() <= spare {
+        let mut want = e.level().to_copy(COPY_MAX);
+        if want == 0 {
             return false;
         }
-        let mut want = spare.min(e.frames.free_count() - spare);
         while want > 0 {
             let Some((first, n)) = e.frames.take_free(want.min(BATCH)) else { break };
             store::release_run(e, first, n, n as i64);
