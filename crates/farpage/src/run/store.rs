@@ -9,13 +9,12 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::TRASH_BYTES;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Page, Vpn};
-use crate::mm::page_hash::is_zero;
 use crate::run::page_table::{Node, State};
 use crate::run::state::Engine;
 use crate::stat::{EventKind, Stat};
+use crate::swap::content::Leaving;
 use crate::swap::io::BATCH_MAX;
 use crate::swap::{Entry, StoreError};
-use crate::sys::message::fatal;
 use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,16 +27,8 @@ const TAKE: usize = 8;
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
     pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
-        let got = self.key.hash(page);
-        match self.space.check(entry) {
-            Some(want) if want == got => Stat::add(&self.stat.verified, 1),
-            want => fatal(&format!(
-                "verify: the page at {:#x} came back wrong from slot {:#x}: hash {got:#034x}, expected {:#034x}",
-                vpn as usize * PAGE_SIZE,
-                entry.raw(),
-                want.unwrap_or(0)
-            )),
-        }
+        self.space.verify(entry, page, &self.key, vpn as usize * PAGE_SIZE);
+        Stat::add(&self.stat.verified, 1);
     }
 
     /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
@@ -141,24 +132,21 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
 fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
     let page = unsafe { e.frames.page(frame) };
-    let old = Entry::from_raw(e.frame_entry[frame as usize].load(Relaxed));
-    if is_zero(page) {
-        Stat::add(&e.stat.swpout_zero, 1);
-        e.release_frame_entry(frame);
-        return Ok(Stored::Zero);
-    }
-    let hash = e.key.hash(page);
-    if let Some(old) = old {
-        let unchanged = e.space.check(old) == Some(hash);
-        e.clean.note(unchanged);
-        if unchanged {
-            e.frame_entry[frame as usize].store(0, Relaxed);
+    let old = e.take_frame_entry(frame);
+    let hash = match e.space.leaving(page, old, &e.key, &e.clean) {
+        Leaving::Zero => {
+            Stat::add(&e.stat.swpout_zero, 1);
+            e.free_entry(old);
+            return Ok(Stored::Zero);
+        }
+        Leaving::Same(old) => {
             Stat::add(&e.stat.swpout_clean, 1);
             e.space.promote(old, page);
             return Ok(Stored::At(old));
         }
-        e.release_frame_entry(frame);
-    }
+        Leaving::New(hash) => hash,
+    };
+    e.free_entry(old);
     // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
     let short = e.budget.excess() * 2 > e.budget.gap();
     let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };

@@ -7,6 +7,7 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
+//! | [`content`] | what a page that leaves needs, and whether what comes back is what left |
 //! | [`entry`] | the name of a stored page |
 //! | [`error`] | why a page was not stored or read, or a device cannot be used |
 //! | [`space`] | the devices in priority order; all the engine calls |
@@ -27,6 +28,7 @@
 //! across a device wait. No two devices' `inner` locks are held together. Stores, loads and frees of a file take no
 //! lock of the device.
 
+pub mod content;
 pub mod entry;
 pub mod error;
 pub mod file;
