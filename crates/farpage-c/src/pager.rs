@@ -2,7 +2,7 @@
 
 use crate::status::{done, fail, fp_status, fp_status::*, of};
 use engine::conf::SwapSpec;
-use engine::region::{BUDGET_MIN, FaultMode, Pager};
+use engine::region::{BUDGET_MIN, FaultMode, Pager, Stats};
 use std::ffi::{CStr, c_char};
 
 /// Smallest budget of a pager, bytes.
@@ -47,53 +47,25 @@ pub struct fp_config {
     pub inherit: u32,
 }
 
-/// Numbers of a pager. Bytes where the name says so, else pages or counts since it was made.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct fp_stats {
-    /// The budget.
-    pub budget_bytes: u64,
-    /// What counts against it.
-    pub used_bytes: u64,
-    /// Pages present in regions.
-    pub resident_bytes: u64,
-    /// Pages taken out, still in RAM.
-    pub cached_bytes: u64,
-    /// Compressed pool.
-    pub pool_bytes: u64,
-    /// Uncompressed bytes that the pool stands for.
-    pub pool_orig_bytes: u64,
-    /// Pages in swap files.
-    pub file_bytes: u64,
-    /// Pinned.
-    pub pinned_bytes: u64,
-    /// Faults served.
-    pub pgfault: u64,
-    /// Faults that read a device.
-    pub pgmajfault: u64,
-    /// Pages read from devices, readahead included.
-    pub pswpin: u64,
-    /// Pages written to devices.
-    pub pswpout: u64,
-    /// Pages dropped without a write, because their copy was still the same.
-    pub swpout_clean: u64,
-    /// Pages found all zero when they went out.
-    pub swpout_zero: u64,
-    /// Zero pages served.
-    pub swpin_zero: u64,
-    /// Pages read ahead.
-    pub swap_ra: u64,
-    /// Faults served from the swap cache.
-    pub workingset_refault_cached: u64,
-    /// Faults by writing to a page that was write-protected to see that.
-    pub wp_fault: u64,
-    /// Faults that waited for memory.
-    pub allocstall: u64,
-    /// Pages taken above the budget because nothing could be swapped out.
-    pub over_budget: u64,
-    /// Of swap_ra, pages that were touched later.
-    pub swap_ra_hit: u64,
+macro_rules! make {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Numbers of a pager. Bytes where the name says so, else pages or counts since it was made.
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy, Default)]
+        pub struct fp_stats {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl From<&Stats> for fp_stats {
+            fn from(stats: &Stats) -> fp_stats {
+                fp_stats { $($name: stats.$name,)+ }
+            }
+        }
+    };
 }
+
+// The header has it from the same list: see tests/header.rs.
+engine::pager_stats!(make);
 
 /// Sets all members to their defaults.
 ///
@@ -237,29 +209,7 @@ pub unsafe extern "C" fn fp_pager_stats(pager: *const fp_pager, stats: *mut fp_s
         Ok(s) => s,
         Err(error) => return done(Err(error)),
     };
-    let ours = fp_stats {
-        budget_bytes: s.budget_bytes,
-        used_bytes: s.used_bytes,
-        resident_bytes: s.resident_bytes,
-        cached_bytes: s.cached_bytes,
-        pool_bytes: s.pool_bytes,
-        pool_orig_bytes: s.pool_orig_bytes,
-        file_bytes: s.file_bytes,
-        pinned_bytes: s.pinned_bytes,
-        pgfault: s.pgfault,
-        pgmajfault: s.pgmajfault,
-        pswpin: s.pswpin,
-        pswpout: s.pswpout,
-        swpout_clean: s.swpout_clean,
-        swpout_zero: s.swpout_zero,
-        swpin_zero: s.swpin_zero,
-        swap_ra: s.swap_ra,
-        workingset_refault_cached: s.workingset_refault_cached,
-        wp_fault: s.wp_fault,
-        allocstall: s.allocstall,
-        over_budget: s.over_budget,
-        swap_ra_hit: s.swap_ra_hit,
-    };
+    let ours = fp_stats::from(&s);
     let known = size.min(size_of::<fp_stats>());
     // SAFETY: stats has `size` bytes (caller's promise); ours has `known`.
     unsafe {

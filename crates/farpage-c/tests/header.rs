@@ -2,13 +2,31 @@
 
 use std::path::Path;
 
+macro_rules! source {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        concat!(
+            "/// Numbers of a pager. Bytes where the name says so, else pages or counts since it was made.\n",
+            "#[repr(C)] pub struct fp_stats {",
+            $($("///", $doc, "\n",)+ "pub ", stringify!($name), ": u64,",)+
+            "}"
+        )
+    };
+}
+
+/// `fp_stats`, which a macro makes, as cbindgen can read it.
+const STATS: &str = engine::pager_stats!(source);
+
 #[test]
 fn the_header_is_that_of_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for name in ["status", "pager", "region"] {
-        builder = builder.with_src(root.join("src").join(name).with_extension("rs"));
+    let folder = tempfile::tempdir().unwrap();
+    let stats = folder.path().join("stats.rs");
+    std::fs::write(&stats, STATS).unwrap();
+    let source = |name: &str| root.join("src").join(name).with_extension("rs");
+    for path in [source("status"), source("pager"), stats, source("region")] {
+        builder = builder.with_src(path);
     }
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);

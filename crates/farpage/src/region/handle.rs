@@ -7,6 +7,7 @@ use super::fault::Served;
 use super::owner::Owner;
 use super::pager_core::PagerCore;
 use super::readahead::ReadaheadStats;
+use super::stats::Stats;
 use super::view::Plain;
 use super::word::{Hint, PINS_MAX, PageState};
 use crate::PAGE_SIZE;
@@ -39,59 +40,6 @@ pub enum Advice {
     /// Not any more: the content is dropped, and reads as zeros. Whole pages inside of the range only, and not those
     /// that are pinned.
     DontNeed,
-}
-
-/// Numbers of a pager, as `farpage stat` shows them from outside. Bytes where the name says so, else pages or counts
-/// since it was built; in a forked child that inherited it, since the fork.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// The budget.
-    pub budget_bytes: u64,
-    /// What counts against it: pages of regions, frames, pool, tables.
-    pub used_bytes: u64,
-    /// Pages present in regions.
-    pub resident_bytes: u64,
-    /// Pages in the swap cache: read ahead and not touched yet; in thread mode also taken out, still in RAM.
-    pub cached_bytes: u64,
-    /// Compressed pool.
-    pub pool_bytes: u64,
-    /// Uncompressed bytes that the pool stands for.
-    pub pool_orig_bytes: u64,
-    /// Pages in swap files.
-    pub file_bytes: u64,
-    /// Pinned.
-    pub pinned_bytes: u64,
-    /// Faults served.
-    pub pgfault: u64,
-    /// Faults that read a device.
-    pub pgmajfault: u64,
-    /// Pages read from devices, readahead included.
-    pub pswpin: u64,
-    /// Pages written to devices.
-    pub pswpout: u64,
-    /// Pages dropped without a write, because their copy was still the same.
-    pub swpout_clean: u64,
-    /// Pages found all zero when they went out.
-    pub swpout_zero: u64,
-    /// Zero pages served.
-    pub swpin_zero: u64,
-    /// Pages read ahead.
-    pub swap_ra: u64,
-    /// Of them, pages that were touched: exact where all pages read ahead stay unmapped until then, else in proportion.
-    pub swap_ra_hit: u64,
-    /// Faults served from the swap cache.
-    pub workingset_refault_cached: u64,
-    /// Faults by writing to a page that was write-protected to see that.
-    pub wp_fault: u64,
-    /// Faults that waited for memory.
-    pub allocstall: u64,
-    /// Pages taken above the budget because nothing could be swapped out.
-    pub over_budget: u64,
-    /// How often the lock of the page lists was taken.
-    pub lru_lock: u64,
-    /// Of that, how often somebody had it.
-    pub lru_lock_wait: u64,
 }
 
 impl Pager {
@@ -144,41 +92,10 @@ impl Pager {
         let e = self.core()?;
         let _inside = e.enter();
         e.look_at_overhead();
-        let page = PAGE_SIZE as u64;
-        let pages = |n: i64| n.max(0) as u64 * page;
-        let (mapped, cached, lru_lock, lru_lock_wait) = {
-            let lists = e.lists.lock();
-            let cached = u64::from(lists.set.cached() + lists.ahead.len());
-            (u64::from(lists.set.mapped()), cached, lists.locked, lists.waited)
-        };
-        let usage = e.swap.usage();
-        let s = &e.stat;
-        Ok(Stats {
-            budget_bytes: pages(e.limit.load(Relaxed)),
-            used_bytes: pages(e.total()),
-            resident_bytes: mapped * page,
-            cached_bytes: cached * page,
-            pool_bytes: usage.pool_bytes,
-            pool_orig_bytes: usage.pool_orig_bytes,
-            file_bytes: usage.file_bytes,
-            pinned_bytes: pages(e.pinned.load(Relaxed)),
-            pgfault: s.pgfault.load(Relaxed),
-            pgmajfault: s.pgmajfault.load(Relaxed),
-            pswpin: s.pswpin.load(Relaxed),
-            pswpout: s.pswpout.load(Relaxed),
-            swpout_clean: s.swpout_clean.load(Relaxed),
-            swpout_zero: s.swpout_zero.load(Relaxed),
-            swpin_zero: s.swpin_zero.load(Relaxed),
-            // In this order: what is a hit was read before.
-            swap_ra_hit: s.swap_ra_hit.load(Relaxed),
-            swap_ra: s.swap_ra.load(Relaxed),
-            workingset_refault_cached: s.workingset_refault_cached.load(Relaxed),
-            wp_fault: s.wp_fault.load(Relaxed),
-            allocstall: s.allocstall.load(Relaxed),
-            over_budget: s.over_budget.load(Relaxed),
-            lru_lock,
-            lru_lock_wait,
-        })
+        let mut stats = Stats::of(&e.stat);
+        let lists = e.lists.lock();
+        (stats.lru_lock, stats.lru_lock_wait) = (lists.locked, lists.waited);
+        Ok(stats)
     }
 
     fn core(&self) -> Result<&PagerCore, Error> {

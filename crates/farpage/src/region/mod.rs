@@ -39,6 +39,7 @@
 //! | `alloc` | frames and room for pages that come in |
 //! | `reclaim`, `evict` | what goes when; taking pages out and storing them |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
+//! | `stats` | what of it a program can ask for |
 
 mod alloc;
 mod builder;
@@ -59,6 +60,7 @@ mod registry;
 pub mod signal;
 mod space;
 mod stat;
+mod stats;
 mod swap_in;
 mod thread_mode;
 mod view;
@@ -71,7 +73,8 @@ mod tests;
 pub use builder::Builder;
 pub use error::{BUDGET_MAX, BUDGET_MIN, Error};
 pub use farpage_swap::readahead::{Rule as ReadaheadRule, Tuning as ReadaheadTuning};
-pub use handle::{Advice, Pager, Pin, Region, Stats};
+pub use handle::{Advice, Pager, Pin, Region};
 pub use owner::FaultMode;
 pub use readahead::ReadaheadStats;
+pub use stats::Stats;
 pub use view::Plain;
