@@ -180,6 +180,11 @@ typedef struct fp_config {
    * its own. 0, the default: touching a region in a child is a SIGSEGV.
    */
   uint32_t inherit;
+  /**
+   * 1: the bytes that come back are compared with those that left, by a checksum of each page; a difference ends the
+   * process with a message. 0: the default.
+   */
+  uint32_t verify;
 } fp_config;
 
 /**
@@ -191,7 +196,7 @@ typedef struct fp_stats {
    */
   uint64_t budget_bytes;
   /**
-   * What counts against it.
+   * What counts against it: pages of regions, frames, pool, tables.
    */
   uint64_t used_bytes;
   /**
@@ -199,7 +204,7 @@ typedef struct fp_stats {
    */
   uint64_t resident_bytes;
   /**
-   * Pages taken out, still in RAM.
+   * Pages in the swap cache: read ahead and not touched yet; in thread mode also taken out, still in RAM.
    */
   uint64_t cached_bytes;
   /**
@@ -267,7 +272,8 @@ typedef struct fp_stats {
    */
   uint64_t over_budget;
   /**
-   * Of swap_ra, pages that were touched later.
+   * Of `swap_ra`, pages that were touched: exact where all pages read ahead stay unmapped until then, else
+   * in proportion.
    */
   uint64_t swap_ra_hit;
 } fp_stats;

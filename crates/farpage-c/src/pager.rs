@@ -45,6 +45,9 @@ pub struct fp_config {
     /// 1: a child of fork has the pager and a copy of its regions too (not with FP_FAULT_THREAD); its budget is one of
     /// its own. 0, the default: touching a region in a child is a SIGSEGV.
     pub inherit: u32,
+    /// 1: the bytes that come back are compared with those that left, by a checksum of each page; a difference ends the
+    /// process with a message. 0: the default.
+    pub verify: u32,
 }
 
 macro_rules! make {
@@ -85,6 +88,7 @@ pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
         readahead_pages: 0,
         reclaim_threads: 0,
         inherit: 0,
+        verify: 0,
     };
     // SAFETY: not NULL, and writable by the caller's promise.
     unsafe { config.write(defaults) };
@@ -157,6 +161,10 @@ unsafe fn build(config: *const fp_config) -> Result<Pager, fp_status> {
         0 => builder,
         1 => builder.inherit(true),
         other => return refused(&format!("fp_config: inherit is 0 or 1, not {other}")),
+    };
+    builder = match config.verify {
+        verify @ (0 | 1) => builder.verify(verify == 1),
+        other => return refused(&format!("fp_config: verify is 0 or 1, not {other}")),
     };
     if config.readahead_pages > 0 {
         builder = builder.readahead(config.readahead_pages);

@@ -64,6 +64,9 @@ static void refusals(void)
     config.fault_mode = 7;
     CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
     fp_config_init(&config);
+    config.verify = 2;
+    CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
+    fp_config_init(&config);
     config.inherit = 2;
     CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
     config.inherit = 1;
@@ -214,6 +217,7 @@ static void inherited(void)
     fp_region *region;
     fp_config_init(&config);
     config.budget_bytes = 8 * MIB;
+    config.verify = 1;
     config.inherit = 1;
     CHECK(fp_pager_new(&config, &pager) == FP_OK && fp_region_new(pager, BYTES, &region) == FP_OK);
     uint64_t *words = fp_region_data(region);

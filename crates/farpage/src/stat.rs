@@ -78,7 +78,7 @@ macro_rules! fields {
 }
 
 /// Values that a pager of regions does not have.
-const ENGINE_ONLY: [&str; 20] = [
+const ENGINE_ONLY: [&str; 19] = [
     "active",
     "rss_anon_bytes",
     "rss_anon_peak_bytes",
@@ -98,7 +98,6 @@ const ENGINE_ONLY: [&str; 20] = [
     "swap_full",
     "pages_lost",
     "idle_poll_ns",
-    "verified",
 ];
 
 /// Readahead in one managed mapping.
@@ -250,7 +249,7 @@ fields! {
         read_errors,
         /// Time for which idle CPUs were kept from sleeping, because faults came one after the other.
         idle_poll_ns,
-        /// Checksums compared by `--verify` and found equal.
+        /// Checksums of pages that came back, compared and found equal: `--verify`, or a pager that verifies.
         verified,
     }
     // Pagers only. Behind the others, so that these have the same places everywhere.

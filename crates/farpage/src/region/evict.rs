@@ -11,12 +11,12 @@
 
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
+use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
-use crate::mm::page_hash::is_zero;
 use crate::mm::watermarks::EVICT_MAX;
 use crate::swap::Entry;
 use crate::sys::message::fatal_fmt;
@@ -221,55 +221,43 @@ impl PagerCore {
     /// Those that no device takes go back to their list.
     fn store_in_place(&self, pages: &[(u32, Seen)]) -> usize {
         let mut gone: Vec<(u32, Seen, PageState)> = Vec::with_capacity(pages.len());
-        let mut to_store: Vec<(u32, Seen)> = Vec::with_capacity(pages.len());
-        let mut contents: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
+        let mut leaving: Vec<Leaver> = Vec::with_capacity(pages.len());
+        let mut words: Vec<Seen> = Vec::with_capacity(pages.len());
         let discarded = self.discarded_under_us.load(Relaxed);
         for &(page, seen) in pages {
             // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
             // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
             let old = if let PageState::Mapped(entry) = seen.state() { entry } else { None };
-            let found = match old {
+            match old {
                 Some(old) if seen.is_unwritten() && self.is_present(page) => {
-                    self.unchanged(page, true);
-                    Ok(PageState::Swapped(old))
+                    self.clean.note(true);
+                    self.was_unchanged(page, true);
+                    self.promote_in_place(old, content);
+                    self.readahead.stored(page, old);
+                    gone.push((page, seen, PageState::Swapped(old)));
                 }
-                _ => self.copy_of(page, content, old),
-            };
-            match found {
-                Ok(to) => {
-                    if let PageState::Swapped(entry) = to {
-                        self.readahead.stored(page, entry);
-                    }
-                    gone.push((page, seen, to));
-                }
-                Err(hash) => {
-                    to_store.push((page, seen));
-                    contents.push((content, hash));
+                _ => {
+                    leaving.push(Leaver { page, content, old });
+                    words.push(seen);
                 }
             }
         }
-        let mut entries = vec![None; contents.len()];
-        if let Err(error) = self.swap.store_batch(&contents, &mut entries) {
-            self.warn_full(error);
-        }
+        let stored = self.store(&leaving, true);
         // The program has discarded a page in between (`madvise`): part of its old content may have been hashed, and
         // zeros stored.
         let discarded_meanwhile = self.discarded_under_us.load(Relaxed) != discarded;
-        for (&(page, seen), entry) in to_store.iter().zip(entries) {
-            if discarded_meanwhile {
-                self.free_entry(entry);
+        for ((one, seen), stored) in leaving.iter().zip(words).zip(stored) {
+            match stored {
+                Stored::Had(to) => gone.push((one.page, seen, to)),
+                Stored::New(entry) if !discarded_meanwhile => gone.push((one.page, seen, PageState::Swapped(entry))),
+                other => {
+                    if let Stored::New(entry) = other {
+                        self.free_entry(Some(entry));
+                    }
+                    self.put_back(&[(one.page, seen.writable().without_copy())], true);
+                }
             }
-            let Some(entry) = entry.filter(|_| !discarded_meanwhile) else {
-                self.put_back(&[(page, seen.writable())], true);
-                continue;
-            };
-            if let PageState::Mapped(old) = seen.state() {
-                self.free_entry(old);
-            }
-            count(&self.stat.pswpout, 1);
-            self.readahead.stored(page, entry);
-            gone.push((page, seen, PageState::Swapped(entry)));
         }
         gone.sort_unstable_by_key(|(page, _, _)| *page);
         self.discard_pages(&gone);
@@ -314,27 +302,6 @@ impl PagerCore {
             unsafe { discard(range.iov_base, range.iov_len)? };
         }
         Ok(())
-    }
-
-    /// Looks whether a page needs no new copy: what its word will say then. Else its hash.
-    fn copy_of(&self, page: u32, content: &Page, old: Option<Entry>) -> Result<PageState, u128> {
-        if is_zero(content) {
-            count(&self.stat.swpout_zero, 1);
-            self.free_entry(old);
-            return Ok(PageState::None);
-        }
-        let hash = self.key.hash(content);
-        let Some(old) = old else { return Err(hash) };
-        let same = self.swap.check(old) == Some(hash);
-        self.unchanged(page, same);
-        if same { Ok(PageState::Swapped(old)) } else { Err(hash) }
-    }
-
-    /// A page that had come in leaves: was it unchanged?
-    fn unchanged(&self, page: u32, so: bool) {
-        self.clean.note(so);
-        self.readahead.write_protect(page, |policy| policy.left(so));
-        count(&self.stat.swpout_clean, usize::from(so));
     }
 
     /// Whether a page that this thread has busy is in its region; if the program has discarded it behind our back,

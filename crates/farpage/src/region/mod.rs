@@ -37,7 +37,7 @@
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `write_protect_policy` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
-//! | `reclaim`, `evict` | what goes when; taking pages out and storing them |
+//! | `reclaim`, `evict`, `store` | what goes when; taking pages out; finding or making their copies |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 //! | `stats` | what of it a program can ask for |
 
@@ -61,6 +61,7 @@ pub mod signal;
 mod space;
 mod stat;
 mod stats;
+mod store;
 mod swap_in;
 mod thread_mode;
 mod view;

@@ -134,6 +134,8 @@ pub struct PagerCore {
     /// The process that the pager works in. In a forked child that does not inherit it there are no threads and no
     /// regions.
     pub pid: AtomicU32,
+    /// What comes back is compared with what left.
+    pub verify: bool,
     /// Forked children have the pager too.
     pub inherit: bool,
     /// Passed by faults and by the interface's functions.

@@ -13,11 +13,11 @@ use super::evict::add_page;
 use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
+use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
-use crate::mm::page_hash::is_zero;
 use crate::swap::{Entry, StoreError};
 use crate::sys::futex;
 use crate::sys::message::message;
@@ -238,10 +238,11 @@ impl PagerCore {
                 }
             }
         }
-        let mut to_store = Vec::with_capacity(taken.len());
+        let mut leaving: Vec<Leaver> = Vec::with_capacity(taken.len());
+        let mut cached: Vec<CachedPage> = Vec::with_capacity(taken.len());
         for one in taken {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
-            let page: &Page = unsafe { self.frame(one.f) };
+            let content: &Page = unsafe { self.frame(one.f) };
             let old = self.take_frame_entry(one.f);
             if let (Some(old), true) = (old, one.seen.credit() > 0) {
                 // Read ahead and never touched.
@@ -249,44 +250,19 @@ impl PagerCore {
                 free.push(self.stored(one, PageState::Swapped(old)));
                 continue;
             }
-            if is_zero(page) {
-                count(&self.stat.swpout_zero, 1);
-                self.free_entry(old);
-                free.push(self.stored(one, PageState::None));
-                continue;
-            }
-            let hash = self.key.hash(page);
-            if let Some(old) = old {
-                let same = self.swap.check(old) == Some(hash);
-                self.clean.note(same);
-                if same {
-                    count(&self.stat.swpout_clean, 1);
-                    free.push(self.stored(one, PageState::Swapped(old)));
-                    continue;
-                }
-                self.free_entry(Some(old));
-            }
-            to_store.push((one, page, hash));
+            leaving.push(Leaver { page: one.page, content, old });
+            cached.push(one);
         }
-        let pages: Vec<(&Page, u128)> = to_store.iter().map(|(_, page, hash)| (*page, *hash)).collect();
-        let mut entries = vec![None; pages.len()];
-        let result = self.swap.store_batch(&pages, &mut entries);
-        for ((one, _, _), entry) in to_store.iter().zip(entries) {
-            match entry {
-                Some(entry) => {
-                    count(&self.stat.pswpout, 1);
-                    self.readahead.stored(one.page, entry);
-                    free.push(self.stored(*one, PageState::Swapped(entry)));
-                }
-                None => {
+        for (one, stored) in cached.into_iter().zip(self.store(&leaving, false)) {
+            match stored {
+                Stored::Had(to) => free.push(self.stored(one, to)),
+                Stored::New(entry) => free.push(self.stored(one, PageState::Swapped(entry))),
+                Stored::Nowhere => {
                     let rank = self.space.rank(one.page);
                     self.lists.lock().set.recache(&self.space, one.page, rank, false);
                     self.space.word(one.page).unlock(one.seen, one.seen.state());
                 }
             }
-        }
-        if let Err(error) = result {
-            self.warn_full(error);
         }
         free.len() - before
     }
@@ -325,8 +301,8 @@ impl PagerCore {
         self.held.fetch_sub(frames.len() as i64, Relaxed);
     }
 
-    /// Frees the slots of up to `want` pages that are present: they will have to be stored anew. How many; 0: there are
-    /// hardly any.
+    /// Frees slots of up to `want` pages that are present, and that take memory of the pool: the pages will have to be
+    /// stored anew. How many; 0: there are hardly any. A compressed copy of what is in a file too just goes.
     fn reclaim_slots(&self, want: usize) -> usize {
         let mut copies: Vec<Entry> = Vec::with_capacity(want);
         let places = lock(&self.places).clone();
@@ -348,7 +324,10 @@ impl PagerCore {
                     continue;
                 }
                 let Some(seen) = word.try_lock() else { continue };
-                if let PageState::Mapped(Some(entry)) = seen.state() {
+                // What takes no memory of the pool can stay.
+                if let PageState::Mapped(Some(entry)) = seen.state()
+                    && !self.swap.keep(entry)
+                {
                     copies.push(entry);
                     word.unlock(seen, PageState::Mapped(None));
                 } else {

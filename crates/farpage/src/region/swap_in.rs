@@ -212,6 +212,9 @@ impl PagerCore {
         }
         let (loaded, error) =
             self.with_pages(first, got.min(n), |pages| self.swap.load_plainly(&entries[..pages.len()], pages));
+        for (i, (at, _, e)) in taken.iter().flatten().take(loaded).enumerate() {
+            self.verify_loaded(*at, *e, first + i as FrameNo);
+        }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         if copies {
             self.held.fetch_sub((got - loaded.min(1)) as i64, Relaxed); // the others stay in their frames
@@ -326,6 +329,9 @@ impl PagerCore {
             *place = Some(entry);
         }
         let (loaded, error) = self.fetch(&entries, first, background);
+        for (i, entry) in entries.iter().flatten().take(loaded).enumerate() {
+            self.verify_loaded(claimed.first + i as u32, *entry, first + i as FrameNo);
+        }
         self.frames.put_free(first + loaded as FrameNo, got - loaded);
         let (markers, credit) = marks.pick(claimed.first, loaded, must);
         if copies {
@@ -365,6 +371,15 @@ impl PagerCore {
         match error {
             Some(error) if loaded == 0 => Err(Nothing::Unreadable(error)),
             _ => Ok(loaded),
+        }
+    }
+
+    /// A page was loaded into a frame of the caller's: compares it with what was stored, if that is wanted.
+    fn verify_loaded(&self, page: u32, entry: Entry, f: FrameNo) {
+        if self.verify {
+            // SAFETY: the frame is the caller's and has a page.
+            self.swap.verify(entry, unsafe { self.frame(f) }, &self.key, self.space.addr(page));
+            count(&self.stat.verified, 1);
         }
     }
 

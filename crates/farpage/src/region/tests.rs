@@ -11,6 +11,7 @@ mod pool;
 mod scans;
 mod signals;
 mod stat;
+mod storing;
 mod taking_out;
 mod unwritten;
 

@@ -181,6 +181,11 @@ impl Seen {
         Seen(self.0 & !UNWRITTEN | WRITABLE)
     }
 
+    /// The same of a page that is present and has no copy.
+    pub fn without_copy(self) -> Seen {
+        Seen(self.with_state(PageState::Mapped(None)))
+    }
+
     /// The same of a page that has just come in.
     pub fn with_access(self, access: Access) -> Seen {
         match access {
