@@ -19,7 +19,7 @@ use crate::mem::zeros::ZERO_PAGES;
 use crate::sys::futex;
 use crate::sys::message::{fatal, fatal_fmt};
 use crate::sys::raw::discard;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -107,7 +107,7 @@ impl PagerCore {
         let (first, got) = self.frames.take_empty(want.min(ZERO_PAGES))?;
         let (done, result) = self.copy_zeros(self.frames.addr(first), got);
         self.frames.put_empty(first + done as FrameNo, got - done);
-        if let (0, Err(Refused::Other(Errno::NOMEM))) = (done, result) {
+        if let (0, Err(UffdError::Other(Errno::NOMEM))) = (done, result) {
             self.no_memory();
         }
         (done > 0).then_some((first, done))
@@ -182,10 +182,10 @@ impl PagerCore {
             };
             done += bytes / PAGE_SIZE;
             match result {
-                Ok(()) | Err(Refused::Changing) => {}
+                Ok(()) | Err(UffdError::Retry) => {}
                 Err(_) if bytes > 0 => {}
-                Err(Refused::Other(Errno::NOMEM)) => self.no_memory(),
-                Err(Refused::Present) if self.unpoison(page + done as u32) => {}
+                Err(UffdError::Other(Errno::NOMEM)) => self.no_memory(),
+                Err(UffdError::Present) if self.unpoison(page + done as u32) => {}
                 Err(other) => self.lost(page + done as u32, Some(other)),
             }
         }
@@ -207,13 +207,13 @@ impl PagerCore {
             self.frames.put_empty(first + done as FrameNo, moved);
             done += moved;
             match result {
-                Ok(()) | Err(Refused::Changing) => {}
-                Err(Refused::Busy | Refused::Unlike) if moved == 0 => {
+                Ok(()) | Err(UffdError::Retry) => {}
+                Err(UffdError::Busy | UffdError::Incompatible) if moved == 0 => {
                     // The kernel looks at the frame for a moment (compaction), or the program has changed the mapping's
                     // access rights: a copy works then.
                     // SAFETY: as above.
                     let (bytes, result) = unsafe { self.uffd.copy_pages(dst, src, PAGE_SIZE, true) };
-                    if bytes == 0 && result != Err(Refused::Changing) {
+                    if bytes == 0 && result != Err(UffdError::Retry) {
                         self.lost(page + done as u32, result.err());
                     }
                     if bytes > 0 {
@@ -223,7 +223,7 @@ impl PagerCore {
                     }
                 }
                 Err(_) if moved > 0 => {}
-                Err(Refused::Present) if self.unpoison(page + done as u32) => {}
+                Err(UffdError::Present) if self.unpoison(page + done as u32) => {}
                 Err(other) => self.lost(page + done as u32, Some(other)),
             }
         }
@@ -250,14 +250,14 @@ impl PagerCore {
         let mut result = Ok(());
         if let PageState::Swapped(_) = seen.state() {
             result = self.uffd.poison(self.space.addr(page), true);
-            while result == Err(Refused::Changing) {
+            while result == Err(UffdError::Retry) {
                 result = self.uffd.poison(self.space.addr(page), true);
             }
             self.poisoned.fetch_add(u32::from(result.is_ok()), Relaxed);
         }
         self.space.word(page).unlock(seen, seen.state());
         match result {
-            Ok(()) | Err(Refused::Present) => {}
+            Ok(()) | Err(UffdError::Present) => {}
             Err(why) => {
                 fatal_fmt(format_args!("the page at {addr:#x} can neither be read back nor be poisoned: {why:?}"))
             }
@@ -279,7 +279,7 @@ impl PagerCore {
         fatal("the kernel has no memory for a page of a region")
     }
 
-    pub(super) fn lost(&self, page: u32, why: Option<Refused>) -> ! {
+    pub(super) fn lost(&self, page: u32, why: Option<UffdError>) -> ! {
         let addr = self.space.addr(page);
         fatal_fmt(format_args!(
             "cannot put the page at {addr:#x} into its region ({why:?}): was it unmapped by the program?"

@@ -21,7 +21,7 @@ use crate::mm::watermarks::EVICT_MAX;
 use crate::swap::Entry;
 use crate::sys::message::fatal_fmt;
 use crate::sys::raw::{ErrnoText, discard};
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Pages;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -194,24 +194,24 @@ impl PagerCore {
         let mut absent = 0;
         while let Err(refused) = self.uffd.write_protect(at, len, true) {
             match refused {
-                Refused::Changing => {}
+                UffdError::Retry => {}
                 // A region that is being opened or closed is not registered, and has no pages.
-                Refused::Absent if !mapped() => break,
+                UffdError::Absent if !mapped() => break,
                 // Another one is there by now, and smaller: all its pages came in since, writable by their words.
-                Refused::Absent if !lock(&self.places).contains(&place) => break,
+                UffdError::Absent if !lock(&self.places).contains(&place) => break,
                 // It has been opened since.
-                Refused::Absent if absent == 0 => absent += 1,
+                UffdError::Absent if absent == 0 => absent += 1,
                 other => fatal_fmt(format_args!("cannot write-protect a region: {other:?}")),
             }
         }
     }
 
     /// Ends the write protection of pages that have been pinned, whatever was under way when they were.
-    pub(super) fn unprotect_pinned(&self, first: u32, end: u32) -> Result<(), Refused> {
+    pub(super) fn unprotect_pinned(&self, first: u32, end: u32) -> Result<(), UffdError> {
         let _reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
         loop {
             match self.uffd.write_protect(self.space.addr(first), (end - first) as usize * PAGE_SIZE, false) {
-                Err(Refused::Changing) => {}
+                Err(UffdError::Retry) => {}
                 other => return other,
             }
         }
@@ -327,7 +327,7 @@ impl PagerCore {
             unsafe { self.uffd.move_pages(self.frames.addr(first), src, n * PAGE_SIZE, true) }
         };
         let (mut bytes, mut result) = take(got);
-        while bytes == 0 && result == Err(Refused::Changing) {
+        while bytes == 0 && result == Err(UffdError::Retry) {
             (bytes, result) = take(got);
         }
         let done = bytes / PAGE_SIZE;
@@ -347,7 +347,7 @@ impl PagerCore {
             return (done, done);
         }
         let (page, seen) = run[0];
-        if result == Err(Refused::Absent) {
+        if result == Err(UffdError::Absent) {
             // Discarded behind our back: it reads as zeros.
             if let PageState::Mapped(entry) = seen.state() {
                 self.free_entry(entry);

@@ -16,7 +16,7 @@ use crate::mem::zeros::zero_pages;
 use crate::stat::Stat;
 use crate::swap::LoadError;
 use crate::sys::message::fatal_fmt;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Window;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
@@ -117,7 +117,7 @@ impl PagerCore {
                     self.held.fetch_sub(1, Relaxed);
                     seen = seen.writable();
                 }
-                (_, Err(Refused::Present | Refused::Changing)) => {}
+                (_, Err(UffdError::Present | UffdError::Retry)) => {}
                 (_, other) => self.lost(page, other.err()),
             }
         }
@@ -292,8 +292,8 @@ impl PagerCore {
             if room > 0 {
                 let (done, result) = self.copy_zeros(addr, room);
                 match result {
-                    Err(Refused::Changing) if done == 0 && must => continue,
-                    Err(Refused::Other(rustix::io::Errno::NOMEM)) if done == 0 => self.no_memory(),
+                    Err(UffdError::Retry) if done == 0 && must => continue,
+                    Err(UffdError::Other(rustix::io::Errno::NOMEM)) if done == 0 => self.no_memory(),
                     Err(other) if done == 0 && must => self.lost(page, Some(other)),
                     _ => return done,
                 }

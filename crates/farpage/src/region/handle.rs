@@ -13,7 +13,7 @@ use super::word::{Hint, PINS_MAX, PageState};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::swap::space::build::memory_most;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
@@ -107,8 +107,8 @@ impl Pager {
 const PREFETCH_TRIES: u32 = 4;
 
 /// The kernel's answer behind a refusal.
-fn errno_of(refused: Refused) -> Errno {
-    if let Refused::Other(errno) = refused { errno } else { Errno::FAULT }
+fn errno_of(refused: UffdError) -> Errno {
+    if let UffdError::Other(errno) = refused { errno } else { Errno::FAULT }
 }
 
 /// Reserves a place for `pages` pages, with a page between regions that nobody may touch.

@@ -37,7 +37,7 @@ use crate::sys::fd::Fd;
 use crate::sys::message::fatal_fmt;
 use crate::sys::raw::{ErrnoText, discard};
 use crate::sys::table::Table;
-use crate::sys::uffd::{Refused, Uffd};
+use crate::sys::uffd::{Uffd, UffdError};
 use farpage_swap::readahead::Streams;
 use farpage_swap::workingset::{Pages, Rank};
 use rustix::fd::OwnedFd;
@@ -274,7 +274,7 @@ impl PagerCore {
     }
 
     /// Copies `n` (at most [`ZERO_PAGES`]) zero pages to `addr`; how many, and what stopped it.
-    pub fn copy_zeros(&self, addr: usize, n: usize) -> (usize, Result<(), Refused>) {
+    pub fn copy_zeros(&self, addr: usize, n: usize) -> (usize, Result<(), UffdError>) {
         let len = n.min(ZERO_PAGES) * PAGE_SIZE;
         let from = zero_pages();
         // SAFETY: addr is a page of a region or a frame, absent and busy or owned by the caller, so no reference
@@ -333,7 +333,7 @@ impl PagerCore {
         let registered = self.uffd.register_protectable(self.space.addr(first), pages as usize * PAGE_SIZE);
         if let Err(refused) = registered {
             let _ = self.space.open(first, pages as usize, false);
-            let errno = if let Refused::Other(errno) = refused { errno } else { rustix::io::Errno::NOMEM };
+            let errno = if let UffdError::Other(errno) = refused { errno } else { rustix::io::Errno::NOMEM };
             return Err(Error::Os { what: "cannot register a region", errno });
         }
         for page in first..first + pages {

@@ -10,32 +10,32 @@ use crate::sys::futex::unshare_page;
 use crate::sys::maps::{self, Mapping};
 use crate::sys::pagemap;
 use crate::sys::raw::Errno;
-use crate::sys::uffd::{Message, Refused, Uffd};
+use crate::sys::uffd::{Message, Uffd, UffdError};
 use rustix::fd::{BorrowedFd, OwnedFd};
 
 /// See the module documentation. The methods are those of [`Uffd`], where they are explained, unless they say
 /// something.
 pub(crate) trait AddressSpace: Send {
     /// Registers `[start, start + len)` for missing pages.
-    fn register(&self, start: usize, len: usize) -> Result<(), Refused>;
+    fn register(&self, start: usize, len: usize) -> Result<(), UffdError>;
 
     /// Undoes [`AddressSpace::register`].
-    fn unregister(&self, start: usize, len: usize) -> Result<(), Refused>;
+    fn unregister(&self, start: usize, len: usize) -> Result<(), UffdError>;
 
     /// Moves pages; bytes moved, and why not more.
     ///
     /// # Safety
     /// As [`Uffd::move_pages`].
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>);
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>);
 
     /// Copies engine memory into new pages; bytes copied, and why not more.
     ///
     /// # Safety
     /// As [`Uffd::copy_pages`].
-    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>);
+    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>);
 
     /// Makes an absent page one that cannot be read.
-    fn poison(&self, page: usize, quiet: bool) -> Result<(), Refused>;
+    fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError>;
 
     /// Wakes who waits for a page in `[start, start + len)`.
     fn wake(&self, start: usize, len: usize);
@@ -93,25 +93,25 @@ impl Kernel {
 }
 
 impl AddressSpace for Kernel {
-    fn register(&self, start: usize, len: usize) -> Result<(), Refused> {
+    fn register(&self, start: usize, len: usize) -> Result<(), UffdError> {
         self.uffd.register(start, len)
     }
 
-    fn unregister(&self, start: usize, len: usize) -> Result<(), Refused> {
+    fn unregister(&self, start: usize, len: usize) -> Result<(), UffdError> {
         self.uffd.unregister(start, len)
     }
 
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         // SAFETY: caller's promise.
         unsafe { self.uffd.move_pages(dst, src, len, quiet) }
     }
 
-    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         // SAFETY: caller's promise.
         unsafe { self.uffd.copy_pages(dst, src, len, quiet) }
     }
 
-    fn poison(&self, page: usize, quiet: bool) -> Result<(), Refused> {
+    fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError> {
         self.uffd.poison(page, quiet)
     }
 

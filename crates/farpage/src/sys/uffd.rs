@@ -1,6 +1,6 @@
 //! userfaultfd: open, register, move and copy pages, read messages.
 //!
-//! The errno of every operation is turned into its meaning here ([`Refused`]); no raw number leaves this file except
+//! The errno of every operation is turned into its meaning here ([`UffdError`]); no raw number leaves this file except
 //! inside an error for a human.
 
 use super::fd::Fd;
@@ -51,9 +51,9 @@ pub const FEATURES_QUIET: u64 = k::UFFD_FEATURE_MOVE as u64;
 
 /// Why the kernel did not move, copy or register.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum UffdError {
     /// A mapping change is under way: read the events, then try again (EAGAIN).
-    Changing,
+    Retry,
     /// The destination already has a page (EEXIST).
     Present,
     /// No page at the source, or no such registered mapping (ENOENT).
@@ -61,33 +61,33 @@ pub enum Refused {
     /// Shared copy-on-write, or pinned (EBUSY).
     Busy,
     /// The two mappings differ in access rights, or one is locked (EINVAL).
-    Unlike,
+    Incompatible,
     /// Anything else: no memory, the process is exiting.
     Other(Errno),
 }
 
-impl std::fmt::Debug for Refused {
+impl std::fmt::Debug for UffdError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Refused::Changing => "Changing",
-            Refused::Present => "Present",
-            Refused::Absent => "Absent",
-            Refused::Busy => "Busy",
-            Refused::Unlike => "Unlike",
-            Refused::Other(errno) => return write!(f, "{}", ErrnoText(*errno)),
+            UffdError::Retry => "Retry",
+            UffdError::Present => "Present",
+            UffdError::Absent => "Absent",
+            UffdError::Busy => "Busy",
+            UffdError::Incompatible => "Incompatible",
+            UffdError::Other(errno) => return write!(f, "{}", ErrnoText(*errno)),
         })
     }
 }
 
-impl From<Errno> for Refused {
-    fn from(e: Errno) -> Refused {
+impl From<Errno> for UffdError {
+    fn from(e: Errno) -> UffdError {
         match e {
-            Errno::AGAIN => Refused::Changing,
-            Errno::EXIST => Refused::Present,
-            Errno::NOENT => Refused::Absent,
-            Errno::BUSY => Refused::Busy,
-            Errno::INVAL => Refused::Unlike,
-            other => Refused::Other(other),
+            Errno::AGAIN => UffdError::Retry,
+            Errno::EXIST => UffdError::Present,
+            Errno::NOENT => UffdError::Absent,
+            Errno::BUSY => UffdError::Busy,
+            Errno::INVAL => UffdError::Incompatible,
+            other => UffdError::Other(other),
         }
     }
 }
@@ -294,8 +294,8 @@ impl Uffd {
     /// Registers `[start, start + len)` for missing-page faults.
     ///
     /// # Errors
-    /// `Busy`: another userfaultfd has it. `Unlike`: not anonymous memory, or nothing mapped.
-    pub fn register(&self, start: usize, len: usize) -> Result<(), Refused> {
+    /// `Busy`: another userfaultfd has it. `Incompatible`: not anonymous memory, or nothing mapped.
+    pub fn register(&self, start: usize, len: usize) -> Result<(), UffdError> {
         let mut arg = k::uffdio_register {
             range: k::uffdio_range { start: start as u64, len: len as u64 },
             mode: k::UFFDIO_REGISTER_MODE_MISSING as u64,
@@ -309,7 +309,7 @@ impl Uffd {
     ///
     /// # Errors
     /// As [`Uffd::register`].
-    pub fn register_protectable(&self, start: usize, len: usize) -> Result<(), Refused> {
+    pub fn register_protectable(&self, start: usize, len: usize) -> Result<(), UffdError> {
         let mode = k::UFFDIO_REGISTER_MODE_MISSING | k::UFFDIO_REGISTER_MODE_WP;
         let range = k::uffdio_range { start: start as u64, len: len as u64 };
         let mut arg = k::uffdio_register { range, mode: mode as u64, ioctls: 0 };
@@ -322,7 +322,7 @@ impl Uffd {
     ///
     /// # Errors
     /// As the kernel's.
-    pub fn write_protect(&self, start: usize, len: usize, on: bool) -> Result<(), Refused> {
+    pub fn write_protect(&self, start: usize, len: usize, on: bool) -> Result<(), UffdError> {
         let range = k::uffdio_range { start: start as u64, len: len as u64 };
         // Protect; or: do not wake.
         let mut arg = k::uffdio_writeprotect { range, mode: if on { 1 } else { 2 } };
@@ -334,7 +334,7 @@ impl Uffd {
     ///
     /// # Errors
     /// As the kernel's.
-    pub fn unregister(&self, start: usize, len: usize) -> Result<(), Refused> {
+    pub fn unregister(&self, start: usize, len: usize) -> Result<(), UffdError> {
         let mut arg = k::uffdio_range { start: start as u64, len: len as u64 };
         // SAFETY: as for register.
         Ok(unsafe { self.ioctl(UFFDIO_UNREGISTER, &mut arg) }?)
@@ -353,7 +353,7 @@ impl Uffd {
     /// # Safety
     /// `dst` and `src` are page aligned; no Rust reference points into either range. Nobody else fills or empties one
     /// of the two ranges (it is the caller's, as frames are).
-    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         let mut arg =
             k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
         // SAFETY: the kernel moves pages only where none is, atomically against all other threads; no reference points
@@ -376,7 +376,7 @@ impl Uffd {
     ///
     /// # Safety
     /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
-    pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    pub unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         // SAFETY: caller's promise.
         unsafe { self.copy(dst, src, len, if quiet { COPY_QUIET } else { 0 }) }
     }
@@ -385,14 +385,14 @@ impl Uffd {
     ///
     /// # Safety
     /// As there; `dst` is registered for write protection.
-    pub unsafe fn copy_pages_protected(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), Refused>) {
+    pub unsafe fn copy_pages_protected(&self, dst: usize, src: usize, len: usize) -> (usize, Result<(), UffdError>) {
         // SAFETY: caller's promise.
         unsafe { self.copy(dst, src, len, COPY_QUIET | COPY_PROTECTED) }
     }
 
     /// # Safety
     /// As [`Uffd::copy_pages`]; [`COPY_PROTECTED`]: `dst` is registered for write protection.
-    unsafe fn copy(&self, dst: usize, src: usize, len: usize, mode: u64) -> (usize, Result<(), Refused>) {
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, mode: u64) -> (usize, Result<(), UffdError>) {
         let mut arg = k::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
         // SAFETY: the kernel fills only absent pages; no reference points into dst (caller's promise).
         let result = unsafe { self.ioctl(UFFDIO_COPY, &mut arg) };
@@ -403,8 +403,8 @@ impl Uffd {
     /// call on it fails with EFAULT, until it is discarded or unmapped. Wakes who waits for it (unless `quiet`).
     ///
     /// # Errors
-    /// As [`Uffd::copy_pages`]; `Unlike`: a kernel before 6.6.
-    pub fn poison(&self, page: usize, quiet: bool) -> Result<(), Refused> {
+    /// As [`Uffd::copy_pages`]; `Incompatible`: a kernel before 6.6.
+    pub fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError> {
         let range = k::uffdio_range { start: page as u64, len: PAGE_SIZE as u64 };
         let mut arg = k::uffdio_poison { range, mode: u64::from(quiet), updated: 0 };
         // SAFETY: only an absent page is changed, to one that nobody can read; no reference points to either.
@@ -521,13 +521,13 @@ unsafe fn decode(msg: &k::uffd_msg) -> Option<Message> {
     }
 }
 
-fn progress(result: Result<(), Errno>, done: i64, len: usize) -> (usize, Result<(), Refused>) {
+fn progress(result: Result<(), Errno>, done: i64, len: usize) -> (usize, Result<(), UffdError>) {
     match result {
         Ok(()) => (len, Ok(())),
         // Partial progress is reported as EAGAIN with a positive count; what stopped it shows at the next call.
-        Err(_) if done > 0 => (done as usize, Err(Refused::Changing)),
-        Err(_) if done < 0 && done > -4096 => (0, Err(Refused::from(Errno::from_raw_os_error(-done as i32)))),
-        Err(e) => (0, Err(Refused::from(e))),
+        Err(_) if done > 0 => (done as usize, Err(UffdError::Retry)),
+        Err(_) if done < 0 && done > -4096 => (0, Err(UffdError::from(Errno::from_raw_os_error(-done as i32)))),
+        Err(e) => (0, Err(UffdError::from(e))),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
 use crate::sys::proc::{cpu_time, waits_for_futex};
 use crate::sys::thread::set_name;
-use crate::sys::uffd::{Message, Refused};
+use crate::sys::uffd::{Message, UffdError};
 use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -232,7 +232,7 @@ impl Pager {
     fn help_lost(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> bool {
         // The word and the slot change here: a copy made meanwhile is not good.
         self.e.fork.settling.store(1, SeqCst);
-        let lost = self.lose(vpn, entry, error) == Some(Refused::Present);
+        let lost = self.lose(vpn, entry, error) == Some(UffdError::Present);
         self.e.fork.settling.store(0, SeqCst);
         if lost {
             self.mm.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);

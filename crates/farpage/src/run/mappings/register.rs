@@ -15,7 +15,7 @@ use crate::run::store;
 use crate::stat::Stat;
 use crate::sys::maps::{Kind, Mapping};
 use crate::sys::message::fatal;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -189,13 +189,13 @@ impl Pager {
         let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
         let whole = self.mm.register(start, room - start);
         let (room, result) = match whole {
-            Err(Refused::Unlike) => (end, self.mm.register(start, end - start)), // something else is there now
+            Err(UffdError::Incompatible) => (end, self.mm.register(start, end - start)), // something else is there now
             other => (room, other),
         };
         match result {
             Ok(()) => {}
             // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
-            Err(Refused::Busy) => {
+            Err(UffdError::Busy) => {
                 self.refuse(start, end);
                 return;
             }
@@ -294,8 +294,8 @@ impl Pager {
             match result {
                 Ok(()) => {}
                 // A change of mappings is pending: not now.
-                Err(Refused::Changing) if done == 0 => break,
-                Err(Refused::Changing) => {}
+                Err(UffdError::Retry) if done == 0 => break,
+                Err(UffdError::Retry) => {}
                 Err(_) => at += u64::from(done == 0),
             }
         }

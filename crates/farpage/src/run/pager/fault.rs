@@ -20,7 +20,7 @@ use crate::run::pager::state::{Fault, Pager};
 use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::message::fatal;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -135,7 +135,7 @@ impl Pager {
     }
 
     /// Puts zero pages at `[from, to)`, as far as there are some; where it stopped, and why if it was refused.
-    fn zero_run(&mut self, from: Vpn, to: Vpn) -> (Vpn, Option<Refused>) {
+    fn zero_run(&mut self, from: Vpn, to: Vpn) -> (Vpn, Option<UffdError>) {
         let e = self.e;
         let mut at = from;
         while at < to {
@@ -170,21 +170,21 @@ impl Pager {
         drop(lru);
         e.frame_entry[f as usize].store(0, Relaxed);
         let page = vpn as usize * PAGE_SIZE;
-        let mut result = if self.should_copy(1) { Err(Refused::Unlike) } else { Err(Refused::Busy) };
+        let mut result = if self.should_copy(1) { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
         for _ in 0..2 {
-            if result != Err(Refused::Busy) {
+            if result != Err(UffdError::Busy) {
                 break;
             }
             // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
             result = unsafe { self.mm.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
-            if result == Err(Refused::Busy) {
+            if result == Err(UffdError::Busy) {
                 // SAFETY: the frame is owned here and has a page.
                 unsafe { e.frames.unshare(f) };
             }
         }
         match result {
             Ok(()) => e.frames.put_empty(f, 1),
-            Err(Refused::Unlike) => {
+            Err(UffdError::Incompatible) => {
                 if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
                     return Some(self.recache(vpn, node, f, (entry, ahead), stop));
                 }
@@ -210,7 +210,7 @@ impl Pager {
         node: Node,
         f: FrameNo,
         (entry, ahead): (Option<Entry>, bool),
-        stop: Refused,
+        stop: UffdError,
     ) -> Outcome {
         let e = self.e;
         e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);

@@ -23,7 +23,7 @@ use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::sys::message::fatal;
 use crate::sys::raw::ErrnoText;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 
 /// Where swapped pages are loaded on their way to the program: neighbouring pages of engine memory.
 #[derive(Clone, Copy)]
@@ -47,7 +47,7 @@ pub(crate) struct Placed {
     /// Pages that are there now.
     pub done: usize,
     /// Why it stopped early.
-    pub stop: Option<Refused>,
+    pub stop: Option<UffdError>,
 }
 
 impl Pager {
@@ -179,13 +179,13 @@ impl Pager {
             match result {
                 Ok(()) => break,
                 Err(_) if bytes > 0 => {} // what stopped it shows at the next try
-                Err(Refused::Busy) if unshared != done => {
+                Err(UffdError::Busy) if unshared != done => {
                     // Shared with a forked child: one write makes the frame ours alone.
                     unshared = done;
                     // SAFETY: the frame is owned here and has a page.
                     unsafe { e.frames.unshare(first + done as FrameNo) };
                 }
-                Err(Refused::Unlike | Refused::Busy) => {
+                Err(UffdError::Incompatible | UffdError::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
                     // SAFETY: as above.
                     let (bytes, result) = unsafe { self.mm.copy_pages(dst, src, PAGE_SIZE, false) };
@@ -229,17 +229,17 @@ impl Pager {
     }
 
     /// What a refusal means for the fault at `vpn`.
-    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<Refused>) -> Outcome {
+    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<UffdError>) -> Outcome {
         let page = vpn as usize * PAGE_SIZE;
         match stop {
-            None | Some(Refused::Changing) => Outcome::Later,
+            None | Some(UffdError::Retry) => Outcome::Later,
             // There already, or not a registered mapping any more: the thread looks for itself.
-            Some(Refused::Present | Refused::Absent | Refused::Unlike | Refused::Busy) => {
+            Some(UffdError::Present | UffdError::Absent | UffdError::Incompatible | UffdError::Busy) => {
                 self.mm.wake(page, PAGE_SIZE);
                 Outcome::Dropped
             }
-            Some(Refused::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
-            Some(Refused::Other(error)) => {
+            Some(UffdError::Other(rustix::io::Errno::NOMEM)) => Outcome::Later,
+            Some(UffdError::Other(error)) => {
                 fatal(&format!("serving the page at {page:#x} failed: {}", ErrnoText(error)))
             }
         }

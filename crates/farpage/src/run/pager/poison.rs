@@ -17,7 +17,7 @@ use crate::run::pager::state::Pager;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
 use crate::sys::message::{fatal, message};
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 
 impl Pager {
     /// `[first, last)` was discarded or unmapped: the marks are gone.
@@ -39,7 +39,7 @@ impl Pager {
 
     /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that
     /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
-    pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<Refused> {
+    pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {
         let e = self.e;
         let page = vpn as usize * PAGE_SIZE;
         // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this
@@ -64,10 +64,10 @@ impl Pager {
                     )),
                     None => {}
                 }
-                Some(Refused::Present)
+                Some(UffdError::Present)
             }
-            Err(why @ (Refused::Changing | Refused::Present | Refused::Absent)) => Some(why),
-            Err(Refused::Other(rustix::io::Errno::NOMEM)) => None,
+            Err(why @ (UffdError::Retry | UffdError::Present | UffdError::Absent)) => Some(why),
+            Err(UffdError::Other(rustix::io::Errno::NOMEM)) => None,
             Err(why) => fatal(&format!("the page at {page:#x} cannot be read back: {error}; nor be poisoned: {why:?}")),
         }
     }

@@ -34,7 +34,7 @@ use crate::run::pager::prefetch::windows::{DEPTH_MAX, Flight, Window};
 use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
 use crate::swap::read_queue::Arrived;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 
 impl Pager {
     /// Whether the page is in a window that was read in advance, and how far that is.
@@ -154,7 +154,7 @@ impl Pager {
     }
 
     /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
-    fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<Refused>) {
+    fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<UffdError>) {
         let e = self.e;
         let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
         // SAFETY: the frames are this window's, and nothing writes to them any more.

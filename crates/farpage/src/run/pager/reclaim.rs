@@ -13,7 +13,7 @@ use crate::run::store;
 use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::raw::Errno;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages moved out per step.
@@ -277,19 +277,19 @@ impl Pager {
                 e.frames.put_empty(first + done as FrameNo, got - done);
                 return Some((done, done));
             }
-            if result == Err(Refused::Present) {
+            if result == Err(UffdError::Present) {
                 // The frame has a page although it should not: use it as a free one from now on.
                 e.frames.put_free(first, 1);
                 e.frames.put_empty(first + 1, got - 1);
                 return Some((0, 0));
             }
-            if result != Err(Refused::Busy) || unshared || !self.unshare(src) {
+            if result != Err(UffdError::Busy) || unshared || !self.unshare(src) {
                 break result;
             }
             unshared = true;
         };
         e.frames.put_empty(first, got);
-        if result == Err(Refused::Unlike) && self.mm.is_writable_code(src) && self.open_transit() {
+        if result == Err(UffdError::Incompatible) && self.mm.is_writable_code(src) && self.open_transit() {
             return self.move_code_out(vpn, run);
         }
         self.refused(vpn, run, result)
@@ -303,12 +303,12 @@ impl Pager {
     }
 
     /// The first page of the run was not moved. As [`Pager::move_out`].
-    pub(crate) fn refused(&mut self, vpn: Vpn, run: &[Node], result: Result<(), Refused>) -> Option<(usize, usize)> {
+    pub(crate) fn refused(&mut self, vpn: Vpn, run: &[Node], result: Result<(), UffdError>) -> Option<(usize, usize)> {
         let e = self.e;
         let node = run[0];
         match result {
-            Ok(()) | Err(Refused::Changing | Refused::Other(Errno::NOMEM)) => None,
-            Err(Refused::Absent) => {
+            Ok(()) | Err(UffdError::Retry | UffdError::Other(Errno::NOMEM)) => None,
+            Err(UffdError::Absent) => {
                 self.resync(vpn);
                 if self.is_mapped(node) {
                     // It has come back meanwhile; leave it for a later round.
@@ -316,7 +316,7 @@ impl Pager {
                 }
                 Some((0, run.len().min(self.still_gone(run))))
             }
-            Err(Refused::Busy | Refused::Unlike | Refused::Present | Refused::Other(_)) => {
+            Err(UffdError::Busy | UffdError::Incompatible | UffdError::Present | UffdError::Other(_)) => {
                 lock(&e.lru).rotate(&e.table, node);
                 Stat::add(&e.stat.move_skipped, 1);
                 Some((0, 1))

@@ -25,7 +25,7 @@ use crate::sys::message::warn;
 use crate::sys::proc::Proc;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, settle};
-use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Refused, Uffd};
+use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd, UffdError};
 use farpage_swap::readahead::Streams;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -62,7 +62,7 @@ impl Engine {
         let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let trash = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
-        let word = |e: Refused| format!("cannot register the engine's frames: {e:?}");
+        let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
         // SAFETY: the arena's own.
         unsafe { open(self.arena.frames.base, self.arena.frames.len) }
             .map_err(|e| format!("no memory for the engine's frames: {}", ErrnoText::from(e)))?;

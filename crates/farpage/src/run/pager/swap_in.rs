@@ -16,7 +16,7 @@ use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Window;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,11 +27,11 @@ struct Ran {
     /// Pages that have come in, from the first on.
     done: usize,
     /// Why not more, if there were more; `Some(None)`: no frames.
-    stop: Option<Option<Refused>>,
+    stop: Option<Option<UffdError>>,
 }
 
 impl Ran {
-    fn nothing(why: Option<Refused>) -> Ran {
+    fn nothing(why: Option<UffdError>) -> Ran {
         Ran { done: 0, stop: Some(why) }
     }
 }

@@ -22,7 +22,7 @@ use crate::run::pager::state::Pager;
 use crate::run::pager::state::Transit;
 use crate::run::store;
 use crate::sys::raw::discard;
-use crate::sys::uffd::Refused;
+use crate::sys::uffd::UffdError;
 use rustix::mm::{MprotectFlags, mprotect};
 
 /// Most pages that go this way at a time.
@@ -61,7 +61,7 @@ impl Pager {
         e.budget.add(made as i64);
         e.frames.put_empty(first + made as FrameNo, n - made);
         if made == 0 {
-            return self.refused(vpn, run, result.and(Err(Refused::Changing)));
+            return self.refused(vpn, run, result.and(Err(UffdError::Retry)));
         }
         let (mut bytes, mut result, mut unshared) = (0, Ok(()), usize::MAX);
         while bytes < made * PAGE_SIZE {
@@ -71,7 +71,7 @@ impl Pager {
             let (moved, stop) = unsafe { self.mm.move_pages(transit + bytes, src + bytes, left, true) };
             bytes += moved;
             result = stop;
-            if result == Err(Refused::Busy) && unshared != bytes && self.unshare(src + bytes) {
+            if result == Err(UffdError::Busy) && unshared != bytes && self.unshare(src + bytes) {
                 unshared = bytes;
             } else if moved == 0 || result.is_ok() {
                 break;

@@ -11,7 +11,7 @@ use crate::mem::units::Page;
 use crate::run::address_space::AddressSpace;
 use crate::sys::maps::{Kind, Mapping};
 use crate::sys::raw::Errno;
-use crate::sys::uffd::{Message, Refused};
+use crate::sys::uffd::{Message, UffdError};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{Advice, MprotectFlags, madvise, mprotect};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -99,18 +99,18 @@ impl State {
         self.poisoned.retain(|at| !(start..end).contains(at));
     }
 
-    fn refuses(&mut self) -> Option<Refused> {
+    fn refuses(&mut self) -> Option<UffdError> {
         if self.is_changing() {
             // A thread that has been told may go on at any moment.
             if self.unread == 0 && self.draw(2) == 0 {
                 self.go_on();
             }
             self.refused += 1;
-            return Some(Refused::Changing);
+            return Some(UffdError::Retry);
         }
         if self.refuse > 0 && self.draw(self.refuse) == 0 {
             self.refused += 1;
-            return Some(Refused::Changing);
+            return Some(UffdError::Retry);
         }
         None
     }
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// One page; who waits for `dst` is woken unless `quiet`.
-    fn move_one(&mut self, dst: usize, src: usize, quiet: bool) -> Result<(), Refused> {
+    fn move_one(&mut self, dst: usize, src: usize, quiet: bool) -> Result<(), UffdError> {
         if let Some(why) = self.refuses() {
             return Err(why);
         }
@@ -171,18 +171,18 @@ impl State {
         if out && self.is_engine(src) {
             // Into the trash, from where its memory is dropped at once.
             if !self.frames.contains(&src) {
-                return Err(Refused::Absent);
+                return Err(UffdError::Absent);
             }
             self.set_frame(src, false);
             return Ok(());
         }
         if out {
-            let Some(page) = self.present.get(&src).cloned() else { return Err(Refused::Absent) };
+            let Some(page) = self.present.get(&src).cloned() else { return Err(UffdError::Absent) };
             if self.frames.contains(&dst) {
-                return Err(Refused::Present);
+                return Err(UffdError::Present);
             }
             if self.stays.contains(&src) || self.shared.contains(&src) {
-                return Err(Refused::Busy);
+                return Err(UffdError::Busy);
             }
             self.present.remove(&src);
             self.set_frame(dst, true);
@@ -191,10 +191,10 @@ impl State {
             return Ok(());
         }
         if self.present.contains_key(&dst) || self.poisoned.contains(&dst) {
-            return Err(Refused::Present);
+            return Err(UffdError::Present);
         }
         if !self.is_registered(dst) {
-            return Err(Refused::Absent);
+            return Err(UffdError::Absent);
         }
         assert!(self.frames.contains(&src), "a frame without a page is moved into the program");
         // SAFETY: the frame has memory, and is the caller's.
@@ -207,22 +207,22 @@ impl State {
         Ok(())
     }
 
-    fn copy_one(&mut self, dst: usize, src: usize, quiet: bool) -> Result<(), Refused> {
+    fn copy_one(&mut self, dst: usize, src: usize, quiet: bool) -> Result<(), UffdError> {
         if let Some(why) = self.refuses() {
             return Err(why);
         }
         if self.is_engine(dst) {
             if self.frames.contains(&dst) {
-                return Err(Refused::Present);
+                return Err(UffdError::Present);
             }
             self.set_frame(dst, true);
             return Ok(()); // zeros, as the memory is
         }
         if self.present.contains_key(&dst) || self.poisoned.contains(&dst) {
-            return Err(Refused::Present);
+            return Err(UffdError::Present);
         }
         if !self.is_registered(dst) {
-            return Err(Refused::Absent);
+            return Err(UffdError::Absent);
         }
         // SAFETY: readable engine memory (caller's promise).
         let content = Box::new(unsafe { *(src as *const Page) });
@@ -357,16 +357,16 @@ impl Fake {
 }
 
 impl AddressSpace for Fake {
-    fn register(&self, start: usize, len: usize) -> Result<(), Refused> {
+    fn register(&self, start: usize, len: usize) -> Result<(), UffdError> {
         let mut state = self.lock();
         let whole = state.mapping(start).filter(|(from, end, _)| *from <= start && start + len <= *end);
-        let Some((from, end, _)) = whole else { return Err(Refused::Unlike) };
+        let Some((from, end, _)) = whole else { return Err(UffdError::Incompatible) };
         assert!((from, end) == (start, start + len), "a mapping is to be registered whole");
         state.mappings.insert(start, (end, true));
         Ok(())
     }
 
-    fn unregister(&self, start: usize, _len: usize) -> Result<(), Refused> {
+    fn unregister(&self, start: usize, _len: usize) -> Result<(), UffdError> {
         let mut state = self.lock();
         if let Some(mapping) = state.mappings.get_mut(&start) {
             mapping.1 = false;
@@ -374,7 +374,7 @@ impl AddressSpace for Fake {
         Ok(())
     }
 
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         let mut state = self.lock();
         for done in (0..len).step_by(PAGE_SIZE) {
             if let Err(why) = state.move_one(dst + done, src + done, quiet) {
@@ -384,7 +384,7 @@ impl AddressSpace for Fake {
         (len, Ok(()))
     }
 
-    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), Refused>) {
+    unsafe fn copy_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         let mut state = self.lock();
         for done in (0..len).step_by(PAGE_SIZE) {
             if let Err(why) = state.copy_one(dst + done, src + done, quiet) {
@@ -394,7 +394,7 @@ impl AddressSpace for Fake {
         (len, Ok(()))
     }
 
-    fn poison(&self, page: usize, quiet: bool) -> Result<(), Refused> {
+    fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError> {
         let mut state = self.lock();
         if let Some(why) = state.refuses() {
             return Err(why);
