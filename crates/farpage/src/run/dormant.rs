@@ -33,7 +33,7 @@ use crate::conf::{Conf, SwapSpec};
 use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
-use crate::run::budget::charge::{ANY, Charges};
+use crate::run::budget::charge::{Charges, UNLIMITED};
 use crate::run::state::{Engine, engine};
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
@@ -208,7 +208,7 @@ pub(crate) fn ready() {
 /// There will be none.
 pub(crate) fn failed(why: &str) {
     warn_once_in_tree(Kind::NoEngine, &format!("{why}; this process goes on without a budget"));
-    CHARGES.allow(ANY);
+    CHARGES.allow(UNLIMITED);
     enter(OFF);
 }
 

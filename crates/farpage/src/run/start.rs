@@ -98,7 +98,7 @@ pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
 /// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
 fn look(more: u64) {
     let Some(plan) = dormant() else { return wait_for_start() };
-    let given = CHARGES.look();
+    let given = CHARGES.drain();
     let reach = here(given + GIVEN.fetch_add(given, SeqCst));
     if let Some(stat) = plan.stat() {
         publish(stat, reach);
@@ -197,7 +197,7 @@ pub(crate) fn fork_child_of(e: &Engine) {
     if reach > near {
         wake(plan, false);
     } else {
-        CHARGES.look();
+        CHARGES.drain();
         CHARGES.allow((near - reach).max(threshold(plan.conf.ram) / 16));
     }
 }

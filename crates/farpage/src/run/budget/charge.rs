@@ -19,22 +19,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Stocks; threads that share one by chance do no harm.
 const STOCKS: usize = 32;
 /// Bytes that a stock takes before they are charged: filled in a fraction of the time that a look takes.
-const BATCH: u64 = 8 * PAGE_SIZE as u64;
+const CHARGE_BATCH: u64 = 8 * PAGE_SIZE as u64;
 /// What is allowed where nobody needs to count.
-pub const ANY: u64 = u64::MAX;
+pub const UNLIMITED: u64 = u64::MAX;
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Line(AtomicU64);
+struct CacheLine(AtomicU64);
 
 /// See the module header. All in bytes.
 #[derive(Debug)]
 pub struct Charges {
-    stocks: [Line; STOCKS],
-    /// Given since the last look.
-    given: Line,
-    /// Given that much, a look is due.
-    allowed: Line,
+    stocks: [CacheLine; STOCKS],
+    /// Charged since the last look.
+    charged: CacheLine,
+    /// Charged more than this, a look is due.
+    limit: CacheLine,
 }
 
 impl Charges {
@@ -42,37 +42,37 @@ impl Charges {
     #[allow(clippy::new_without_default, reason = "it is for a static")]
     pub const fn new() -> Charges {
         Charges {
-            stocks: [const { Line(AtomicU64::new(0)) }; STOCKS],
-            given: Line(AtomicU64::new(0)),
-            allowed: Line(AtomicU64::new(ANY)),
+            stocks: [const { CacheLine(AtomicU64::new(0)) }; STOCKS],
+            charged: CacheLine(AtomicU64::new(0)),
+            limit: CacheLine(AtomicU64::new(UNLIMITED)),
         }
     }
 
     /// The calling thread is given `bytes`; whether it should wait for a look. Any thread.
     pub fn charge(&self, bytes: u64) -> bool {
-        let allowed = self.allowed.0.load(Relaxed);
-        if allowed == ANY {
+        let limit = self.limit.0.load(Relaxed);
+        if limit == UNLIMITED {
             return false;
         }
         // Control blocks are at the upper ends of stacks, which are many MiB apart and begin anywhere.
         let thread = (thread_pointer() as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let stock = &self.stocks[(thread >> 32) as usize % STOCKS].0;
-        if stock.fetch_add(bytes, Relaxed) + bytes < BATCH {
+        if stock.fetch_add(bytes, Relaxed) + bytes < CHARGE_BATCH {
             return false;
         }
         let batch = stock.swap(0, Relaxed);
-        self.given.0.fetch_add(batch, Relaxed) + batch > allowed
+        self.charged.0.fetch_add(batch, Relaxed) + batch > limit
     }
 
     /// Before a look, which will see what was given until now; how much that was. One engine thread at a time.
-    pub fn look(&self) -> u64 {
+    pub fn drain(&self) -> u64 {
         // Mostly there is nothing, and a pager that serves faults looks often.
-        if self.given.0.load(Relaxed) == 0 { 0 } else { self.given.0.swap(0, Relaxed) }
+        if self.charged.0.load(Relaxed) == 0 { 0 } else { self.charged.0.swap(0, Relaxed) }
     }
 
     /// What may be given until the next look. The looking thread.
     pub fn allow(&self, bytes: u64) {
-        self.allowed.0.store(bytes, Relaxed);
+        self.limit.0.store(bytes, Relaxed);
     }
 }
 
@@ -106,7 +106,7 @@ impl Allowance {
             self.doubled = if grown * UNFILLED < given { (self.doubled + 1).min(DOUBLED_MAX) } else { 0 };
         }
         if left > far {
-            return ANY;
+            return UNLIMITED;
         }
         // Not less than a part of the room: very near to it, one would look at each piece.
         (left.max(room / 4).max(0) as u64 * PAGE_SIZE as u64) << self.doubled
@@ -124,12 +124,12 @@ mod tests {
         let charges = Charges::new();
         charges.allow(100 * PAGE);
         assert!(!charges.charge(90 * PAGE) && charges.charge(20 * PAGE) && charges.charge(20 * PAGE));
-        assert_eq!(charges.look(), 130 * PAGE);
+        assert_eq!(charges.drain(), 130 * PAGE);
         assert!(!charges.charge(20 * PAGE));
         charges.allow(0);
         assert!(charges.charge(20 * PAGE), "nothing is allowed");
-        charges.allow(ANY);
-        assert!(!charges.charge(1 << 40) && charges.look() == 40 * PAGE, "not counted");
+        charges.allow(UNLIMITED);
+        assert!(!charges.charge(1 << 40) && charges.drain() == 40 * PAGE, "not counted");
     }
 
     #[test]
@@ -141,15 +141,18 @@ mod tests {
                 scope.spawn(|| (0..1000).for_each(|_| assert!(!charges.charge(PAGE))));
             }
         });
-        let given = charges.look();
-        assert!(given <= 4000 * PAGE && given > 4000 * PAGE - 4 * BATCH, "all but what the stocks have: {given}");
+        let given = charges.drain();
+        assert!(
+            given <= 4000 * PAGE && given > 4000 * PAGE - 4 * CHARGE_BATCH,
+            "all but what the stocks have: {given}"
+        );
     }
 
     #[test]
     fn more_is_allowed_to_a_program_that_does_not_grow() {
         let mut allowance = Allowance::default();
         let (room, far) = (4000, 1 << 20);
-        assert_eq!(allowance.next(0, 100, far + 1, room, far), ANY, "far away");
+        assert_eq!(allowance.next(0, 100, far + 1, room, far), UNLIMITED, "far away");
         assert_eq!(allowance.next(0, 1000, 5000, room, far), 5000 * PAGE);
         assert_eq!(allowance.next(5000, 5500, 500, room, far), 1000 * PAGE, "near: a part of the room");
         assert_eq!(allowance.next(1000, 5510, 490, room, far), 2000 * PAGE, "given, and not filled");

@@ -11,7 +11,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::USER_END;
-use crate::run::budget::charge::ANY;
+use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
@@ -94,7 +94,7 @@ impl Engine {
 
     /// The budget is near, and there is nobody any more to manage memory.
     fn warn_retired(&self) {
-        self.charges.allow(ANY);
+        self.charges.allow(UNLIMITED);
         let text = "the program has given all its threads a seccomp filter, under which memory cannot be managed";
         warn_once_in_tree(Kind::NoEngine, &format!("{text}; this process goes on without a budget"));
     }
@@ -179,7 +179,7 @@ impl Pager {
         let e = self.e;
         let mut news = std::mem::take(&mut self.news);
         // Before the notes: what is noted later will be counted again.
-        e.charges.look();
+        e.charges.drain();
         let mut noted = false;
         while let Some(note) = e.notes.take() {
             noted = true;

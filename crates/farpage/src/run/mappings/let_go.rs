@@ -16,7 +16,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::Page;
 use crate::mem::units::USER_END;
 use crate::mem::units::Vpn;
-use crate::run::budget::charge::ANY;
+use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::page_table::{Node, State};
 use crate::run::pager::scratch::COPY_MAX;
@@ -127,7 +127,7 @@ impl Pager {
         let e = self.e;
         if e.left_alone() && !self.alone {
             self.alone = true;
-            e.charges.allow(ANY);
+            e.charges.allow(UNLIMITED);
             self.letting_go.push((PAGE_SIZE, USER_END));
         }
         let Some(&(start, end)) = self.letting_go.first() else { return false };

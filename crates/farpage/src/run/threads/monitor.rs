@@ -10,7 +10,7 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mm::pool_share::{PoolShare, Sample, Stuck};
 use crate::run::budget::activation::{Approach, Look, Next};
-use crate::run::budget::charge::ANY;
+use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, Plan};
 use crate::run::fork::protocol::room_for_start;
@@ -209,7 +209,7 @@ impl Monitor {
         e.oversee_privileges(&self.proc);
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
-        let given = if e.is_active() { 0 } else { (e.charges.look() / PAGE_SIZE as u64) as i64 };
+        let given = if e.is_active() { 0 } else { (e.charges.drain() / PAGE_SIZE as u64) as i64 };
         let (rss, others) = match reach(&self.statm) {
             Ok(Reach { resident, others, .. }) => (pages(resident), pages(others)),
             Err(_) => return Duration::from_millis(1), // the process is ending
@@ -233,7 +233,7 @@ impl Monitor {
                 }
             }
             if self.failed {
-                e.charges.allow(ANY);
+                e.charges.allow(UNLIMITED);
             } else if !e.is_active() {
                 e.charges.allow(self.approach.allow(look, &e.budget));
             }
