@@ -148,7 +148,7 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     };
     e.free_entry(old);
     // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
-    let short = e.budget.excess() * 2 > e.budget.gap();
+    let short = e.budget.over_limit() * 2 > e.budget.headroom();
     let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };
     let Some(entry) = stored? else { return Ok(Stored::Queued(hash)) };
     Stat::add(&e.stat.pswpout, 1);
@@ -193,7 +193,7 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }
-    if e.budget.excess() > 0 && e.level().gives_frame_back() {
+    if e.budget.over_limit() > 0 && e.level().gives_frame_back() {
         release(e, frame);
     } else {
         e.frames.put_free(frame, 1);

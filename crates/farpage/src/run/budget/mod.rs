@@ -18,10 +18,10 @@ pub struct Budget {
     promised: i64,
     /// The engine steers at this much less, for growth that it learns of late; as far below that, background reclaim
     /// starts.
-    gap: i64,
+    headroom: i64,
     /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in
     /// bursts.
-    caution: AtomicI64,
+    overshoot_margin: AtomicI64,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
     grown: AtomicI64,
@@ -40,11 +40,11 @@ impl Budget {
     pub fn new(promised: u64) -> Budget {
         let promised = promised as i64;
         // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
-        let gap = (promised / 64).clamp(256, 2048).max(promised / 128);
+        let headroom = (promised / 64).clamp(256, 2048).max(promised / 128);
         Budget {
             promised,
-            gap,
-            caution: AtomicI64::new(0),
+            headroom,
+            overshoot_margin: AtomicI64::new(0),
             base: AtomicI64::new(0),
             grown: AtomicI64::new(0),
             pool: AtomicI64::new(0),
@@ -72,7 +72,7 @@ impl Budget {
     }
 
     fn kept(&self) -> i64 {
-        self.promised - self.gap - self.caution.load(Relaxed) / 16
+        self.promised - self.headroom - self.overshoot_margin.load(Relaxed) / 16
     }
 
     fn immovable(&self) -> i64 {
@@ -110,8 +110,8 @@ impl Budget {
     }
 
     /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
-    pub fn gap(&self) -> i64 {
-        self.gap
+    pub fn headroom(&self) -> i64 {
+        self.headroom
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
@@ -123,11 +123,11 @@ impl Budget {
     /// while memory is short; by one thread.
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
-        let caution = self.caution.load(Relaxed);
+        let margin = self.overshoot_margin.load(Relaxed);
         let over = pages - self.promised.max(self.limit());
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
-        let next = if over > 0 { (caution + over * 16).min(self.promised) } else { (caution - 1).max(0) };
-        self.caution.store(next, Relaxed);
+        let next = if over > 0 { (margin + over * 16).min(self.promised) } else { (margin - 1).max(0) };
+        self.overshoot_margin.store(next, Relaxed);
     }
 
     /// Pages taken from the kernel (or given back, negative).
@@ -153,7 +153,7 @@ impl Budget {
 
     /// From when until when reclaim runs.
     pub fn watermarks(&self) -> Watermarks {
-        Watermarks::of_program(self.gap, self.movable())
+        Watermarks::of_program(self.headroom, self.movable())
     }
 
     /// Background reclaim should run.
@@ -162,7 +162,7 @@ impl Budget {
     }
 
     /// Pages above the limit.
-    pub fn excess(&self) -> i64 {
+    pub fn over_limit(&self) -> i64 {
         excess(self.room())
     }
 }
@@ -183,7 +183,7 @@ mod tests {
         b.pool_is(3);
         assert_eq!(b.total(), 1013);
         b.sample(1 << 17, b.grown());
-        assert!(b.pressure() && b.excess() == (1 << 17) - b.limit());
+        assert!(b.pressure() && b.over_limit() == (1 << 17) - b.limit());
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Pager {
                     }
                     e.budget.add(1);
                     // Kept, the frame would serve the next such page, and one after the other would be added.
-                    if e.budget.excess() > 0 {
+                    if e.budget.over_limit() > 0 {
                         store::release_run(e, first + done as FrameNo, 1, 1);
                     } else {
                         e.frames.put_free(first + done as FrameNo, 1);

@@ -48,7 +48,7 @@ impl Pager {
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
         worked |= self.scan_step();
-        if !gathered || self.e.budget.excess() > 0 {
+        if !gathered || self.e.budget.over_limit() > 0 {
             worked |= self.balance();
         }
         if got > 0 {

@@ -257,7 +257,7 @@ impl Monitor {
         // SAFETY: the end is in this thread's table, and the lease that had it is forgotten.
         let close = |fd| drop(unsafe { OwnedFd::from_raw_fd(fd) });
         e.fork.leases.collect(&e.space, close);
-        if e.budget.excess() > 0 {
+        if e.budget.over_limit() > 0 {
             e.wake_writer();
             e.kick_pager();
         }
