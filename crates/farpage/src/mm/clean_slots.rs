@@ -13,13 +13,13 @@ const SCARCE: u32 = 4096;
 /// Whether keeping the slots of clean pages pays: a moving balance of pages that came by again unchanged and changed.
 /// Not while slots are scarce: what is kept then is soon looked for again.
 #[derive(Debug, Default)]
-pub struct CleanBalance {
+pub struct CleanSlotPolicy {
     scarce: AtomicU32,
     unchanged: FadingRatio,
     seldom: OneIn<64>,
 }
 
-impl CleanBalance {
+impl CleanSlotPolicy {
     /// A page with a kept slot is stored again: had it changed?
     pub fn note(&self, unchanged: bool) {
         self.unchanged.note(unchanged);
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn keeping_stops_when_it_does_not_pay() {
-        let balance = CleanBalance::default();
+        let balance = CleanSlotPolicy::default();
         assert!(balance.keep());
         (0..1000).for_each(|_| balance.note(false));
         let kept = (0..640).filter(|_| balance.keep()).count();

@@ -121,7 +121,7 @@ impl Distances {
 /// and one that stays is the youngest of them then: so in a round of as many tries as there are such pages, each is
 /// tried once. Not before a round is over does the share say anything, because pages that stay are neighbours.
 #[derive(Debug, Default)]
-pub struct Stuck {
+pub struct UnevictableEstimate {
     taken: u64,
     skipped: u64,
     /// Of 1024, the mean of rounds, the last one half of it.
@@ -131,7 +131,7 @@ pub struct Stuck {
 /// Least pages of a round.
 const ROUND_MIN: u64 = 256;
 
-impl Stuck {
+impl UnevictableEstimate {
     /// The estimate, of `cold` pages that are mapped and have yet to prove hot; `taken` and `skipped` since the start.
     pub fn estimate(&mut self, taken: u64, skipped: u64, cold: u64) -> u64 {
         let (went, stayed) = (taken.wrapping_sub(self.taken), skipped.wrapping_sub(self.skipped));

@@ -18,7 +18,7 @@ use super::{fork, signal};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::mem::frame::Frames;
-use crate::mm::clean_slots::CleanBalance;
+use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::swap::leases::Leases;
 use crate::swap::space::build::{check_memory, memory_most};
@@ -215,7 +215,7 @@ impl Builder {
             prefetch_posts: PrefetchPosts::default(),
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             slot_hand: AtomicU64::new(0),
-            clean: CleanBalance::default(),
+            clean: CleanSlotPolicy::default(),
             protecting: RwLock::new(()),
             gone_at_wp_sweep: AtomicU64::new(u64::MAX),
             scanned_in_vain: AtomicU64::new(0),

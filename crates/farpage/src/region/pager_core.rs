@@ -28,7 +28,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
-use crate::mm::clean_slots::CleanBalance;
+use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::watermarks::{Level, Watermarks};
 use crate::swap::leases::Leases;
@@ -105,7 +105,7 @@ pub struct PagerCore {
     /// Where `reclaim_slots` goes on: pages of all regions, counted through.
     pub slot_hand: AtomicU64,
     /// Whether keeping clean copies pays.
-    pub clean: CleanBalance,
+    pub clean: CleanSlotPolicy,
     /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
     /// so and it is not true yet.
     pub protecting: RwLock<()>,

@@ -5,7 +5,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
-use crate::mm::clean_slots::CleanBalance;
+use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::{LoadTimes, PoolShare};
 use crate::run::budget::Budget;
@@ -117,7 +117,7 @@ impl Engine {
             hopeless: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),
-            clean: CleanBalance::default(),
+            clean: CleanSlotPolicy::default(),
             copies_wanted: AtomicBool::new(false),
             conf,
         });

@@ -152,7 +152,7 @@ pub struct Engine {
     /// What a load takes.
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
-    pub clean: crate::mm::clean_slots::CleanBalance,
+    pub clean: crate::mm::clean_slots::CleanSlotPolicy,
     /// Slots are to be freed whose pages are in the program, too.
     pub copies_wanted: AtomicBool,
 }

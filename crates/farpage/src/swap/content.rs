@@ -6,7 +6,7 @@
 use super::{Entry, SwapSpace};
 use crate::PAGE_SIZE;
 use crate::mem::units::Page;
-use crate::mm::clean_slots::CleanBalance;
+use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::{ContentKey, is_zero};
 use crate::sys::message::fatal_fmt;
 
@@ -24,7 +24,7 @@ pub enum Leaving {
 impl SwapSpace {
     /// Looks at a page that leaves and may be what `old`, the copy that was kept, holds. Where it is not, `old` is the
     /// caller's to free. Notes in `clean` whether keeping the copy has paid.
-    pub fn leaving(&self, page: &Page, old: Option<Entry>, key: &ContentKey, clean: &CleanBalance) -> Leaving {
+    pub fn leaving(&self, page: &Page, old: Option<Entry>, key: &ContentKey, clean: &CleanSlotPolicy) -> Leaving {
         if is_zero(page) {
             return Leaving::Zero;
         }
@@ -61,7 +61,7 @@ mod tests {
         let specs = [SwapSpec::parse("file:/tmp").unwrap()];
         // SAFETY: there is no memory device.
         let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.unwrap();
-        let (key, clean) = (ContentKey::random(), CleanBalance::default());
+        let (key, clean) = (ContentKey::random(), CleanSlotPolicy::default());
         let (zero, mut page) = ([0; PAGE_SIZE], [7; PAGE_SIZE]);
         let Leaving::New(hash) = space.leaving(&page, None, &key, &clean) else { panic!("nothing is known of it") };
         let entry = space.store(&page, hash).unwrap();

@@ -25,11 +25,11 @@
 
 mod codec;
 mod promote;
+mod promote_policy;
 mod recompress;
 mod record;
 #[cfg(test)]
 mod tests;
-mod worth;
 mod writeback;
 
 use super::file::FileDevice;
@@ -42,11 +42,11 @@ use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
+use promote_policy::PromotePolicy;
 use record::{FLAGS, Kind, PASSED, Packing, Record, WORDS, YOUNG};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use worth::Worth;
 
 /// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of
 /// eight pages, the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by
@@ -109,7 +109,7 @@ pub struct Zram {
     incompressible: AtomicU64,
     written_back: AtomicU64,
     old_loads: AtomicU64,
-    worth: Worth,
+    promote_policy: PromotePolicy,
     bad_frees: AtomicU64,
     /// See [`super::SwapSpace::let_raw_wait`].
     raw_waits: AtomicBool,
@@ -153,7 +153,7 @@ impl Zram {
             incompressible: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
             old_loads: AtomicU64::new(0),
-            worth: Worth::default(),
+            promote_policy: PromotePolicy::default(),
             bad_frees: AtomicU64::new(0),
             raw_waits: AtomicBool::new(false),
         }
@@ -364,7 +364,7 @@ impl SwapDevice for Zram {
                 self.old_loads.fetch_add(1, Relaxed);
             }
             if record.kind == Kind::Object && record.backup().is_some() {
-                self.worth.note(true);
+                self.promote_policy.note(true);
             }
         }
         let pool = inner.as_ref().map(|inner| &inner.pool);

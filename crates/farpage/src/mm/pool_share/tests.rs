@@ -198,7 +198,7 @@ fn locked_memory_is_the_pools_loss_until_it_is_unlocked() {
 
 #[test]
 fn what_cannot_go_is_found_by_trying() {
-    let mut stuck = Stuck::default();
+    let mut stuck = UnevictableEstimate::default();
     let (mut taken, mut skipped) = (0, 0);
     let mut often = |go, stay, active| {
         let mut last = 0;

@@ -8,7 +8,7 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mm::pool_share::{PoolShare, Sample, Stuck};
+use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::unmanaged::Unmanaged;
@@ -53,7 +53,7 @@ pub struct Monitor {
     failed: bool,
     /// How much of the budget is for compressed pages.
     share: PoolShare,
-    stuck: Stuck,
+    stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
 }
@@ -155,7 +155,7 @@ impl Monitor {
             quiet: 0,
             approach: Approach::default(),
             failed: false,
-            stuck: Stuck::default(),
+            stuck: UnevictableEstimate::default(),
             others: Unmanaged::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
         })

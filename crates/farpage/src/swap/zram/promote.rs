@@ -4,7 +4,7 @@
 //! pool would keep what nobody wants while what goes back and forth is read from the file each time. So such a page is
 //! compressed into the pool once more ([`Zram::take_back`]), *backed* by its copy in the file: when it grows old again,
 //! it leaves without being written, and when it is loaded into scarce memory, only the compressed copy goes
-//! ([`Zram::drop_copy`]). Whether this pays depends on the program; [`Worth`] watches.
+//! ([`Zram::drop_copy`]). Whether this pays depends on the program; [`PromotePolicy`] watches.
 //!
 //! Locks: codec state, then `inner`, as for a store.
 
@@ -17,7 +17,7 @@ impl Zram {
         if self.full.load(Relaxed) {
             return false;
         }
-        let Some(backup) = self.forwarded(entry).filter(|_| self.worth.promote()) else { return false };
+        let Some(backup) = self.forwarded(entry).filter(|_| self.promote_policy.promote()) else { return false };
         let put = |kind, bytes: &[u8]| {
             let handle = self.new_object(kind, bytes).ok()?;
             Some(self.promoted(entry.slot(), backup, kind, handle, bytes.len()))
@@ -76,15 +76,15 @@ impl Zram {
 
 #[cfg(test)]
 mod tests {
-    use super::super::worth::Worth;
+    use super::super::promote_policy::PromotePolicy;
 
     #[test]
     fn promotion_stops_when_it_does_not_pay_and_notices_when_it_does() {
-        let worth = Worth::default();
-        assert!(worth.promote());
-        (0..3000).for_each(|_| worth.note(false));
-        assert_eq!((0..640).filter(|_| worth.promote()).count(), 20);
-        (0..1000).for_each(|_| worth.note(true));
-        assert!((0..100).all(|_| worth.promote()));
+        let policy = PromotePolicy::default();
+        assert!(policy.promote());
+        (0..3000).for_each(|_| policy.note(false));
+        assert_eq!((0..640).filter(|_| policy.promote()).count(), 20);
+        (0..1000).for_each(|_| policy.note(true));
+        assert!((0..100).all(|_| policy.promote()));
     }
 }

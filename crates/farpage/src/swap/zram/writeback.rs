@@ -70,7 +70,7 @@ impl Zram {
                 } else if record.marked {
                 } else if record.backup().is_some() {
                     if record.kind == Kind::Object {
-                        self.worth.note(false);
+                        self.promote_policy.note(false);
                     }
                     dropped += usize::from(self.drop_backed(&mut inner, slot));
                 } else if let Some(place) = out.get_mut(found) {

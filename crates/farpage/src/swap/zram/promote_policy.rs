@@ -7,12 +7,12 @@ use crate::mm::score::OneIn;
 
 /// Whether pages that come back into the pool are loaded from there before they leave it again.
 #[derive(Default)]
-pub(super) struct Worth {
+pub(super) struct PromotePolicy {
     hits: FadingRatio,
     seldom: OneIn<32>,
 }
 
-impl Worth {
+impl PromotePolicy {
     /// A promoted page was loaded (a read of the file was saved), or left the pool unread (a compression was wasted).
     pub(super) fn note(&self, hit: bool) {
         self.hits.note(hit);
