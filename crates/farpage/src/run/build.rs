@@ -91,7 +91,7 @@ impl Engine {
             slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
             lru: Mutex::new(Lru::new(budget.promised() as usize)),
             space,
-            dead: Mutex::new(Vec::new()),
+            pending_frees: Mutex::new(Vec::new()),
             budget,
             key,
             stat,
@@ -118,7 +118,7 @@ impl Engine {
             retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: CleanSlotPolicy::default(),
-            copies_wanted: AtomicBool::new(false),
+            slots_wanted: AtomicBool::new(false),
             conf,
         });
         let engine: &'static Engine = Box::leak(engine);

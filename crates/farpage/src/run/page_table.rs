@@ -293,7 +293,7 @@ impl PageTable {
 
     /// Pages in the program lose their clean copies: the entries go to `out`, until it has `want`, and are the caller's
     /// to free. Goes on at `hand`, and around the table once at most. Pager only.
-    pub fn take_copies(&self, hand: &mut u32, want: usize, out: &mut Vec<Entry>) {
+    pub fn take_clean_slots(&self, hand: &mut u32, want: usize, out: &mut Vec<Entry>) {
         let nodes = (self.taken.load(Ordering::Relaxed) << LEAF_BITS) as u32;
         for _ in 0..nodes {
             if out.len() >= want || self.copies() == 0 {

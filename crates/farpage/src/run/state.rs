@@ -98,7 +98,7 @@ pub struct Engine {
     /// Swap devices.
     pub space: SwapSpace,
     /// Slots of pages that the program discarded, to be freed.
-    pub dead: Mutex<Vec<crate::swap::Entry>>,
+    pub pending_frees: Mutex<Vec<crate::swap::Entry>>,
     /// Pages allowed and had.
     pub budget: Budget,
     /// Hash key.
@@ -154,7 +154,7 @@ pub struct Engine {
     /// Whether keeping clean copies pays.
     pub clean: crate::mm::clean_slots::CleanSlotPolicy,
     /// Slots are to be freed whose pages are in the program, too.
-    pub copies_wanted: AtomicBool,
+    pub slots_wanted: AtomicBool,
 }
 
 /// Tables that take more than this part of the budget are worth a word.
@@ -262,17 +262,17 @@ impl Engine {
     /// Has the writer free these slots when it comes to it; `entries` is empty afterwards.
     pub fn free_later(&self, entries: &mut Vec<crate::swap::Entry>) {
         if !entries.is_empty() {
-            lock(&self.dead).append(entries);
+            lock(&self.pending_frees).append(entries);
             self.wake_writer();
         }
     }
 
     /// Frees up to `max` of the slots that [`Engine::free_later`] was given; how many.
-    pub fn free_dead(&self, max: usize) -> usize {
+    pub fn free_pending(&self, max: usize) -> usize {
         let mut freed = 0;
         while freed < max {
             // One at a time: the pager must not wait for the lock while a device frees.
-            let Some(entry) = lock(&self.dead).pop() else { break };
+            let Some(entry) = lock(&self.pending_frees).pop() else { break };
             self.space.free(entry);
             freed += 1;
         }
@@ -283,10 +283,10 @@ impl Engine {
     }
 
     /// The devices are full: has the pager free slots of which the page is in the program, too. False: there are none.
-    pub fn want_copies(&self) -> bool {
+    pub fn want_slots_reclaimed(&self) -> bool {
         self.clean.note_full();
         let any = self.table.copies() > 0;
-        if any && !self.copies_wanted.swap(true, Ordering::AcqRel) {
+        if any && !self.slots_wanted.swap(true, Ordering::AcqRel) {
             self.kick_pager();
         }
         any

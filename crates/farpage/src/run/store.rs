@@ -204,7 +204,7 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
 fn give_back(e: &Engine, node: Node, frame: FrameNo, error: &StoreError) {
     // Not full if there are slots that only wait to be freed, or that hold what is in the program, too: the next try
     // finds them.
-    if matches!(error, StoreError::Full) && e.free_dead(usize::MAX) == 0 && !e.want_copies() {
+    if matches!(error, StoreError::Full) && e.free_pending(usize::MAX) == 0 && !e.want_slots_reclaimed() {
         Stat::add(&e.stat.swap_full, 1);
         e.warn_full();
     }

@@ -21,7 +21,7 @@ impl Pager {
         let e = self.e;
         let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
         self.forget_lost(first, last);
-        let mut dead = std::mem::take(&mut self.dead);
+        let mut freed = std::mem::take(&mut self.pending_frees);
         e.table.for_each(first, last, |_, node| {
             loop {
                 let state = e.table.state(node);
@@ -29,7 +29,7 @@ impl Pager {
                     State::None => true,
                     State::Swapped(entry) => {
                         e.table.set(node, State::None);
-                        dead.push(entry);
+                        freed.push(entry);
                         true
                     }
                     // The thread that discards pages goes on to do so when its event has been read; until then
@@ -37,13 +37,13 @@ impl Pager {
                     // out of reach of reclaim. (After MADV_FREE it stays in memory, unmanaged, until it is unmapped.)
                     State::Mapped(entry) => {
                         let _ = lock(&e.lru).unmap(&e.table, node, State::None);
-                        dead.extend(entry);
+                        freed.extend(entry);
                         true
                     }
                     State::Cached(f) => {
                         let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
                         if won {
-                            dead.extend(e.take_frame_entry(f));
+                            freed.extend(e.take_frame_entry(f));
                             e.frames.put_free(f, 1);
                         }
                         won
@@ -56,8 +56,8 @@ impl Pager {
                 }
             }
         });
-        e.free_later(&mut dead);
-        self.dead = dead;
+        e.free_later(&mut freed);
+        self.pending_frees = freed;
         if unmapped {
             let mut leaf = first & !511;
             while leaf < last {

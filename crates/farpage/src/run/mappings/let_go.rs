@@ -261,17 +261,17 @@ impl Pager {
     fn forget_words(&mut self, (first, last): (Vpn, Vpn)) -> bool {
         let e = self.e;
         let mut all_here = true;
-        let mut dead = std::mem::take(&mut self.dead);
+        let mut freed = std::mem::take(&mut self.pending_frees);
         e.table.for_each(first, last, |_, node| match e.table.state(node) {
             State::None => {}
             State::Mapped(entry) => {
                 lock(&e.lru).unmap(&e.table, node, State::None);
-                dead.extend(entry);
+                freed.extend(entry);
             }
             _ => all_here = false,
         });
-        e.free_later(&mut dead);
-        self.dead = dead;
+        e.free_later(&mut freed);
+        self.pending_frees = freed;
         all_here
     }
 

@@ -106,16 +106,16 @@ fn pages_lose_their_copies_and_nothing_else() {
     t.set(nodes[4], State::Mapped(Some(entry(8))));
     assert_eq!(t.copies(), 3);
     let (mut hand, mut taken) = (0, Vec::new());
-    t.take_copies(&mut hand, 2, &mut taken);
+    t.take_clean_slots(&mut hand, 2, &mut taken);
     assert_eq!((taken.as_slice(), t.copies()), (&[entry(5), entry(7)][..], 1));
     assert_eq!((t.state(nodes[0]), t.rank(nodes[0].0)), (State::Mapped(None), Rank::HOT));
     // A page behind the hand is found the next time around.
     t.set(nodes[1], State::Mapped(Some(entry(9))));
     taken.clear();
-    t.take_copies(&mut hand, 9, &mut taken);
+    t.take_clean_slots(&mut hand, 9, &mut taken);
     assert_eq!((taken.as_slice(), t.copies()), (&[entry(8), entry(9)][..], 0));
     assert_eq!(t.state(nodes[2]), State::Swapped(entry(6)));
-    t.take_copies(&mut hand, 9, &mut taken);
+    t.take_clean_slots(&mut hand, 9, &mut taken);
     assert_eq!(taken.len(), 2);
 }
 

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const BATCH: usize = 64;
 
 /// Slots freed in one go whose pages are in the program, too.
-const COPIES: usize = 256;
+const SLOTS_A_TURN: usize = 256;
 
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would
 /// take them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
@@ -42,8 +42,8 @@ impl Pager {
         if !e.budget.pressure() {
             return false;
         }
-        if e.copies_wanted.load(Relaxed) {
-            self.drop_copies();
+        if e.slots_wanted.load(Relaxed) {
+            self.reclaim_slots();
         }
         let cached = lock(&e.lru).cached_len();
         if cached > 0 && e.level().is_short() {
@@ -63,12 +63,12 @@ impl Pager {
 
     /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many.
     /// (The kernel frees such slots where it looks for free ones, once more than half of all are used.)
-    fn drop_copies(&mut self) -> usize {
+    fn reclaim_slots(&mut self) -> usize {
         let e = self.e;
-        let mut entries = Vec::with_capacity(COPIES);
-        e.table.take_copies(&mut self.copies_hand, COPIES, &mut entries);
+        let mut entries = Vec::with_capacity(SLOTS_A_TURN);
+        e.table.take_clean_slots(&mut self.slot_hand, SLOTS_A_TURN, &mut entries);
         entries.iter().for_each(|entry| e.free_entry(Some(*entry)));
-        e.copies_wanted.store(false, Relaxed);
+        e.slots_wanted.store(false, Relaxed);
         e.wake_writer();
         entries.len()
     }
@@ -121,7 +121,7 @@ impl Pager {
                 return true;
             }
             if refused {
-                if self.drop_copies() == 0 {
+                if self.reclaim_slots() == 0 {
                     return false;
                 }
                 continue;

@@ -73,7 +73,7 @@ pub struct Pager {
     pub(crate) placed: u64,
     pub(crate) placed_before: u64,
     /// Where the search for clean copies goes on.
-    pub(crate) copies_hand: u32,
+    pub(crate) slot_hand: u32,
     /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.
     pub(crate) gives_way: bool,
     /// For pages that are copied into the program.
@@ -100,7 +100,7 @@ pub struct Pager {
     /// Who may not have told one that was made before.
     pub(crate) stragglers: Stragglers,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
-    pub(crate) dead: Vec<Entry>,
+    pub(crate) pending_frees: Vec<Entry>,
     /// Mappings heard of; empty in between.
     pub(crate) news: Vec<(usize, usize)>,
     /// Which swapped pages come in with one that is missing.

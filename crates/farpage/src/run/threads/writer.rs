@@ -12,10 +12,10 @@ use crate::sys::thread::{exit_thread, settle};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Slots of discarded pages freed per turn.
-const DEAD: usize = 256;
+const FREES_A_TURN: usize = 256;
 
 /// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
-const COMPACT: usize = 256;
+const COMPACT_A_TURN: usize = 256;
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(b"farpage-writer");
@@ -46,7 +46,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
 
 /// One turn of the writer, inside of its gate. Whether there was something to do, and whether the swap cache is low.
 pub(crate) fn turn(e: &Engine) -> (bool, bool) {
-    let mut worked = e.free_dead(DEAD) > 0;
+    let mut worked = e.free_pending(FREES_A_TURN) > 0;
     if wanted(e) {
         worked |= write_some(e, BATCH, queued_batch(e.level().missing())).0 > 0;
     }
@@ -55,7 +55,7 @@ pub(crate) fn turn(e: &Engine) -> (bool, bool) {
         e.account_pool();
     }
     // A little each turn: what is stored and freed in the pool leaves holes.
-    if e.space.compact(COMPACT) > 0 {
+    if e.space.compact(COMPACT_A_TURN) > 0 {
         e.account_pool();
     }
     if e.space.tend(!worked) {
