@@ -4,7 +4,8 @@
 //! `[base, end)`. The gaps keep neighbouring anonymous mappings of the program from merging with ours.
 //!
 //! ```text
-//!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | trash | gap | bell | gap
+//!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | discard area | gap | doorbell |
+//!   gap
 //!       | transit | gap | waste | gap
 //! ```
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
@@ -58,24 +59,24 @@ pub struct Arena {
     /// Frames.
     pub frames: Part,
     /// Where pages are moved that shall be freed.
-    pub trash: Part,
+    pub discard_area: Part,
     /// One page, never present, registered like the frames: discarding it is how a program thread wakes the pager.
-    pub bell: Part,
+    pub doorbell: Part,
     /// Through which executable pages are taken out.
     pub transit: Part,
     /// Where they are moved to be freed.
     pub waste: Part,
 }
 
-/// Bytes of the trash part: pages freed in one go.
-pub const TRASH_BYTES: usize = 256 * PAGE_SIZE;
+/// Bytes of the discard area: pages freed in one go.
+pub const DISCARD_AREA_BYTES: usize = 256 * PAGE_SIZE;
 
 /// Bytes of the transit part, and of the waste: pages taken out in one go.
 pub const TRANSIT_BYTES: usize = 64 * PAGE_SIZE;
 
 impl Arena {
     fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 9] {
-        [heap, table, pool, stacks, frames, TRASH_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
+        [heap, table, pool, stacks, frames, DISCARD_AREA_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
             .map(|n| n.next_multiple_of(GAP))
     }
 
@@ -85,8 +86,8 @@ impl Arena {
     }
 
     /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is touched
-    /// yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, trash
-    /// and bell can be used, the table can be read, and the rest is closed.
+    /// yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, discard
+    /// area and doorbell can be used, the table can be read, and the rest is closed.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
@@ -107,13 +108,13 @@ impl Arena {
             // page-wise accounting; without them it still works.
             let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
         }
-        let [heap, table, pool, stacks, frames, trash, bell, transit, waste] = parts;
-        for part in [stacks, trash, bell] {
+        let [heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste] = parts;
+        for part in [stacks, discard_area, doorbell] {
             // SAFETY: as above.
             unsafe { open(part.base, part.len) }?;
         }
         // SAFETY: as above.
         unsafe { mprotect(table.base as *mut c_void, table.len, MprotectFlags::READ) }?;
-        Ok(Arena { all, heap, table, pool, stacks, frames, trash, bell, transit, waste })
+        Ok(Arena { all, heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste })
     }
 }

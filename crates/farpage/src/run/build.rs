@@ -107,7 +107,7 @@ impl Engine {
             started: AtomicUsize::new(0),
             pinned: Mutex::new(BTreeSet::new()),
             lost: Mutex::new(BTreeSet::new()),
-            trash: Mutex::new(None),
+            discard_area: Mutex::new(None),
             reader: Reader::default(),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             following: Following::default(),

@@ -131,8 +131,8 @@ pub struct Engine {
     /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there
     /// ([`crate::run::pager::poison`]).
     pub lost: Mutex<BTreeSet<Vpn>>,
-    /// The userfaultfd of the trash part; also the lock of that part.
-    pub(crate) trash: Mutex<Option<Box<dyn AddressSpace>>>,
+    /// The userfaultfd of the discard area; also the lock of that part.
+    pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Windows that are decompressed in advance.
     pub reader: Reader,
     /// Threads sleep and wake here.

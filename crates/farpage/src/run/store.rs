@@ -6,7 +6,7 @@
 //! swap cache: nothing is ever given up before its copy is complete.
 
 use crate::PAGE_SIZE;
-use crate::mem::arena::TRASH_BYTES;
+use crate::mem::arena::DISCARD_AREA_BYTES;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::run::page_table::{Node, State};
@@ -228,23 +228,23 @@ fn release(e: &Engine, frame: FrameNo) {
     release_run(e, frame, 1, 1);
 }
 
-/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the trash part, from where they can be
+/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the discard area, from where they can be
 /// dropped without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot
 /// be emptied become free ones.
 pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
     if n == 0 {
         return;
     }
-    let trash = lock(&e.trash);
-    let Some(mm) = trash.as_ref().filter(|_| n <= TRASH_BYTES / PAGE_SIZE) else {
+    let discard_area = lock(&e.discard_area);
+    let Some(mm) = discard_area.as_ref().filter(|_| n <= DISCARD_AREA_BYTES / PAGE_SIZE) else {
         e.frames.put_free(first, n);
         return;
     };
-    let base = e.arena.trash.base;
+    let base = e.arena.discard_area.base;
     let mut done = 0;
     for _ in 0..2 {
         let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
-        // SAFETY: the frames are ours; the trash part belongs to the holder of its lock.
+        // SAFETY: the frames are ours; the discard area belongs to the holder of its lock.
         done += unsafe { mm.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
         if done == n {
             break;
@@ -252,9 +252,9 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
         // SAFETY: the frame is owned here and has a page.
         unsafe { e.frames.unshare(first + done as FrameNo) };
     }
-    // SAFETY: nobody else uses the trash part; its userfaultfd reports no events.
+    // SAFETY: nobody else uses the discard area; its userfaultfd reports no events.
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
-    drop(trash);
+    drop(discard_area);
     e.frames.put_empty(first, done);
     e.frames.put_free(first + done as FrameNo, n - done);
     e.budget.add(-resident.min(done as i64));

@@ -195,7 +195,7 @@ pub fn child_of(forker: usize) {
     // Numbers in the parent's engine table mean nothing here: they are replaced or forgotten, never closed.
     f.channel.forget();
     f.leases.forget();
-    std::mem::forget(lock(&e.trash).take());
+    std::mem::forget(lock(&e.discard_area).take());
     f.end.store(errand.channel, SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);

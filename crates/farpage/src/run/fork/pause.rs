@@ -82,7 +82,7 @@ impl Pager {
                     }
                 }
                 // A wake-up for notes, which are looked at after the fork.
-                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
+                Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
                 event => {
                     let is_known = |pending: &[Pending], start, end| {
                         let told = pending.iter().rev().filter_map(Pending::event);
@@ -129,7 +129,7 @@ impl Pager {
                 }
                 _ if !read => self.sleep(Some(100_000)),
                 Message::Fault { .. } => self.accept(one[0], Instant::now()),
-                Message::Remove { start, .. } if self.e.arena.bell.contains(start) => {}
+                Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
                 event => {
                     let e = self.e;
                     self.note_change(event, |start, end| e.is_known(start, end));

@@ -153,9 +153,9 @@ impl Engine {
         if self.is_active() {
             // The eventfd of the pager is in a descriptor table that program threads do not have. A change of
             // registered memory is news for the pager too; there is never a page at this address.
-            let bell = self.arena.bell;
+            let doorbell = self.arena.doorbell;
             // SAFETY: discards nothing.
-            let _ = unsafe { syscall(nr::MADVISE, [bell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
+            let _ = unsafe { syscall(nr::MADVISE, [doorbell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
         } else {
             self.wakeups.monitor.fetch_add(1, SeqCst);
             futex::wake_one(&self.wakeups.monitor);

@@ -1,7 +1,7 @@
 //! How the pager begins: what it opens, and the start of its thread and the writer's.
 //!
 //! Callers: the monitor, when the budget is near; in a child [`crate::run::fork::restart`]; both on the monitor's
-//! thread. Locks: that of `trash`.
+//! thread. Locks: that of `discard_area`.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -35,7 +35,7 @@ use std::time::Instant;
 /// What a pager needs of the system.
 pub struct Opened {
     mm: Box<dyn AddressSpace>,
-    trash: Box<dyn AddressSpace>,
+    discard_area: Box<dyn AddressSpace>,
     kick: OwnedFd,
 }
 
@@ -61,29 +61,29 @@ impl Engine {
     pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
         let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
-        let trash = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
+        let discard_area = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
         // SAFETY: the arena's own.
         unsafe { open(self.arena.frames.base, self.arena.frames.len) }
             .map_err(|e| format!("no memory for the engine's frames: {}", ErrnoText::from(e)))?;
         uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
-        trash.register(self.arena.trash.base, self.arena.trash.len).map_err(word)?;
-        uffd.register(self.arena.bell.base, self.arena.bell.len).map_err(word)?;
+        discard_area.register(self.arena.discard_area.base, self.arena.discard_area.len).map_err(word)?;
+        uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(word)?;
         let maps =
             proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
         let again = |e| format!("cannot keep /proc/self/maps open: {}", ErrnoText::from(e));
-        let for_trash = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
+        let for_discard_area = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
         let mm = Box::new(Kernel::new(uffd, maps));
-        Ok(Opened { mm, trash: Box::new(Kernel::new(trash, for_trash)), kick })
+        Ok(Opened { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick })
     }
 
     pub(crate) fn make_pager(&'static self, opened: Opened, proc: &Proc) -> Result<Box<Pager>, String> {
-        let Opened { mm, trash, kick } = opened;
+        let Opened { mm, discard_area, kick } = opened;
         let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
-        *lock(&self.trash) = Some(trash);
+        *lock(&self.discard_area) = Some(discard_area);
         Ok(Box::new(Pager {
             e: self,
             mm,
@@ -133,11 +133,15 @@ impl Engine {
 
     /// For tests: a pager of another address space, without threads.
     #[cfg(test)]
-    pub(crate) fn pager_for_test(&'static self, mm: Box<dyn AddressSpace>, trash: Box<dyn AddressSpace>) -> Box<Pager> {
+    pub(crate) fn pager_for_test(
+        &'static self,
+        mm: Box<dyn AddressSpace>,
+        discard_area: Box<dyn AddressSpace>,
+    ) -> Box<Pager> {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         // No threads are to be waited for, or to be bound to CPUs: a directory without any.
         let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let pager = self.make_pager(Opened { mm, trash, kick }, &Proc::from_fd(nobody)).unwrap();
+        let pager = self.make_pager(Opened { mm, discard_area, kick }, &Proc::from_fd(nobody)).unwrap();
         self.active.store(true, Ordering::SeqCst);
         pager
     }

@@ -3,13 +3,13 @@
 //! `UFFDIO_MOVE` wants the same access rights on both sides, and frames cannot be executed (nor should they: nothing
 //! else makes a page of a program that has no such memory executable and writable). So such pages are moved to the
 //! *transit* part, which nobody else can write to, copied to frames from there, and given back to the kernel by way of
-//! the *waste* part, as frames are through trash. In again they come by a copy, as into any mapping with other access
-//! rights ([`crate::run::pager::fill`]).
+//! the *waste* part, as frames are through the discard area. In again they come by a copy, as into any mapping with
+//! other access rights ([`crate::run::pager::fill`]).
 //!
 //! Both parts become executable when they are first wanted. What can be executed and not written is refused by the
 //! kernel everywhere: it stays.
 //!
-//! Caller: `reclaim`, on the pager's thread. Locks: `trash`.
+//! Caller: `reclaim`, on the pager's thread. Locks: `discard_area`.
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
@@ -43,7 +43,7 @@ impl Pager {
             let allowed = unsafe { mprotect(part.base as *mut _, part.len, all) };
             allowed.is_ok() && mm.register(part.base, part.len).is_ok()
         };
-        let waste = lock(&e.trash).as_ref().is_some_and(|trash| prepare(e.arena.waste, &**trash));
+        let waste = lock(&e.discard_area).as_ref().is_some_and(|discard_area| prepare(e.arena.waste, &**discard_area));
         let open = waste && prepare(e.arena.transit, &*self.mm);
         self.transit = if open { Transit::Open } else { Transit::Closed };
         open
@@ -92,12 +92,12 @@ impl Pager {
     /// Gives the first `n` pages of the transit part back to the kernel.
     fn empty_transit(&mut self, n: usize) {
         let e = self.e;
-        let trash = lock(&e.trash);
+        let discard_area = lock(&e.discard_area);
         let (waste, transit) = (e.arena.waste.base, e.arena.transit.base);
         let mut done = 0;
         for _ in 0..2 {
             let at = done * PAGE_SIZE;
-            let Some(mm) = trash.as_ref().filter(|_| done < n) else { break };
+            let Some(mm) = discard_area.as_ref().filter(|_| done < n) else { break };
             // SAFETY: both parts are this file's, and their pages of no worth; the waste is empty.
             done += unsafe { mm.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
         }

@@ -167,7 +167,7 @@ impl Pager {
                 self.ahead.crowd.fault(tid);
                 self.waiting.push(Fault { addr, write, tid, since, reported: false });
             }
-            Message::Remove { start, .. } if self.e.arena.bell.contains(start) => self.adopt_news(),
+            Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => self.adopt_news(),
             change => {
                 let e = self.e;
                 // Before it is applied: its thread goes on now, and what it maps at this place has to be told.

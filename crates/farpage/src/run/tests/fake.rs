@@ -72,7 +72,7 @@ impl State {
 
     fn parts(&self) -> [Part; 2] {
         let arena = self.arena.as_ref().unwrap();
-        [arena.frames, arena.trash]
+        [arena.frames, arena.discard_area]
     }
 
     fn is_engine(&self, at: usize) -> bool {
@@ -169,7 +169,7 @@ impl State {
         }
         let out = self.is_engine(dst);
         if out && self.is_engine(src) {
-            // Into the trash, from where its memory is dropped at once.
+            // Into the discard area, from where its memory is dropped at once.
             if !self.frames.contains(&src) {
                 return Err(UffdError::Absent);
             }
