@@ -168,9 +168,9 @@ pub struct Conf {
     /// Keep a checksum of every swapped-out page and abort on a mismatch.
     pub verify: bool,
     /// For tests: whenever zeros need a frame, all that can be taken out of the program is taken out first.
-    pub squeeze: bool,
+    pub debug_evict_all: bool,
     /// For tests: compressed windows are read in advance by the thread for it, whether or not that pays.
-    pub reader: bool,
+    pub debug_decompressor: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
     /// No warnings: only errors go to stderr.
@@ -324,8 +324,8 @@ impl Conf {
             swap: SwapSpec::defaults(),
             readahead: Tuning::default(),
             verify: false,
-            squeeze: false,
-            reader: false,
+            debug_evict_all: false,
+            debug_decompressor: false,
             verbose: false,
             quiet: false,
             idle_poll: Idle::Auto,
@@ -346,8 +346,8 @@ impl Conf {
                 ("readahead", v) => conf.readahead = parse_readahead(v)?,
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
-                ("squeeze", "") => conf.squeeze = true,
-                ("reader", "") => conf.reader = true,
+                ("debug_evict_all", "") => conf.debug_evict_all = true,
+                ("debug_decompressor", "") => conf.debug_decompressor = true,
                 ("verbose", "") => conf.verbose = true,
                 ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
@@ -395,8 +395,8 @@ impl fmt::Display for Conf {
         }
         let flags = [
             (self.verify, "verify"),
-            (self.squeeze, "squeeze"),
-            (self.reader, "reader"),
+            (self.debug_evict_all, "debug_evict_all"),
+            (self.debug_decompressor, "debug_decompressor"),
             (self.verbose, "verbose"),
             (self.quiet, "quiet"),
         ];
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;squeeze;reader;quiet;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;debug_evict_all;debug_decompressor;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {

@@ -70,8 +70,8 @@ impl Pager {
         if there(self) >= want {
             return;
         }
-        if e.conf.squeeze && !matches!(state, State::Swapped(_)) {
-            self.squeeze();
+        if e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
+            self.evict_all();
         }
         // Each time makes some room.
         for _ in 0..want {

@@ -186,7 +186,7 @@ impl Pager {
     }
 
     /// All that can be taken out of the program is.
-    pub(crate) fn squeeze(&mut self) {
+    pub(crate) fn evict_all(&mut self) {
         while self.scan_step() {}
         while self.shrink(BATCH) > 0 {}
     }
@@ -202,7 +202,7 @@ impl Pager {
         let target = e.cached_target();
         let n = {
             let mut lru = lock(&e.lru);
-            let keep = if e.conf.squeeze { 0 } else { RESIDENT_MIN };
+            let keep = if e.conf.debug_evict_all { 0 } else { RESIDENT_MIN };
             let spare = lru.active_len().saturating_sub(keep);
             let out = &mut oldest[..want.min(BATCH).min(spare)];
             match of {

@@ -161,7 +161,7 @@ impl Pager {
     fn reader_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.placed);
         let trial = self.ahead.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        (trial.turn(placed, now) || self.e.conf.reader) && self.e.decompressor_runs()
+        (trial.turn(placed, now) || self.e.conf.debug_decompressor) && self.e.decompressor_runs()
     }
 }
 
