@@ -75,7 +75,7 @@ impl Pager {
             match one[0] {
                 _ if n == 0 => self.sleep(Some(200_000)),
                 Message::Fault { tid, .. } => {
-                    self.accept(one[0], Instant::now());
+                    self.dispatch(one[0], Instant::now());
                     forker_faults |= tid == forker;
                     if !forker_faults {
                         continue;
@@ -105,7 +105,7 @@ impl Pager {
                 if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
                     // Other threads have done much since. A copy that is made just now is not good.
                     f.settling.store(1, SeqCst);
-                    self.apply(&mut pending);
+                    self.apply_pending(&mut pending);
                     held = Verdict::EMPTY;
                     f.helped.clear();
                     f.settling.store(0, SeqCst);
@@ -115,27 +115,27 @@ impl Pager {
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
         let lease = self.e.space.fork_parent();
         let channel = self.keep_channel(lease);
-        self.apply(&mut pending);
+        self.apply_pending(&mut pending);
         // Until all is told; a change that was made just now may be in the copy.
         while self.changing() || self.order.waits() {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
             let read = self.next_messages(&mut one) == 1;
             match one[0] {
                 _ if !read && !self.changing() => {
-                    while let Some(event) = self.order.rest(|start, end| self.e.is_known(start, end)) {
+                    while let Some(event) = self.order.next_forced(|start, end| self.e.is_known(start, end)) {
                         held.note(event);
-                        self.change(event);
+                        self.apply(event);
                     }
                 }
                 _ if !read => self.sleep(Some(100_000)),
-                Message::Fault { .. } => self.accept(one[0], Instant::now()),
+                Message::Fault { .. } => self.dispatch(one[0], Instant::now()),
                 Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
                 event => {
                     let e = self.e;
                     self.note_change(event, |start, end| e.is_known(start, end));
                     while let Some(event) = self.order.next(|start, end| self.e.is_known(start, end)) {
                         held.note(event);
-                        self.change(event);
+                        self.apply(event);
                     }
                 }
             }
@@ -152,7 +152,7 @@ impl Pager {
     /// dumped are root's): whether it had no CPU time since the last look, which `had` is from; to help it for nothing
     /// does no harm.
     fn waits_for_lock(&self, forker: u32, had: &mut Option<Duration>) -> bool {
-        waits_for_futex(self.stragglers.proc(), forker).unwrap_or_else(|| {
+        waits_for_futex(self.grace_period.proc(), forker).unwrap_or_else(|| {
             let time = cpu_time(forker);
             std::mem::replace(had, time) == time
         })
@@ -273,10 +273,10 @@ impl Pager {
     }
 
     /// The words learn what happened during the pause.
-    fn apply(&mut self, pending: &mut Vec<Pending>) {
+    fn apply_pending(&mut self, pending: &mut Vec<Pending>) {
         for what in pending.drain(..) {
             match what {
-                Pending::Event(event) => self.change(event),
+                Pending::Event(event) => self.apply(event),
                 Pending::Helped(vpn) => {
                     Stat::add(&self.e.stat.pgfault, 1);
                     self.e.found_present(vpn);

@@ -97,14 +97,14 @@ impl Engine {
             match event {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
                 // count on; and what somebody else mapped there since is not ours. The same for what it discards.
-                Message::Unmap { .. } | Message::Remove { .. } => pager.change(event),
+                Message::Unmap { .. } | Message::Remove { .. } => pager.apply(event),
                 Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
                     let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
                     helped
                         .iter_mut()
                         .filter(|vpn| (from..from + n).contains(vpn))
                         .for_each(|vpn| *vpn = *vpn - from + to);
-                    pager.change(event)
+                    pager.apply(event)
                 }
                 _ => {}
             }
@@ -113,14 +113,14 @@ impl Engine {
         helped.sort_unstable();
         if self.wipes.load(SeqCst) {
             let smaps = proc.file("self/smaps").map_err(read)?;
-            wiped_mappings(&smaps, &mut buffer, |start, end| pager.change(Message::Unmap { start, end }))
+            wiped_mappings(&smaps, &mut buffer, |start, end| pager.apply(Message::Unmap { start, end }))
                 .map_err(read)?;
         }
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {
                 let gone = Message::Unmap { start: s as usize * PAGE_SIZE, end: t as usize * PAGE_SIZE };
-                pager.change(gone);
+                pager.apply(gone);
             }
             for (s, t) in mapped.overlaps(start, end) {
                 let (mut from, mut to) = (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE);

@@ -247,7 +247,7 @@ impl Order {
     }
 
     /// The next change, whatever it waits for: when no change is pending. `is_known` as in [`Order::push`].
-    pub(crate) fn rest(&mut self, is_known: impl Fn(usize, usize) -> bool) -> Option<Message> {
+    pub(crate) fn next_forced(&mut self, is_known: impl Fn(usize, usize) -> bool) -> Option<Message> {
         for at in 0..self.waiting.len() {
             let place = self.waiting[at].place();
             if self.waiting[at].early.take() == Some(Early::Surely)

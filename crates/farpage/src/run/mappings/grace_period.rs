@@ -17,24 +17,24 @@ const ON_ITS_WAY: Duration = Duration::from_micros(200);
 
 /// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may
 /// take memory for what it is not; on a machine that is busy to this point the program stands still anyway.
-const PATIENCE: Duration = Duration::from_secs(30);
+const GRACE_MAX: Duration = Duration::from_secs(30);
 
 /// Threads that are noted at most.
 const THREADS: usize = 512;
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Stragglers {
+pub(crate) struct GracePeriod {
     proc: Proc,
-    /// Thread, and the CPU time at which it is no straggler.
+    /// Thread, and the CPU time at which it has told all that it did before.
     threads: Vec<(Thread, Duration)>,
     since: Instant,
 }
 
-impl Stragglers {
+impl GracePeriod {
     /// None so far.
-    pub(crate) fn new(proc: Proc) -> Stragglers {
-        Stragglers { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
+    pub(crate) fn new(proc: Proc) -> GracePeriod {
+        GracePeriod { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
     }
 
     /// `/proc`, as the pager keeps it.
@@ -43,7 +43,7 @@ impl Stragglers {
     }
 
     /// A message is missing: notes who runs.
-    pub(crate) fn note(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.threads.clear();
         self.since = Instant::now();
         let (proc, own, noted) = (&self.proc, gettid(), &mut self.threads);
@@ -59,12 +59,12 @@ impl Stragglers {
     }
 
     /// All has been told.
-    pub(crate) fn clear(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.threads.clear();
     }
 
-    /// Whether a change may still be on its way that was made before [`Stragglers::note`].
-    pub(crate) fn any(&mut self) -> bool {
+    /// Whether a change may still be on its way that was made before [`GracePeriod::begin`].
+    pub(crate) fn is_pending(&mut self) -> bool {
         if self.threads.is_empty() {
             return false;
         }
@@ -72,7 +72,7 @@ impl Stragglers {
         self.threads.retain(|(thread, end)| {
             cpu_time(thread.tid).is_some_and(|time| time < *end) && is_running(proc, thread.listed)
         });
-        if self.since.elapsed() > PATIENCE {
+        if self.since.elapsed() > GRACE_MAX {
             self.threads.clear();
         }
         !self.threads.is_empty()
@@ -88,7 +88,7 @@ mod tests {
     fn who_sleeps_or_has_run_is_not_waited_for() {
         let (stop, spinner) = (AtomicBool::new(false), AtomicU32::new(0));
         let asleep = std::sync::Mutex::new(());
-        let mut stragglers = Stragglers::new(Proc::open().unwrap());
+        let mut grace_period = GracePeriod::new(Proc::open().unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 spinner.store(gettid(), Relaxed);
@@ -98,27 +98,27 @@ mod tests {
                 drop(asleep.lock());
             });
             let keep = asleep.lock();
-            let find = |s: &Stragglers| s.threads.iter().find(|(t, _)| t.tid == spinner.load(Relaxed)).copied();
+            let find = |s: &GracePeriod| s.threads.iter().find(|(t, _)| t.tid == spinner.load(Relaxed)).copied();
             let (thread, time) = loop {
-                stragglers.note();
-                if let Some(found) = find(&stragglers) {
+                grace_period.begin();
+                if let Some(found) = find(&grace_period) {
                     break found;
                 }
             };
-            assert!(!stragglers.threads.iter().any(|(t, _)| t.tid == gettid()), "the caller runs");
-            while find(&stragglers).is_some() {
-                stragglers.any();
+            assert!(!grace_period.threads.iter().any(|(t, _)| t.tid == gettid()), "the caller runs");
+            while find(&grace_period).is_some() {
+                grace_period.is_pending();
             }
-            assert!(cpu_time(thread.tid).unwrap() >= time || stragglers.since.elapsed() > PATIENCE);
+            assert!(cpu_time(thread.tid).unwrap() >= time || grace_period.since.elapsed() > GRACE_MAX);
             stop.store(true, Relaxed);
             // It goes to sleep some time.
             while {
-                stragglers.note();
-                find(&stragglers).is_some()
+                grace_period.begin();
+                find(&grace_period).is_some()
             } {}
             drop(keep);
         });
-        stragglers.clear();
-        assert!(!stragglers.any());
+        grace_period.end();
+        assert!(!grace_period.is_pending());
     }
 }

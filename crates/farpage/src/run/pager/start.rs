@@ -10,7 +10,7 @@ use crate::run::address_space::{AddressSpace, Kernel};
 use crate::run::cpus::affinity::{Eager, Placement};
 use crate::run::cpus::cpu_latency::Awake;
 use crate::run::mappings::event_order::Order;
-use crate::run::mappings::grace_period::Stragglers;
+use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Ahead;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::Lists;
@@ -107,7 +107,7 @@ impl Engine {
             unadvised: Vec::new(),
             zeros: Vec::new(),
             order: Order::default(),
-            stragglers: Stragglers::new(proc.try_clone().map_err(no_proc)?),
+            grace_period: GracePeriod::new(proc.try_clone().map_err(no_proc)?),
             pending_frees: Vec::new(),
             news: Vec::new(),
             readahead: Readahead::new(self.conf.readahead, self.conf.ram),

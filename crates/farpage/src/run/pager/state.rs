@@ -7,7 +7,7 @@ use crate::run::address_space::AddressSpace;
 use crate::run::cpus::affinity::{Eager, Placement};
 use crate::run::cpus::cpu_latency::Awake;
 use crate::run::mappings::event_order::Order;
-use crate::run::mappings::grace_period::Stragglers;
+use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Ahead;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::Lists;
@@ -98,7 +98,7 @@ pub struct Pager {
     /// Changes of mappings that were read.
     pub(crate) order: Order,
     /// Who may not have told one that was made before.
-    pub(crate) stragglers: Stragglers,
+    pub(crate) grace_period: GracePeriod,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) pending_frees: Vec<Entry>,
     /// Mappings heard of; empty in between.

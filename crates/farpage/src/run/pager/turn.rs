@@ -109,12 +109,12 @@ impl Pager {
 
     /// Reads messages, unless one is waited for that comes before them.
     pub(crate) fn next_messages(&mut self, batch: &mut [Message]) -> usize {
-        if self.stragglers.any() {
+        if self.grace_period.is_pending() {
             if self.changing() {
                 std::thread::sleep(NAP);
                 return 0;
             }
-            self.stragglers.clear();
+            self.grace_period.end();
         }
         match self.mm.read(batch) {
             Ok(n) => n,
@@ -125,14 +125,14 @@ impl Pager {
     /// Notes a change that was read. `is_known` as in [`Order::push`].
     pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) {
         if self.order.push(change, is_known, |at| self.mm.is_mapped(at)) {
-            self.stragglers.note();
+            self.grace_period.begin();
         }
     }
 
     /// `[start, end)` (bytes) was looked at while a change was pending.
     pub(crate) fn add_fresh(&mut self, start: usize, end: usize) {
         self.order.add_fresh(start, end);
-        self.stragglers.note();
+        self.grace_period.begin();
     }
 
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
@@ -150,13 +150,13 @@ impl Pager {
         }
         self.stay_awake(n, since);
         for m in &batch[..n] {
-            self.accept(*m, since);
+            self.dispatch(*m, since);
         }
         n
     }
 
     /// Applies an event, queues a fault.
-    pub(crate) fn accept(&mut self, m: Message, since: Instant) {
+    pub(crate) fn dispatch(&mut self, m: Message, since: Instant) {
         match m {
             Message::Fault { addr, write, tid } => {
                 if self.e.arena.all.contains(addr) {
@@ -176,7 +176,7 @@ impl Pager {
                 }
                 self.note_change(change, |start, end| e.is_known(start, end));
                 while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
-                    self.change(change);
+                    self.apply(change);
                 }
             }
         }
@@ -188,8 +188,8 @@ impl Pager {
         if self.changing() {
             return;
         }
-        while let Some(change) = self.order.rest(|start, end| self.e.is_known(start, end)) {
-            self.change(change);
+        while let Some(change) = self.order.next_forced(|start, end| self.e.is_known(start, end)) {
+            self.apply(change);
         }
         for (start, end) in self.order.forget().iter() {
             self.adopt_mappings(start as usize, end as usize);
@@ -202,7 +202,7 @@ impl Pager {
     }
 
     /// Applies a change of mappings.
-    pub(crate) fn change(&mut self, m: Message) {
+    pub(crate) fn apply(&mut self, m: Message) {
         match m {
             Message::Fault { .. } => {}
             Message::Remove { start, end } => {

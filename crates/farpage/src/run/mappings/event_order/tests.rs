@@ -84,7 +84,7 @@ struct Thread {
     hole: Option<(usize, usize, bool)>,
     untold: Vec<Message>,
     queued: bool,
-    /// Made before other threads' changes that were told since: it is not overtaken twice, see `stragglers`.
+    /// Made before other threads' changes that were told since: it is not overtaken twice, see `grace_period`.
     overtaken: bool,
 }
 
@@ -283,7 +283,7 @@ fn history(seed: u64, ordered: bool) -> bool {
         if k.changing() {
             continue;
         }
-        while let Some(m) = order.rest(|s, t| known.knows(s, t)) {
+        while let Some(m) = order.next_forced(|s, t| known.knows(s, t)) {
             known.apply(m);
         }
         let fresh = order.forget();
