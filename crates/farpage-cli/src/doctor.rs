@@ -8,7 +8,7 @@ use crate::preload;
 use farpage::conf::size;
 use farpage::probe::wake::WakeUp;
 use farpage::probe::{self, FEATURES, Outcome, Probe, errno_text};
-use farpage::sys::idle;
+use farpage::sys::pm_qos;
 use rustix::io::Errno;
 use std::fs;
 use std::process::ExitCode;
@@ -129,7 +129,7 @@ impl Report {
             Ok(Some(awake)) => format!("{}; kept from sleeping (--idle-poll): {}", us(plain), us(*awake)),
             Ok(None) => us(plain),
             Err(Errno::OPNOTSUPP) => format!("{}; they cannot be kept from sleeping here", us(plain)),
-            Err(e) => format!("{}; may not be kept from sleeping: {}: {}", us(plain), idle::DEVICE, errno_text(*e)),
+            Err(e) => format!("{}; may not be kept from sleeping: {}: {}", us(plain), pm_qos::DEVICE, errno_text(*e)),
         }
     }
 
@@ -171,7 +171,7 @@ impl Report {
                 "  help: faults are slow here because idle CPUs sleep deeply; to let farpage keep them awake meanwhile    \
                  sudo setfacl -m u:{}:w {} (in a container: --device {1})\n",
                 rustix::process::geteuid().as_raw(),
-                idle::DEVICE
+                pm_qos::DEVICE
             ));
         }
         out

@@ -1,6 +1,6 @@
 //! How long an idle CPU takes to wake up: what a thread waits that another one has just given its page.
 
-use crate::sys::idle::Wish;
+use crate::sys::pm_qos::LatencyRequest;
 use crate::sys::thread::{allowed_cpus, run_on};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -20,8 +20,8 @@ impl WakeUp {
     /// Measures both: some 20 ms.
     pub fn measure() -> WakeUp {
         let plain = median();
-        let awake = Wish::open().map(|wish| {
-            wish.set(true);
+        let awake = LatencyRequest::open().map(|request| {
+            request.set(true);
             median()
         });
         WakeUp { plain, awake }

@@ -1,5 +1,5 @@
 //! Which of two ways to do the same thing is faster here and now: both are tried, by turns. Callers: the pager's
-//! `placement`, `ahead`.
+//! `affinity`, `ahead`.
 
 use std::time::{Duration, Instant};
 

@@ -6,13 +6,13 @@
 //! pager runs where the last one came from, and the writer anywhere. Where one thread causes all of them, there are two
 //! ways:
 //!
-//! * *Scattered*: the same. The writer uses the CPU of the thread that waits.
-//! * *Gathered*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the
+//! * *Spread*: the same. The writer uses the CPU of the thread that waits.
+//! * *Colocated*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the
 //!   thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so that
 //!   is when pages are moved out ([`crate::run::pager::reclaim`]); the writer would be the only other thread that runs,
 //!   and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
 //!   another than the pager's; to follow it there only makes it go back. And if its next fault usually comes soon, the
-//!   pager looks for it for some microseconds instead of going to sleep ([`Eager`]), and stores pages meanwhile.
+//!   pager looks for it for some microseconds instead of going to sleep ([`AdaptiveSpin`]), and stores pages meanwhile.
 //!
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 
@@ -35,7 +35,7 @@ const TRY_OFTEN: u32 = 16;
 
 /// Where the engine's threads were put.
 #[derive(Debug)]
-pub struct Placement {
+pub struct CpuAffinity {
     proc: Proc,
     looked: Instant,
     /// The CPU the pager was put on.
@@ -56,7 +56,7 @@ struct Last {
 
 impl Last {
     /// Thread `tid` has a fault. Returns whether it seems to be the only one that has.
-    fn look(&mut self, tid: u32) -> bool {
+    fn sample(&mut self, tid: u32) -> bool {
         if tid == self.tid {
             self.looks = self.looks.saturating_add(1);
         } else {
@@ -66,11 +66,11 @@ impl Last {
     }
 }
 
-impl Placement {
+impl CpuAffinity {
     /// Nothing placed yet.
-    pub fn new(proc: Proc) -> Placement {
+    pub fn new(proc: Proc) -> CpuAffinity {
         let (looked, last) = (Instant::now(), Last::default());
-        Placement {
+        CpuAffinity {
             proc,
             looked,
             pager: None,
@@ -82,38 +82,38 @@ impl Placement {
     }
 
     /// One thread causes all faults, and pager and writer share a CPU.
-    pub fn is_gathered(&self) -> bool {
+    pub fn is_colocated(&self) -> bool {
         self.others[0].is_some()
     }
 
-    /// As [`Placement::is_gathered`], and the thread runs on another CPU.
+    /// As [`CpuAffinity::is_colocated`], and the thread runs on another CPU.
     pub fn is_apart(&self) -> bool {
         self.apart
     }
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
     /// milliseconds where it and `others` run: the writer and the reader, 0 where there is none yet.
-    pub fn look(&mut self, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
+    pub fn sample(&mut self, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;
         }
         self.looked = now;
-        let gathered = self.last.look(tid) && others[0] != 0 && self.trial.turn(pages, now);
+        let colocated = self.last.sample(tid) && others[0] != 0 && self.trial.turn(pages, now);
         let Some(theirs) = cpu_of(&self.proc, tid) else { return };
-        let here = if gathered { self.others[0].unwrap_or_else(cpu::current) } else { theirs };
+        let here = if colocated { self.others[0].unwrap_or_else(cpu::current) } else { theirs };
         if self.pager != Some(here) {
             self.pager = Some(here);
             run_on(0, here);
         }
         for (other, put) in others.into_iter().zip(&mut self.others).filter(|(other, _)| *other != 0) {
-            match (*put, gathered) {
+            match (*put, colocated) {
                 (None, true) => run_on(other, here),
                 (Some(_), false) => run_on_any(other, &allowed_cpus(tid)),
                 _ => {}
             }
-            *put = gathered.then_some(here);
+            *put = colocated.then_some(here);
         }
-        self.apart = gathered && theirs != here;
+        self.apart = colocated && theirs != here;
     }
 }
 
@@ -122,7 +122,7 @@ const LOOK_FOR: Duration = Duration::from_micros(30);
 
 /// Whether to look for the next fault instead of sleeping: while that finds one often enough.
 #[derive(Debug, Default)]
-pub struct Eager {
+pub struct AdaptiveSpin {
     until: Option<Instant>,
     /// Rises when looking found a fault, falls when it did not.
     score: Score<MOST>,
@@ -133,7 +133,7 @@ const MOST: i32 = 32;
 /// A look in vain costs more than one that finds something gains.
 const IN_VAIN: i32 = 4;
 
-impl Eager {
+impl AdaptiveSpin {
     /// A fault was read; whether it was found by looking shows whether looking pays.
     pub fn fault(&mut self) {
         let gain = if self.until.take().is_some() { 1 } else { i32::from(self.score.get() < 0) };
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_thread_is_alone_after_some_looks_and_no_longer_at_the_first_of_another() {
         let mut last = Last::default();
-        let seen: Vec<bool> = [7, 7, 7, 7, 7, 8, 7, 7, 7, 7].map(|tid| last.look(tid)).into();
+        let seen: Vec<bool> = [7, 7, 7, 7, 7, 8, 7, 7, 7, 7].map(|tid| last.sample(tid)).into();
         assert_eq!(seen, [false, false, false, true, true, false, false, false, false, true]);
     }
 
@@ -183,12 +183,12 @@ mod tests {
         let main = crate::sys::raw::gettid();
         // The "pager" is a thread of its own: it is moved about.
         let pager = std::thread::spawn(move || {
-            let mut placement = Placement::new(Proc::open().unwrap());
-            let mut now = placement.looked;
+            let mut affinity = CpuAffinity::new(Proc::open().unwrap());
+            let mut now = affinity.looked;
             let look = |tid: u32| {
                 now += LOOK_EVERY;
-                placement.look(tid, [writer_tid, 0], 0, now);
-                (placement.is_gathered(), allowed_cpus(writer_tid), allowed_cpus(0))
+                affinity.sample(tid, [writer_tid, 0], 0, now);
+                (affinity.is_colocated(), allowed_cpus(writer_tid), allowed_cpus(0))
             };
             let tids = std::iter::repeat_n(writer_tid, ALONE_AFTER as usize).chain([main]);
             tids.map(look).collect::<Vec<_>>()
@@ -197,24 +197,24 @@ mod tests {
         drop(done);
         writer.join().unwrap();
         let cpus = |mask: &[u64]| mask.iter().map(|w| w.count_ones()).sum::<u32>();
-        let (gathered, writers, pagers) = seen[ALONE_AFTER as usize - 1];
-        assert!(gathered && cpus(&writers) == 1 && writers == pagers);
-        let (gathered, writers, _) = seen[ALONE_AFTER as usize];
-        assert!(!gathered && writers == allowed);
+        let (colocated, writers, pagers) = seen[ALONE_AFTER as usize - 1];
+        assert!(colocated && cpus(&writers) == 1 && writers == pagers);
+        let (colocated, writers, _) = seen[ALONE_AFTER as usize];
+        assert!(!colocated && writers == allowed);
     }
 
     #[test]
     fn looking_ends_where_faults_are_rare_and_begins_again_where_they_are_not() {
-        let mut eager = Eager::default();
+        let mut spin = AdaptiveSpin::default();
         let mut now = Instant::now();
         let mut fault_after = |us: u64| {
-            eager.served(now);
+            spin.served(now);
             let mut looks = 0;
             for _ in 0..us {
                 now += Duration::from_micros(1);
-                looks += u64::from(eager.again(now));
+                looks += u64::from(spin.again(now));
             }
-            eager.fault();
+            spin.fault();
             looks
         };
         assert_eq!(fault_after(5), 5);

@@ -3,26 +3,26 @@
 //! A thread that waits for its page leaves its CPU idle, and a CPU that sleeps is slow to wake: some microseconds on
 //! real ones, twenty and more in a virtual machine, where sleeping is an exit to the host and waking an interrupt from
 //! it. That is longer than all the rest of a fault. So while faults come one after the other, CPUs are asked not to
-//! sleep ([`crate::sys::idle`]). What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large
+//! sleep ([`crate::sys::pm_qos`]). What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large
 //! machines.
 
 use crate::conf::Idle;
-use crate::sys::idle::{Wish, cpus_online};
+use crate::sys::pm_qos::{LatencyRequest, cpus_online};
 use std::time::{Duration, Instant};
 
 /// Whether CPUs would be kept awake as `idle` says, here and for this user.
 pub fn is_possible(idle: Idle) -> bool {
-    wish(idle).is_some()
+    request(idle).is_some()
 }
 
-/// What can be wished for, if anything.
-fn wish(idle: Idle) -> Option<Wish> {
+/// What can be requested, if anything.
+fn request(idle: Idle) -> Option<LatencyRequest> {
     let allowed = match idle {
         Idle::Never => false,
         Idle::Always => true,
         Idle::Auto => cpus_online().is_ok_and(|cpus| cpus <= Idle::CPUS_MAX),
     };
-    allowed.then(Wish::open)?.ok()
+    allowed.then(LatencyRequest::open)?.ok()
 }
 
 /// Faults are counted over this time.
@@ -34,20 +34,20 @@ const FEW: u32 = 8;
 
 /// What is asked of the kernel, and why.
 #[derive(Debug)]
-pub struct Awake {
+pub struct CpuLatency {
     wanted: Idle,
     /// `None`: not asked for yet, or it cannot be had.
-    wish: Option<Wish>,
+    request: Option<LatencyRequest>,
     /// CPUs are kept awake.
     held: bool,
     begun: Instant,
     faults: u32,
 }
 
-impl Awake {
+impl CpuLatency {
     /// Nothing asked for yet.
-    pub fn new(wanted: Idle, now: Instant) -> Awake {
-        Awake { wanted, wish: None, held: false, begun: now, faults: 0 }
+    pub fn new(wanted: Idle, now: Instant) -> CpuLatency {
+        CpuLatency { wanted, request: None, held: false, begun: now, faults: 0 }
     }
 
     /// How long the pager may sleep, `most` at most: CPUs that are kept awake are let go soon after the last fault.
@@ -78,16 +78,16 @@ impl Awake {
     }
 
     fn open(&mut self) {
-        if self.wish.is_none() {
-            self.wish = wish(self.wanted);
+        if self.request.is_none() {
+            self.request = request(self.wanted);
             // Asked once.
             self.wanted = Idle::Never;
         }
     }
 
     fn set(&mut self, on: bool) {
-        if let Some(wish) = &self.wish {
-            wish.set(on);
+        if let Some(request) = &self.request {
+            request.set(on);
             self.held = on;
         }
     }
@@ -98,11 +98,11 @@ mod tests {
     use super::*;
 
     /// Counts `n` faults in each of `windows` windows; returns for how many of them CPUs were awake.
-    fn feed(awake: &mut Awake, now: &mut Instant, n: u32, windows: u32) -> u32 {
+    fn feed(latency: &mut CpuLatency, now: &mut Instant, n: u32, windows: u32) -> u32 {
         let mut time = Duration::ZERO;
         for _ in 0..windows {
             *now += WINDOW;
-            time += awake.count(n, *now);
+            time += latency.count(n, *now);
         }
         (time.as_nanos() / WINDOW.as_nanos()) as u32
     }
@@ -110,27 +110,27 @@ mod tests {
     #[test]
     fn held_while_faults_are_many_and_not_for_long_after() {
         let mut now = Instant::now();
-        let mut awake = Awake::new(Idle::Never, now);
+        let mut latency = CpuLatency::new(Idle::Never, now);
         // In place of the kernel's device, any file that takes four bytes.
-        awake.wish = Some(Wish::to_nowhere());
-        assert_eq!(feed(&mut awake, &mut now, MANY - 1, 50), 0);
-        assert_eq!(feed(&mut awake, &mut now, MANY, 3), 2, "from the first window on");
-        assert_eq!(feed(&mut awake, &mut now, FEW, 50), 50, "fewer, but not few");
-        assert_eq!(feed(&mut awake, &mut now, FEW - 1, 5), 1, "to the end of the first");
+        latency.request = Some(LatencyRequest::to_nowhere());
+        assert_eq!(feed(&mut latency, &mut now, MANY - 1, 50), 0);
+        assert_eq!(feed(&mut latency, &mut now, MANY, 3), 2, "from the first window on");
+        assert_eq!(feed(&mut latency, &mut now, FEW, 50), 50, "fewer, but not few");
+        assert_eq!(feed(&mut latency, &mut now, FEW - 1, 5), 1, "to the end of the first");
         // One look after a long sleep ends it.
-        feed(&mut awake, &mut now, MANY, 1);
-        assert!(awake.held);
+        feed(&mut latency, &mut now, MANY, 1);
+        assert!(latency.held);
         now += WINDOW * 10;
-        assert_eq!(feed(&mut awake, &mut now, MANY, 1), 11);
-        assert!(!awake.held);
+        assert_eq!(feed(&mut latency, &mut now, MANY, 1), 11);
+        assert!(!latency.held);
     }
 
     #[test]
     fn never_and_machines_that_are_too_large_are_left_alone() {
         let mut now = Instant::now();
-        let mut awake = Awake::new(Idle::Never, now);
-        assert_eq!(feed(&mut awake, &mut now, 1000, 5), 0);
-        assert!(awake.wish.is_none());
+        let mut latency = CpuLatency::new(Idle::Never, now);
+        assert_eq!(feed(&mut latency, &mut now, 1000, 5), 0);
+        assert!(latency.request.is_none());
         for (text, idle) in [("auto", Idle::Auto), ("always", Idle::Always), ("never", Idle::Never)] {
             assert_eq!(Idle::parse(text), Some(idle));
         }

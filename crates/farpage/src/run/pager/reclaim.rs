@@ -53,7 +53,7 @@ impl Pager {
         // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
         // others.
         let placed = self.placed - self.placed_before;
-        let due = !self.placement.is_gathered() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
+        let due = !self.affinity.is_colocated() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
         if !due || cached >= e.cached_target() {
             return made_room;
         }

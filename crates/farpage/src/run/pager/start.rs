@@ -7,8 +7,8 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::open::open;
 use crate::run::address_space::{AddressSpace, Kernel};
-use crate::run::cpus::affinity::{Eager, Placement};
-use crate::run::cpus::cpu_latency::Awake;
+use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
+use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Ahead;
@@ -88,9 +88,9 @@ impl Engine {
             e: self,
             mm,
             kick,
-            placement: Placement::new(proc.try_clone().map_err(no_proc)?),
-            eager: Eager::default(),
-            awake: Awake::new(self.conf.idle_poll, Instant::now()),
+            affinity: CpuAffinity::new(proc.try_clone().map_err(no_proc)?),
+            spin: AdaptiveSpin::default(),
+            cpu_latency: CpuLatency::new(self.conf.idle_poll, Instant::now()),
             placed: 0,
             placed_before: 0,
             slot_hand: 0,

@@ -4,8 +4,8 @@
 
 use crate::mem::units::Vpn;
 use crate::run::address_space::AddressSpace;
-use crate::run::cpus::affinity::{Eager, Placement};
-use crate::run::cpus::cpu_latency::Awake;
+use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
+use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Ahead;
@@ -66,9 +66,9 @@ pub struct Pager {
     /// The program's address space.
     pub(crate) mm: Box<dyn AddressSpace>,
     pub(crate) kick: OwnedFd,
-    pub(crate) placement: Placement,
-    pub(crate) eager: Eager,
-    pub(crate) awake: Awake,
+    pub(crate) affinity: CpuAffinity,
+    pub(crate) spin: AdaptiveSpin,
+    pub(crate) cpu_latency: CpuLatency,
     /// Pages placed so far, and at the last step of reclaim.
     pub(crate) placed: u64,
     pub(crate) placed_before: u64,

@@ -40,26 +40,26 @@ impl Pager {
                 return;
             }
         }
-        let gathered = self.placement.is_gathered();
+        let colocated = self.affinity.is_colocated();
         let mut worked = self.let_go_step();
-        if gathered && !self.waiting.is_empty() {
+        if colocated && !self.waiting.is_empty() {
             worked = self.balance();
         }
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
         worked |= self.scan_step();
-        if !gathered || self.e.budget.over_limit() > 0 {
+        if !colocated || self.e.budget.over_limit() > 0 {
             worked |= self.balance();
         }
         if got > 0 {
-            if self.placement.is_apart() {
-                self.eager.served(Instant::now());
+            if self.affinity.is_apart() {
+                self.spin.served(Instant::now());
             }
             return;
         }
         if self.waiting.is_empty() {
             if !worked {
-                if self.eager.again(Instant::now()) {
+                if self.spin.again(Instant::now()) {
                     self.store_a_little();
                     return;
                 }
@@ -67,7 +67,7 @@ impl Pager {
                     trace.flush();
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
-                self.sleep(Some(self.awake.sleep(Duration::from_millis(20)).as_nanos() as i64));
+                self.sleep(Some(self.cpu_latency.sleep(Duration::from_millis(20)).as_nanos() as i64));
                 self.stay_awake(0, Instant::now());
             }
         } else {
@@ -101,7 +101,7 @@ impl Pager {
 
     /// `messages` have come by `now`: decides whether idle CPUs may sleep.
     fn stay_awake(&mut self, messages: usize, now: Instant) {
-        let time = self.awake.count(messages as u32, now);
+        let time = self.cpu_latency.count(messages as u32, now);
         if !time.is_zero() {
             Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
         }
@@ -145,8 +145,8 @@ impl Pager {
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
             let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.reader.tid()];
-            self.placement.look(tid, others, self.placed, since);
-            self.eager.fault();
+            self.affinity.sample(tid, others, self.placed, since);
+            self.spin.fault();
         }
         self.stay_awake(n, since);
         for m in &batch[..n] {

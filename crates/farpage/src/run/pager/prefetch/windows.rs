@@ -45,7 +45,7 @@ pub(crate) struct Asked {
     pub(super) since: Instant,
 }
 
-/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `placement`
+/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `affinity`
 /// tries.
 pub(super) const EPOCH: Duration = Duration::from_millis(50);
 /// Often: programs do not read in order for long, and the wrong way costs a quarter.

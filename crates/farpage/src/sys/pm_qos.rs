@@ -1,31 +1,31 @@
 //! How deeply idle CPUs may sleep: `/dev/cpu_dma_latency`, the kernel's interface for programs that cannot wait for
-//! them to wake up (`Documentation/power/pm_qos_interface`). A wish holds as long as its descriptor is open, so nothing
-//! is left behind by a process that dies. It is for all CPUs: the idle ones look for work instead of sleeping.
+//! them to wake up (`Documentation/power/pm_qos_interface`). A request holds as long as its descriptor is open, so
+//! nothing is left behind by a process that dies. It is for all CPUs: the idle ones look for work instead of sleeping.
 
 use super::raw::Errno;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
-/// The kernel's device for such wishes; only root may write to it unless the administrator allows others to.
+/// The kernel's device for such requests; only root may write to it unless the administrator allows others to.
 pub const DEVICE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// A wish that can be made and taken back.
+/// A request that can be made and taken back.
 #[derive(Debug)]
-pub struct Wish {
+pub struct LatencyRequest {
     device: OwnedFd,
-    /// The longest time to wake up, in microseconds, that is wished for.
+    /// The longest time to wake up, in microseconds, that is asked for.
     most_us: i32,
 }
 
-impl Wish {
-    /// Opens the device; nothing is wished for yet.
+impl LatencyRequest {
+    /// Opens the device; nothing is asked for yet.
     ///
     /// # Errors
     /// `OPNOTSUPP`: CPUs have no driver that would heed it. Else the errno of opening the device: mostly `ACCESS`, or
     /// `NOENT` in a container.
-    pub fn open() -> Result<Wish, Errno> {
+    pub fn open() -> Result<LatencyRequest, Errno> {
         let mut driver = [0u8; 32];
         let most_us = match read_file(DRIVER, &mut driver)? {
             b"none" | b"" => return Err(Errno::OPNOTSUPP),
@@ -38,21 +38,21 @@ impl Wish {
         let device = openat(CWD, DEVICE, flags, Mode::empty())?;
         // The program may have another root by now.
         match FileType::from_raw_mode(fstat(&device)?.st_mode) {
-            FileType::CharacterDevice => Ok(Wish { device, most_us }),
+            FileType::CharacterDevice => Ok(LatencyRequest { device, most_us }),
             _ => Err(Errno::NXIO),
         }
     }
 
-    /// A wish that nobody hears.
+    /// A request that nobody hears.
     #[cfg(test)]
-    pub(crate) fn to_nowhere() -> Wish {
+    pub(crate) fn to_nowhere() -> LatencyRequest {
         let device = openat(CWD, "/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        Wish { device: device.expect("/dev/null can be opened"), most_us: 0 }
+        LatencyRequest { device: device.expect("/dev/null can be opened"), most_us: 0 }
     }
 
-    /// Makes the wish, or takes it back. An error changes nothing for the better or the worse.
+    /// Makes the request, or takes it back. An error changes nothing for the better or the worse.
     pub fn set(&self, on: bool) {
-        /// What the kernel takes for "no wish", microseconds.
+        /// What the kernel takes for "no request", microseconds.
         const NONE: i32 = 2_000_000_000;
         let value = if on { self.most_us } else { NONE };
         let _ = rustix::io::write(&self.device, &value.to_ne_bytes());
@@ -85,8 +85,8 @@ mod tests {
     #[test]
     fn the_kernel_knows_the_wish_as_long_as_it_is_held() {
         assert!(cpus_online().unwrap() >= super::super::cpu::count());
-        let wish = match Wish::open() {
-            Ok(wish) => wish,
+        let request = match LatencyRequest::open() {
+            Ok(request) => request,
             Err(error) => {
                 assert!([Errno::ACCESS, Errno::PERM, Errno::NOENT, Errno::OPNOTSUPP].contains(&error), "{error:?}");
                 return;
@@ -100,12 +100,12 @@ mod tests {
             i32::from_ne_bytes(bytes)
         };
         let before = smallest();
-        wish.set(true);
-        assert!(smallest() <= wish.most_us);
-        wish.set(false);
-        wish.set(true);
-        drop(wish);
-        // Another test's process may have made a wish meanwhile, so only this much is sure.
+        request.set(true);
+        assert!(smallest() <= request.most_us);
+        request.set(false);
+        request.set(true);
+        drop(request);
+        // Another test's process may have made a request meanwhile, so only this much is sure.
         assert!(smallest() <= before || before < 2);
     }
 }
