@@ -19,7 +19,7 @@ use crate::run::pager::readahead::SlotPages;
 use crate::run::privileges::following::Following;
 use crate::run::stacks::{MONITOR, STACK_LEN, STACKS};
 use crate::run::state::{Engine, Wakeups, engine};
-use crate::run::threads::board::Reader;
+use crate::run::threads::board::Board;
 use crate::run::told::{Kind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::{Event, Events, StatPage};
@@ -106,9 +106,9 @@ impl Engine {
             stack_top: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             pinned: Mutex::new(BTreeSet::new()),
-            lost: Mutex::new(BTreeSet::new()),
+            poisoned: Mutex::new(BTreeSet::new()),
             discard_area: Mutex::new(None),
-            reader: Reader::default(),
+            decompressor: Board::default(),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
             following: Following::default(),
             fork: Fork::default(),

@@ -19,7 +19,7 @@ pub const PAGER: usize = 1;
 pub const WRITER: usize = 2;
 
 /// Index of the reader's stack.
-pub const READER: usize = 3;
+pub const DECOMPRESSOR: usize = 3;
 
 /// Bytes of an engine thread's memory.
 pub(crate) const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;

@@ -7,7 +7,7 @@
 //! | monitor | makes the engine; samples resident memory, activates, finds new mappings | never the program's memory |
 //! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
 //! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
-//! | reader | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
+//! | decompressor | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
 //!
 //! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
 //! must not be moved between an event's reading and its application. One thread has that by construction.
@@ -36,7 +36,7 @@ use crate::run::page_table::PageTable;
 use crate::run::pager::readahead::SlotPages;
 use crate::run::privileges::following::Following;
 use crate::run::stacks::stack;
-use crate::run::threads::board::Reader;
+use crate::run::threads::board::Board;
 use crate::run::told::{self, Kind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::Stat;
@@ -130,11 +130,11 @@ pub struct Engine {
     pub pinned: Mutex<BTreeSet<Vpn>>,
     /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there
     /// ([`crate::run::pager::poison`]).
-    pub lost: Mutex<BTreeSet<Vpn>>,
+    pub poisoned: Mutex<BTreeSet<Vpn>>,
     /// The userfaultfd of the discard area; also the lock of that part.
     pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Windows that are decompressed in advance.
-    pub reader: Reader,
+    pub decompressor: Board,
     /// Threads sleep and wake here.
     pub wakeups: Wakeups,
     /// What they hold.

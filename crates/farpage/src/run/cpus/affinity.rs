@@ -1,5 +1,5 @@
-//! On which CPUs pager, writer and reader run, and whether the pager should wait for the next fault without sleeping.
-//! Called by the pager only; no lock.
+//! On which CPUs pager, writer and decompressor run, and whether the pager should wait for the next fault without
+//! sleeping. Called by the pager only; no lock.
 //!
 //! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there,
 //! and, for a page that is moved, to have the CPU forget its translation. Where faults come from many threads, the
@@ -7,10 +7,10 @@
 //! ways:
 //!
 //! * *Spread*: the same. The writer uses the CPU of the thread that waits.
-//! * *Colocated*: the writer has the pager's CPU, and so has the reader, which works while the thread does: on the
-//!   thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so that
-//!   is when pages are moved out ([`crate::run::pager::reclaim`]); the writer would be the only other thread that runs,
-//!   and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
+//! * *Colocated*: the writer has the pager's CPU, and so has the decompressor, which works while the thread does: on
+//!   the thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so
+//!   that is when pages are moved out ([`crate::run::pager::reclaim`]); the writer would be the only other thread that
+//!   runs, and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
 //!   another than the pager's; to follow it there only makes it go back. And if its next fault usually comes soon, the
 //!   pager looks for it for some microseconds instead of going to sleep ([`AdaptiveSpin`]), and stores pages meanwhile.
 //!
@@ -40,7 +40,7 @@ pub struct CpuAffinity {
     looked: Instant,
     /// The CPU the pager was put on.
     pager: Option<usize>,
-    /// The CPUs that writer and reader were put on; `None`: any.
+    /// The CPUs that writer and decompressor were put on; `None`: any.
     others: [Option<usize>; 2],
     last: Last,
     trial: Trial,
@@ -92,7 +92,7 @@ impl CpuAffinity {
     }
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
-    /// milliseconds where it and `others` run: the writer and the reader, 0 where there is none yet.
+    /// milliseconds where it and `others` run: the writer and the decompressor, 0 where there is none yet.
     pub fn sample(&mut self, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;

@@ -200,7 +200,7 @@ pub fn child_of(forker: usize) {
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
-    e.reader.fork_child();
+    e.decompressor.fork_child();
     e.following.fork_child();
     f.none_stand_by();
     e.active.store(false, SeqCst);

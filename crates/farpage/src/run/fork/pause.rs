@@ -232,7 +232,7 @@ impl Pager {
     fn help_lost(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> bool {
         // The word and the slot change here: a copy made meanwhile is not good.
         self.e.fork.settling.store(1, SeqCst);
-        let lost = self.lose(vpn, entry, error) == Some(UffdError::Present);
+        let lost = self.poison(vpn, entry, error) == Some(UffdError::Present);
         self.e.fork.settling.store(0, SeqCst);
         if lost {
             self.mm.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);

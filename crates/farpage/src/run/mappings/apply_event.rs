@@ -20,7 +20,7 @@ impl Pager {
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
         let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
-        self.forget_lost(first, last);
+        self.forget_poisoned(first, last);
         let mut freed = std::mem::take(&mut self.pending_frees);
         e.table.for_each(first, last, |_, node| {
             loop {
@@ -99,7 +99,7 @@ impl Pager {
         }
         // Nothing of the old content of `to` may survive there.
         self.forget(to, to + len, true);
-        self.move_lost(first, last, shift);
+        self.move_poisoned(first, last, shift);
         let moved = self.cut_scans(first, last);
         self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
         e.table.for_each(first, last, |vpn, old| {

@@ -235,7 +235,7 @@ impl Pager {
                     let placed = self.copy_in(vpn, base, 1);
                     (done, stop) = (placed.done, placed.stop);
                 }
-                Err(_) => stop = self.lose(vpn, entries[0], &error),
+                Err(_) => stop = self.poison(vpn, entries[0], &error),
             }
         }
         Stat::add(&e.stat.pswpin, done as u64);

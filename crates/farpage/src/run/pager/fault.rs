@@ -121,7 +121,7 @@ impl Pager {
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
         let (start, end) = {
-            let lost = lock(&e.lost);
+            let lost = lock(&e.poisoned);
             run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
         };
         // The page that is waited for first, then those after it, then those before it.

@@ -63,7 +63,7 @@ impl Pager {
         let want = match state {
             State::Cached(_) | State::Writeback(_) => return, // it has a frame
             State::None => self.zero_window.clamp(1, ZERO_MAX_TIGHT) as usize,
-            State::Swapped(_) if self.ahead.has(vpn) => return,
+            State::Swapped(_) if self.prefetch.has(vpn) => return,
             State::Mapped(_) | State::Swapped(_) => 1,
         };
         let there = |pager: &Pager| e.frames.free_count() + pager.e.budget.room().max(0) as usize;

@@ -4,10 +4,10 @@
 //! program goes on. Its slot is freed and its word says that there is no page, as after a discard. A real discard or
 //! `munmap` drops the kernel's mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A
 //! scan that takes a marked page for present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces
-//! the mark, and zeros where content was would be wrong. So `Engine::lost` names these pages, and a window of zeros
+//! the mark, and zeros where content was would be wrong. So `Engine::poisoned` names these pages, and a window of zeros
 //! (the only thing that is put where nobody has faulted) ends before them.
 //!
-//! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::lost`, innermost.
+//! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::poisoned`, innermost.
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
@@ -21,25 +21,25 @@ use crate::sys::uffd::UffdError;
 
 impl Pager {
     /// `[first, last)` was discarded or unmapped: the marks are gone.
-    pub(crate) fn forget_lost(&mut self, first: Vpn, last: Vpn) {
-        let mut lost = lock(&self.e.lost);
-        while let Some(vpn) = lost.range(first..last).next().copied() {
-            lost.remove(&vpn);
+    pub(crate) fn forget_poisoned(&mut self, first: Vpn, last: Vpn) {
+        let mut poisoned = lock(&self.e.poisoned);
+        while let Some(vpn) = poisoned.range(first..last).next().copied() {
+            poisoned.remove(&vpn);
         }
     }
 
     /// What was at `[first, last)` is at `to` now, the marks too.
-    pub(crate) fn move_lost(&mut self, first: Vpn, last: Vpn, to: Vpn) {
-        let mut lost = lock(&self.e.lost);
-        while let Some(vpn) = lost.range(first..last).next().copied() {
-            lost.remove(&vpn);
-            lost.insert(to + (vpn - first));
+    pub(crate) fn move_poisoned(&mut self, first: Vpn, last: Vpn, to: Vpn) {
+        let mut poisoned = lock(&self.e.poisoned);
+        while let Some(vpn) = poisoned.range(first..last).next().copied() {
+            poisoned.remove(&vpn);
+            poisoned.insert(to + (vpn - first));
         }
     }
 
     /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that
     /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
-    pub(crate) fn lose(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {
+    pub(crate) fn poison(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {
         let e = self.e;
         let page = vpn as usize * PAGE_SIZE;
         // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this
@@ -47,7 +47,7 @@ impl Pager {
         match self.mm.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);
-                lock(&e.lost).insert(vpn);
+                lock(&e.poisoned).insert(vpn);
                 if let Some(node) = e.table.node(vpn) {
                     e.table.set(node, State::None);
                 }

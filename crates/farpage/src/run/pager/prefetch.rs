@@ -14,14 +14,14 @@
 //! ```
 //!
 //! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything,
-//! and a queue costs more than it gains. With several threads ([`Crowd`]) the page's window is queued instead, the
-//! fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
+//! and a queue costs more than it gains. With several threads ([`FaultConcurrency`]) the page's window is queued
+//! instead, the fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //!
 //! *Compressed pages* are read in advance by a thread ([`crate::run::threads::decompressor`]), if that brings in more
-//! pages a second than to do without, which is tried ([`Trial`]): it takes an idle CPU, and, while the reader runs,
-//! what is moved from one place to another costs an interrupt of the reader's CPU.
+//! pages a second than to do without, which is tried ([`Trial`]): it takes an idle CPU, and, while the decompressor
+//! runs, what is moved from one place to another costs an interrupt of the decompressor's CPU.
 //!
 //! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the
 //! devices.
@@ -30,7 +30,7 @@ mod begin;
 pub(crate) mod windows;
 
 use crate::mem::units::{FrameNo, Vpn};
-use crate::run::pager::prefetch::windows::{DEPTH_MAX, Flight, Window};
+use crate::run::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
 use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
 use crate::swap::read_queue::Arrived;
@@ -38,49 +38,50 @@ use crate::sys::uffd::UffdError;
 
 impl Pager {
     /// Whether the page is in a window that was read in advance, and how far that is.
-    pub(crate) fn flight_with(&mut self, vpn: Vpn) -> Flight {
-        let Some(mut at) = self.ahead.windows.iter().position(|w| w.has(vpn)) else { return Flight::None };
-        if let Some(ticket) = self.ahead.windows[at].ticket.take() {
-            let window = &mut self.ahead.windows[at];
-            window.loaded = Some(self.e.reader.take_over(&self.e.space, &self.e.frames, ticket, window.entries.len()));
+    pub(crate) fn inflight_with(&mut self, vpn: Vpn) -> Inflight {
+        let Some(mut at) = self.prefetch.windows.iter().position(|w| w.has(vpn)) else { return Inflight::None };
+        if let Some(ticket) = self.prefetch.windows[at].ticket.take() {
+            let window = &mut self.prefetch.windows[at];
+            window.loaded =
+                Some(self.e.decompressor.take_over(&self.e.space, &self.e.frames, ticket, window.entries.len()));
         }
-        if self.ahead.windows[at].loaded.is_none() {
-            self.land();
-            match self.ahead.windows.iter().position(|w| w.has(vpn)) {
-                Some(i) if self.ahead.windows[i].loaded.is_none() => {
-                    if self.ahead.windows[i].asked.is_none() {
-                        self.ahead.depth = (self.ahead.depth + 1).min(DEPTH_MAX);
+        if self.prefetch.windows[at].loaded.is_none() {
+            self.reap();
+            match self.prefetch.windows.iter().position(|w| w.has(vpn)) {
+                Some(i) if self.prefetch.windows[i].loaded.is_none() => {
+                    if self.prefetch.windows[i].asked.is_none() {
+                        self.prefetch.depth = (self.prefetch.depth + 1).min(DEPTH_MAX);
                     }
-                    return Flight::OnItsWay;
+                    return Inflight::OnItsWay;
                 }
                 Some(i) => at = i,
-                None => return Flight::None,
+                None => return Inflight::None,
             }
         }
-        Flight::Here(self.ahead.windows.swap_remove(at))
+        Inflight::Here(self.prefetch.windows.swap_remove(at))
     }
 
     /// Books what has arrived.
-    pub(crate) fn land(&mut self) {
-        while let Some(arrived) = self.ahead.queue.next(&self.e.space) {
+    pub(crate) fn reap(&mut self) {
+        while let Some(arrived) = self.prefetch.queue.next(&self.e.space) {
             self.note_arrived(arrived);
         }
         let e = self.e;
-        for window in &mut self.ahead.windows {
-            if let Some(ticket) = window.ticket.take_if(|ticket| e.reader.is_over(ticket)) {
-                window.loaded = Some(e.reader.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+        for window in &mut self.prefetch.windows {
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.decompressor.is_over(ticket)) {
+                window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
             }
         }
     }
 
     fn note_arrived(&mut self, arrived: Arrived) {
-        if let Some(window) = self.ahead.windows.iter_mut().find(|w| w.tag == arrived.tag) {
+        if let Some(window) = self.prefetch.windows.iter_mut().find(|w| w.tag == arrived.tag) {
             window.loaded = Some(arrived.loaded);
         }
     }
 
     /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
-    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: Window, mapping: (Vpn, Vpn)) -> Option<Outcome> {
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: PrefetchWindow, mapping: (Vpn, Vpn)) -> Option<Outcome> {
         let e = self.e;
         let loaded = window.loaded.unwrap_or(0);
         let usable = |i: usize| {
@@ -125,7 +126,7 @@ impl Pager {
                 }
                 let frame = window.frame + at as FrameNo;
                 if exact && at != wanted {
-                    self.leave(window.start + at as u64, frame, window.entries[at]);
+                    self.add_to_swap_cache(window.start + at as u64, frame, window.entries[at]);
                     (at, placed) = (at + 1, placed + 1);
                     continue;
                 }
@@ -154,7 +155,13 @@ impl Pager {
     }
 
     /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
-    fn place_read(&mut self, window: &Window, from: usize, to: usize, wanted: bool) -> (usize, Option<UffdError>) {
+    fn place_read(
+        &mut self,
+        window: &PrefetchWindow,
+        from: usize,
+        to: usize,
+        wanted: bool,
+    ) -> (usize, Option<UffdError>) {
         let e = self.e;
         let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
         // SAFETY: the frames are this window's, and nothing writes to them any more.
@@ -166,34 +173,34 @@ impl Pager {
         } else {
             self.place_frames(vpn, frame, to - from)
         };
-        self.book_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
+        self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)
     }
 
     /// Drops the oldest window that is not on its way from a file.
     pub(crate) fn drop_one(&mut self) -> bool {
-        self.land();
-        let idle = self.ahead.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some() || w.ticket.is_some());
+        self.reap();
+        let idle = self.prefetch.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some() || w.ticket.is_some());
         let Some((at, _)) = idle.min_by_key(|(_, w)| w.tag) else { return false };
-        let window = self.ahead.windows.swap_remove(at);
+        let window = self.prefetch.windows.swap_remove(at);
         self.throw_away(window);
         true
     }
 
     /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
     pub(crate) fn land_all(&mut self) {
-        while let Some(arrived) = self.ahead.queue.wait(&self.e.space) {
+        while let Some(arrived) = self.prefetch.queue.wait(&self.e.space) {
             self.note_arrived(arrived);
         }
-        while let Some(window) = self.ahead.windows.pop() {
+        while let Some(window) = self.prefetch.windows.pop() {
             self.throw_away(window);
         }
     }
 
     /// Frees the frames of a window that is not on its way from a file.
-    fn throw_away(&self, window: Window) {
+    fn throw_away(&self, window: PrefetchWindow) {
         if let Some(ticket) = window.ticket {
-            self.e.reader.take_back(ticket);
+            self.e.decompressor.take_back(ticket);
         }
         self.e.frames.put_free(window.frame, window.entries.len());
     }

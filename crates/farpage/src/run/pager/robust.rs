@@ -73,7 +73,7 @@ impl Pager {
             match self.bring_in_some(vpn, vpn + 1, node) {
                 Step::Here(_) => {
                     // Like any other page that is there.
-                    if !lock(&e.lost).contains(&vpn) {
+                    if !lock(&e.poisoned).contains(&vpn) {
                         e.found_present(vpn);
                     }
                     return true;

@@ -11,7 +11,7 @@ use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
-use crate::run::pager::prefetch::windows::Ahead;
+use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::Lists;
 use crate::run::pager::scratch::{COPY_MAX, Scratch};
@@ -111,7 +111,7 @@ impl Engine {
             pending_frees: Vec::new(),
             news: Vec::new(),
             readahead: Readahead::new(self.conf.readahead, self.conf.ram),
-            ahead: Ahead::default(),
+            prefetch: Prefetch::default(),
             robust: Lists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,

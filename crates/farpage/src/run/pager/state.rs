@@ -8,7 +8,7 @@ use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
-use crate::run::pager::prefetch::windows::Ahead;
+use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::Lists;
 use crate::run::pager::scratch::Scratch;
@@ -106,7 +106,7 @@ pub struct Pager {
     /// Which swapped pages come in with one that is missing.
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.
-    pub(crate) ahead: Ahead,
+    pub(crate) prefetch: Prefetch,
     /// Mutexes whose owners' death is to be told.
     pub(crate) robust: Lists,
     /// Sequential first touches.

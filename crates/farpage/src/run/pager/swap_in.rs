@@ -10,7 +10,7 @@ use crate::mm::READAHEAD_MAX;
 use crate::run::lru::Batch;
 use crate::run::page_table::State;
 use crate::run::pager::fault::run_around;
-use crate::run::pager::prefetch::windows::Flight;
+use crate::run::pager::prefetch::windows::Inflight;
 use crate::run::pager::readahead::{LIST_MAX, Plan};
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
@@ -47,10 +47,10 @@ impl Pager {
         let e = self.e;
         // What was read and is of no use, because the read failed or the page was changed, is not queued again.
         let mut at_once = false;
-        match self.flight_with(vpn) {
-            Flight::None => {}
-            Flight::OnItsWay => return Outcome::Later,
-            Flight::Here(window) => {
+        match self.inflight_with(vpn) {
+            Inflight::None => {}
+            Inflight::OnItsWay => return Outcome::Later,
+            Inflight::Here(window) => {
                 if let Some(outcome) = self.swap_in_read(vpn, window, mapping) {
                     return outcome;
                 }
@@ -82,15 +82,15 @@ impl Pager {
         };
         let (low, high) = (mapping.0.max(window.start), mapping.1.min(window.end()));
         let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
-        if !at_once && self.ask(vpn, (start, end), window) {
-            match self.flight_with(vpn) {
+        if !at_once && self.submit_demand(vpn, (start, end), window) {
+            match self.inflight_with(vpn) {
                 // Nothing could be queued after all.
-                Flight::Here(window) => {
+                Inflight::Here(window) => {
                     if let Some(outcome) = self.swap_in_read(vpn, window, mapping) {
                         return outcome;
                     }
                 }
-                Flight::OnItsWay | Flight::None => return Outcome::Later,
+                Inflight::OnItsWay | Inflight::None => return Outcome::Later,
             }
         }
         if self.readahead.is_exact() && end - start > 1 {
@@ -176,7 +176,7 @@ impl Pager {
                 // Perhaps it is not the first page that cannot be read.
                 Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn), wait),
                 Some(error) => {
-                    let stop = self.lose(vpn, entries[0], &error);
+                    let stop = self.poison(vpn, entries[0], &error);
                     self.unplaced(vpn, stop)
                 }
                 None => Outcome::Later,
@@ -188,7 +188,7 @@ impl Pager {
             // SAFETY: just loaded, owned.
             unsafe { e.verify_run(*at, &[*entry], e.frames.addr(f)) };
             if wait && i > 0 {
-                self.leave(*at, f, *entry);
+                self.add_to_swap_cache(*at, f, *entry);
                 came += 1;
                 continue;
             }
@@ -203,7 +203,7 @@ impl Pager {
                 give_back(&frames[1..loaded]);
                 return self.unplaced(vpn, placed.stop);
             }
-            self.book_swapped_in(*at, &[*entry][..placed.done], i == 0);
+            self.map_swapped_in(*at, &[*entry][..placed.done], i == 0);
             came += placed.done;
         }
         Stat::add(&e.stat.pgmajfault, 1);
@@ -219,7 +219,7 @@ impl Pager {
     }
 
     /// A page that nobody has asked for stays in its frame until it is touched.
-    pub(crate) fn leave(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
+    pub(crate) fn add_to_swap_cache(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
         let e = self.e;
         let Some(node) = e.table.node(vpn) else {
             e.frames.put_free(f, 1);
@@ -259,7 +259,7 @@ impl Pager {
             if alone {
                 return self.swap_in_run(vpn, 1, true);
             }
-            return Ran::nothing(self.lose(vpn, entries[0], &error));
+            return Ran::nothing(self.poison(vpn, entries[0], &error));
         }
         // SAFETY: just loaded, owned.
         unsafe { e.verify_run(vpn, &entries[..loaded], base) };
@@ -268,7 +268,7 @@ impl Pager {
             return Ran::nothing(None);
         }
         let placed = self.place_stage(vpn, stage, 0, loaded);
-        self.book_swapped_in(vpn, &entries[..placed.done], wanted);
+        self.map_swapped_in(vpn, &entries[..placed.done], wanted);
         let stop = match placed.done < loaded {
             true => Some(placed.stop),
             false => (loaded < n && loaded < got).then_some(None),
@@ -277,7 +277,7 @@ impl Pager {
     }
 
     /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
-    pub(crate) fn book_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
+    pub(crate) fn map_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
         let e = self.e;
         let mut kept = [None; READAHEAD_MAX as usize];
         for (kept, entry) in kept.iter_mut().zip(entries) {

@@ -26,7 +26,7 @@ impl Pager {
         }
         if self.e.is_behind(PAGER) {
             self.e.keep_up(PAGER);
-            self.e.reader.wake();
+            self.e.decompressor.wake();
         }
         self.adopt_news();
         let got = self.read_messages();
@@ -81,7 +81,7 @@ impl Pager {
 
     /// Waits for a message, a kick or a read, at most `timeout_ns`.
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
-        let reads = self.ahead.queue.fd().unwrap_or(self.kick.as_fd());
+        let reads = self.prefetch.queue.fd().unwrap_or(self.kick.as_fd());
         // Where nothing would wake it, it only looks.
         let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
@@ -95,7 +95,7 @@ impl Pager {
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);
         }
         if read {
-            self.land();
+            self.reap();
         }
     }
 
@@ -144,7 +144,7 @@ impl Pager {
         }
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.reader.tid()];
+            let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.decompressor.tid()];
             self.affinity.sample(tid, others, self.placed, since);
             self.spin.fault();
         }
@@ -164,7 +164,7 @@ impl Pager {
                         "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
                     ));
                 }
-                self.ahead.crowd.fault(tid);
+                self.prefetch.concurrency.fault(tid);
                 self.waiting.push(Fault { addr, write, tid, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => self.adopt_news(),

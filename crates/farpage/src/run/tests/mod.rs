@@ -64,7 +64,7 @@ impl World {
         let conf = Conf::parse(&format!("ram:16777216;idle-poll:never;verify;quiet;{conf}")).unwrap();
         let arena = Arena::reserve(arena_sizes(conf.ram)).unwrap();
         let e = Engine::build(Box::leak(Box::new(Plan::for_test(conf, heap, arena)))).unwrap();
-        e.reader.never();
+        e.decompressor.never();
         let kernel = Fake::new(seed, refuse, e.arena);
         let pager = e.pager_for_test(Box::new(kernel.clone()), Box::new(kernel.clone()));
         let at: Vec<usize> = (0..MAPPINGS).map(|i| BASE + i * APART * PAGE_SIZE).collect();

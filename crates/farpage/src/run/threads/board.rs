@@ -1,11 +1,11 @@
 //! Compressed windows, read in advance by another thread.
 //!
 //! A read from a file goes on while the pager does something else; compressed pages somebody has to decompress. That is
-//! the reader's work: the pager posts a window ([`Reader::post`]), serves faults, and takes what the reader has not
-//! come to when it wants the window ([`Reader::take_over`]). So a reader that gets no CPU costs a wake-up and nothing
-//! else. Whether it pays is tried ([`crate::run::cpus::ab_trial`]).
+//! the decompressor's work: the pager posts a window ([`Board::post`]), serves faults, and takes what the decompressor
+//! has not come to when it wants the window ([`Board::take_over`]). So a decompressor that gets no CPU costs a wake-up
+//! and nothing else. Whether it pays is tried ([`crate::run::cpus::ab_trial`]).
 //!
-//! The reader touches frames of posted windows and the devices. It allocates nothing and takes no lock but the
+//! The decompressor touches frames of posted windows and the devices. It allocates nothing and takes no lock but the
 //! devices', and these only while it has a page of a window: when none is left, the process may be copied.
 //!
 //! The thread is in [`crate::run::threads::decompressor`].
@@ -48,11 +48,11 @@ pub(super) const RUNS: u8 = 1;
 /// It cannot be started, or has nothing to run on.
 pub(super) const NEVER: u8 = 2;
 
-/// What pager and reader share.
+/// What pager and decompressor share.
 #[derive(Default)]
-pub struct Reader {
+pub struct Board {
     jobs: [Job; JOBS],
-    /// Counts posts. The reader sleeps here.
+    /// Counts posts. The decompressor sleeps here.
     pub(super) posted: AtomicU32,
     pub(super) asleep: AtomicBool,
     pub(super) state: AtomicU8,
@@ -64,7 +64,7 @@ pub struct Reader {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(usize);
 
-impl Reader {
+impl Board {
     /// For tests: the thread is not to be started.
     #[cfg(test)]
     pub(crate) fn never(&self) {
@@ -84,8 +84,8 @@ impl Reader {
         self.tid.load(Relaxed)
     }
 
-    /// Has these pages loaded into as many frames from `frame` on, which are the reader's until [`Reader::take_over`]
-    /// or [`Reader::take_back`]. `None`: too much is posted already.
+    /// Has these pages loaded into as many frames from `frame` on, which are the decompressor's until
+    /// [`Board::take_over`] or [`Board::take_back`]. `None`: too much is posted already.
     pub(crate) fn post(&self, entries: &[Entry], frame: FrameNo) -> Option<Ticket> {
         let at = self.jobs.iter().position(|job| !job.used.load(Relaxed))?;
         let job = &self.jobs[at];
@@ -133,7 +133,7 @@ impl Reader {
         self.end(job);
     }
 
-    /// Waits for the page that the reader is at. Nothing else is left.
+    /// Waits for the page that the decompressor is at. Nothing else is left.
     fn end(&self, job: &Job) {
         let soon = (0..LOOKS).any(|_| {
             std::hint::spin_loop();

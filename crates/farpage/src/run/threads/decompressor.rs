@@ -2,7 +2,7 @@
 //!
 //! Caller: the pager, which starts it when it is first wanted. Locks: the devices' only.
 
-use crate::run::stacks::READER;
+use crate::run::stacks::DECOMPRESSOR;
 use crate::run::state::Engine;
 use crate::run::threads::board::{NEVER, NONE, RUNS};
 use crate::sys::futex;
@@ -10,14 +10,14 @@ use crate::sys::thread::{Start, allowed_cpus, run_on_any, settle};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Engine {
-    /// Whether the reader can be used; starts its thread at the first time.
+    /// Whether the decompressor can be used; starts its thread at the first time.
     pub(crate) fn decompressor_runs(&'static self) -> bool {
-        if self.reader.state.load(Relaxed) == NONE {
+        if self.decompressor.state.load(Relaxed) == NONE {
             let cpus = allowed_cpus(std::process::id());
             let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
             let tid = if several {
-                let start = Start { entry: main, arg: self.address(), name: b"farpage-reader", share_files: true };
-                self.spawn(READER, &start).unwrap_or(0)
+                let start = Start { entry: main, arg: self.address(), name: b"farpage-decomp", share_files: true };
+                self.spawn(DECOMPRESSOR, &start).unwrap_or(0)
             } else {
                 0
             };
@@ -25,29 +25,29 @@ impl Engine {
                 // The pager, whose affinity it has, may be bound to a CPU.
                 run_on_any(tid, &cpus);
             }
-            self.reader.tid.store(tid, Relaxed);
-            self.reader.state.store(if tid != 0 { RUNS } else { NEVER }, Relaxed);
+            self.decompressor.tid.store(tid, Relaxed);
+            self.decompressor.state.store(if tid != 0 { RUNS } else { NEVER }, Relaxed);
         }
-        self.reader.state.load(Relaxed) == RUNS
+        self.decompressor.state.load(Relaxed) == RUNS
     }
 }
 
 extern "C" fn main(engine: usize) -> ! {
-    settle(b"farpage-reader");
+    settle(b"farpage-decomp");
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    let reader = &e.reader;
+    let board = &e.decompressor;
     loop {
-        let seen = reader.posted.load(SeqCst);
-        e.keep_up(READER);
-        while let Some((job, i)) = reader.next() {
+        let seen = board.posted.load(SeqCst);
+        e.keep_up(DECOMPRESSOR);
+        while let Some((job, i)) = board.next() {
             job.load(&e.space, &e.frames, i);
             if job.split.finish() {
                 futex::wake_all(job.split.word());
             }
         }
-        reader.asleep.store(true, SeqCst);
-        futex::wait(&reader.posted, seen, None);
-        reader.asleep.store(false, SeqCst);
+        board.asleep.store(true, SeqCst);
+        futex::wait(&board.posted, seen, None);
+        board.asleep.store(false, SeqCst);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Callers: `swap_in`, the parent module; on the pager's thread.
 
-use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX, Window};
+use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX};
 use crate::mem::units::Page;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::READAHEAD_MAX;
@@ -32,12 +32,12 @@ impl Pager {
             return;
         }
         let mut edge = served;
-        for far in 0..self.ahead.depth.max(COMPRESSED_DEPTH) {
+        for far in 0..self.prefetch.depth.max(COMPRESSED_DEPTH) {
             let (low, high) = match stream.down {
                 true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
                 false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
             };
-            let there = self.ahead.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
+            let there = self.prefetch.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
             edge = match there {
                 Some(w) => (w.start, w.start + w.entries.len() as u64),
                 None => match self.read(low, high, stream.down, far) {
@@ -55,11 +55,11 @@ impl Pager {
         let near = |i: u64| if down { high - 1 - i } else { low + i };
         let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
         let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
-        let in_advance = self.ahead.windows.iter().filter(|w| w.asked.is_none()).count();
+        let in_advance = self.prefetch.windows.iter().filter(|w| w.asked.is_none()).count();
         let wanted = n >= WINDOW_MIN
             && match queued {
-                true => far < self.ahead.depth.max(1),
-                false => far < COMPRESSED_DEPTH && self.reader_pays(),
+                true => far < self.prefetch.depth.max(1),
+                false => far < COMPRESSED_DEPTH && self.decompressor_pays(),
             };
         if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
             return None;
@@ -75,7 +75,7 @@ impl Pager {
         let start = if down { high - n as u64 } else { low };
         match queued {
             true => self.submit(start, frame, n, None),
-            false => self.post(start, frame, n)?,
+            false => self.submit_compressed(start, frame, n)?,
         }
         Stat::add(&e.stat.swap_ra_windows, 1);
         Some((start, start + n as u64))
@@ -83,16 +83,16 @@ impl Pager {
 
     /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault
     /// asked for. `false`: they are better read at once, by the caller.
-    pub(crate) fn ask(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
+    pub(crate) fn submit_demand(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
         let e = self.e;
         let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
-        if self.ahead.crowd.left == 0 || e.space.rings().refused() || !queued() {
+        if self.prefetch.concurrency.left == 0 || e.space.rings().refused() || !queued() {
             return false;
         }
-        if self.ahead.windows.len() >= ALL_MAX && !self.drop_one() {
+        if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one() {
             return false;
         }
-        let windows = self.ahead.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
+        let windows = self.prefetch.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
         let (start, end) = clear_of(vpn, (start, end), windows);
         let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
             true => (start, end),
@@ -116,32 +116,33 @@ impl Pager {
         // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has
         // landed.
         let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frames.page_mut(frame + i as FrameNo) }).collect();
-        self.ahead.last_tag += 1;
-        let tag = self.ahead.last_tag;
+        self.prefetch.last_tag += 1;
+        let tag = self.prefetch.last_tag;
         // SAFETY: as above; the queue is only used on this thread.
-        let submitted = unsafe { self.ahead.queue.submit(&e.space, tag, &entries, &mut pages) };
+        let submitted = unsafe { self.prefetch.queue.submit(&e.space, tag, &entries, &mut pages) };
         drop(pages);
-        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, ticket: None, asked });
+        self.prefetch.windows.push(PrefetchWindow { tag, start, entries, frame, loaded: None, ticket: None, asked });
         if let Submitted::Done(arrived) = submitted {
             self.note_arrived(arrived);
         }
     }
 
-    /// Has the reader load `n` compressed pages from `start` on into as many free frames. `None`: it has enough to do.
-    fn post(&mut self, start: Vpn, frame: FrameNo, n: usize) -> Option<()> {
+    /// Has the decompressor load `n` compressed pages from `start` on into as many free frames. `None`: it has enough
+    /// to do.
+    fn submit_compressed(&mut self, start: Vpn, frame: FrameNo, n: usize) -> Option<()> {
         let e = self.e;
         let entries = self.mark(start, n);
-        let ticket = e.reader.post(&entries, frame).or_else(|| {
-            self.land();
-            e.reader.post(&entries, frame)
+        let ticket = e.decompressor.post(&entries, frame).or_else(|| {
+            self.reap();
+            e.decompressor.post(&entries, frame)
         });
         let Some(ticket) = ticket else {
             e.frames.put_free(frame, n);
             return None;
         };
-        self.ahead.last_tag += 1;
-        let (tag, ticket) = (self.ahead.last_tag, Some(ticket));
-        self.ahead.windows.push(Window { tag, start, entries, frame, loaded: None, ticket, asked: None });
+        self.prefetch.last_tag += 1;
+        let (tag, ticket) = (self.prefetch.last_tag, Some(ticket));
+        self.prefetch.windows.push(PrefetchWindow { tag, start, entries, frame, loaded: None, ticket, asked: None });
         Some(())
     }
 
@@ -157,10 +158,10 @@ impl Pager {
         entries
     }
 
-    /// Whether the next compressed window is the reader's.
-    fn reader_pays(&mut self) -> bool {
+    /// Whether the next compressed window is the decompressor's.
+    fn decompressor_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.placed);
-        let trial = self.ahead.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
+        let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
         (trial.turn(placed, now) || self.e.conf.debug_decompressor) && self.e.decompressor_runs()
     }
 }

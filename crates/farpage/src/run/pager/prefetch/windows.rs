@@ -19,11 +19,11 @@ pub(super) const WINDOW_MIN: usize = 8;
 /// Windows of both kinds at the same time.
 pub(super) const ALL_MAX: usize = 16;
 /// For so many faults after one of another thread there are several that wait for pages.
-pub(super) const CROWD_FOR: u32 = 64;
+pub(super) const CONCURRENT_FOR: u32 = 64;
 
 /// A window that is read, or was.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct PrefetchWindow {
     pub(super) tag: u64,
     pub(super) start: Vpn,
     pub(super) entries: Vec<Entry>,
@@ -31,7 +31,7 @@ pub(crate) struct Window {
     pub(super) frame: FrameNo,
     /// Pages that are in their frames, from the first on; `None`: still on their way.
     pub(super) loaded: Option<usize>,
-    /// The reader has it, and not the queue.
+    /// The decompressor has it, and not the queue.
     pub(super) ticket: Option<Ticket>,
     pub(super) asked: Option<Asked>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Asked {
     pub(super) since: Instant,
 }
 
-/// How long windows are given to the reader, or not, before the other is tried. Not a multiple of what `affinity`
+/// How long windows are given to the decompressor, or not, before the other is tried. Not a multiple of what `affinity`
 /// tries.
 pub(super) const EPOCH: Duration = Duration::from_millis(50);
 /// Often: programs do not read in order for long, and the wrong way costs a quarter.
@@ -55,49 +55,49 @@ pub(super) const COMPRESSED_DEPTH: usize = 2;
 
 /// Whether more than one thread waits for pages these days.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct FaultConcurrency {
     pub(super) tid: u32,
     pub(super) left: u32,
 }
 
-impl Crowd {
+impl FaultConcurrency {
     /// Thread `tid` has a fault.
     pub(crate) fn fault(&mut self, tid: u32) {
-        self.left = if self.tid != tid && self.tid != 0 { CROWD_FOR } else { self.left.saturating_sub(1) };
+        self.left = if self.tid != tid && self.tid != 0 { CONCURRENT_FOR } else { self.left.saturating_sub(1) };
         self.tid = tid;
     }
 }
 
-impl Window {
+impl PrefetchWindow {
     pub(super) fn has(&self, vpn: Vpn) -> bool {
         (self.start..self.start + self.entries.len() as u64).contains(&vpn)
     }
 }
 
 /// What there is of a page that may have been read in advance.
-pub(crate) enum Flight {
+pub(crate) enum Inflight {
     /// Nothing.
     None,
     /// It will be there soon.
     OnItsWay,
     /// It is in a frame of this window, which is the caller's now.
-    Here(Window),
+    Here(PrefetchWindow),
 }
 
 /// The windows of one pager.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     pub(crate) queue: ReadQueue,
-    pub(crate) crowd: Crowd,
-    pub(super) windows: Vec<Window>,
+    pub(crate) concurrency: FaultConcurrency,
+    pub(super) windows: Vec<PrefetchWindow>,
     pub(super) last_tag: u64,
     /// Windows that are read in advance for one reader; one more each time that one was late.
     pub(super) depth: usize,
-    /// Whether the reader pays; begun with the first window that it could have.
+    /// Whether the decompressor pays; begun with the first window that it could have.
     pub(super) trial: Option<Trial>,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Whether a window has the page.
     pub(crate) fn has(&self, vpn: Vpn) -> bool {
         self.windows.iter().any(|w| w.has(vpn))
