@@ -223,7 +223,7 @@ impl Pager {
             }
             Err(stop) => {
                 e.fork.helped.take_back();
-                self.unplaced(vpn, Some(stop)) == Outcome::Dropped
+                self.resolve_refusal(vpn, Some(stop)) == Outcome::Dropped
             }
         }
     }

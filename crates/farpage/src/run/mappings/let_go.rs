@@ -240,7 +240,7 @@ impl Pager {
         }
         Stat::add(&e.stat.pswpin, done as u64);
         if done == 0 {
-            match self.unplaced(vpn, stop) {
+            match self.resolve_refusal(vpn, stop) {
                 // There already, or lost, or nothing of ours is mapped there any more.
                 Outcome::Dropped => done = 1,
                 _ => return Step::Later,

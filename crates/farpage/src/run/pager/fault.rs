@@ -96,10 +96,10 @@ impl Pager {
     /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
     fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
         let e = self.e;
-        let Some(zeros) = self.zeros_for(1) else { return Outcome::Later };
-        let placed = self.place_zeros(vpn, zeros);
+        let Some(zeros) = self.reserve_zeros(1) else { return Outcome::Later };
+        let placed = self.fill_zeros(vpn, zeros);
         if placed.done == 0 {
-            return self.unplaced(vpn, placed.stop);
+            return self.resolve_refusal(vpn, placed.stop);
         }
         let mut lru = lock(&e.lru);
         lru.unmap(&e.table, node, State::None);
@@ -127,7 +127,7 @@ impl Pager {
         // The page that is waited for first, then those after it, then those before it.
         let (after, stop) = self.zero_run(vpn, end);
         if after == vpn {
-            return stop.map_or(Outcome::Later, |stop| self.unplaced(vpn, Some(stop)));
+            return stop.map_or(Outcome::Later, |stop| self.resolve_refusal(vpn, Some(stop)));
         }
         let before = if self.zero_run(start, vpn).0 == vpn { start } else { vpn };
         self.zero_streams.on_served(before, (after - before) as u32);
@@ -139,8 +139,8 @@ impl Pager {
         let e = self.e;
         let mut at = from;
         while at < to {
-            let Some(zeros) = self.zeros_for(((to - at) as usize).min(ZERO_PAGES)) else { break };
-            let placed = self.place_zeros(at, zeros);
+            let Some(zeros) = self.reserve_zeros(((to - at) as usize).min(ZERO_PAGES)) else { break };
+            let placed = self.fill_zeros(at, zeros);
             let mut batch = Batch::default();
             for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -222,6 +222,6 @@ impl Pager {
             lru.cache(&e.table, node, State::Cached(f));
         }
         drop(lru);
-        self.unplaced(vpn, Some(stop))
+        self.resolve_refusal(vpn, Some(stop))
     }
 }

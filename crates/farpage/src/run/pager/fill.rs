@@ -27,7 +27,7 @@ use crate::sys::uffd::UffdError;
 
 /// Where swapped pages are loaded on their way to the program: neighbouring pages of engine memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Stage {
+pub(crate) enum LoadBuffer {
     /// [`Scratch`]: to be copied.
     Scratch,
     /// Frames from this one on, owned: to be moved.
@@ -35,7 +35,7 @@ pub(crate) enum Stage {
 }
 
 /// Memory for zero pages that are to be placed.
-pub(crate) struct Zeros {
+pub(crate) struct ZeroGrant {
     /// Frames from this one on, owned; `None`: new pages of the kernel.
     frames: Option<FrameNo>,
     /// Pages.
@@ -43,7 +43,7 @@ pub(crate) struct Zeros {
 }
 
 /// Result of putting a run of frames into place.
-pub(crate) struct Placed {
+pub(crate) struct Filled {
     /// Pages that are there now.
     pub done: usize,
     /// Why it stopped early.
@@ -93,35 +93,35 @@ impl Pager {
     }
 
     /// Memory for up to `n` zero pages; `None`: there is none just now.
-    pub(crate) fn zeros_for(&mut self, n: usize) -> Option<Zeros> {
+    pub(crate) fn reserve_zeros(&mut self, n: usize) -> Option<ZeroGrant> {
         if self.e.budget.room() < n as i64
             && let Some((first, n)) = self.e.frames.take_free(n)
         {
-            return Some(Zeros { frames: Some(first), n });
+            return Some(ZeroGrant { frames: Some(first), n });
         }
         let n = n.min(self.new_pages());
-        (n > 0).then_some(Zeros { frames: None, n })
+        (n > 0).then_some(ZeroGrant { frames: None, n })
     }
 
     /// Puts zero pages at `vpn`, as many as there are.
-    pub(crate) fn place_zeros(&mut self, vpn: Vpn, Zeros { frames, n }: Zeros) -> Placed {
+    pub(crate) fn fill_zeros(&mut self, vpn: Vpn, ZeroGrant { frames, n }: ZeroGrant) -> Filled {
         let e = self.e;
         let Some(first) = frames else { return self.copy_in(vpn, zero_pages(), n) };
         for f in first..first + n as FrameNo {
             // SAFETY: taken from the free frames, so it has a page and is ours.
             unsafe { e.frames.page_mut(f) }.fill(0);
         }
-        self.place_frames(vpn, first, n)
+        self.fill_frames(vpn, first, n)
     }
 
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
-    pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Placed {
+    pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Filled {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
         let (bytes, result) = unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
-        self.placed += done as u64;
-        Placed { done, stop: result.err() }
+        self.filled += done as u64;
+        Filled { done, stop: result.err() }
     }
 
     /// Whether a run of `n` pages should be copied.
@@ -130,42 +130,42 @@ impl Pager {
     }
 
     /// Memory for up to `n` pages that are to be loaded, and for how many. `wanted`: a thread waits for the first one.
-    pub(crate) fn stage(&mut self, n: usize, wanted: bool) -> Option<(Stage, usize)> {
+    pub(crate) fn reserve_buffer(&mut self, n: usize, wanted: bool) -> Option<(LoadBuffer, usize)> {
         if self.should_copy(n) {
-            return Some((Stage::Scratch, n));
+            return Some((LoadBuffer::Scratch, n));
         }
         let frames = if wanted { self.frames_or_new(n) } else { self.e.frames.take_free(n) };
-        frames.map(|(first, got)| (Stage::Frames(first), got))
+        frames.map(|(first, got)| (LoadBuffer::Frames(first), got))
     }
 
-    /// Address of the first page of a stage.
-    pub(crate) fn stage_addr(&mut self, stage: Stage) -> usize {
-        match stage {
-            Stage::Scratch => self.scratch.0.as_mut_ptr() as usize,
-            Stage::Frames(first) => self.e.frames.addr(first),
+    /// Address of the first page of a buffer.
+    pub(crate) fn buffer_addr(&mut self, buffer: LoadBuffer) -> usize {
+        match buffer {
+            LoadBuffer::Scratch => self.scratch.0.as_mut_ptr() as usize,
+            LoadBuffer::Frames(first) => self.e.frames.addr(first),
         }
     }
 
-    /// Pages `[from, to)` of a stage are not needed.
-    pub(crate) fn unstage(&self, stage: Stage, from: usize, to: usize) {
-        if let Stage::Frames(first) = stage {
+    /// Pages `[from, to)` of a buffer are not needed.
+    pub(crate) fn release_buffer(&self, buffer: LoadBuffer, from: usize, to: usize) {
+        if let LoadBuffer::Frames(first) = buffer {
             self.e.frames.put_free(first + from as FrameNo, to - from);
         }
     }
 
-    /// Puts `n` pages of a stage, from page `from` on, to `vpn`.
-    pub(crate) fn place_stage(&mut self, vpn: Vpn, stage: Stage, from: usize, n: usize) -> Placed {
-        match stage {
-            Stage::Scratch => {
-                let src = self.stage_addr(stage) + from * PAGE_SIZE;
+    /// Puts `n` pages of a buffer, from page `from` on, to `vpn`.
+    pub(crate) fn fill_from(&mut self, vpn: Vpn, buffer: LoadBuffer, from: usize, n: usize) -> Filled {
+        match buffer {
+            LoadBuffer::Scratch => {
+                let src = self.buffer_addr(buffer) + from * PAGE_SIZE;
                 self.copy_in(vpn, src, n)
             }
-            Stage::Frames(first) => self.place_frames(vpn, first + from as FrameNo, n),
+            LoadBuffer::Frames(first) => self.fill_frames(vpn, first + from as FrameNo, n),
         }
     }
 
     /// Moves `n` owned frames to `vpn`. Moved frames become empty, the others free.
-    pub(crate) fn place_frames(&mut self, vpn: Vpn, first: FrameNo, n: usize) -> Placed {
+    pub(crate) fn fill_frames(&mut self, vpn: Vpn, first: FrameNo, n: usize) -> Filled {
         let e = self.e;
         let mut done = 0;
         let mut stop = None;
@@ -203,7 +203,7 @@ impl Pager {
                     // The frame copied from stays ours; frames before it have been moved.
                     let moved_end = done;
                     done += 1;
-                    let rest = self.place_frames_after_copy(vpn, first, done, n);
+                    let rest = self.fill_frames_after_copy(vpn, first, done, n);
                     e.frames.put_empty(first, moved_end);
                     return rest;
                 }
@@ -215,21 +215,21 @@ impl Pager {
         }
         e.frames.put_empty(first, done);
         e.frames.put_free(first + done as FrameNo, n - done);
-        self.placed += done as u64;
-        Placed { done, stop }
+        self.filled += done as u64;
+        Filled { done, stop }
     }
 
     /// The rest of a run whose frame before `from` was copied: placed as a run of its own.
-    fn place_frames_after_copy(&mut self, vpn: Vpn, first: FrameNo, from: usize, n: usize) -> Placed {
+    fn fill_frames_after_copy(&mut self, vpn: Vpn, first: FrameNo, from: usize, n: usize) -> Filled {
         if from == n {
-            return Placed { done: n, stop: None };
+            return Filled { done: n, stop: None };
         }
-        let rest = self.place_frames(vpn + from as u64, first + from as FrameNo, n - from);
-        Placed { done: from + rest.done, stop: rest.stop }
+        let rest = self.fill_frames(vpn + from as u64, first + from as FrameNo, n - from);
+        Filled { done: from + rest.done, stop: rest.stop }
     }
 
     /// What a refusal means for the fault at `vpn`.
-    pub(crate) fn unplaced(&mut self, vpn: Vpn, stop: Option<UffdError>) -> Outcome {
+    pub(crate) fn resolve_refusal(&mut self, vpn: Vpn, stop: Option<UffdError>) -> Outcome {
         let page = vpn as usize * PAGE_SIZE;
         match stop {
             None | Some(UffdError::Retry) => Outcome::Later,

@@ -131,7 +131,7 @@ impl Pager {
                     continue;
                 }
                 end = if exact { at + 1 } else { end };
-                let (done, refused) = self.place_read(&window, at, end, at == wanted);
+                let (done, refused) = self.fill_read(&window, at, end, at == wanted);
                 placed += done;
                 if at + done < end {
                     stop = Some(refused);
@@ -140,7 +140,7 @@ impl Pager {
                     for i in (end..to).chain(0..wanted) {
                         e.frames.put_free(window.frame + i as FrameNo, 1);
                     }
-                    return Some(self.unplaced(vpn, refused));
+                    return Some(self.resolve_refusal(vpn, refused));
                 }
                 at = end;
             }
@@ -155,7 +155,7 @@ impl Pager {
     }
 
     /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
-    fn place_read(
+    fn fill_read(
         &mut self,
         window: &PrefetchWindow,
         from: usize,
@@ -171,7 +171,7 @@ impl Pager {
             e.frames.put_free(frame, to - from);
             placed
         } else {
-            self.place_frames(vpn, frame, to - from)
+            self.fill_frames(vpn, frame, to - from)
         };
         self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)

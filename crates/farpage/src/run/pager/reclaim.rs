@@ -52,12 +52,12 @@ impl Pager {
         let made_room = self.keep_room();
         // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
         // others.
-        let placed = self.placed - self.placed_before;
+        let placed = self.filled - self.filled_before;
         let due = !self.affinity.is_colocated() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
         if !due || cached >= e.cached_target() {
             return made_room;
         }
-        self.placed_before = self.placed;
+        self.filled_before = self.filled;
         (self.shrink(BATCH) > 0) | made_room
     }
 

@@ -70,8 +70,8 @@ pub struct Pager {
     pub(crate) spin: AdaptiveSpin,
     pub(crate) cpu_latency: CpuLatency,
     /// Pages placed so far, and at the last step of reclaim.
-    pub(crate) placed: u64,
-    pub(crate) placed_before: u64,
+    pub(crate) filled: u64,
+    pub(crate) filled_before: u64,
     /// Where the search for clean copies goes on.
     pub(crate) slot_hand: u32,
     /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.

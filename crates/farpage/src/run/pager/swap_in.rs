@@ -114,7 +114,7 @@ impl Pager {
                 at += done as u64;
                 if let Some(stop) = stop {
                     if at == vpn {
-                        return self.unplaced(vpn, stop);
+                        return self.resolve_refusal(vpn, stop);
                     }
                     if to == end {
                         reached = at;
@@ -177,7 +177,7 @@ impl Pager {
                 Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn), wait),
                 Some(error) => {
                     let stop = self.poison(vpn, entries[0], &error);
-                    self.unplaced(vpn, stop)
+                    self.resolve_refusal(vpn, stop)
                 }
                 None => Outcome::Later,
             };
@@ -197,11 +197,11 @@ impl Pager {
                 e.frames.put_free(f, 1);
                 placed
             } else {
-                self.place_frames(*at, f, 1)
+                self.fill_frames(*at, f, 1)
             };
             if i == 0 && placed.done == 0 {
                 give_back(&frames[1..loaded]);
-                return self.unplaced(vpn, placed.stop);
+                return self.resolve_refusal(vpn, placed.stop);
             }
             self.map_swapped_in(*at, &[*entry][..placed.done], i == 0);
             came += placed.done;
@@ -233,14 +233,14 @@ impl Pager {
     /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
     fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
-        let Some((stage, got)) = self.stage(n, wanted) else { return Ran::nothing(None) };
-        let base = self.stage_addr(stage);
+        let Some((buffer, got)) = self.reserve_buffer(n, wanted) else { return Ran::nothing(None) };
+        let base = self.buffer_addr(buffer);
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
         for i in 0..got.min(READAHEAD_MAX as usize) {
             let Some(entry) = e.table.swapped(vpn + i as u64) else { break };
             entries.push(entry);
-            // SAFETY: the stage has `got` pages, present and ours, each named once.
+            // SAFETY: the buffer has `got` pages, present and ours, each named once.
             pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
         }
         let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
@@ -255,7 +255,7 @@ impl Pager {
             // Perhaps it is not the first page that cannot be read.
             // SAFETY: as above.
             let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
-            self.unstage(stage, 0, got);
+            self.release_buffer(buffer, 0, got);
             if alone {
                 return self.swap_in_run(vpn, 1, true);
             }
@@ -263,11 +263,11 @@ impl Pager {
         }
         // SAFETY: just loaded, owned.
         unsafe { e.verify_run(vpn, &entries[..loaded], base) };
-        self.unstage(stage, loaded, got);
+        self.release_buffer(buffer, loaded, got);
         if loaded == 0 {
             return Ran::nothing(None);
         }
-        let placed = self.place_stage(vpn, stage, 0, loaded);
+        let placed = self.fill_from(vpn, buffer, 0, loaded);
         self.map_swapped_in(vpn, &entries[..placed.done], wanted);
         let stop = match placed.done < loaded {
             true => Some(placed.stop),

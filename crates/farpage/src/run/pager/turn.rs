@@ -145,7 +145,7 @@ impl Pager {
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
             let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.decompressor.tid()];
-            self.affinity.sample(tid, others, self.placed, since);
+            self.affinity.sample(tid, others, self.filled, since);
             self.spin.fault();
         }
         self.stay_awake(n, since);

@@ -160,7 +160,7 @@ impl Pager {
 
     /// Whether the next compressed window is the decompressor's.
     fn decompressor_pays(&mut self) -> bool {
-        let (now, placed) = (Instant::now(), self.placed);
+        let (now, placed) = (Instant::now(), self.filled);
         let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
         (trial.turn(placed, now) || self.e.conf.debug_decompressor) && self.e.decompressor_runs()
     }
