@@ -11,7 +11,7 @@
 //!   SEND, listening  ------------------->  the end is sent to it
 //!   DONE  ------------------------------>  its copy of the end is closed
 //!   asks for a pause  ----------------->  the pager: descriptors into it, once nothing changes any more
-//!   the copy is made ------------------------------------------------------->  descriptors, then the verdict
+//!   the copy is made ------------------------------------------------------->  descriptors, pending events
 //!   closes the end                         its end stays: the *lease*          keeps the end as long as it lives
 //! ```
 //! When all copies of the child's end are closed, the child and whoever descends from it are gone: the lease is over.

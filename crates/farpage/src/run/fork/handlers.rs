@@ -9,7 +9,7 @@ use super::reserve::reserve_anyway;
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::run::dormant;
-use crate::run::fork::protocol::{Errand, Fork, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
+use crate::run::fork::protocol::{Fork, ForkState, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
 use crate::run::start;
 use crate::run::state::{Engine, engine};
 use crate::stat::{EventKind, Stat};
@@ -124,7 +124,7 @@ pub extern "C" fn prepare() {
     f.stack.store(touch_stack(e), SeqCst);
     f.huge_pages.store(huge::switch_off(), SeqCst);
     if !f.channel.is_filled() {
-        lock(&f.errand).lose_channel();
+        lock(&f.fork_state).lose_channel();
     }
 }
 
@@ -144,14 +144,14 @@ pub extern "C" fn parent() {
         return;
     }
     f.dismiss();
-    let mut errand = std::mem::replace(&mut *lock(&f.errand), Errand::NONE);
-    if errand.active {
+    let mut fork_state = std::mem::replace(&mut *lock(&f.fork_state), ForkState::NONE);
+    if fork_state.active {
         huge::restore(f.huge_pages.load(SeqCst));
         f.set_pager(RESUME_WANTED);
         e.ring();
         f.wait_pager(RUNNING);
     }
-    errand.lose_channel();
+    fork_state.lose_channel();
     Stat::add(&e.stat.forks, 1);
     e.stat.events.note(EventKind::Fork, 0, 0);
     let mask = f.mask.load(SeqCst);
@@ -181,12 +181,12 @@ pub fn child_of(forker: usize) {
         return;
     }
     let mask = f.mask.load(SeqCst);
-    let mut errand = std::mem::replace(&mut *lock(&f.errand), Errand::NONE);
-    if !errand.active {
+    let mut fork_state = std::mem::replace(&mut *lock(&f.fork_state), ForkState::NONE);
+    if !fork_state.active {
         start::fork_child_of(e);
         return restore_signals(mask);
     }
-    if f.settling.load(SeqCst) != 0 {
+    if f.copy_unsafe.load(SeqCst) != 0 {
         fatal(
             "fork: the process was copied while another thread's fault was being served; nothing is lost in the parent",
         );
@@ -196,7 +196,7 @@ pub fn child_of(forker: usize) {
     f.channel.forget();
     f.leases.forget();
     std::mem::forget(lock(&e.discard_area).take());
-    f.end.store(errand.channel, SeqCst);
+    f.end.store(fork_state.channel, SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.notes.fork_child();
@@ -211,7 +211,7 @@ pub fn child_of(forker: usize) {
         fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
     // The engine has its own copy now.
-    errand.lose_channel();
+    fork_state.lose_channel();
     while f.child_ready.load(SeqCst) == 0 {
         futex::wait(&f.child_ready, 0, None);
     }

@@ -4,7 +4,7 @@ use crate::mem::units::Vpn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Most entries of one pause.
-pub(super) const HELPED_MAX: usize = 4096;
+pub(super) const LATE_FILLS_MAX: usize = 4096;
 
 /// Stands for a change of mappings.
 const EVENT: u64 = u64::MAX;
@@ -12,18 +12,18 @@ const EVENT: u64 = u64::MAX;
 /// The pages placed during a pause against their words, and when between them changes of mappings became known. One
 /// thread writes it, and it is whole at every moment. No allocation.
 #[derive(Debug)]
-pub struct Helped {
+pub struct LateFills {
     entries: Box<[AtomicU64]>,
     n: AtomicUsize,
 }
 
-impl Default for Helped {
-    fn default() -> Helped {
-        Helped { entries: (0..HELPED_MAX).map(|_| AtomicU64::new(0)).collect(), n: AtomicUsize::new(0) }
+impl Default for LateFills {
+    fn default() -> LateFills {
+        LateFills { entries: (0..LATE_FILLS_MAX).map(|_| AtomicU64::new(0)).collect(), n: AtomicUsize::new(0) }
     }
 }
 
-impl Helped {
+impl LateFills {
     /// Nothing yet.
     pub(super) fn clear(&self) {
         self.n.store(0, SeqCst);
@@ -65,13 +65,13 @@ mod tests {
 
     #[test]
     fn the_order_is_kept_and_full_is_said() {
-        let helped = Helped::default();
-        assert!(helped.page(7) && helped.event() && helped.page(9) && helped.page(3));
-        helped.take_back();
-        assert_eq!(helped.entries().collect::<Vec<_>>(), [Some(7), None, Some(9)]);
-        helped.clear();
-        (0..HELPED_MAX as u64).for_each(|vpn| assert!(helped.page(vpn)));
-        assert!(!helped.page(1) && !helped.event());
-        assert_eq!(helped.entries().count(), HELPED_MAX);
+        let late_fills = LateFills::default();
+        assert!(late_fills.page(7) && late_fills.event() && late_fills.page(9) && late_fills.page(3));
+        late_fills.take_back();
+        assert_eq!(late_fills.entries().collect::<Vec<_>>(), [Some(7), None, Some(9)]);
+        late_fills.clear();
+        (0..LATE_FILLS_MAX as u64).for_each(|vpn| assert!(late_fills.page(vpn)));
+        assert!(!late_fills.page(1) && !late_fills.event());
+        assert_eq!(late_fills.entries().count(), LATE_FILLS_MAX);
     }
 }

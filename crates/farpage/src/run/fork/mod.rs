@@ -12,11 +12,11 @@
 //!           asks for a pause  ------>  pager applies all events, holds still
 //!  libc takes its locks     (pages that it needs, or who holds a lock, are placed and noted)
 //!  fork ------------------------------------------------------------> copy of a quiet engine
-//!  parent: resume  ---------------->   lease; events that were pending = the verdict
-//!          gates open                  verdict into the channel --->  child: new userfaultfd, mappings registered
-//!                                                                     verdict applied, threads started, go on
+//!  parent: resume  ---------------->   lease; events that were pending
+//!          gates open                  they go into the channel ->  child: new userfaultfd, mappings registered
+//!                                                                     they are applied, threads started, go on
 //! ```
-//! The *verdict* exists because another thread's munmap or mremap may have changed the mappings just before the copy
+//! They are sent because another thread's munmap or mremap may have changed the mappings just before the copy
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
 //!
 //! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE in the program itself, and the copy makes it unnecessary.
@@ -46,7 +46,7 @@ mod reserve;
 pub mod restart;
 
 pub use handlers::{child, child_of, parent, prepare, touch};
-pub use late_fills::Helped;
-pub use pending_events::Verdict;
+pub use late_fills::LateFills;
+pub use pending_events::PendingEvents;
 pub use protocol::room_for_start;
 pub use reserve::{release, reserve};

@@ -1,10 +1,10 @@
 //! The pager's part of a fork: it holds still while the process is copied, and serves what the forking thread needs.
 
-use super::late_fills::HELPED_MAX;
+use super::late_fills::LATE_FILLS_MAX;
 use crate::PAGE_SIZE;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::zero_pages;
-use crate::run::fork::pending_events::Verdict;
+use crate::run::fork::pending_events::PendingEvents;
 use crate::run::fork::protocol::{PAUSED, RESUME_WANTED, RUNNING};
 use crate::run::mappings::event_order::is_known_after;
 use crate::run::page_table::State;
@@ -20,21 +20,21 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// Events and pages that one pause has room for.
-const PENDING_MAX: usize = HELPED_MAX;
+const PENDING_MAX: usize = LATE_FILLS_MAX;
 
 /// What happened during a pause, in order: it becomes known to the words when the copy is made.
 enum Pending {
     /// A change of mappings by another thread.
     Event(Message),
     /// A page that was absent is there (see [`Pager::help`]).
-    Helped(Vpn),
+    LateFills(Vpn),
 }
 
 impl Pending {
     fn event(&self) -> Option<Message> {
         match *self {
             Pending::Event(event) => Some(event),
-            Pending::Helped(_) => None,
+            Pending::LateFills(_) => None,
         }
     }
 }
@@ -50,14 +50,14 @@ impl Pager {
     /// Holds still from the request of a forking thread until the process has been copied.
     pub(crate) fn pause_for_fork(&mut self) {
         let f = &self.e.fork;
-        let mut held = Verdict::EMPTY;
+        let mut held = PendingEvents::EMPTY;
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
         // Also for the control blocks of new threads, which the forking thread touches next.
         self.adopt_news();
         self.settle_changes();
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.land_all();
-        f.helped.clear();
+        f.late_fills.clear();
         f.channel.fill(&self.e.given_to_children());
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
@@ -91,7 +91,7 @@ impl Pager {
                     self.note_change(event, |start, end| is_known(&pending, start, end));
                     while let Some(event) = self.order.next(|start, end| is_known(&pending, start, end)) {
                         held.note(event);
-                        f.helped.event();
+                        f.late_fills.event();
                         pending.push(Pending::Event(event));
                     }
                     continue;
@@ -104,11 +104,11 @@ impl Pager {
                 forker_faults &= !self.waiting.is_empty();
                 if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
                     // Other threads have done much since. A copy that is made just now is not good.
-                    f.settling.store(1, SeqCst);
+                    f.copy_unsafe.store(1, SeqCst);
                     self.apply_pending(&mut pending);
-                    held = Verdict::EMPTY;
-                    f.helped.clear();
-                    f.settling.store(0, SeqCst);
+                    held = PendingEvents::EMPTY;
+                    f.late_fills.clear();
+                    f.copy_unsafe.store(0, SeqCst);
                 }
             }
         }
@@ -211,18 +211,18 @@ impl Pager {
                 std::ptr::from_ref(&self.scratch.0[0]) as usize
             }
         };
-        if !e.fork.helped.page(vpn) {
+        if !e.fork.late_fills.page(vpn) {
             return false;
         }
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
         match unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, PAGE_SIZE, false) }.1 {
             Ok(()) => {
                 e.budget.add(1);
-                pending.push(Pending::Helped(vpn));
+                pending.push(Pending::LateFills(vpn));
                 true
             }
             Err(stop) => {
-                e.fork.helped.take_back();
+                e.fork.late_fills.take_back();
                 self.resolve_refusal(vpn, Some(stop)) == Outcome::Dropped
             }
         }
@@ -231,9 +231,9 @@ impl Pager {
     /// As [`Pager::help_one`], for a page that no device can read back.
     fn help_lost(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> bool {
         // The word and the slot change here: a copy made meanwhile is not good.
-        self.e.fork.settling.store(1, SeqCst);
+        self.e.fork.copy_unsafe.store(1, SeqCst);
         let lost = self.poison(vpn, entry, error) == Some(UffdError::Present);
-        self.e.fork.settling.store(0, SeqCst);
+        self.e.fork.copy_unsafe.store(0, SeqCst);
         if lost {
             self.mm.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);
         }
@@ -277,7 +277,7 @@ impl Pager {
         for what in pending.drain(..) {
             match what {
                 Pending::Event(event) => self.apply(event),
-                Pending::Helped(vpn) => {
+                Pending::LateFills(vpn) => {
                     Stat::add(&self.e.stat.pgfault, 1);
                     self.e.found_present(vpn);
                 }

@@ -1,23 +1,23 @@
-//! The verdict of a fork: which changes of mappings were pending when the process was copied, and its way from the
-//! parent's pager to the child's monitor.
+//! The pending events of a fork: which changes of mappings were not told yet when the process was copied, and its way
+//! from the parent's pager to the child's monitor.
 
 use crate::sys::pass::{receive, send};
 use crate::sys::uffd::Message;
 use rustix::fd::BorrowedFd;
 
-/// Events a verdict can hold: one for each thread that changes mappings during the few hundred microseconds of a fork.
-const VERDICT_MAX: usize = 128;
+/// Events that can be held: one for each thread that changes mappings during the few hundred microseconds of a fork.
+const EVENTS_MAX: usize = 128;
 
 /// Changes of mappings that were pending when the process was copied.
 #[derive(Debug, Clone, Copy)]
-pub struct Verdict {
-    events: [[usize; 4]; VERDICT_MAX],
+pub struct PendingEvents {
+    events: [[usize; 4]; EVENTS_MAX],
     n: usize,
     overflow: bool,
 }
 
-impl Verdict {
-    pub(super) const EMPTY: Verdict = Verdict { events: [[0; 4]; VERDICT_MAX], n: 0, overflow: false };
+impl PendingEvents {
+    pub(super) const EMPTY: PendingEvents = PendingEvents { events: [[0; 4]; EVENTS_MAX], n: 0, overflow: false };
 
     /// Notes an event; faults are none.
     pub(super) fn note(&mut self, m: Message) {
@@ -38,12 +38,12 @@ impl Verdict {
 
     /// Half of the room is taken.
     pub(super) fn is_half_full(&self) -> bool {
-        self.n >= VERDICT_MAX / 2
+        self.n >= EVENTS_MAX / 2
     }
 
     /// There is no room for so many more.
     pub(super) fn is_full(&self, more: usize) -> bool {
-        self.n + more > VERDICT_MAX
+        self.n + more > EVENTS_MAX
     }
 
     /// More was pending than could be noted.
@@ -61,31 +61,33 @@ impl Verdict {
     }
 }
 
-impl Verdict {
+impl PendingEvents {
     /// Sends it to the child, which may be gone.
     pub(super) fn send(&self, to: BorrowedFd<'_>) {
         // SAFETY: a plain structure of integers, viewed as its bytes; the padding behind the flag is never read back.
-        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast::<u8>(), size_of::<Verdict>()) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast::<u8>(), size_of::<PendingEvents>()) };
         let _ = send(to, bytes, &[]);
     }
 
     /// Waits for it, in the child. The parent is dead: there is none, and nothing to be said.
-    pub(super) fn receive(from: BorrowedFd<'_>) -> Verdict {
-        let mut bytes = [0u8; size_of::<Verdict>()];
-        let mut verdict = Verdict::EMPTY;
+    pub(super) fn receive(from: BorrowedFd<'_>) -> PendingEvents {
+        let mut bytes = [0u8; size_of::<PendingEvents>()];
+        let mut pending = PendingEvents::EMPTY;
         if !receive(from, &mut bytes).is_ok_and(|(n, _)| n == bytes.len()) {
-            return verdict;
+            return pending;
         }
         let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * 8 + k]));
-        for (i, event) in verdict.events.iter_mut().enumerate() {
+        for (i, event) in pending.events.iter_mut().enumerate() {
             *event = std::array::from_fn(|k| word(i * 4 + k));
         }
-        verdict.n = word(VERDICT_MAX * 4).min(VERDICT_MAX);
-        verdict.overflow = bytes[(VERDICT_MAX * 4 + 1) * 8] != 0;
-        verdict
+        pending.n = word(EVENTS_MAX * 4).min(EVENTS_MAX);
+        pending.overflow = bytes[(EVENTS_MAX * 4 + 1) * 8] != 0;
+        pending
     }
 }
 
-const _: () =
-    assert!(std::mem::offset_of!(Verdict, events) == 0 && std::mem::offset_of!(Verdict, n) == VERDICT_MAX * 32);
-const _: () = assert!(std::mem::offset_of!(Verdict, overflow) == VERDICT_MAX * 32 + 8);
+const _: () = assert!(
+    std::mem::offset_of!(PendingEvents, events) == 0 && std::mem::offset_of!(PendingEvents, n) == EVENTS_MAX * 32
+);
+const _: () = assert!(std::mem::offset_of!(PendingEvents, overflow) == EVENTS_MAX * 32 + 8);

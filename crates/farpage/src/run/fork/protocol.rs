@@ -3,10 +3,10 @@
 //!
 //! Callers: `handlers` and `reserve` on the forking thread, `pause` on the pager's, the loops of
 //! [`crate::run::threads`] at their gates. Locks: `lock` and the gates are the engine's outermost; `leases` is outside
-//! of the devices', `errand` and `held` are leaves.
+//! of the devices', `fork_state` and `held` are leaves.
 
 use super::channel::Channel;
-use super::late_fills::Helped;
+use super::late_fills::LateFills;
 use crate::mem::lock::lock;
 use crate::swap::leases::Leases;
 use crate::sys::limit::Raised;
@@ -24,7 +24,7 @@ pub(super) const PAUSED: u32 = 2;
 pub(super) const RESUME_WANTED: u32 = 3;
 
 /// What the forking thread keeps until the handlers after the fork.
-pub(super) struct Errand {
+pub(super) struct ForkState {
     /// The child's end of the channel, in the program's table; -1: the child gets nothing.
     pub(super) channel: RawFd,
     /// Memory is managed, so the child needs an engine; else it needs none ([`crate::run::dormant`]).
@@ -33,8 +33,8 @@ pub(super) struct Errand {
     pub(super) standby: u32,
 }
 
-impl Errand {
-    pub(super) const NONE: Errand = Errand { channel: -1, active: false, standby: 0 };
+impl ForkState {
+    pub(super) const NONE: ForkState = ForkState { channel: -1, active: false, standby: 0 };
 
     /// Closes the child's end, in the calling thread's table.
     pub(super) fn lose_channel(&mut self) {
@@ -76,7 +76,7 @@ pub struct Fork {
     pub(super) pager: AtomicU32,
     pub(super) forker: AtomicU32,
     pub(super) monitor_tid: AtomicU32,
-    pub(super) errand: Mutex<Errand>,
+    pub(super) fork_state: Mutex<ForkState>,
     /// How the child comes by descriptors.
     pub(crate) channel: Channel,
     /// In a child: its end of the channel, in the program's table until the engine runs, and in the engine's.
@@ -98,7 +98,7 @@ pub struct Fork {
     pub(super) child_starts: AtomicBool,
     pub(super) child_ready: AtomicU32,
     /// The process that the engine's threads are in. A child that was made without the handlers is another one.
-    pub(super) home: AtomicU32,
+    pub(super) owner_pid: AtomicU32,
     /// The thread (its control block) for which the handlers before the copy have run, so that those after it have
     /// something to do; 0: none. Changes under `lock`. In a child it is the same block.
     pub(super) prepared: AtomicUsize,
@@ -110,9 +110,9 @@ pub struct Fork {
     pub(super) huge_pages: AtomicU32,
     /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not
     /// good.
-    pub(super) settling: AtomicU32,
+    pub(super) copy_unsafe: AtomicU32,
     /// Pages placed during the pause against their words.
-    pub helped: Helped,
+    pub late_fills: LateFills,
 }
 
 impl Default for Fork {
@@ -125,7 +125,7 @@ impl Default for Fork {
             pager: AtomicU32::new(RUNNING),
             forker: AtomicU32::new(0),
             monitor_tid: AtomicU32::new(0),
-            errand: Mutex::new(Errand::NONE),
+            fork_state: Mutex::new(ForkState::NONE),
             channel: Channel::default(),
             end: AtomicI32::new(-1),
             leases: Leases::new(),
@@ -136,13 +136,13 @@ impl Default for Fork {
             oversight: ForkLock::default(),
             child_starts: AtomicBool::new(false),
             child_ready: AtomicU32::new(0),
-            home: AtomicU32::new(0),
+            owner_pid: AtomicU32::new(0),
             prepared: AtomicUsize::new(0),
             mask: AtomicU64::new(0),
             stack: AtomicUsize::new(0),
             huge_pages: AtomicU32::new(0),
-            settling: AtomicU32::new(0),
-            helped: Helped::default(),
+            copy_unsafe: AtomicU32::new(0),
+            late_fills: LateFills::default(),
         }
     }
 }
@@ -175,12 +175,12 @@ impl Fork {
 
     /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
     pub fn is_home(&self) -> bool {
-        self.home.load(SeqCst) == std::process::id()
+        self.owner_pid.load(SeqCst) == std::process::id()
     }
 
     /// The engine starts in this process.
     pub fn settle_here(&self) {
-        self.home.store(std::process::id(), SeqCst);
+        self.owner_pid.store(std::process::id(), SeqCst);
     }
 
     /// A fork waits for the pager to hold still.

@@ -16,7 +16,7 @@
 
 use super::protocol::THREADS;
 use crate::mem::lock::lock;
-use crate::run::fork::protocol::{Errand, Fork, room_for_start};
+use crate::run::fork::protocol::{Fork, ForkState, room_for_start};
 use crate::run::state::{Engine, engine};
 use crate::run::uffd_device;
 use crate::sys::futex;
@@ -33,20 +33,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
-    fn prepare_errand(&'static self) -> Result<Errand, Errno> {
+    fn prepare_fork_state(&'static self) -> Result<ForkState, Errno> {
         let f = &self.fork;
         drop(room_for_start(self.given_to_children().len())?);
         let monitor = f.monitor_tid.load(SeqCst);
         let end = with_room(|| f.channel.open(monitor, || self.ring_monitor()))?;
-        let mut errand = Errand { active: true, channel: end.into_raw_fd(), standby: 0 };
+        let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };
         match f.stand_by() {
-            Ok(number) => errand.standby = number,
+            Ok(number) => fork_state.standby = number,
             Err(error) => {
-                errand.lose_channel();
+                fork_state.lose_channel();
                 return Err(error);
             }
         }
-        Ok(errand)
+        Ok(fork_state)
     }
 
     /// The descriptors, in the engine's table, that a child's engine needs.
@@ -113,11 +113,11 @@ impl Fork {
     /// reservation, because they held what its thread has given up. There may be no room for them any more: then the
     /// child has to wait for it.
     pub(super) fn stand_by_again(&self) {
-        let mut errand = lock(&self.errand);
+        let mut fork_state = lock(&self.fork_state);
         let since = Instant::now();
-        while errand.channel >= 0 && errand.standby != self.standby.load(SeqCst) && since.elapsed() < PATIENCE {
+        while fork_state.channel >= 0 && fork_state.standby != self.standby.load(SeqCst) && since.elapsed() < PATIENCE {
             match self.stand_by() {
-                Ok(number) => errand.standby = number,
+                Ok(number) => fork_state.standby = number,
                 Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
             }
         }
@@ -182,18 +182,18 @@ impl Engine {
         f.lock.lock();
         f.close_gates();
         // The monitor cannot activate the engine any more: from here on this does not change.
-        let errand = match self.active.load(SeqCst) {
-            true => self.prepare_errand().or_else(|error| {
+        let fork_state = match self.active.load(SeqCst) {
+            true => self.prepare_fork_state().or_else(|error| {
                 let missing = ErrnoText(error);
                 warn_once(&format!(
                     "fork is refused: there are no threads or descriptors for a child's engine: {missing}"
                 ));
-                if anyway { Ok(Errand { active: true, ..Errand::NONE }) } else { Err(Errno::AGAIN) }
+                if anyway { Ok(ForkState { active: true, ..ForkState::NONE }) } else { Err(Errno::AGAIN) }
             }),
-            false => Ok(Errand::NONE),
+            false => Ok(ForkState::NONE),
         };
-        let result = errand.map(|errand| {
-            *lock(&f.errand) = errand;
+        let result = fork_state.map(|fork_state| {
+            *lock(&f.fork_state) = fork_state;
             f.reserved.store(thread_pointer(), SeqCst);
         });
         if result.is_err() {
@@ -210,7 +210,7 @@ pub fn release() {
     let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.is_reserved()) else { return };
     let f = &e.fork;
     f.dismiss();
-    lock(&f.errand).lose_channel();
+    lock(&f.fork_state).lose_channel();
     f.channel.wait_idle();
     f.reserved.store(0, SeqCst);
     f.open_monitor_gate();

@@ -2,9 +2,9 @@
 //!
 //! Runs on the child's monitor thread while the program's only thread waits in the atfork handler, so nothing changes
 //! underneath. The inherited words are right for every mapping that is still the one they were kept for; what other
-//! threads of the parent changed in the last moment is in the verdict (see [`crate::run::fork`]).
+//! threads of the parent changed in the last moment are the pending events (see [`crate::run::fork`]).
 
-use super::pending_events::Verdict;
+use super::pending_events::PendingEvents;
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
@@ -57,8 +57,8 @@ impl Engine {
     /// In a child, on its monitor thread: makes the inherited state work again.
     pub fn start_as_child(&'static self, proc: &Proc) {
         // SAFETY: open in this table since `inherit`.
-        let verdict = Verdict::receive(unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) });
-        if let Err(why) = self.activate_child(proc, &verdict) {
+        let pending = PendingEvents::receive(unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) });
+        if let Err(why) = self.activate_child(proc, &pending) {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
         }
         self.fork.child_starts.store(false, SeqCst);
@@ -71,7 +71,7 @@ impl Engine {
     /// # Errors
     /// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
     /// as zeros.
-    pub fn activate_child(&'static self, proc: &Proc, verdict: &Verdict) -> Result<(), String> {
+    pub fn activate_child(&'static self, proc: &Proc, pending: &PendingEvents) -> Result<(), String> {
         let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
         let (mut mapped, mut stack) = (RangeSet::new(), None);
@@ -85,14 +85,14 @@ impl Engine {
             }
         })
         .map_err(read)?;
-        if verdict.overflowed() {
+        if pending.overflowed() {
             return Err("too many mapping changes in other threads at the moment of the fork".into());
         }
         // Pages that were placed before the copy, in the address space as it is now.
-        let (mut log, mut helped) = (self.fork.helped.entries(), Vec::new());
-        for event in verdict.events() {
+        let (mut log, mut late_fills) = (self.fork.late_fills.entries(), Vec::new());
+        for event in pending.events() {
             while let Some(Some(vpn)) = log.next() {
-                helped.push(vpn);
+                late_fills.push(vpn);
             }
             match event {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
@@ -100,7 +100,7 @@ impl Engine {
                 Message::Unmap { .. } | Message::Remove { .. } => pager.apply(event),
                 Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
                     let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
-                    helped
+                    late_fills
                         .iter_mut()
                         .filter(|vpn| (from..from + n).contains(vpn))
                         .for_each(|vpn| *vpn = *vpn - from + to);
@@ -109,8 +109,8 @@ impl Engine {
                 _ => {}
             }
         }
-        helped.extend(log.flatten());
-        helped.sort_unstable();
+        late_fills.extend(log.flatten());
+        late_fills.sort_unstable();
         if self.wipes.load(SeqCst) {
             let smaps = proc.file("self/smaps").map_err(read)?;
             wiped_mappings(&smaps, &mut buffer, |start, end| pager.apply(Message::Unmap { start, end }))
@@ -130,14 +130,14 @@ impl Engine {
                 pager.mm.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
             }
         }
-        self.check_untouched(&mut pager, &helped)?;
+        self.check_untouched(&mut pager, &late_fills)?;
         self.run_pager(pager)
     }
 
     /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
-    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`helped`: pages, sorted,
+    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`late_fills`: pages, sorted,
     /// that were placed during the pause with the right content.)
-    fn check_untouched(&self, pager: &mut Pager, helped: &[Vpn]) -> Result<(), String> {
+    fn check_untouched(&self, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
         let stack = self.fork.child_stack();
         let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;
         let managed = lock(&self.managed).clone();
@@ -150,7 +150,7 @@ impl Engine {
                     match self.table.state(node) {
                         // Below the stack pointer of the forking thread everything is dead.
                         state @ (State::Swapped(_) | State::Cached(_))
-                            if !dead.contains(&vpn) && helped.binary_search(&vpn).is_err() =>
+                            if !dead.contains(&vpn) && late_fills.binary_search(&vpn).is_err() =>
                         {
                             touched = Some((vpn, state))
                         }
