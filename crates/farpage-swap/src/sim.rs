@@ -15,7 +15,7 @@ mod tests;
 
 pub use classic::{Clock, Fifo, Lru, S3Fifo};
 pub use opt::Opt;
-pub use ours::{Ours, Stage};
+pub use ours::{CachedLen, Ours};
 pub use synthetic::{Random, Synthetic};
 
 use crate::lru::Links;

@@ -25,7 +25,7 @@
 //! * A page that leaves memory gets the count of all departures so far as its [`Shadow`]. When it comes back, the
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`Ages::rank_of`] for what follows from that.
-//! * The cached lists are longer the more they earn: [`WorkingSet::stage_target`].
+//! * The cached lists are longer the more they earn: [`WorkingSet::cached_target`].
 //!
 //! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in
 //! VMS (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA
@@ -47,11 +47,11 @@ const PROBATION_SHARE: u32 = 12;
 const PROBATION_MIN: u32 = 32;
 /// ... but not in a memory so small that this would be more than one page in so many.
 const PROBATION_MOST: u32 = 8;
-/// The stage is counted in so many parts of the pages in memory: at the beginning, at least, at most.
-const STAGE_PARTS: u32 = 64;
-const STAGE_START: u32 = 8;
-const STAGE_MIN: u32 = 2;
-const STAGE_MAX: u32 = 24;
+/// Their length is counted in so many parts of the pages in memory: at the beginning, at least, at most.
+const CACHED_PARTS: u32 = 64;
+const CACHED_START: u32 = 8;
+const CACHED_MIN: u32 = 2;
+const CACHED_MAX: u32 = 24;
 /// Main's pages are unmapped at the pace of departures: so many for each page that leaves main, one for so many that
 /// leave probation.
 const MAIN_PACE: u32 = 12;
@@ -60,7 +60,7 @@ const PROBATION_PACE: u32 = 32;
 const CREDIT: u32 = 64;
 /// What it costs to read a page, in faults without I/O.
 const READ_COST: u32 = 4;
-/// The stage earns something if one in so many of the pages that enter it is wanted back.
+/// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 
 /// Pages on their way through memory.
@@ -80,7 +80,7 @@ impl Queue {
     }
 }
 
-/// What has happened since the stage's length was last looked at.
+/// What has happened since the length of the cached lists was last looked at.
 #[derive(Debug, Default)]
 struct Earned {
     entered: u32,
@@ -96,9 +96,9 @@ pub struct WorkingSet {
     probation: Queue,
     main: Queue,
     departures: u32,
-    /// Length of the stage in parts of the pages in memory.
-    stage: u32,
-    /// How many pages of main may be unmapped to fill its stage, in parts of a page.
+    /// Length of the cached lists in parts of the pages in memory.
+    cached_parts: u32,
+    /// How many pages of main may be unmapped to fill its cached list, in parts of a page.
     credit: u32,
     earned: Earned,
 }
@@ -122,7 +122,7 @@ impl WorkingSet {
             probation: Queue::new(),
             main: Queue::new(),
             departures: 0,
-            stage: STAGE_START,
+            cached_parts: CACHED_START,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
         }
@@ -165,7 +165,7 @@ impl WorkingSet {
     /// A page was read because it was touched. Say so once for each, for the length of the stage.
     pub fn note_read(&mut self) {
         self.earned.read_back += 1;
-        self.look_at_stage();
+        self.tune_cached();
     }
 
     /// A page is mapped that was on no list.
@@ -228,19 +228,19 @@ impl WorkingSet {
     pub fn refault(&mut self, links: &impl Links, n: u32, rank: Rank) -> Rank {
         self.uncache(links, n, rank);
         self.earned.wanted_back += 1;
-        self.look_at_stage();
+        self.tune_cached();
         self.map(links, n, rank.raised());
         rank.raised()
     }
 
     /// The page that leaves memory now, and its shadow.
-    pub fn depart(&mut self, pages: &impl Pages) -> Option<(u32, Shadow)> {
-        self.depart_if(pages, &mut 0, |_| true)
+    pub fn evict_one(&mut self, pages: &impl Pages) -> Option<(u32, Shadow)> {
+        self.evict_one_if(pages, &mut 0, |_| true)
     }
 
     /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened
     /// `refusals` times, which is counted down.
-    pub fn depart_if(
+    pub fn evict_one_if(
         &mut self,
         pages: &impl Pages,
         refusals: &mut usize,
@@ -271,7 +271,7 @@ impl WorkingSet {
         }
     }
 
-    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::depart`]
+    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::evict_one`]
     /// takes one of main in its place.
     pub fn is_behind(&self) -> bool {
         let Queue { mapped, cached } = &self.probation;
@@ -280,7 +280,7 @@ impl WorkingSet {
 
     /// A page leaves memory that was on none of the lists; its shadow. `rank`: its rank while it was mapped, or the
     /// lowest.
-    pub fn leave(&mut self, rank: Rank) -> Shadow {
+    pub fn evict_unlisted(&mut self, rank: Rank) -> Shadow {
         self.departs();
         Shadow(self.departures << 1 | u32::from(rank.is_hot()))
     }
@@ -313,7 +313,7 @@ impl WorkingSet {
         words: &W,
         next: impl Fn(u32, Shadow) -> Option<(W::Word, W::Word)>,
     ) -> Option<(u32, W::Word)> {
-        while let Some((n, shadow)) = self.depart(words) {
+        while let Some((n, shadow)) = self.evict_one(words) {
             if let Some((from, to)) = next(n, shadow)
                 && words.change(n, from, to)
             {
@@ -330,15 +330,15 @@ impl WorkingSet {
 
     /// How many pages are best cached now, at most `most`.
     ///
-    /// The stage earns: each page that is wanted back from it would have been read sooner or later. And it costs: a
-    /// fault for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it
+    /// The cached lists earn: each page that is wanted back from it would have been read sooner or later. And it costs:
+    /// a fault for each. While hardly anything is wanted back, or the faults cost more than the reads that are left, it
     /// becomes shorter; while they cost less than half of those, longer.
-    pub fn stage_target(&self, most: u32) -> u32 {
+    pub fn cached_target(&self, most: u32) -> u32 {
         let pages = self.pages();
-        (pages / STAGE_PARTS * self.stage).min(most).max(1)
+        (pages / CACHED_PARTS * self.cached_parts).min(most).max(1)
     }
 
-    fn look_at_stage(&mut self) {
+    fn tune_cached(&mut self) {
         let pages = self.pages();
         let Earned { entered, wanted_back, read_back } = self.earned;
         if wanted_back.saturating_add(read_back) < (pages / 16).max(32) {
@@ -346,15 +346,15 @@ impl WorkingSet {
         }
         let reads = read_back.saturating_mul(READ_COST);
         if wanted_back.saturating_mul(EARNS) < entered || wanted_back > reads {
-            self.stage = (self.stage - 1).max(STAGE_MIN);
+            self.cached_parts = (self.cached_parts - 1).max(CACHED_MIN);
         } else if wanted_back < reads / 2 {
-            self.stage = (self.stage + 1).min(STAGE_MAX);
+            self.cached_parts = (self.cached_parts + 1).min(CACHED_MAX);
         }
         self.earned = Earned::default();
     }
 
-    /// The two parts of the stage: of probation, of main.
-    fn stages(&self, target: u32) -> (u32, u32) {
+    /// The two parts of the target: of probation, of main.
+    fn cached_targets(&self, target: u32) -> (u32, u32) {
         let cold = (target / 4).min(self.probation_share() / 2).max(1);
         (cold, target.saturating_sub(cold).max(1))
     }

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result};
 use clap::Args;
 use farpage::conf::size;
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::sim::{Clock, Counts, Fifo, Lru, Opt, Ours, Policy, S3Fifo, Stage, Synthetic, replay};
+use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, S3Fifo, Synthetic, replay};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use trace::Trace;
@@ -121,7 +121,7 @@ fn sizes(args: &SimArgs, pages: u32) -> Result<Vec<u32>> {
 }
 
 fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
-    let stage = args.stage.map_or(Stage::Adaptive, Stage::Fixed);
+    let stage = args.stage.map_or(CachedLen::Adaptive, CachedLen::Fixed);
     let counts = |name: &str| {
         let mut policy: Box<dyn Policy> = match name {
             "ours" => Box::new(Ours::new(ram, trace.pages, stage)),

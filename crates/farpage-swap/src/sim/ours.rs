@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 /// How much of the memory is unmapped but still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum CachedLen {
     /// As much as it earns: the engine's way.
     Adaptive,
     /// One page in so many.
@@ -62,15 +62,15 @@ pub struct Ours {
     set: WorkingSet,
     table: Table,
     size: u32,
-    stage: Stage,
+    cached_len: CachedLen,
 }
 
 impl Ours {
     /// A memory of `size` pages, for pages below `pages`.
-    pub fn new(size: u32, pages: u32, stage: Stage) -> Ours {
+    pub fn new(size: u32, pages: u32, cached_len: CachedLen) -> Ours {
         let pages = pages as usize;
         let table = Table { links: Nodes::new(pages), at: vec![Cell::new(At::New); pages] };
-        Ours { set: WorkingSet::new(), table, size, stage }
+        Ours { set: WorkingSet::new(), table, size, cached_len }
     }
 
     /// The lists.
@@ -79,14 +79,14 @@ impl Ours {
     }
 
     fn target(&self) -> u32 {
-        match self.stage {
-            Stage::Adaptive => self.set.stage_target(self.size),
-            Stage::Fixed(share) => (self.size / share.max(1)).max(1),
+        match self.cached_len {
+            CachedLen::Adaptive => self.set.cached_target(self.size),
+            CachedLen::Fixed(share) => (self.size / share.max(1)).max(1),
         }
     }
 
-    /// Throws out what is too much, the way the engine does under pressure: the stage is filled up, then its oldest
-    /// goes.
+    /// Throws out what is too much, the way the engine does under pressure: the cached lists are filled up, then its
+    /// oldest goes.
     fn make_room(&mut self, out: &mut Vec<u32>) {
         while self.set.mapped() + self.set.cached() > self.size {
             let target = self.target();
@@ -100,7 +100,7 @@ impl Ours {
                 self.set.cache(&self.table, page, rank);
                 self.table.at[page as usize].set(At::Cached(rank));
             }
-            let Some((page, shadow)) = self.set.depart(&self.table) else { break };
+            let Some((page, shadow)) = self.set.evict_one(&self.table) else { break };
             self.table.at[page as usize].set(At::Out(shadow));
             out.push(page);
         }

@@ -88,7 +88,7 @@ proptest! {
         let mut all: Vec<Box<dyn Policy>> = vec![
             Box::new(Fifo::new(size, 60)), Box::new(Clock::new(size, 60)), Box::new(Lru::new(size, 60)),
             Box::new(S3Fifo::new(size, 60)), Box::new(Opt::new(size, &accesses, 60)),
-            Box::new(Ours::new(size, 60, Stage::Adaptive)), Box::new(Ours::new(size, 60, Stage::Fixed(3))),
+            Box::new(Ours::new(size, 60, CachedLen::Adaptive)), Box::new(Ours::new(size, 60, CachedLen::Fixed(3))),
         ];
         for (i, policy) in all.iter_mut().enumerate() {
             let (mut inside, mut out, mut missed) = (BTreeSet::new(), Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! The cached stage: pager and writer want the same page. The writer takes, stores and publishes it while the pager
+//! Cached pages: pager and writer want the same page. The writer takes, stores and publishes it while the pager
 //! brings it back, or drops it because the program discarded it. Each frame and each slot is given back once, and none
 //! that is in use.
 

@@ -17,9 +17,9 @@ impl WorkingSet {
     /// Main's list is filled up only as pages leave: what is wanted back from it makes it shorter, and if that alone
     /// took the next page of main out, all of main would go round and round beside a pass over much data.
     pub fn oldest(&self, links: &impl Links, target: u32, out: &mut [u32]) -> usize {
-        let (cold, hot) = self.stages(target);
-        let wanted = |queue: &Queue, stage: u32, keep: u32| {
-            stage.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
+        let (cold, hot) = self.cached_targets(target);
+        let wanted = |queue: &Queue, target: u32, keep: u32| {
+            target.saturating_sub(queue.cached.len()).min(queue.mapped.len().saturating_sub(keep)) as usize
         };
         // What has just come is not unmapped again.
         let keep = self.probation_share() / 2;
@@ -36,7 +36,7 @@ impl WorkingSet {
         if n > 0 {
             return n;
         }
-        // Neither stage is short: whoever has pages and is to leave next.
+        // Neither cached list is short: whoever has pages and is to leave next.
         let (first, then) = if first_cold { (probation, main) } else { (main, probation) };
         let n = tail(first, links, out);
         n + tail(then, links, &mut out[n..])

@@ -1,7 +1,7 @@
 //! The policy in memories of fixed size, by counts; and refault distances.
 
 use super::*;
-use crate::sim::{Access, Counts, Lru, Nodes, Opt, Ours, Policy, Random, Stage, Synthetic, replay};
+use crate::sim::{Access, CachedLen, Counts, Lru, Nodes, Opt, Ours, Policy, Random, Synthetic, replay};
 use proptest::prelude::*;
 
 const PAGES: u32 = 4096;
@@ -9,7 +9,7 @@ const PAGES: u32 = 4096;
 /// Reads of our policy, of exact least-recently-used order, and of Belady's.
 fn reads(trace: &[Access], size: u32) -> (u64, u64, u64) {
     let run = |policy: &mut dyn Policy| -> Counts { replay(policy, trace, PAGES) };
-    let ours = run(&mut Ours::new(size, PAGES, Stage::Adaptive)).reads;
+    let ours = run(&mut Ours::new(size, PAGES, CachedLen::Adaptive)).reads;
     (ours, run(&mut Lru::new(size, PAGES)).reads, run(&mut Opt::new(size, trace, PAGES)).reads)
 }
 
@@ -21,7 +21,7 @@ fn synthetic(kind: Synthetic) -> Vec<Access> {
 #[test]
 fn a_pass_over_four_times_the_memory_leaves_the_hot_set_alone() {
     let (size, hot) = (2048, 1024);
-    let mut memory = Ours::new(size, hot + 8 * size, Stage::Adaptive);
+    let mut memory = Ours::new(size, hot + 8 * size, CachedLen::Adaptive);
     let (mut random, mut out, mut misses) = (Random(1), Vec::new(), 0);
     let mut touch = |memory: &mut Ours, n: u32| {
         (0..n).for_each(|_| misses += u64::from(memory.access(random.below(hot), &mut out) == crate::sim::Met::Miss));
@@ -45,7 +45,7 @@ fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
     let mut random = Random(5);
     let access = |i: u32| if i.is_multiple_of(8) { 1024 + i / 8 } else { random.below(1024) };
     let trace: Vec<Access> = (0..400_000).map(access).map(|page| Access::new(page, false)).collect();
-    let counts = replay(&mut Ours::new(2048, 52_000, Stage::Adaptive), &trace, 52_000);
+    let counts = replay(&mut Ours::new(2048, 52_000, CachedLen::Adaptive), &trace, 52_000);
     assert!(counts.minor < 50_000 / 8, "{counts:?}: 50 000 pages passed by");
 }
 
@@ -66,7 +66,7 @@ fn loops_and_scans_are_better_than_least_recently_used() {
 #[test]
 fn a_loop_a_tenth_too_large_is_mostly_kept() {
     let trace = Synthetic::Loop.trace(1126, 100_000, 1);
-    let ours = replay(&mut Ours::new(1024, 1126, Stage::Adaptive), &trace, 1126).reads;
+    let ours = replay(&mut Ours::new(1024, 1126, CachedLen::Adaptive), &trace, 1126).reads;
     assert!(ours < 100_000 / 2, "{ours} reads of 100 000 accesses");
 }
 
@@ -85,7 +85,7 @@ fn skewed_and_shifting_access_is_about_as_good_as_least_recently_used_or_better(
 
 #[test]
 fn a_new_hot_set_replaces_the_old_one() {
-    let (mut memory, mut random) = (Ours::new(2048, 8192, Stage::Adaptive), Random(3));
+    let (mut memory, mut random) = (Ours::new(2048, 8192, CachedLen::Adaptive), Random(3));
     let mut phase = |from: u32| {
         let touch = |_| u64::from(memory.access(from + random.below(1500), &mut Vec::new()) == crate::sim::Met::Miss);
         (0..60_000).map(touch).sum::<u64>()
@@ -98,14 +98,14 @@ fn a_new_hot_set_replaces_the_old_one() {
     assert!(again < 150, "{again} misses with a hot set that fits");
 }
 
-/// The cached stage is as long as it earns: short where a hot set fits and the rest passes by once, long where it tells
-/// pages apart that are accessed more and less often.
+/// The cached lists are as long as they earn: short where a hot set fits and the rest passes by once, long where it
+/// tells pages apart that are accessed more and less often.
 #[test]
 fn the_stage_follows_what_it_earns() {
     let stage = |trace: &[Access], pages: u32| {
-        let mut memory = Ours::new(1024, pages, Stage::Adaptive);
+        let mut memory = Ours::new(1024, pages, CachedLen::Adaptive);
         replay(&mut memory, trace, pages);
-        memory.set().stage_target(u32::MAX)
+        memory.set().cached_target(u32::MAX)
     };
     let mut random = Random(9);
     let access = |i: u32| Access::new(if i.is_multiple_of(2) { 512 + i / 2 } else { random.below(512) }, false);
@@ -166,7 +166,7 @@ fn a_page_of_high_rank_goes_round_before_it_leaves() {
         set.map(&pages, n, rank);
         set.cache(&pages, n, rank);
     }
-    let order: Vec<u32> = std::iter::from_fn(|| set.depart(&pages).map(|(n, _)| n)).collect();
+    let order: Vec<u32> = std::iter::from_fn(|| set.evict_one(&pages).map(|(n, _)| n)).collect();
     assert_eq!(order, [1, 2, 0]);
     assert_eq!((pages.rank(0), set.cached()), (Rank::HOT, 0));
 }
@@ -181,15 +181,15 @@ fn who_may_not_leave_becomes_the_youngest() {
         set.cache(&pages, n, Rank::NEW);
     });
     let mut refusals = 8;
-    assert_eq!(set.depart_if(&pages, &mut refusals, |n| n > 1).map(|(n, _)| n), Some(2));
+    assert_eq!(set.evict_one_if(&pages, &mut refusals, |n| n > 1).map(|(n, _)| n), Some(2));
     assert_eq!((refusals, set.cached(), set.ages().departures), (6, 3, 1));
-    assert_eq!(set.depart_if(&pages, &mut 5, |_| false), None);
+    assert_eq!(set.evict_one_if(&pages, &mut 5, |_| false), None);
     assert_eq!((set.cached(), set.ages().departures), (3, 1));
     set.uncache(&pages, 1, Rank::NEW);
-    assert_eq!(set.depart(&pages).map(|(n, _)| n), Some(3));
+    assert_eq!(set.evict_one(&pages).map(|(n, _)| n), Some(3));
 }
 
-/// Without a cached stage: what probation has above its share, then main, and probation again where there is no main.
+/// Without cached lists: what probation has above its share, then main, and probation again where there is no main.
 #[test]
 fn oldest_unstaged_keeps_probation_at_its_share() {
     let pages = Ranked(Nodes::new(1000), vec![Default::default(); 1000]);

@@ -266,7 +266,7 @@ impl PagerCore {
         self.swapped.fetch_add(swapped as i64, Relaxed);
         let mut lists = self.lists.lock();
         for &(page, _, _) in &gone {
-            self.space.set_shadow(page, lists.set.leave(self.space.rank(page)));
+            self.space.set_shadow(page, lists.set.evict_unlisted(self.space.rank(page)));
         }
         drop(lists);
         gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(*seen, *to));

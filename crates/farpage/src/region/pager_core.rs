@@ -247,7 +247,7 @@ impl PagerCore {
     }
 
     /// Pages that wait in the swap cache for a second chance, at most: in thread mode.
-    pub fn stage_most(&self) -> usize {
+    pub fn cached_most(&self) -> usize {
         (self.limit.load(Relaxed) as usize / 32).clamp(64, 2048).min(self.frames.len() / 4)
     }
 

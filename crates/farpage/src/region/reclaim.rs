@@ -28,11 +28,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Pages of the swap cache stored at a time.
 const STORE_BATCH: usize = 16;
 /// Such a part of the cached pages is taken out and stored between two looks at what is needed.
-const STAGE_BATCHES: usize = 4;
+const CACHED_BATCHES: usize = 4;
 /// But so many at least: each costs a look at the lists and a system call.
 const BATCH_LEAST: usize = 32;
-/// In thread mode the swap cache is at least this long, but not longer than [`PagerCore::stage_most`].
-const STAGE_MIN: usize = 64;
+/// In thread mode the swap cache is at least this long, but not longer than [`PagerCore::cached_most`].
+const CACHED_MIN: usize = 64;
 /// Surplus frames given back in one go.
 const SURPLUS: usize = 256;
 /// Copies of present pages dropped in one go.
@@ -155,11 +155,11 @@ impl PagerCore {
         } else {
             let (cached, target) = {
                 let lists = self.lists.lock();
-                let target = (lists.set.stage_target(u32::MAX) as usize).max(STAGE_MIN).min(self.stage_most());
+                let target = (lists.set.cached_target(u32::MAX) as usize).max(CACHED_MIN).min(self.cached_most());
                 (lists.set.cached() as usize, target)
             };
             // A small part of the cached pages at a time, so that each has been there for about as long.
-            let batch = batch.min((target / STAGE_BATCHES).max(BATCH_LEAST));
+            let batch = batch.min((target / CACHED_BATCHES).max(BATCH_LEAST));
             if !short && cached < target + batch {
                 moved = self.evict(batch, target + batch);
             }
@@ -223,11 +223,11 @@ impl PagerCore {
                         continue;
                     }
                     ahead.remove(&self.space, page);
-                    (page, set.leave(Rank::NEW))
+                    (page, set.evict_unlisted(Rank::NEW))
                 } else if in_turn && set.is_behind() {
                     break;
                 } else {
-                    let Some(next) = set.depart_if(&self.space, &mut refusals, may) else { break };
+                    let Some(next) = set.evict_one_if(&self.space, &mut refusals, may) else { break };
                     next
                 };
                 let (page, shadow) = next;

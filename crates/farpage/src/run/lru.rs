@@ -76,7 +76,7 @@ impl Lru {
 
     /// How many pages are best in the swap cache under pressure, at most `most`.
     pub fn cached_target(&self, most: usize) -> usize {
-        self.set.stage_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
+        self.set.cached_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
     }
 
     /// A page came into the program that was on no list: its word becomes `Mapped`.
@@ -170,7 +170,7 @@ impl Lru {
             let most = if self.set.cached() > 0 { self.ahead_max } else { AHEAD_MIN };
             let old = if self.ahead.len() > most { self.ahead.pop_back(table) } else { None };
             let next = match old {
-                Some(n) => Some((n, self.set.leave(Rank::NEW))).and_then(|(n, shadow)| {
+                Some(n) => Some((n, self.set.evict_unlisted(Rank::NEW))).and_then(|(n, shadow)| {
                     let (from, to) = writeback(n, shadow)?;
                     table.change(Node(n), from, to).then_some((n, to))
                 }),
