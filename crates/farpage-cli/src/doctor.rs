@@ -7,7 +7,7 @@ use crate::json::Object;
 use crate::preload;
 use farpage::conf::size;
 use farpage::probe::wake::WakeUp;
-use farpage::probe::{self, FEATURES, Outcome, Probe, errno_text};
+use farpage::probe::{self, FEATURES, Probe, Verdict, errno_text};
 use farpage::sys::pm_qos;
 use rustix::io::Errno;
 use std::fs;
@@ -190,7 +190,7 @@ impl Report {
         object.put("uid", rustix::process::geteuid().as_raw());
         object.put("works", self.works());
         let mut checks = Object::default();
-        let mut check = |name: &str, outcome: Option<&Outcome>| {
+        let mut check = |name: &str, outcome: Option<&Verdict>| {
             let mut one = Object::default();
             one.put("works", outcome.map(|o| o.is_ok()));
             one.put("why", outcome.and_then(|o| o.err()).map(|e| e.to_string()));
@@ -233,7 +233,7 @@ impl Report {
     }
 }
 
-fn shown(outcome: &Outcome) -> String {
+fn shown(outcome: &Verdict) -> String {
     match outcome {
         Ok(()) => "yes".into(),
         Err(why) => format!("no: {why}"),

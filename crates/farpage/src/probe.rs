@@ -7,7 +7,7 @@
 //! the device itself, the system call. A *user-mode-only* userfaultfd needs no privilege but makes `read(2)` into
 //! swapped-out memory fail with EFAULT, so it is reported and not used.
 
-pub use outcome::{Outcome, Reason, errno_name, errno_text};
+pub use outcome::{Reason, Verdict, errno_name, errno_text};
 
 use crate::sys::pass::ways;
 use linux_raw_sys::general as raw;
@@ -42,27 +42,27 @@ pub struct Probe {
     /// Kernel release as `uname -r` prints it.
     pub release: String,
     /// A full userfaultfd from the inherited descriptor; `None`: no descriptor was given.
-    pub inherited: Option<Outcome>,
+    pub inherited: Option<Verdict>,
     /// A full userfaultfd from [`DEVICE`].
-    pub device: Outcome,
+    pub device: Verdict,
     /// A full userfaultfd from the system call.
-    pub syscall: Outcome,
+    pub syscall: Verdict,
     /// A userfaultfd that serves faults from user mode only.
-    pub user_mode_only: Outcome,
+    pub user_mode_only: Verdict,
     /// Feature bits of `UFFDIO_API`; `None`: no userfaultfd at all could be had.
     pub features: Option<u64>,
     /// `EVENT_FORK` could be enabled: the kernel wants CAP_SYS_PTRACE for that, whoever made the descriptor.
-    pub fork_events: Outcome,
+    pub fork_events: Verdict,
     /// A page moved from one mapping to another and its content compared.
-    pub move_page: Outcome,
+    pub move_page: Verdict,
     /// One present page found among absent ones.
-    pub pagemap_scan: Outcome,
+    pub pagemap_scan: Verdict,
     /// An io_uring could be set up. The engine does without where it cannot.
-    pub io_uring: Outcome,
+    pub io_uring: Verdict,
     /// A descriptor could be fetched from another table (`pidfd_getfd`), as for each child.
-    pub fork_fetched: Outcome,
+    pub fork_fetched: Verdict,
     /// It could be sent over a connection of the process with itself, which does as well.
-    pub fork_sent: Outcome,
+    pub fork_sent: Verdict,
 }
 
 /// Why `farpage run` does not work here: one sentence, what was tried, and how to allow it.
@@ -196,7 +196,7 @@ impl Probe {
     }
 
     fn permission_refusal(&self) -> Refusal {
-        let errno = |o: &Outcome| match o {
+        let errno = |o: &Verdict| match o {
             Err(Reason::Errno(e)) => Some(*e),
             _ => None,
         };
@@ -281,7 +281,7 @@ pub fn version_of(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn name_of(outcome: &Outcome) -> String {
+fn name_of(outcome: &Verdict) -> String {
     match outcome {
         Ok(()) => "works".into(),
         Err(Reason::Errno(errno)) => errno_name(*errno),

@@ -8,7 +8,7 @@ use farpage::PAGE_SIZE;
 use farpage::conf::{Alg, SwapSpec};
 use farpage::mem::units::Page;
 use farpage::mm::page_hash::ContentKey;
-use farpage::swap::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
+use farpage::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
 use farpage::swap::{Entry, SwapSpace};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -311,7 +311,7 @@ fn raw(path: &Path, n: usize) -> Result<Vec<Row>> {
             unsafe { batch.push(&place, page) };
         }
         random.time(|| rings.run(&mut batch, &mut || {}));
-        if batch.outcome(0) != Outcome::Done {
+        if batch.outcome(0) != Transferred::Done {
             return Err(Failure::new("bench: raw read failed"));
         }
     }

@@ -99,7 +99,7 @@ pub enum SwapSpec {
         /// Pages are encrypted with a key that exists only in memory.
         encrypt: bool,
         /// For tests: faults of the disk.
-        fault: Option<Fault>,
+        fault: Option<InjectedFault>,
     },
 }
 
@@ -116,7 +116,7 @@ impl SwapSpec {
 
 /// What goes wrong on purpose (undocumented option `fault=` of a file), each by seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// `fault=SEED`: what the engine must get over without losing anything.
     Curable(u64),
     /// `fault=lost:SEED`: some places can never be read.
@@ -129,29 +129,29 @@ pub enum Fault {
     Seeks(u64),
 }
 
-impl Fault {
-    fn parse(text: &str) -> Option<Fault> {
+impl InjectedFault {
+    fn parse(text: &str) -> Option<InjectedFault> {
         let (kind, seed) = text.split_once(':').unwrap_or(("", text));
         let seed = seed.parse::<u64>().ok()?;
         match kind {
-            "" => Some(Fault::Curable(seed)),
-            "lost" => Some(Fault::Lost(seed)),
-            "silent" => Some(Fault::Silent(seed)),
-            "dying" => Some(Fault::Dying(seed)),
-            "seeks" => Some(Fault::Seeks(seed)),
+            "" => Some(InjectedFault::Curable(seed)),
+            "lost" => Some(InjectedFault::Lost(seed)),
+            "silent" => Some(InjectedFault::Silent(seed)),
+            "dying" => Some(InjectedFault::Dying(seed)),
+            "seeks" => Some(InjectedFault::Seeks(seed)),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Curable(seed) => write!(f, "{seed}"),
-            Fault::Lost(seed) => write!(f, "lost:{seed}"),
-            Fault::Silent(seed) => write!(f, "silent:{seed}"),
-            Fault::Dying(seed) => write!(f, "dying:{seed}"),
-            Fault::Seeks(us) => write!(f, "seeks:{us}"),
+            InjectedFault::Curable(seed) => write!(f, "{seed}"),
+            InjectedFault::Lost(seed) => write!(f, "lost:{seed}"),
+            InjectedFault::Silent(seed) => write!(f, "silent:{seed}"),
+            InjectedFault::Dying(seed) => write!(f, "dying:{seed}"),
+            InjectedFault::Seeks(us) => write!(f, "seeks:{us}"),
         }
     }
 }
@@ -250,7 +250,7 @@ impl SwapSpec {
                 (SwapSpec::File { encrypt, .. }, "encrypt", None) => *encrypt = true,
                 (SwapSpec::File { fault, .. }, "fault", Some(v)) => {
                     let bad = || err(format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED"));
-                    *fault = Some(Fault::parse(v).ok_or_else(bad)?);
+                    *fault = Some(InjectedFault::parse(v).ok_or_else(bad)?);
                 }
                 (
                     SwapSpec::Zram { size, .. } | SwapSpec::Ram { size, .. } | SwapSpec::File { size, .. },

@@ -102,12 +102,12 @@ impl Bits {
     }
 }
 
-struct State {
+struct FrameSets {
     empty: Bits,
     free: Bits,
 }
 
-impl State {
+impl FrameSets {
     /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
     fn check_in_use(&self, f: FrameNo) {
         if self.empty.contains(f) || self.free.contains(f) {
@@ -119,17 +119,17 @@ impl State {
 /// All frames.
 pub struct Frames {
     part: Part,
-    state: Mutex<State>,
+    state: Mutex<FrameSets>,
 }
 
 impl Frames {
     /// Frames over `part`, all empty.
     pub fn new(part: Part) -> Frames {
         let n = part.len / PAGE_SIZE;
-        Frames { part, state: Mutex::new(State { empty: Bits::new(n, true), free: Bits::new(n, false) }) }
+        Frames { part, state: Mutex::new(FrameSets { empty: Bits::new(n, true), free: Bits::new(n, false) }) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FrameSets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

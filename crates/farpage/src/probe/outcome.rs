@@ -30,7 +30,7 @@ impl fmt::Display for Reason {
 }
 
 /// Works, or why not.
-pub type Outcome = Result<(), Reason>;
+pub type Verdict = Result<(), Reason>;
 
 /// `Operation not permitted`, without the number.
 pub fn errno_text(errno: Errno) -> String {

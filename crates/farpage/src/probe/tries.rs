@@ -1,6 +1,6 @@
 //! The tries themselves: each asks the kernel on scratch memory and leaves nothing behind.
 
-use super::outcome::{Outcome, Reason};
+use super::outcome::{Reason, Verdict};
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -44,16 +44,16 @@ pub(super) fn api(fd: &OwnedFd, features: u64) -> Result<u64, Errno> {
 }
 
 /// User-mode-only is enough to ask: the kernel checks the caller, not the descriptor.
-pub(super) fn fork_events() -> Outcome {
+pub(super) fn fork_events() -> Verdict {
     let fd = new_from_syscall(UserfaultfdFlags::from_bits_retain(raw::UFFD_USER_MODE_ONLY))?;
     api(&fd, raw::UFFD_FEATURE_EVENT_FORK.into())?;
     Ok(())
 }
 
 /// Moves a page with known content into a registered page and compares.
-pub(super) fn move_page(fd: &OwnedFd) -> Outcome {
+pub(super) fn move_page(fd: &OwnedFd) -> Verdict {
     const PATTERN: u8 = 0xa5;
-    let scratch = Scratch::new(3)?;
+    let scratch = TriedPages::new(3)?;
     let (dst, src) = (scratch.page(0), scratch.page(2));
     // SAFETY: `src` is the start of a private, writable page of `scratch`.
     unsafe { std::ptr::write_bytes(src, PATTERN, PAGE_SIZE) };
@@ -76,9 +76,9 @@ pub(super) fn move_page(fd: &OwnedFd) -> Outcome {
 }
 
 /// Finds the one present page of three.
-pub(super) fn pagemap_scan() -> Outcome {
+pub(super) fn pagemap_scan() -> Verdict {
     let pagemap = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let scratch = Scratch::new(3)?;
+    let scratch = TriedPages::new(3)?;
     let present = scratch.page(1);
     // SAFETY: `present` is the start of a private, writable page of `scratch`.
     unsafe { present.write_volatile(1) };
@@ -105,7 +105,7 @@ pub(super) fn pagemap_scan() -> Outcome {
     Ok(())
 }
 
-pub(super) fn io_uring() -> Outcome {
+pub(super) fn io_uring() -> Verdict {
     let mut params = [0u64; IO_URING_PARAMS_BYTES / 8];
     // SAFETY: io_uring_setup reads and writes one zeroed io_uring_params of 120 bytes.
     let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr()) };
@@ -130,18 +130,18 @@ fn last_errno() -> Errno {
 }
 
 /// A few pages of private anonymous memory, unmapped on drop.
-struct Scratch {
+struct TriedPages {
     base: *mut c_void,
     len: usize,
 }
 
-impl Scratch {
-    fn new(pages: usize) -> Result<Scratch, Errno> {
+impl TriedPages {
+    fn new(pages: usize) -> Result<TriedPages, Errno> {
         let len = pages * PAGE_SIZE;
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
-        Ok(Scratch { base, len })
+        Ok(TriedPages { base, len })
     }
 
     fn page(&self, i: usize) -> *mut u8 {
@@ -150,7 +150,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TriedPages {
     fn drop(&mut self) {
         // SAFETY: `base..base+len` is the mapping made in `new`; no reference into it outlives this value.
         let _ = unsafe { rustix::mm::munmap(self.base, self.len) };

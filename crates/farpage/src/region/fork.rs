@@ -78,13 +78,13 @@ unsafe impl Send for HeldPagers {}
 struct Held {
     owner: Arc<Owner>,
     /// A pipe whose end says that the child is gone.
-    lease: Option<Lease>,
+    lease: Option<LeasePipe>,
     /// What the child needs and the program's table had not: the number in the pager's table, and a copy.
     fetched: Vec<(RawFd, OwnedFd)>,
 }
 
 /// The read end is one of the pager's table, the write end one of the program's.
-struct Lease {
+struct LeasePipe {
     read: RawFd,
     write: OwnedFd,
 }
@@ -113,7 +113,7 @@ impl PagerCore {
 
     /// A new pipe between the pager's table and a child. Without one nobody knows when the child is gone: its slots are
     /// never used again.
-    fn lease(&self) -> Option<Lease> {
+    fn lease(&self) -> Option<LeasePipe> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
         let (read, write) = self.table.run(pipe)??;
         let here = self.copy_here(write.as_raw_fd());
@@ -122,7 +122,7 @@ impl PagerCore {
         if here.is_none() {
             self.table.close(read);
         }
-        here.map(|write| Lease { read, write })
+        here.map(|write| LeasePipe { read, write })
     }
 }
 
@@ -163,7 +163,7 @@ extern "C" fn parent() {
 }
 
 /// After the fork, in parent and child: `each` pager that was held is made ready, and its gates are opened.
-fn go_on(held: Option<HeldPagers>, mut each: impl FnMut(&Owner, Option<Lease>, Vec<(RawFd, OwnedFd)>)) {
+fn go_on(held: Option<HeldPagers>, mut each: impl FnMut(&Owner, Option<LeasePipe>, Vec<(RawFd, OwnedFd)>)) {
     let mut owners = Vec::new();
     let mut blocked = None;
     if let Some(HeldPagers { pagers, _blocked }) = held {

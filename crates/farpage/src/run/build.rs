@@ -9,7 +9,7 @@ use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::{LoadTimes, PoolShare};
 use crate::run::budget::Budget;
-use crate::run::dormant::{CHARGES, Plan, arena};
+use crate::run::dormant::{CHARGES, StartPlan, arena};
 use crate::run::fork::protocol::Fork;
 use crate::run::lru::Lru;
 use crate::run::mappings::managed_cache::Recent;
@@ -20,7 +20,7 @@ use crate::run::privileges::following::Following;
 use crate::run::stacks::{MONITOR, STACK_LEN, STACKS};
 use crate::run::state::{Engine, Wakeups, engine};
 use crate::run::threads::board::Board;
-use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::{Event, Events, StatPage};
 use crate::swap::space::SwapSpace;
@@ -65,7 +65,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line that says what failed and what to do.
-    pub(crate) fn build(plan: &'static Plan) -> Result<&'static Engine, String> {
+    pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, String> {
         let arena = arena(plan)?;
         let conf = plan.conf.clone();
         // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine
@@ -74,7 +74,7 @@ impl Engine {
         let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
         let pool_limit = PoolShare::initial_limit(conf.ram);
         let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
-        left_out.iter().for_each(|why| warn_once_in_tree(Kind::NoDevice, why));
+        left_out.iter().for_each(|why| warn_once_in_tree(WarningKind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);
         let frames = Frames::new(arena.frames);

@@ -35,7 +35,7 @@ use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
 use crate::run::state::{Engine, engine};
-use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::proc::{Reach, reach};
@@ -57,7 +57,7 @@ pub(super) static STAGE: AtomicU32 = AtomicU32::new(OFF);
 pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The process that is dormant. A child that shares its memory (`vfork`) is another one.
 pub(super) static HOME: AtomicU32 = AtomicU32::new(0);
-pub(super) static PLAN: OnceLock<Plan> = OnceLock::new();
+pub(super) static PLAN: OnceLock<StartPlan> = OnceLock::new();
 /// Bytes that were given up to the last look, for a process that cannot look.
 pub(super) static GIVEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of shared memory that were mapped.
@@ -81,7 +81,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 const STACK: u64 = 8 << 20;
 
 /// What the engine will be started with.
-pub struct Plan {
+pub struct StartPlan {
     /// As given.
     pub conf: Conf,
     /// The library's global allocator.
@@ -99,11 +99,11 @@ pub struct Plan {
     pub(super) is_child: AtomicBool,
 }
 
-impl Plan {
+impl StartPlan {
     /// For tests: of a process that is nobody's child.
     #[cfg(test)]
-    pub(crate) fn for_test(conf: Conf, heap: &'static Heap, arena: Arena) -> Plan {
-        Plan {
+    pub(crate) fn for_test(conf: Conf, heap: &'static Heap, arena: Arena) -> StartPlan {
+        StartPlan {
             conf,
             heap,
             exclude: Vec::new(),
@@ -122,7 +122,7 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl StartPlan {
     /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what
     /// they were. On the engine's first thread.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
@@ -132,7 +132,7 @@ impl Plan {
         [self.uffd].into_iter().filter(is_device).chain(page).collect()
     }
 
-    /// The `/dev/userfaultfd` among [`Plan::descriptors`], or -1.
+    /// The `/dev/userfaultfd` among [`StartPlan::descriptors`], or -1.
     pub(crate) fn uffd(&self) -> RawFd {
         self.uffd
     }
@@ -165,7 +165,7 @@ pub fn threshold(ram: u64) -> u64 {
 }
 
 /// The plan of a process that is dormant, and this one.
-pub(super) fn dormant() -> Option<&'static Plan> {
+pub(super) fn dormant() -> Option<&'static StartPlan> {
     (STAGE.load(SeqCst) == DORMANT && is_home()).then(|| PLAN.get()).flatten()
 }
 
@@ -190,13 +190,13 @@ pub(super) fn publish(stat: &Stat, reach: Reach) {
 
 /// A last look, for who reads the statistics of a program that has ended. By the library's finaliser.
 pub fn end() {
-    if let Some(stat) = dormant().and_then(Plan::stat) {
+    if let Some(stat) = dormant().and_then(StartPlan::stat) {
         publish(stat, here(0));
     }
 }
 
 /// On the engine's first thread: where it is to live.
-pub(crate) fn arena(plan: &Plan) -> Result<Arena, String> {
+pub(crate) fn arena(plan: &StartPlan) -> Result<Arena, String> {
     plan.arena.get().copied().ok_or_else(|| "the engine was started without its address space".into())
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn ready() {
 
 /// There will be none.
 pub(crate) fn failed(why: &str) {
-    warn_once_in_tree(Kind::NoEngine, &format!("{why}; this process goes on without a budget"));
+    warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
     CHARGES.allow(UNLIMITED);
     enter(OFF);
 }

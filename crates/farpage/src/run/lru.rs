@@ -3,8 +3,8 @@
 //! The policy is [`farpage_swap::workingset`]; here the words follow it. Pages that were read ahead and wait for their
 //! first touch have a list of their own. One mutex guards all lists. While it is held, membership equals state:
 //! `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on
-//! that of pages read ahead if their word says so, all others are on no list. (A [`Batch`] is the pager's own until it
-//! is spliced.) Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
+//! that of pages read ahead if their word says so, all others are on no list. (A [`PageBatch`] is the pager's own until
+//! it is spliced.) Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
 
 use crate::mem::units::FrameNo;
 use crate::mm::pool_share::Distances;
@@ -33,11 +33,11 @@ pub struct Lru {
 /// so the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of
 /// a `Mapped` page.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct PageBatch {
     list: List,
 }
 
-impl Batch {
+impl PageBatch {
     /// A page that was on no list: its word becomes `Mapped`.
     pub fn map(&mut self, table: &PageTable, node: Node, to: State) {
         debug_assert!(matches!(to, State::Mapped(_)));
@@ -87,7 +87,7 @@ impl Lru {
     }
 
     /// The pages of a batch go onto probation, the last one added as the youngest.
-    pub fn map_batch(&mut self, table: &PageTable, batch: &mut Batch) {
+    pub fn map_batch(&mut self, table: &PageTable, batch: &mut PageBatch) {
         self.set.map_all(table, &mut batch.list, Rank::NEW);
     }
 

@@ -3,7 +3,7 @@
 use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
 use crate::mem::heap::Heap;
 use crate::run::start;
-use crate::run::told::{self, Kind, warn_once_in_tree};
+use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::sys::message::{message, set_quiet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -28,9 +28,10 @@ pub fn start(heap: &'static Heap) {
             }
             start::sleep(conf, heap);
         }
-        Err(why) => {
-            warn_once_in_tree(Kind::NoEngine, &format!("{ENV_CONF}: {why}; this process goes on without a budget"))
-        }
+        Err(why) => warn_once_in_tree(
+            WarningKind::NoEngine,
+            &format!("{ENV_CONF}: {why}; this process goes on without a budget"),
+        ),
     }
 }
 

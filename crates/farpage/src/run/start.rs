@@ -11,8 +11,8 @@ use crate::mem::heap::Heap;
 use crate::run::budget::Budget;
 use crate::run::build::arena_sizes;
 use crate::run::dormant::{
-    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PATIENCE, PLAN, Plan, SHARED, STAGE, STARTING, dormant, enter,
-    failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
+    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PATIENCE, PLAN, SHARED, STAGE, STARTING, StartPlan, dormant,
+    enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
 };
 use crate::run::images::{own_images, program_needs_libc};
 use crate::run::stacks::MONITOR;
@@ -37,7 +37,7 @@ pub fn sleep(conf: Conf, heap: &'static Heap) {
     if let Some(stat) = stat {
         StatPage::begin(stat, conf.ram);
     }
-    let plan = Plan {
+    let plan = StartPlan {
         exclude: own_images(),
         uffd: uffd_device::passed_on(),
         stat: AtomicPtr::new(stat.map_or(std::ptr::null_mut(), |stat| std::ptr::from_ref(stat).cast_mut())),
@@ -113,7 +113,7 @@ fn look(more: u64) {
 }
 
 /// Starts the engine, and waits for it if that is wanted.
-fn wake(plan: &'static Plan, and_wait: bool) {
+fn wake(plan: &'static StartPlan, and_wait: bool) {
     let since = Instant::now();
     loop {
         // A handler that interrupts the start would wait for it.
@@ -140,7 +140,7 @@ fn wake(plan: &'static Plan, and_wait: bool) {
 }
 
 /// Starts the engine's first thread.
-fn begin(plan: &'static Plan) -> Result<(), String> {
+fn begin(plan: &'static StartPlan) -> Result<(), String> {
     if FILTERED.load(SeqCst) {
         return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
     }
@@ -218,7 +218,7 @@ pub(crate) fn thread_started(block: usize, stack: usize) {
 ///
 /// # Errors
 /// The errno of clone.
-pub(crate) fn spawn_first(plan: &'static Plan, arena: &Arena) -> Result<(), rustix::io::Errno> {
+pub(crate) fn spawn_first(plan: &'static StartPlan, arena: &Arena) -> Result<(), rustix::io::Errno> {
     let arg = std::ptr::from_ref(plan) as usize;
     let name = crate::stat::THREAD_NAME.as_bytes();
     let start = Start { entry: monitor::first, arg, name, share_files: false };

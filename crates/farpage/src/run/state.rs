@@ -37,7 +37,7 @@ use crate::run::pager::readahead::SlotPages;
 use crate::run::privileges::following::Following;
 use crate::run::stacks::stack;
 use crate::run::threads::board::Board;
-use crate::run::told::{self, Kind, warn_once_in_tree};
+use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::Stat;
 use crate::swap::space::SwapSpace;
@@ -300,7 +300,7 @@ impl Engine {
     /// Says once that memory can no longer be swapped out.
     pub fn warn_full(&self) {
         let text = "all swap devices are full: the program goes on above its budget; give it more with --swap";
-        warn_once_in_tree(Kind::Full, text);
+        warn_once_in_tree(WarningKind::Full, text);
     }
 
     /// Refreshes the levels of the statistics page. `rss` is the last sample, pages.
@@ -330,12 +330,12 @@ impl Engine {
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
         let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
         set(&s.meta_bytes, meta);
-        if meta > self.conf.ram / META_PART && !told::is_said(Kind::SpreadThin) {
+        if meta > self.conf.ram / META_PART && !told::is_said(WarningKind::SpreadThin) {
             let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(self.conf.ram));
             let text = format!(
                 "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
             );
-            warn_once_in_tree(Kind::SpreadThin, &text);
+            warn_once_in_tree(WarningKind::SpreadThin, &text);
         }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
         s.publish_usage(&self.space.usage());

@@ -78,7 +78,7 @@ enum Stored {
 
 /// A page that waits for its batch.
 #[derive(Clone, Copy)]
-struct Waiting {
+struct QueuedPage {
     node: Node,
     frame: FrameNo,
     hash: u128,
@@ -91,7 +91,7 @@ struct Waiting {
 /// waits for the others of its batch.
 pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
-    let mut waiting = [None::<Waiting>; BATCH_MAX];
+    let mut waiting = [None::<QueuedPage>; BATCH_MAX];
     let mut n = 0;
     let mut taken = [(Node(0), 0); TAKE];
     let queue = queue.min(BATCH_MAX);
@@ -110,7 +110,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
                 Ok(Stored::Zero) => publish(e, node, frame, None),
                 Ok(Stored::At(entry)) => publish(e, node, frame, Some(entry)),
                 Ok(Stored::Queued(hash)) => {
-                    waiting[n] = Some(Waiting { node, frame, hash });
+                    waiting[n] = Some(QueuedPage { node, frame, hash });
                     n += 1;
                     continue;
                 }
@@ -157,10 +157,10 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
 }
 
 /// Stores the pages that wait for a queued device, in one batch; how many were stored.
-fn store_queued(e: &Engine, waiting: &[Option<Waiting>]) -> usize {
+fn store_queued(e: &Engine, waiting: &[Option<QueuedPage>]) -> usize {
     let Some(first) = waiting.first().copied().flatten() else { return 0 };
     // SAFETY: as in `store`: the frames are ours while their pages are in writeback.
-    let page_of = |w: Waiting| -> (&Page, u128) { (unsafe { e.frames.page(w.frame) }, w.hash) };
+    let page_of = |w: QueuedPage| -> (&Page, u128) { (unsafe { e.frames.page(w.frame) }, w.hash) };
     let mut pages = [page_of(first); BATCH_MAX];
     for (page, w) in pages.iter_mut().zip(waiting.iter().flatten()) {
         *page = page_of(*w);

@@ -21,7 +21,7 @@ const F_GETSIG: usize = 11;
 
 /// What a warning is about. Signals have numbers up to 64, so there is room for six.
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub enum WarningKind {
     /// The engine cannot start.
     NoEngine,
     /// Memory cannot be managed.
@@ -55,12 +55,12 @@ fn inherited() -> Option<BorrowedFd<'static>> {
 }
 
 /// Whether this process knows that it has been said: what would be said need not be put into words.
-pub fn is_said(kind: Kind) -> bool {
+pub fn is_said(kind: WarningKind) -> bool {
     SAID.load(SeqCst) & 1 << kind as u32 != 0
 }
 
 /// [`warn`], if no process of the tree has warned of this kind.
-pub fn warn_once_in_tree(kind: Kind, text: &str) {
+pub fn warn_once_in_tree(kind: WarningKind, text: &str) {
     let bit = 1 << kind as u32;
     if SAID.fetch_or(bit, SeqCst) & bit == 0 && !is_noted(bit) {
         warn(text);

@@ -39,7 +39,7 @@ mod write;
 pub use open::{check, file_name};
 
 use super::io::inject::Injector;
-use super::io::{BATCH_MAX, Batch, Direction, Outcome, Place, Rings};
+use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::mm::page_hash::ContentKey;
@@ -57,7 +57,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
 use std::sync::{Arc, OnceLock};
-use table::{File, Inner, Own, PAGE_BITS, PAGE_MASK};
+use table::{File, FileSlots, Own, PAGE_BITS, PAGE_MASK};
 
 /// After this many failed batches of writes in a row the device takes no more pages.
 const WRITE_ERRORS_MAX: u32 = 16;
@@ -78,10 +78,10 @@ pub struct FileDevice {
     use_tmpfile: bool,
     create: Mutex<()>,
     own: Own,
-    inner: Mutex<Inner>,
+    inner: Mutex<FileSlots>,
     /// Forks so far.
     epoch: AtomicU32,
-    /// Pages of the own file that were stored before this epoch are frozen; [`Inner::frozen_below`].
+    /// Pages of the own file that were stored before this epoch are frozen; [`FileSlots::frozen_below`].
     frozen_below: AtomicU32,
     /// Monotonic second before which free disk space is not looked at again.
     retry_second: AtomicI64,
@@ -121,7 +121,7 @@ impl FileDevice {
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
     pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
         let opened = open::open(path, size)?;
-        let (inner, own) = Inner::new(opened.block, opened.rotational);
+        let (inner, own) = FileSlots::new(opened.block, opened.rotational);
         Ok(FileDevice {
             index,
             name: opened.name,

@@ -24,7 +24,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::io::{BATCH_MAX, Batch, Direction, Ring};
+use super::io::{BATCH_MAX, Batch, Direction, IoRing};
 use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
 use rustix::event::EventfdFlags;
@@ -74,7 +74,7 @@ pub enum Submitted {
 /// Windows in flight, of one thread.
 #[derive(Default)]
 pub struct ReadQueue {
-    ring: Option<Ring>,
+    ring: Option<IoRing>,
     /// Told by the kernel of each completion; close-on-exec, in the engine's table.
     event: Option<OwnedFd>,
     windows: Vec<Option<Box<Window>>>,
@@ -220,7 +220,7 @@ impl ReadQueue {
         }
         if self.ring.is_none() {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let made = Ring::new(REQUESTS_MAX as u32).and_then(|ring| {
+            let made = IoRing::new(REQUESTS_MAX as u32).and_then(|ring| {
                 let event = rustix::event::eventfd(0, flags)?;
                 ring.notify(event.as_fd())?;
                 Ok((ring, event))
@@ -248,7 +248,7 @@ impl ReadQueue {
             self.abandon(space);
             return;
         }
-        while let Some((at, run, result)) = self.ring.as_mut().and_then(Ring::reap) {
+        while let Some((at, run, result)) = self.ring.as_mut().and_then(IoRing::reap) {
             let Some(place) = self.windows.get_mut(at as usize) else { continue };
             let Some(window) = place else { continue };
             // What is left of a short read is read through the entry (`book`): by now it may be somewhere else.
@@ -333,5 +333,5 @@ impl Window {
 /// # Errors
 /// What the kernel said.
 pub fn try_ring() -> Result<(), Errno> {
-    Ring::new(4).map(drop)
+    IoRing::new(4).map(drop)
 }

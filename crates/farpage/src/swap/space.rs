@@ -19,7 +19,7 @@ pub(super) use load::Located;
 
 use super::file::FileDevice;
 use super::io::inject::{Faults, Injector};
-use super::io::{BATCH_MAX, Batch, Direction, Outcome, Rings};
+use super::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use super::pool::{Pool, SPAN_BYTES};
 use super::ram::Ram;
 use super::zram::Zram;

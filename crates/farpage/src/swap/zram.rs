@@ -43,7 +43,7 @@ use crate::sys::mutex::Mutex;
 use codec::{Codec, fill, same_filled};
 use farpage_swap::slots::SlotMap;
 use promote_policy::PromotePolicy;
-use record::{FLAGS, Kind, PASSED, Packing, Record, WORDS, YOUNG};
+use record::{FLAGS, PASSED, Packing, Record, RecordKind, WORDS, YOUNG};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -58,7 +58,7 @@ const WRITEBACK_BATCH: usize = 32;
 /// Pages that do not compress wait in the pool while they are fewer than one in so many of its pages.
 const RAW_PART: u64 = 3;
 
-struct Inner {
+struct ZramState {
     pool: Pool,
     /// Pages in the pool and the bytes they were compressed to.
     pool_pages: u64,
@@ -85,7 +85,7 @@ struct Inner {
 
 /// A page-aligned buffer for writeback.
 #[repr(align(4096))]
-struct Aligned(Page);
+struct WritebackPage(Page);
 
 /// Compressed memory as a swap device.
 pub struct Zram {
@@ -98,12 +98,12 @@ pub struct Zram {
     recompressing: Mutex<()>,
     recompressed: AtomicU64,
     slots: SlotMap<Record, WORDS>,
-    inner: Mutex<Inner>,
+    inner: Mutex<ZramState>,
     same_pages: AtomicU64,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Buffers of the writeback; made at its first use.
-    writeback: Mutex<Vec<Aligned>>,
+    writeback: Mutex<Vec<WritebackPage>>,
     /// The last allocation found no room and nothing was freed since.
     full: AtomicBool,
     incompressible: AtomicU64,
@@ -133,7 +133,7 @@ impl Zram {
             recompressed: AtomicU64::new(0),
             slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
             same_pages: AtomicU64::new(0),
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(ZramState {
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,
@@ -169,7 +169,11 @@ impl Zram {
     /// # Errors
     /// [`StoreError::Incompressible`]: they may not; [`StoreError::Full`].
     pub fn store_waiting(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
-        if self.has_room_for_raw() { self.insert(Kind::Raw, page, check) } else { Err(StoreError::Incompressible) }
+        if self.has_room_for_raw() {
+            self.insert(RecordKind::Raw, page, check)
+        } else {
+            Err(StoreError::Incompressible)
+        }
     }
 
     /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before
@@ -225,7 +229,7 @@ impl Zram {
     }
 
     /// An object that holds `bytes` and that nobody knows yet, counted.
-    fn new_object(&self, kind: Kind, bytes: &[u8]) -> Result<Handle, StoreError> {
+    fn new_object(&self, kind: RecordKind, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
             let mut inner = self.inner.lock();
             let handle = inner.pool.alloc(bytes.len());
@@ -235,7 +239,7 @@ impl Zram {
             let place = place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?;
             inner.pool_pages += 1;
             inner.compressed_bytes += bytes.len() as u64;
-            inner.raw_pages += u64::from(kind == Kind::Raw);
+            inner.raw_pages += u64::from(kind == RecordKind::Raw);
             place
         };
         // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
@@ -245,7 +249,7 @@ impl Zram {
     }
 
     /// Puts bytes in the pool and takes a slot for them.
-    fn insert(&self, kind: Kind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
+    fn insert(&self, kind: RecordKind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
         let handle = self.new_object(kind, bytes)?;
         let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
         let Some(slot) = self.slots.alloc(cpu::current(), record) else {
@@ -262,7 +266,7 @@ impl Zram {
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
         self.same_pages.fetch_add(1, Relaxed);
-        let Some(slot) = self.slots.alloc(cpu::current(), Record::new(Kind::Same, word, 0, check)) else {
+        let Some(slot) = self.slots.alloc(cpu::current(), Record::new(RecordKind::Same, word, 0, check)) else {
             self.same_pages.fetch_sub(1, Relaxed);
             return Err(StoreError::Full);
         };
@@ -276,17 +280,17 @@ impl Zram {
     /// The file entry that a slot forwards to.
     fn forwarded(&self, entry: Entry) -> Option<Entry> {
         let record = self.slots.get(entry.slot())?;
-        (record.kind == Kind::Forward).then(|| Entry::from_raw(record.data()))?
+        (record.kind == RecordKind::Forward).then(|| Entry::from_raw(record.data()))?
     }
 }
 
-impl Inner {
+impl ZramState {
     /// Takes back an object of a page, and its share of the counts.
-    fn drop_object(&mut self, kind: Kind, handle: Handle, len: usize) {
+    fn drop_object(&mut self, kind: RecordKind, handle: Handle, len: usize) {
         self.pool.free(handle);
         self.pool_pages -= 1;
         self.compressed_bytes -= len as u64;
-        self.raw_pages -= u64::from(kind == Kind::Raw);
+        self.raw_pages -= u64::from(kind == RecordKind::Raw);
     }
 
     /// Bytes that the pool holds beyond so many eighths of its limit.
@@ -324,7 +328,7 @@ impl SwapDevice for Zram {
             if bytes.len() > COMPRESSED_MAX {
                 return Err(StoreError::Incompressible);
             }
-            self.insert(Kind::Object, bytes, check)
+            self.insert(RecordKind::Object, bytes, check)
         });
         let stored = stored.unwrap_or(Err(StoreError::Incompressible));
         if stored == Err(StoreError::Incompressible) {
@@ -336,7 +340,7 @@ impl SwapDevice for Zram {
     fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
         match same_filled(page) {
             Some(word) => self.insert_same(word, check),
-            None => self.insert(Kind::Raw, page, check),
+            None => self.insert(RecordKind::Raw, page, check),
         }
     }
 
@@ -363,22 +367,22 @@ impl SwapDevice for Zram {
             if !record.young {
                 self.old_loads.fetch_add(1, Relaxed);
             }
-            if record.kind == Kind::Object && record.backup().is_some() {
+            if record.kind == RecordKind::Object && record.backup().is_some() {
                 self.promote_policy.note(true);
             }
         }
         let pool = inner.as_ref().map(|inner| &inner.pool);
         let corrupt = LoadError::Corrupt { device, slot };
         match record.kind {
-            Kind::Same => {
+            RecordKind::Same => {
                 fill(into, record.data());
                 Ok(())
             }
-            Kind::Raw => {
+            RecordKind::Raw => {
                 into.copy_from_slice(pool.and_then(|pool| pool.bytes(record.handle(), OBJECT_MAX)).ok_or(corrupt)?);
                 Ok(())
             }
-            Kind::Object => {
+            RecordKind::Object => {
                 let len = usize::from(record.len);
                 let object = pool.and_then(|pool| pool.bytes(record.handle(), len)).ok_or(corrupt)?;
                 let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
@@ -386,7 +390,7 @@ impl SwapDevice for Zram {
                 drop(inner);
                 if self.codec_of(&record).decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
             }
-            Kind::Forward => {
+            RecordKind::Forward => {
                 drop(inner);
                 let entry = Entry::from_raw(record.data()).ok_or(corrupt)?;
                 self.file_of(entry).ok_or(corrupt)?.load(entry, into)
@@ -419,17 +423,17 @@ impl SwapDevice for Zram {
             self.bad_frees.fetch_add(1, Relaxed);
             return false;
         };
-        if record.kind == Kind::Same {
+        if record.kind == RecordKind::Same {
             self.same_pages.fetch_sub(1, Relaxed);
         }
         if let Some(release) = release {
             release.run();
             self.inner.lock().pool.released(release);
         }
-        if record.kind != Kind::Forward && self.full.load(Relaxed) {
+        if record.kind != RecordKind::Forward && self.full.load(Relaxed) {
             self.full.store(false, Relaxed);
         }
-        let in_file = if record.kind == Kind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
+        let in_file = if record.kind == RecordKind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
         if let Some((entry, file)) = in_file.and_then(|e| Some((e, self.file_of(e)?))) {
             file.free(entry);
         }

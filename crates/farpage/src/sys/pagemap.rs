@@ -9,7 +9,7 @@ use std::io::Write;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Region {
+struct ScannedRegion {
     start: u64,
     end: u64,
     categories: u64,
@@ -155,9 +155,9 @@ fn scan(
     start: usize,
     end: usize,
     want: Categories,
-    mut each: impl FnMut(&Region) -> bool,
+    mut each: impl FnMut(&ScannedRegion) -> bool,
 ) -> Result<(), Errno> {
-    let mut regions = [Region::default(); 64];
+    let mut regions = [ScannedRegion::default(); 64];
     let mut from = start as u64;
     while from < end as u64 {
         let mut arg = ScanArg {

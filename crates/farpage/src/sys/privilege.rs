@@ -36,7 +36,7 @@ const CLONE_FS: usize = 0x200;
 const CAPABILITIES: u32 = 64;
 
 /// Where a thread is: a namespace or a directory, with its mount.
-type Place = (u64, u64);
+type ThreadPlace = (u64, u64);
 
 /// What a thread may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +51,8 @@ pub struct Privileges {
     no_new_privs: bool,
     /// It has a seccomp filter.
     filtered: bool,
-    namespaces: [Place; NAMESPACES.len()],
-    root: Place,
+    namespaces: [ThreadPlace; NAMESPACES.len()],
+    root: ThreadPlace,
     /// What has been said with `PR_SET_SECUREBITS`; no file tells.
     pub securebits: Option<u32>,
 }
@@ -245,7 +245,7 @@ impl Path {
 }
 
 /// What a link in `/proc` leads to. Where that cannot be said all are the same.
-fn place(proc: &Proc, path: &str) -> Place {
+fn place(proc: &Proc, path: &str) -> ThreadPlace {
     let what = StatxFlags::INO | StatxFlags::MNT_ID;
     statx(proc.as_fd(), path, AtFlags::empty(), what).map_or((0, 0), |stat| (stat.stx_ino, stat.stx_mnt_id))
 }

@@ -15,7 +15,7 @@ use super::raw::{Errno, nr, syscall};
 /// One instruction of a filter, as the kernel has it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Step {
+struct Instruction {
     code: u16,
     yes: u8,
     no: u8,
@@ -125,7 +125,7 @@ struct If {
 }
 
 struct Filter {
-    steps: [Step; STEPS],
+    steps: [Instruction; STEPS],
     len: usize,
 }
 
@@ -136,7 +136,7 @@ impl Filter {
 
     fn jump(&mut self, code: u16, k: u32, yes: u8, no: u8) {
         if let Some(step) = self.steps.get_mut(self.len) {
-            *step = Step { code, yes, no, k };
+            *step = Instruction { code, yes, no, k };
         }
         self.len += 1;
     }
@@ -162,7 +162,7 @@ impl Filter {
 /// The filter for threads of process `pid`.
 fn filter(pid: u32) -> Filter {
     let whole = |at, is| If { at, mask: u32::MAX, is };
-    let mut filter = Filter { steps: [Step { code: RETURN, yes: 0, no: 0, k: REFUSE }; STEPS], len: 0 };
+    let mut filter = Filter { steps: [Instruction { code: RETURN, yes: 0, no: 0, k: REFUSE }; STEPS], len: 0 };
     // A call by another convention has other numbers.
     filter.step(LOAD, ARCHITECTURE);
     filter.jump(IF_EQUAL, X86_64, 1, 0);
@@ -215,7 +215,7 @@ pub fn confine() -> Result<(), Errno> {
     #[repr(C)]
     struct Program {
         len: u16,
-        steps: *const Step,
+        steps: *const Instruction,
     }
     // SAFETY: reads and changes what belongs to the calling thread; the filter is alive during the call.
     let prctl = |option, a, b| unsafe { syscall(nr::PRCTL, [option, a, b, 0, 0, 0]) };

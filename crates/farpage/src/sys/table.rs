@@ -37,7 +37,7 @@ const END: u32 = 3;
 const ANSWERED: u32 = 4;
 
 /// Something the keeper runs once.
-type Job = Box<dyn FnOnce() + Send>;
+type KeeperJob = Box<dyn FnOnce() + Send>;
 
 /// A descriptor, and the file that it was when it was opened.
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +89,7 @@ pub struct Table {
     what: [AtomicUsize; 7],
     /// What the kernel said to it.
     answer: AtomicIsize,
-    job: Mutex<Option<Job>>,
+    job: Mutex<Option<KeeperJob>>,
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 

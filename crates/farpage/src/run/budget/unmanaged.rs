@@ -42,7 +42,7 @@ pub(crate) struct Unmanaged {
     next: Option<Instant>,
     next_shared: Option<Instant>,
     stuck_since: Option<Instant>,
-    found: Found,
+    found: UnmanagedPages,
     /// Pages that the look before found.
     before: u64,
 }
@@ -53,7 +53,7 @@ static WARNED_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// Pages by what they are.
 #[derive(Default)]
-struct Found {
+struct UnmanagedPages {
     files: u64,
     code: u64,
     stack: u64,
@@ -63,7 +63,7 @@ struct Found {
     name: Vec<u8>,
 }
 
-impl Found {
+impl UnmanagedPages {
     fn add(&mut self, kind: Kind, pages: u64, name: &[u8]) {
         let part = match kind {
             Kind::File => &mut self.files,
@@ -169,7 +169,7 @@ impl Unmanaged {
     /// Counts what is not managed; false: could not be done.
     fn count(&mut self, e: &Engine, maps: &OwnedFd, buffer: &mut [u8]) -> bool {
         let Some(pagemap) = &self.pagemap else { return false };
-        self.found = Found::default();
+        self.found = UnmanagedPages::default();
         let (found, mut parts) = (&mut self.found, Vec::new());
         mappings(maps, buffer, |m, name| {
             if matches!(m.kind, Kind::Shared | Kind::SharedFile) || e.arena.all.contains(m.start) {
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_largest_part_is_told_first_and_small_ones_are_not() {
-        let mut found = Found::default();
+        let mut found = UnmanagedPages::default();
         found.add(Kind::File, 256, b"/small");
         found.add(Kind::File, 2560, b"/large (deleted)");
         found.add(Kind::Plain, 100, b"");

@@ -15,7 +15,7 @@ use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
-use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::raw::{nr, syscall};
@@ -96,7 +96,7 @@ impl Engine {
     fn warn_retired(&self) {
         self.charges.allow(UNLIMITED);
         let text = "the program has given all its threads a seccomp filter, under which memory cannot be managed";
-        warn_once_in_tree(Kind::NoEngine, &format!("{text}; this process goes on without a budget"));
+        warn_once_in_tree(WarningKind::NoEngine, &format!("{text}; this process goes on without a budget"));
     }
 
     /// Returns when the monitor has looked, or memory is managed.

@@ -23,7 +23,7 @@ use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
-use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::stat::Stat;
 use crate::swap::Entry;
 use crate::sys::futex;
@@ -61,7 +61,7 @@ impl Engine {
     /// Says so once, where a budget was wanted.
     pub(crate) fn warn_alone(&self) {
         warn_once_in_tree(
-            Kind::Alone,
+            WarningKind::Alone,
             "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
              its memory stays as it is, and this process goes on without a budget",
         );

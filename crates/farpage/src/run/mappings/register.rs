@@ -7,7 +7,7 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::page_hash::is_zero;
-use crate::run::lru::Batch;
+use crate::run::lru::PageBatch;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
 use crate::run::state::{Engine, give_up};
@@ -84,7 +84,7 @@ impl Engine {
 
     /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
     fn list_present(&self, first: Vpn, last: Vpn) {
-        let mut batch = Batch::default();
+        let mut batch = PageBatch::default();
         for vpn in first..last {
             if let Some(node) = self.table.node_or_create(vpn)
                 && self.table.state(node) == State::None

@@ -13,7 +13,7 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::ZERO_PAGES;
-use crate::run::lru::Batch;
+use crate::run::lru::PageBatch;
 use crate::run::page_table::{Node, State};
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::{Fault, Pager};
@@ -141,7 +141,7 @@ impl Pager {
         while at < to {
             let Some(zeros) = self.reserve_zeros(((to - at) as usize).min(ZERO_PAGES)) else { break };
             let placed = self.fill_zeros(at, zeros);
-            let mut batch = Batch::default();
+            let mut batch = PageBatch::default();
             for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
             }

@@ -51,7 +51,7 @@ pub(crate) enum Plan {
 }
 
 /// What is known of one mapping.
-struct Mapping {
+struct MappingStreams {
     start: Vpn,
     vma: VmaState,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Readahead {
     own: usize,
     streams: Box<[Streams; THREADS]>,
     /// The one used last first.
-    mappings: Vec<Mapping>,
+    mappings: Vec<MappingStreams>,
     cluster: ClusterState,
 }
 
@@ -176,11 +176,11 @@ impl Readahead {
         self.tuning.rule == Rule::Vma
     }
 
-    fn mapping(&mut self, start: Vpn) -> &mut Mapping {
+    fn mapping(&mut self, start: Vpn) -> &mut MappingStreams {
         let known = self.mappings.iter().position(|m| m.start == start);
         let at = known.unwrap_or_else(|| {
             self.mappings.truncate(MAPPINGS - 1);
-            self.mappings.push(Mapping { start, vma: VmaState::default() });
+            self.mappings.push(MappingStreams { start, vma: VmaState::default() });
             self.mappings.len() - 1
         });
         self.mappings[..=at].rotate_right(1);

@@ -13,7 +13,7 @@ use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
-use crate::run::pager::robust::lists::Lists;
+use crate::run::pager::robust::lists::RobustLists;
 use crate::run::pager::scratch::{COPY_MAX, Scratch};
 use crate::run::pager::state::{Pager, THREAD_NAME, Transit};
 use crate::run::pager::trace::Recorder;
@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// What a pager needs of the system.
-pub struct Opened {
+pub struct PagerParts {
     mm: Box<dyn AddressSpace>,
     discard_area: Box<dyn AddressSpace>,
     kick: OwnedFd,
@@ -45,7 +45,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line: why memory cannot be managed.
-    pub fn activate(&'static self, proc: &Proc, opened: Option<Opened>) -> Result<(), String> {
+    pub fn activate(&'static self, proc: &Proc, opened: Option<PagerParts>) -> Result<(), String> {
         let opened = opened.map_or_else(|| self.open(proc), Ok)?;
         let mut pager = self.make_pager(opened, proc)?;
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
@@ -58,7 +58,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line: what is not allowed, or failed.
-    pub(crate) fn open(&self, proc: &Proc) -> Result<Opened, String> {
+    pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, String> {
         let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
         let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let discard_area = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
@@ -76,11 +76,11 @@ impl Engine {
         let again = |e| format!("cannot keep /proc/self/maps open: {}", ErrnoText::from(e));
         let for_discard_area = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
         let mm = Box::new(Kernel::new(uffd, maps));
-        Ok(Opened { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick })
+        Ok(PagerParts { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick })
     }
 
-    pub(crate) fn make_pager(&'static self, opened: Opened, proc: &Proc) -> Result<Box<Pager>, String> {
-        let Opened { mm, discard_area, kick } = opened;
+    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &Proc) -> Result<Box<Pager>, String> {
+        let PagerParts { mm, discard_area, kick } = opened;
         let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.discard_area) = Some(discard_area);
@@ -112,7 +112,7 @@ impl Engine {
             news: Vec::new(),
             readahead: Readahead::new(self.conf.readahead, self.conf.ram),
             prefetch: Prefetch::default(),
-            robust: Lists::new(proc.try_clone().map_err(no_proc)?),
+            robust: RobustLists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
             trace: self.recorder()?,
@@ -141,7 +141,7 @@ impl Engine {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         // No threads are to be waited for, or to be bound to CPUs: a directory without any.
         let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let pager = self.make_pager(Opened { mm, discard_area, kick }, &Proc::from_fd(nobody)).unwrap();
+        let pager = self.make_pager(PagerParts { mm, discard_area, kick }, &Proc::from_fd(nobody)).unwrap();
         self.active.store(true, Ordering::SeqCst);
         pager
     }

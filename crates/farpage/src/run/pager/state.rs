@@ -10,7 +10,7 @@ use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
-use crate::run::pager::robust::lists::Lists;
+use crate::run::pager::robust::lists::RobustLists;
 use crate::run::pager::scratch::Scratch;
 use crate::run::pager::trace::Recorder;
 use crate::run::state::Engine;
@@ -108,7 +108,7 @@ pub struct Pager {
     /// What is read before it is wanted.
     pub(crate) prefetch: Prefetch,
     /// Mutexes whose owners' death is to be told.
-    pub(crate) robust: Lists,
+    pub(crate) robust: RobustLists,
     /// Sequential first touches.
     pub(crate) zero_streams: Streams,
     /// Pages that were to be zero-filled for the last first touch.

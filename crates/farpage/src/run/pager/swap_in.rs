@@ -7,7 +7,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::Page;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::READAHEAD_MAX;
-use crate::run::lru::Batch;
+use crate::run::lru::PageBatch;
 use crate::run::page_table::State;
 use crate::run::pager::fault::run_around;
 use crate::run::pager::prefetch::windows::Inflight;
@@ -283,7 +283,7 @@ impl Pager {
         for (kept, entry) in kept.iter_mut().zip(entries) {
             *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
         }
-        let (mut touched, mut batch) = (None, Batch::default());
+        let (mut touched, mut batch) = (None, PageBatch::default());
         for (i, kept) in kept[..entries.len()].iter().enumerate() {
             let Some(node) = e.table.node(vpn + i as u64) else { continue };
             if wanted && i == 0 {

@@ -13,7 +13,7 @@ use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
 use crate::mem::units::Page;
 use crate::run::build::arena_sizes;
-use crate::run::dormant::Plan;
+use crate::run::dormant::StartPlan;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
 use crate::run::threads::writer;
@@ -63,7 +63,7 @@ impl World {
         let heap: &'static Heap = Box::leak(Box::new(Heap::empty()));
         let conf = Conf::parse(&format!("ram:16777216;idle-poll:never;verify;quiet;{conf}")).unwrap();
         let arena = Arena::reserve(arena_sizes(conf.ram)).unwrap();
-        let e = Engine::build(Box::leak(Box::new(Plan::for_test(conf, heap, arena)))).unwrap();
+        let e = Engine::build(Box::leak(Box::new(StartPlan::for_test(conf, heap, arena)))).unwrap();
         e.decompressor.never();
         let kernel = Fake::new(seed, refuse, e.arena);
         let pager = e.pager_for_test(Box::new(kernel.clone()), Box::new(kernel.clone()));

@@ -12,12 +12,12 @@ use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::unmanaged::Unmanaged;
-use crate::run::dormant::{self, Plan};
+use crate::run::dormant::{self, StartPlan};
 use crate::run::fork::protocol::room_for_start;
-use crate::run::pager::start::Opened;
+use crate::run::pager::start::PagerParts;
 use crate::run::stacks::MONITOR;
 use crate::run::state::{Engine, give_up, show_engine};
-use crate::run::told::{Kind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::StatPage;
 use crate::sys::cpu;
@@ -37,7 +37,7 @@ pub struct Monitor {
     /// `/proc`.
     pub proc: Proc,
     /// What the pager will need, if it is there already.
-    opened: Option<Opened>,
+    opened: Option<PagerParts>,
     statm: OwnedFd,
     maps: OwnedFd,
     buffer: Vec<u8>,
@@ -62,7 +62,7 @@ pub struct Monitor {
 pub(crate) extern "C" fn first(plan: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn_first passed the address of the plan, which is never freed.
-    let plan: &'static Plan = unsafe { &*(plan as *const Plan) };
+    let plan: &'static StartPlan = unsafe { &*(plan as *const StartPlan) };
     match make(plan) {
         Ok(mut monitor) => {
             monitor.work();
@@ -77,7 +77,7 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
 }
 
 /// Makes the engine and its monitor. What was copied of the program's descriptors goes first.
-fn make(plan: &'static Plan) -> Result<Monitor, String> {
+fn make(plan: &'static StartPlan) -> Result<Monitor, String> {
     plan.give_heap()?;
     close_program_files(plan.descriptors());
     // Refused: perhaps the limit is enough.
@@ -284,7 +284,7 @@ impl Monitor {
                 self.failed = true;
                 e.hopeless.store(true, SeqCst);
                 let text = format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow");
-                warn_once_in_tree(Kind::Unmanaged, &text);
+                warn_once_in_tree(WarningKind::Unmanaged, &text);
             }
         }
     }

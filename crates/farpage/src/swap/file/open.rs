@@ -25,7 +25,7 @@ const KEEP_FREE_MAX: u64 = 4 << 30;
 /// Filesystem types that are memory.
 const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-pub struct Opened {
+pub struct OpenedFile {
     pub name: String,
     /// Where files are created; `None`: nowhere, the path is a block device.
     pub dir: Option<Fd>,
@@ -45,7 +45,7 @@ pub fn file_name(path: &Path) -> String {
 }
 
 /// Opens a swap path; creates nothing.
-pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
+pub fn open(path: &Path, size: Option<u64>) -> Result<OpenedFile, DeviceError> {
     let name = file_name(path);
     let error = |reason: String, remedy: &str| DeviceError { name: name.clone(), reason, remedy: remedy.into() };
     let slots_max = size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS));
@@ -64,7 +64,7 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
             let (backing, slots) = block::open(path, stat.st_rdev, &error)?;
             let (rotational, block_size) = (is_rotational(stat.st_rdev), block_size(stat.st_rdev));
             let (block, slots_max) = (Some(backing), slots_max.min(slots));
-            return Ok(Opened { name, dir: None, block, slots_max, rotational, block_size, warning: None });
+            return Ok(OpenedFile { name, dir: None, block, slots_max, rotational, block_size, warning: None });
         }
         _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
@@ -73,7 +73,7 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<Opened, DeviceError> {
     let warning = in_memory
         .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"));
     let (rotational, block_size) = (is_rotational(stat.st_dev), block_size(stat.st_dev).min(PAGE_SIZE as u32));
-    Ok(Opened { name, dir: Some(Fd::new(dir)), block: None, slots_max, rotational, block_size, warning })
+    Ok(OpenedFile { name, dir: Some(Fd::new(dir)), block: None, slots_max, rotational, block_size, warning })
 }
 
 /// What the launcher can see to before the program starts, without changing anything.

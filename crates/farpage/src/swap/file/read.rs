@@ -7,18 +7,18 @@ use super::*;
 use std::ops::Deref;
 
 /// A file that stays there as long as this lives.
-pub(super) enum Found<'a> {
+pub(super) enum FoundFile<'a> {
     Own(&'a File),
     Inherited(Arc<File>),
 }
 
-impl Deref for Found<'_> {
+impl Deref for FoundFile<'_> {
     type Target = File;
 
     fn deref(&self) -> &File {
         match self {
-            Found::Own(file) => file,
-            Found::Inherited(file) => file,
+            FoundFile::Own(file) => file,
+            FoundFile::Inherited(file) => file,
         }
     }
 }
@@ -38,20 +38,20 @@ impl FileDevice {
             outcome
         };
         match outcome {
-            Outcome::Done if self.complete(entry, into) => Ok(()),
-            Outcome::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
-            Outcome::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
-            Outcome::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
+            Transferred::Done if self.complete(entry, into) => Ok(()),
+            Transferred::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
+            Transferred::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
+            Transferred::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
         }
     }
 
     /// The file of an entry in use, the page in it, and what is kept for it.
-    pub(super) fn find(&self, entry: Entry) -> Option<(Found<'_>, u64, FileSlot)> {
+    pub(super) fn find(&self, entry: Entry) -> Option<(FoundFile<'_>, u64, FileSlot)> {
         let (id, page) = split(entry)?;
         let own = self.own.get().filter(|own| usize::from(own.id) == id);
         let file = match own {
-            Some(own) => Found::Own(own),
-            None => Found::Inherited(self.inner.lock().files.get(id)?.clone()?),
+            Some(own) => FoundFile::Own(own),
+            None => FoundFile::Inherited(self.inner.lock().files.get(id)?.clone()?),
         };
         let slot = file.slots.get(page)?;
         Some((file, page, slot))
@@ -71,7 +71,13 @@ impl FileDevice {
     }
 
     /// Transfers one page, aligned; switches O_DIRECT off if that is what the kernel minds.
-    pub(super) fn transfer_one(&self, backing: &Backing, slot: u64, direction: Direction, page: &mut Page) -> Outcome {
+    pub(super) fn transfer_one(
+        &self,
+        backing: &Backing,
+        slot: u64,
+        direction: Direction,
+        page: &mut Page,
+    ) -> Transferred {
         for last in [false, true] {
             let mut batch = Batch::new(direction);
             let place = self.place_in(backing, slot);
@@ -79,11 +85,11 @@ impl FileDevice {
             unsafe { batch.push(&place, page) };
             self.rings.run(&mut batch, &mut || {});
             match batch.outcome(0) {
-                Outcome::Failed(Errno::INVAL) if !last && backing.give_up_direct().is_ok() => {}
+                Transferred::Failed(Errno::INVAL) if !last && backing.give_up_direct().is_ok() => {}
                 outcome => return outcome,
             }
         }
-        Outcome::Failed(Errno::INVAL)
+        Transferred::Failed(Errno::INVAL)
     }
 
     pub(super) fn place_in(&self, backing: &Backing, slot: u64) -> Place {

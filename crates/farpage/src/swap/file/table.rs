@@ -1,8 +1,8 @@
 //! The slots of a file device: own and inherited files, and what a fork freezes.
 //!
 //! The rules are in the header of the file device. A file's slots have their own locks (`farpage_swap::slots`); which
-//! files there are, and what is rare, is [`Inner`], behind the device's `inner` lock. No I/O here, except that dropping
-//! an inherited file closes it.
+//! files there are, and what is rare, is [`FileSlots`], behind the device's `inner` lock. No I/O here, except that
+//! dropping an inherited file closes it.
 
 use super::backing::Backing;
 use crate::swap::Entry;
@@ -27,7 +27,7 @@ pub struct FileSlot {
     pub epoch: u32,
     /// Its page is being copied to another device. A new page has none, so a mark that is still there means: the same.
     pub marked: bool,
-    /// Its page is on another device now (`Inner::moved`).
+    /// Its page is on another device now (`FileSlots::moved`).
     pub moved: bool,
     /// The page's number among those written to this file, which makes its nonce. It would start again after 2^48
     /// pages, an exbibyte written to one file.
@@ -84,8 +84,8 @@ pub struct Own(AtomicPtr<File>);
 
 impl Own {
     pub fn get(&self) -> Option<&File> {
-        // SAFETY: null, or a file that `Inner::files` keeps for as long as it is the own one: only
-        // `Inner::become_child` replaces it, in a process with one thread, which has no reference then.
+        // SAFETY: null, or a file that `FileSlots::files` keeps for as long as it is the own one: only
+        // `FileSlots::become_child` replaces it, in a process with one thread, which has no reference then.
         unsafe { self.0.load(Acquire).as_ref() }
     }
 
@@ -98,7 +98,7 @@ impl Own {
 pub type PlainHasher = BuildHasherDefault<DefaultHasher>;
 
 /// What concerns the device as a whole.
-pub struct Inner {
+pub struct FileSlots {
     /// By file id, the own one included.
     pub files: Vec<Option<Arc<File>>>,
     /// Forks whose child may still live.
@@ -117,14 +117,14 @@ pub struct Inner {
     rotational: bool,
 }
 
-impl Inner {
+impl FileSlots {
     /// With an own file, which is `backing` if there is one already. `rotational`: slots are taken in order, by all
     /// CPUs together.
-    pub fn new(backing: Option<Backing>, rotational: bool) -> (Inner, Own) {
+    pub fn new(backing: Option<Backing>, rotational: bool) -> (FileSlots, Own) {
         let file = Arc::new(File::new(0, backing, rotational));
         let own = Own(AtomicPtr::default());
         own.set(Some(&file));
-        let inner = Inner {
+        let inner = FileSlots {
             files: vec![Some(file)],
             leases: Vec::new(),
             deferred: Vec::new(),
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn slots_of_a_rotational_device_come_in_order_whoever_takes_them() {
         let in_order = |rotational| {
-            let (_inner, own) = Inner::new(None, rotational);
+            let (_inner, own) = FileSlots::new(None, rotational);
             let slots = &own.get().unwrap().slots;
             slots.grow(1 << 14);
             let any = FileSlot { check: [0; 4], epoch: 0, marked: false, moved: false, count: 0 };

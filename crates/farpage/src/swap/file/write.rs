@@ -159,20 +159,20 @@ impl FileDevice {
         let mut result = Ok(());
         let mut written = [false; BATCH_MAX];
         for (at, ((&(i, slot), number), written)) in places.iter().zip(numbers).zip(&mut written).enumerate() {
-            let mut outcome = number.map_or(Outcome::Failed(Errno::INVAL), |n| batch.outcome(n));
-            if outcome != Outcome::Done {
+            let mut outcome = number.map_or(Transferred::Failed(Errno::INVAL), |n| batch.outcome(n));
+            if outcome != Transferred::Done {
                 outcome = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
             }
             match outcome {
-                Outcome::Done => {
+                Transferred::Done => {
                     *written = true;
                     let count = sealed.as_ref().map_or(0, |sealed| sealed.first + at as u64);
                     let (check, epoch) = (check_words(pages[i].1), self.epoch.load(Relaxed));
                     own.slots.insert(slot, FileSlot { check, epoch, count, ..FileSlot::default() });
                     out[i] = Entry::new(self.index, u64::from(own.id) << PAGE_BITS | slot);
                 }
-                Outcome::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
-                Outcome::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
+                Transferred::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
+                Transferred::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
         // Who looked at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that

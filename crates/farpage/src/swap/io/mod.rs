@@ -32,7 +32,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 pub use direction::Direction;
-pub use ring::{Ring, Rings};
+pub use ring::{IoRing, Rings};
 
 /// Most pages in a batch.
 pub const BATCH_MAX: usize = 64;
@@ -54,7 +54,7 @@ pub struct Place {
 
 /// What became of one page of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Transferred {
     /// Transferred whole.
     Done,
     /// The file ends before the page does.
@@ -74,7 +74,7 @@ struct Run {
     /// Bytes.
     want: usize,
     done: usize,
-    end: Option<Outcome>,
+    end: Option<Transferred>,
     injector: Option<Arc<Injector>>,
     upset: Upset,
 }
@@ -198,15 +198,15 @@ impl Batch {
     }
 
     /// What became of page `i` of a batch that has been run.
-    pub fn outcome(&self, i: usize) -> Outcome {
+    pub fn outcome(&self, i: usize) -> Transferred {
         let (run, at) = self.pages[i];
         let run = &self.runs[usize::from(run)];
         match run.end {
-            _ if run.done >= (usize::from(at) + 1) * PAGE_SIZE => Outcome::Done,
-            Some(Outcome::EndOfFile) => Outcome::EndOfFile,
-            Some(Outcome::Failed(errno)) => Outcome::Failed(errno),
+            _ if run.done >= (usize::from(at) + 1) * PAGE_SIZE => Transferred::Done,
+            Some(Transferred::EndOfFile) => Transferred::EndOfFile,
+            Some(Transferred::Failed(errno)) => Transferred::Failed(errno),
             // A run that ended whole has all its pages; one that did not end was never submitted.
-            Some(Outcome::Done) | None => Outcome::Failed(Errno::IO),
+            Some(Transferred::Done) | None => Transferred::Failed(Errno::IO),
         }
     }
 
@@ -222,16 +222,16 @@ impl Batch {
         }
         let limit = match run.upset {
             Upset::Error => {
-                self.end(i, Outcome::Failed(Errno::IO));
+                self.end(i, Transferred::Failed(Errno::IO));
                 return None;
             }
             Upset::Full => {
-                self.end(i, Outcome::Failed(Errno::NOSPC));
+                self.end(i, Transferred::Failed(Errno::NOSPC));
                 return None;
             }
             Upset::Short(bytes) | Upset::Torn(bytes) | Upset::TornSilently(bytes) if run.done == 0 => Some(bytes),
             Upset::Torn(_) => {
-                self.end(i, Outcome::Failed(Errno::IO));
+                self.end(i, Transferred::Failed(Errno::IO));
                 return None;
             }
             _ => None,
@@ -252,8 +252,8 @@ impl Batch {
         let run = &mut self.runs[i];
         run.tries += 1;
         match result {
-            Ok(0) if direction == Direction::Read => self.end(i, Outcome::EndOfFile),
-            Ok(0) => self.end(i, Outcome::Failed(Errno::IO)),
+            Ok(0) if direction == Direction::Read => self.end(i, Transferred::EndOfFile),
+            Ok(0) => self.end(i, Transferred::Failed(Errno::IO)),
             Ok(n) => {
                 // The page goes on as if its rest had been stored.
                 let torn = matches!(run.upset, Upset::TornSilently(_)) && run.done == 0;
@@ -275,16 +275,16 @@ impl Batch {
                 }
                 if run.done >= run.want {
                     self.flip(i);
-                    self.end(i, Outcome::Done);
+                    self.end(i, Transferred::Done);
                 }
             }
             Err(Errno::INTR | Errno::AGAIN) if run.tries < TRIES_MAX => {}
-            Err(errno) => self.end(i, Outcome::Failed(errno)),
+            Err(errno) => self.end(i, Transferred::Failed(errno)),
         }
         self.runs[i].end.is_none()
     }
 
-    fn end(&mut self, i: usize, end: Outcome) {
+    fn end(&mut self, i: usize, end: Transferred) {
         self.runs[i].end = Some(end);
         self.open -= 1;
     }

@@ -49,7 +49,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One io_uring, for the thread that made it.
-pub struct Ring {
+pub struct IoRing {
     uring: ManuallyDrop<IoUring>,
     /// Process that made it.
     owner: u32,
@@ -57,12 +57,12 @@ pub struct Ring {
     in_flight: usize,
 }
 
-impl Ring {
+impl IoRing {
     /// A ring of the calling thread, for `entries` requests at a time.
     ///
     /// # Errors
     /// What the kernel said; ENOSYS and EPERM mean that there is no io_uring here.
-    pub fn new(entries: u32) -> Result<Ring, Errno> {
+    pub fn new(entries: u32) -> Result<IoRing, Errno> {
         let mut builder: io_uring::Builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().dontfork();
         let uring = builder.setup_r_disabled().build(entries).map_err(errno)?;
@@ -77,7 +77,7 @@ impl Ring {
         ];
         uring.submitter().register_restrictions(&mut allowed).map_err(errno)?;
         uring.submitter().register_enable_rings().map_err(errno)?;
-        Ok(Ring { uring: ManuallyDrop::new(uring), owner: process(), in_flight: 0 })
+        Ok(IoRing { uring: ManuallyDrop::new(uring), owner: process(), in_flight: 0 })
     }
 
     /// From now on adds to `eventfd` whenever a completion can be booked. (Polling the ring itself is no way to wait:
@@ -102,7 +102,7 @@ impl Ring {
     /// Queues all runs of a batch, marked with `tag`. The caller has seen to it that the ring has room.
     ///
     /// # Safety
-    /// Batch and memory stay where they are, untouched, until every run has been booked ([`Ring::reap`]).
+    /// Batch and memory stay where they are, untouched, until every run has been booked ([`IoRing::reap`]).
     pub(in crate::swap) unsafe fn queue(&mut self, batch: &mut Batch, tag: u32) {
         for i in 0..batch.runs() {
             if let Some(request) = batch.request(i) {
@@ -113,7 +113,7 @@ impl Ring {
     }
 
     /// # Safety
-    /// As for [`Ring::queue`].
+    /// As for [`IoRing::queue`].
     unsafe fn push(&mut self, request: &Request, tag: u32, run: usize) {
         let fd = types::Fd(request.fd);
         let (vectors, count) = (request.vectors, request.count as u32);
@@ -240,7 +240,7 @@ impl Refusals {
     }
 }
 
-impl Drop for Ring {
+impl Drop for IoRing {
     fn drop(&mut self) {
         // In a forked child the addresses and the descriptor number may be somebody else's.
         if self.owner == process() {
@@ -254,7 +254,7 @@ impl Drop for Ring {
 pub struct Rings {
     /// Thread ids; 0: free.
     owners: [AtomicU32; RINGS],
-    rings: [Mutex<Option<Ring>>; RINGS],
+    rings: [Mutex<Option<IoRing>>; RINGS],
     /// No io_uring here.
     refused: AtomicBool,
     /// Requests that went out, pages in them.
@@ -298,7 +298,7 @@ impl Rings {
             && let Some(mut place) = self.cell().and_then(Mutex::try_lock)
         {
             if place.is_none() {
-                match Ring::new(BATCH_MAX as u32) {
+                match IoRing::new(BATCH_MAX as u32) {
                     Ok(ring) => *place = Some(ring),
                     Err(_) => self.refuse(),
                 }
@@ -399,7 +399,7 @@ impl Rings {
     }
 
     /// The calling thread's cell; `None`: all are taken, or there is no io_uring.
-    fn cell(&self) -> Option<&Mutex<Option<Ring>>> {
+    fn cell(&self) -> Option<&Mutex<Option<IoRing>>> {
         if self.refused() {
             return None;
         }

@@ -69,8 +69,12 @@ fn random_batches(uring: bool, faults: Option<Faults>) {
             assert_eq!(called, 1);
             let outcomes: Vec<_> = (0..todo.len()).map(|n| batch.outcome(n)).collect();
             let right = |i: usize| write || frames[i].0 == page_of(model[&slots[i]]).0;
-            todo =
-                todo.iter().zip(outcomes).filter(|&(&i, o)| o != Outcome::Done || !right(i)).map(|(&i, _)| i).collect();
+            todo = todo
+                .iter()
+                .zip(outcomes)
+                .filter(|&(&i, o)| o != Transferred::Done || !right(i))
+                .map(|(&i, _)| i)
+                .collect();
             if todo.is_empty() {
                 break;
             }
@@ -119,7 +123,7 @@ fn io_silent_faults_change_what_is_stored_and_nothing_else() {
                     unsafe { batch.push(&place(&fd, *slot, Some(&injector)), &mut frame.0) }.unwrap();
                 }
                 rings.run(&mut batch, &mut || {});
-                assert!((0..slots.len()).all(|n| batch.outcome(n) == Outcome::Done), "told");
+                assert!((0..slots.len()).all(|n| batch.outcome(n) == Transferred::Done), "told");
                 for (slot, frame) in slots.iter().zip(&frames) {
                     let right = page_of(slot * 8 + 7);
                     assert!(frame.0 == right.0, "the page in memory was changed");
@@ -171,7 +175,7 @@ fn io_neighbours_are_merged() {
     // 1-3, 5-6, 9, 8, 10; neighbours in memory are one vector.
     assert_eq!((batch.runs(), batch.vector_count), (5, 5));
     rings(true).run(&mut batch, &mut || {});
-    assert!((0..8).all(|i| batch.outcome(i) == Outcome::Done));
+    assert!((0..8).all(|i| batch.outcome(i) == Transferred::Done));
     assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size, 11 * PAGE_SIZE as i64);
 }
 
@@ -190,7 +194,7 @@ fn io_the_end_of_the_file_and_errors_are_told_page_by_page() {
         }
         rings.run(&mut batch, &mut || {});
         let outcomes: Vec<_> = (0..4).map(|i| batch.outcome(i)).collect();
-        assert_eq!(outcomes, [Outcome::Done, Outcome::Done, Outcome::EndOfFile, Outcome::EndOfFile]);
+        assert_eq!(outcomes, [Transferred::Done, Transferred::Done, Transferred::EndOfFile, Transferred::EndOfFile]);
         // One run on a descriptor that is not there, one that is.
         let mut batch = Batch::new(Direction::Read);
         let gone = Place { fd: -1, ..place(&fd, 1, None) };
@@ -200,7 +204,7 @@ fn io_the_end_of_the_file_and_errors_are_told_page_by_page() {
             batch.push(&place(&fd, 1, None), &mut frames[1].0);
         }
         rings.run(&mut batch, &mut || {});
-        assert_eq!((batch.outcome(0), batch.outcome(1)), (Outcome::Failed(Errno::BADF), Outcome::Done));
+        assert_eq!((batch.outcome(0), batch.outcome(1)), (Transferred::Failed(Errno::BADF), Transferred::Done));
     }
 }
 
@@ -225,7 +229,7 @@ fn io_every_thread_has_a_ring_of_its_own_and_more_threads_do_without() {
                             unsafe { batch.push(&place(fd, slot, None), &mut frame.0) };
                         }
                         rings.run(&mut batch, &mut || {});
-                        assert_eq!((batch.outcome(0), batch.outcome(1)), (Outcome::Done, Outcome::Done));
+                        assert_eq!((batch.outcome(0), batch.outcome(1)), (Transferred::Done, Transferred::Done));
                         assert!(frames[0].0 == page_of(slot).0 && frames[1].0 == page_of(slot + 5000).0);
                     }
                 }
@@ -256,7 +260,7 @@ fn io_work_done_meanwhile_may_do_io_itself() {
         rings.run(&mut inner, &mut || {});
     });
     for batch in [&outer, &inner] {
-        assert_eq!((batch.outcome(0), batch.outcome(1)), (Outcome::Done, Outcome::Done));
+        assert_eq!((batch.outcome(0), batch.outcome(1)), (Transferred::Done, Transferred::Done));
     }
 }
 
@@ -276,7 +280,7 @@ fn io_a_forked_child_makes_rings_of_its_own() {
             batch.push(&place(&fd, slot + 100, None), &mut other.0);
         }
         rings.run(&mut batch, &mut || {});
-        batch.outcome(0) == Outcome::Done && batch.outcome(1) == Outcome::Done
+        batch.outcome(0) == Transferred::Done && batch.outcome(1) == Transferred::Done
     };
     assert!(transfer(&rings, Direction::Write, 1, &mut page_of(1).0));
     // The ring's memory is not there in the child: mark where a mapping of the child's own would be lost.

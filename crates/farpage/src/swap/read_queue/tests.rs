@@ -1,7 +1,7 @@
 //! Reads in flight: windows of all kinds against a model, faults, discarded entries, a fork in between.
 
 use super::*;
-use crate::conf::{Alg, Fault, SwapSpec};
+use crate::conf::{Alg, InjectedFault, SwapSpec};
 use crate::mm::page_hash::ContentKey;
 use crate::swap::testing::{Frame, Region, Rng, page_of};
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ fn filled(region: &Region, fault: Option<u64>, pages: u64) -> (SwapSpace, HashMa
 
 /// A file whose faults can be got over.
 fn with_faults(path: &std::path::Path, seed: Option<u64>) -> SwapSpec {
-    let fault = seed.map(Fault::Curable);
+    let fault = seed.map(InjectedFault::Curable);
     SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt: seed.is_some(), fault }
 }
 

@@ -1,7 +1,7 @@
 //! Making the devices of a space from what the user wrote.
 
 use super::*;
-use crate::conf::{Conf, Fault, size};
+use crate::conf::{Conf, InjectedFault, size};
 use crate::mem::arena::Part;
 use crate::swap::file::file_name;
 use crate::sys::message::message_fmt;
@@ -186,11 +186,11 @@ fn open_file(
         file = file.with_encryption()?;
     }
     let faults = fault.and_then(|fault| match fault {
-        Fault::Curable(seed) => Some(Faults::curable(seed)),
-        Fault::Lost(seed) => Some(Faults { lost: LOST, ..Faults::none(seed) }),
-        Fault::Silent(seed) => Some(Faults::silent(seed)),
-        Fault::Dying(seed) => Some(Faults { dead_after: Some(DYING), ..Faults::none(seed) }),
-        Fault::Seeks(us) => {
+        InjectedFault::Curable(seed) => Some(Faults::curable(seed)),
+        InjectedFault::Lost(seed) => Some(Faults { lost: LOST, ..Faults::none(seed) }),
+        InjectedFault::Silent(seed) => Some(Faults::silent(seed)),
+        InjectedFault::Dying(seed) => Some(Faults { dead_after: Some(DYING), ..Faults::none(seed) }),
+        InjectedFault::Seeks(us) => {
             rings.simulate_seeks(us as u32);
             None
         }

@@ -6,7 +6,7 @@ use super::*;
 const READ_TRIES: usize = 3;
 
 /// How a batch is run.
-type Run = fn(&Rings, &mut Batch, &mut dyn FnMut());
+type RunBatch = fn(&Rings, &mut Batch, &mut dyn FnMut());
 
 /// Where a page was, and which, when its read was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ impl SwapSpace {
         self.load_by(entries, into, Rings::run_plainly)
     }
 
-    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
+    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], run: RunBatch) -> (usize, Option<LoadError>) {
         let mut done = 0;
         for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
             let (n, error) = self.load_batch(entries, into, run);
@@ -73,7 +73,7 @@ impl SwapSpace {
         (done, None)
     }
 
-    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], run: Run) -> (usize, Option<LoadError>) {
+    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], run: RunBatch) -> (usize, Option<LoadError>) {
         let n = entries.len().min(into.len());
         let plan = self.plan(&entries[..n]);
         if plan.queued().is_empty() {
@@ -165,7 +165,7 @@ impl SwapSpace {
         &self,
         entry: Entry,
         at: Option<Located>,
-        outcome: Outcome,
+        outcome: Transferred,
         page: &mut Page,
     ) -> Result<(), LoadError> {
         if let Some(Located { real, check }) = at {
@@ -173,7 +173,7 @@ impl SwapSpace {
             // right.
             let still_there = || self.resolve(entry) == real;
             let mut right = || self.device(real).is_ok_and(|device| device.complete(real, page));
-            if outcome == Outcome::Done && still_there() && right() {
+            if outcome == Transferred::Done && still_there() && right() {
                 return Ok(());
             }
             if still_there() {

@@ -1,7 +1,7 @@
 //! All devices together: order, what falls through to the next, and random work against a model.
 
 use super::*;
-use crate::conf::{Alg, Fault};
+use crate::conf::{Alg, InjectedFault};
 use crate::swap::testing::{Frame, Region, Rng, check_of, page_of};
 use std::collections::HashMap;
 use std::path::Path;
@@ -224,7 +224,7 @@ fn device_space_random_work_matches_a_model() {
     }
 }
 
-fn faulty(path: &Path, fault: Fault, encrypt: bool) -> SwapSpec {
+fn faulty(path: &Path, fault: InjectedFault, encrypt: bool) -> SwapSpec {
     SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt, fault: Some(fault) }
 }
 
@@ -234,7 +234,7 @@ fn device_space_gets_over_every_curable_fault() {
     for seed in 0..3 {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let region = Region::new(16 << 20);
-        let specs = [zram(None), faulty(dir.path(), Fault::Curable(seed), seed == 2)];
+        let specs = [zram(None), faulty(dir.path(), InjectedFault::Curable(seed), seed == 2)];
         let s = space(&region, 1 << 20, &specs).unwrap();
         let key = ContentKey::random();
         s.check_contents(key);
@@ -302,7 +302,7 @@ fn device_space_takes_the_pages_off_a_device_that_fails() {
     for (encrypt, tiered) in [(false, false), (true, true)] {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let region = Region::new(16 << 20);
-        let mut specs = vec![faulty(dir.path(), Fault::Dying(1), encrypt), file(dir.path(), None, None)];
+        let mut specs = vec![faulty(dir.path(), InjectedFault::Dying(1), encrypt), file(dir.path(), None, None)];
         if tiered {
             specs.insert(0, zram(None));
         }
@@ -396,7 +396,7 @@ fn device_space_moves_pages_on_to_the_second_file() {
 fn device_space_goes_on_with_a_device_of_which_most_can_be_read() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let region = Region::new(1 << 20);
-    let s = space(&region, 1 << 20, &[faulty(dir.path(), Fault::Lost(7), false)]).unwrap();
+    let s = space(&region, 1 << 20, &[faulty(dir.path(), InjectedFault::Lost(7), false)]).unwrap();
     let pages: Vec<_> = (0..2000).map(page_of).collect();
     let live: Vec<_> = pages.iter().zip(0..).map(|(page, seed)| s.store(&page.0, check_of(seed)).unwrap()).collect();
     let mut page = Frame::boxed();
@@ -424,7 +424,7 @@ const READS_TO_FAIL: usize = 16;
 fn device_space_tells_what_is_lost_and_keeps_the_rest() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let region = Region::new(1 << 20);
-    let s = space(&region, 1 << 20, &[faulty(dir.path(), Fault::Lost(7), false)]).unwrap();
+    let s = space(&region, 1 << 20, &[faulty(dir.path(), InjectedFault::Lost(7), false)]).unwrap();
     let pages: Vec<_> = (0..1500).map(page_of).collect();
     let live: Vec<_> =
         pages.iter().zip(0..).map(|(page, seed)| (s.store(&page.0, check_of(seed)).unwrap(), seed)).collect();
@@ -448,7 +448,7 @@ fn device_space_notices_what_was_silently_not_stored() {
     for encrypt in [false, true] {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let region = Region::new(1 << 20);
-        let s = space(&region, 1 << 20, &[faulty(dir.path(), Fault::Silent(7), encrypt)]).unwrap();
+        let s = space(&region, 1 << 20, &[faulty(dir.path(), InjectedFault::Silent(7), encrypt)]).unwrap();
         let key = ContentKey::random();
         s.check_contents(key);
         let pages: Vec<_> = (0..3200).map(page_of).collect();

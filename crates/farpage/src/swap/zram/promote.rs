@@ -23,18 +23,18 @@ impl Zram {
             Some(self.promoted(entry.slot(), backup, kind, handle, bytes.len()))
         };
         let done = self.codec.compress(page, |bytes| match bytes.len() {
-            0..=COMPRESSED_MAX => put(Kind::Object, bytes),
-            _ if self.has_room_for_raw() => put(Kind::Raw, page),
+            0..=COMPRESSED_MAX => put(RecordKind::Object, bytes),
+            _ if self.has_room_for_raw() => put(RecordKind::Raw, page),
             _ => None,
         });
         done.flatten().unwrap_or(false)
     }
 
     /// Puts an object in the place of the forwarding; frees it if the slot is another page's by now.
-    fn promoted(&self, slot: u64, backup: Entry, kind: Kind, handle: Handle, len: usize) -> bool {
+    fn promoted(&self, slot: u64, backup: Entry, kind: RecordKind, handle: Handle, len: usize) -> bool {
         let mut inner = self.inner.lock();
         let done = self.slots.update(slot, |record| {
-            let same = record.kind == Kind::Forward && record.data() == backup.raw();
+            let same = record.kind == RecordKind::Forward && record.data() == backup.raw();
             *record = Record::backed(kind, handle, len, backup, check_value(record.check));
             same.then_some(())
         });
@@ -63,11 +63,12 @@ impl Zram {
     }
 
     /// Lets a slot forward to its copy in a file again, if it has one.
-    pub(super) fn drop_backed(&self, inner: &mut Inner, slot: u64) -> bool {
+    pub(super) fn drop_backed(&self, inner: &mut ZramState, slot: u64) -> bool {
         let old = self.slots.update(slot, |record| {
             let old = *record;
             let backup = old.backup()?;
-            *record = Record { young: false, ..Record::new(Kind::Forward, backup.raw(), 0, check_value(old.check)) };
+            *record =
+                Record { young: false, ..Record::new(RecordKind::Forward, backup.raw(), 0, check_value(old.check)) };
             Some(old)
         });
         old.inspect(|old| inner.forget(old)).is_some()

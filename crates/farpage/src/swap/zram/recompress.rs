@@ -38,7 +38,9 @@ impl Zram {
                 }
             };
             inner.recompress_hand = slot + 1;
-            let Some(record) = self.slots.get(slot).filter(|r| r.kind == Kind::Object && !r.marked) else { continue };
+            let Some(record) = self.slots.get(slot).filter(|r| r.kind == RecordKind::Object && !r.marked) else {
+                continue;
+            };
             match record.packing {
                 Packing::Fresh => self.slots.set_bits(slot, FLAGS, 0, PASSED),
                 Packing::Passed => {
@@ -72,13 +74,13 @@ impl Zram {
         }
         let made = dense.compress(&page, |bytes| {
             let smaller = Pool::size_of(bytes.len()) < Pool::size_of(len);
-            smaller.then(|| self.new_object(Kind::Object, bytes).ok().map(|handle| (handle, bytes.len())))
+            smaller.then(|| self.new_object(RecordKind::Object, bytes).ok().map(|handle| (handle, bytes.len())))
         });
         let mut inner = self.inner.lock();
         let same = self.same(slot, record);
         match made.flatten() {
             Some(Some((handle, new_len))) if same => {
-                inner.drop_object(Kind::Object, record.handle(), len);
+                inner.drop_object(RecordKind::Object, record.handle(), len);
                 self.slots.update(slot, |record| {
                     (record.data[0], record.len, record.packing) = (handle.raw(), new_len as u16, Packing::Dense);
                     Some(())
@@ -86,7 +88,7 @@ impl Zram {
                 self.recompressed.fetch_add(1, Relaxed);
                 self.full.store(false, Relaxed);
             }
-            Some(Some((handle, new_len))) => inner.drop_object(Kind::Object, handle, new_len),
+            Some(Some((handle, new_len))) => inner.drop_object(RecordKind::Object, handle, new_len),
             // No room for the moment.
             Some(None) => {}
             None if same => {
@@ -103,7 +105,7 @@ impl Zram {
     /// passed by the hand, which only this thread moves. Caller has `inner`.
     fn same(&self, slot: u64, record: &Record) -> bool {
         self.slots.get(slot).is_some_and(|now| {
-            now.kind == Kind::Object
+            now.kind == RecordKind::Object
                 && now.data[0] == record.data[0]
                 && now.packing == Packing::Passed
                 && now.len == record.len

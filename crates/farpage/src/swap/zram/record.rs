@@ -6,7 +6,7 @@ use crate::swap::{Entry, check_words};
 /// What a slot holds; `data` means: Same the word, Object and Raw the pool handle (and, with `backup_high`, the entry
 /// of a copy in a file, if there is one), Forward the entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     #[default]
     Same,
     Object,
@@ -23,7 +23,7 @@ pub(super) struct Record {
     pub(super) len: u16,
     /// Bits 32 to 47 of the entry of a copy in a file; the others are `data[1]`.
     pub(super) backup_high: u16,
-    pub(super) kind: Kind,
+    pub(super) kind: RecordKind,
     /// Stored or loaded since the clock hand passed.
     pub(super) young: bool,
     /// Being written back. A new record has none, so a mark that is still there means: still the same page.
@@ -70,7 +70,7 @@ impl From<[u32; WORDS]> for Record {
             check: [a, b, c, d],
             len: len as u16,
             backup_high: (len >> 16) as u16,
-            kind: [Kind::Same, Kind::Object, Kind::Raw, Kind::Forward][(flags & 3) as usize],
+            kind: [RecordKind::Same, RecordKind::Object, RecordKind::Raw, RecordKind::Forward][(flags & 3) as usize],
             young: flags & YOUNG != 0,
             marked: flags & MARKED != 0,
             packing: [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense][(flags >> 2 & 3) as usize],
@@ -80,14 +80,14 @@ impl From<[u32; WORDS]> for Record {
 
 impl Record {
     /// A record of a page just stored.
-    pub(super) fn new(kind: Kind, data: u64, len: usize, check: u128) -> Record {
+    pub(super) fn new(kind: RecordKind, data: u64, len: usize, check: u128) -> Record {
         let data = [data as u32, (data >> 32) as u32];
         let (check, len) = (check_words(check), len as u16);
         Record { data, check, len, backup_high: 0, kind, young: true, marked: false, packing: Packing::Fresh }
     }
 
     /// An object of which `backup` is a copy in a file.
-    pub(super) fn backed(kind: Kind, handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
+    pub(super) fn backed(kind: RecordKind, handle: Handle, len: usize, backup: Entry, check: u128) -> Record {
         let data = u64::from(handle.raw()) | (backup.raw() & u64::from(u32::MAX)) << 32;
         let backup_high = (backup.raw() >> 32) as u16;
         Record { backup_high, ..Record::new(kind, data, len, check) }
@@ -108,7 +108,7 @@ impl Record {
     }
 
     pub(super) fn in_pool(&self) -> bool {
-        matches!(self.kind, Kind::Object | Kind::Raw)
+        matches!(self.kind, RecordKind::Object | RecordKind::Raw)
     }
 }
 
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn a_record_is_the_same_in_words() {
-        for kind in [Kind::Same, Kind::Object, Kind::Raw, Kind::Forward] {
+        for kind in [RecordKind::Same, RecordKind::Object, RecordKind::Raw, RecordKind::Forward] {
             for packing in [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense] {
                 let one =
                     Record { packing, backup_high: 0xabcd, ..Record::new(kind, u64::MAX - 5, 4096, 77 << 96 | 3) };
-                let one = Record { young: kind == Kind::Raw, marked: kind == Kind::Same, ..one };
+                let one = Record { young: kind == RecordKind::Raw, marked: kind == RecordKind::Same, ..one };
                 let words = <[u32; WORDS]>::from(one);
                 let back = Record::from(words);
                 assert!(back == one);

@@ -17,7 +17,7 @@ impl Zram {
     pub fn writeback(&self, pages: usize) -> usize {
         let Some(mut buffers) = self.writeback.try_lock() else { return 0 };
         if buffers.is_empty() {
-            buffers.resize_with(WRITEBACK_BATCH, || Aligned([0; PAGE_SIZE]));
+            buffers.resize_with(WRITEBACK_BATCH, || WritebackPage([0; PAGE_SIZE]));
         }
         let mut moved = 0;
         let mut files = self.files.iter().filter(|file| file.accepts());
@@ -65,11 +65,11 @@ impl Zram {
                 inner.hand = slot + 1;
                 let Some(record) = self.slots.get(slot).filter(Record::in_pool) else { continue };
                 // What is there as it is gets no second round: it saves nothing.
-                if record.young && record.kind != Kind::Raw {
+                if record.young && record.kind != RecordKind::Raw {
                     self.slots.set_bits(slot, FLAGS, YOUNG, 0);
                 } else if record.marked {
                 } else if record.backup().is_some() {
-                    if record.kind == Kind::Object {
+                    if record.kind == RecordKind::Object {
                         self.promote_policy.note(false);
                     }
                     dropped += usize::from(self.drop_backed(&mut inner, slot));
@@ -87,7 +87,7 @@ impl Zram {
     }
 
     /// Writes marked pages to a file and makes their slots forward to it; how many.
-    fn move_to(&self, file: &FileDevice, victims: &[u64], buffers: &mut [Aligned]) -> usize {
+    fn move_to(&self, file: &FileDevice, victims: &[u64], buffers: &mut [WritebackPage]) -> usize {
         let mut slots = [0; WRITEBACK_BATCH];
         let mut checks = [0; WRITEBACK_BATCH];
         let mut n = 0;
@@ -131,7 +131,7 @@ impl Zram {
         let record = self.slots.get(slot).filter(|record| record.marked)?;
         let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
         let codec = self.codec_of(&record);
-        if record.kind == Kind::Raw {
+        if record.kind == RecordKind::Raw {
             into.copy_from_slice(object);
         } else {
             let bytes = bytes.get_mut(..object.len())?;
@@ -156,7 +156,8 @@ impl Zram {
         let mut inner = self.inner.lock();
         let old = self.slots.update(slot, |record| {
             let old = *record;
-            *record = Record { young: false, ..Record::new(Kind::Forward, entry.raw(), 0, check_value(old.check)) };
+            *record =
+                Record { young: false, ..Record::new(RecordKind::Forward, entry.raw(), 0, check_value(old.check)) };
             old.marked.then_some(old)
         });
         let Some(old) = old else { return false };

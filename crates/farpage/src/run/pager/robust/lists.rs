@@ -21,7 +21,7 @@ const LINK_BITS: usize = 1;
 
 /// Reads the lists.
 #[derive(Debug)]
-pub(crate) struct Lists {
+pub(crate) struct RobustLists {
     proc: Proc,
     /// `/proc/self/mem`, once it is needed.
     memory: Option<OwnedFd>,
@@ -29,9 +29,9 @@ pub(crate) struct Lists {
     heads: Vec<usize>,
 }
 
-impl Lists {
-    pub(crate) fn new(proc: Proc) -> Lists {
-        Lists { proc, memory: None, failed: false, heads: Vec::new() }
+impl RobustLists {
+    pub(crate) fn new(proc: Proc) -> RobustLists {
+        RobustLists { proc, memory: None, failed: false, heads: Vec::new() }
     }
 
     /// The pages of all nodes, and of their mutexes, sorted. Some of them may be out, and then what is behind them is

@@ -1,6 +1,6 @@
 //! A ring that does not do as it is told.
 
-use super::super::{Outcome, Place};
+use super::super::{Place, Transferred};
 use super::*;
 use crate::swap::testing::Frame;
 use rustix::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ fn put(file: &OwnedFd, number: RawFd) {
 /// A ring that refuses for a time while it has a request: it is waited for, and not by spinning.
 #[test]
 fn io_a_ring_that_refuses_for_a_while_is_waited_for() {
-    let Ok(mut ring) = Ring::new(4) else { return println!("skipped: no io_uring") };
+    let Ok(mut ring) = IoRing::new(4) else { return println!("skipped: no io_uring") };
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let place = Place { fd: reader.as_raw_fd(), at: 0, direct: false, injector: None };
     let mut page = Frame::boxed();
@@ -53,6 +53,6 @@ fn io_a_ring_that_refuses_for_a_while_is_waited_for() {
         }
     });
     let used = cpu_time() - before;
-    assert_eq!((batch.outcome(0), page.0), (Outcome::Done, [5; crate::PAGE_SIZE]));
+    assert_eq!((batch.outcome(0), page.0), (Transferred::Done, [5; crate::PAGE_SIZE]));
     assert!(used < Duration::from_millis(100), "{used:?} of processor time");
 }
