@@ -40,7 +40,7 @@ use crate::lru::{Links, List};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Pages of a batch.
-pub const BATCH: usize = if cfg!(loom) { 2 } else { 31 };
+pub const SPLICE_BATCH: usize = if cfg!(loom) { 2 } else { 31 };
 /// Local lists of one splice; a batch with more places is spliced in several rounds.
 const LOCALS: usize = if cfg!(loom) { 1 } else { 4 };
 
@@ -82,7 +82,7 @@ pub enum Linking {
 /// Pages of one thread on their way to the lists.
 #[derive(Debug, Default)]
 pub struct Batch {
-    pages: [u32; BATCH],
+    pages: [u32; SPLICE_BATCH],
     len: usize,
 }
 
@@ -100,7 +100,7 @@ impl Batch {
     fn push(&mut self, page: u32) -> bool {
         self.pages[self.len] = page;
         self.len += 1;
-        self.len == BATCH
+        self.len == SPLICE_BATCH
     }
 }
 
@@ -167,7 +167,7 @@ impl<M: Meter> PageLists<M> {
     /// Puts the pages of a batch onto their lists, the last one added in front. Pages that were freed meanwhile are not
     /// linked, or unlinked again; each of these is given to `dead`, with nothing locked: it is free now.
     pub fn flush(&self, batch: &mut Batch, how: Linking, mut dead: impl FnMut(u32)) {
-        let mut pages = [0; BATCH];
+        let mut pages = [0; SPLICE_BATCH];
         let mut n = 0;
         for &page in batch.pages() {
             if self.words[page as usize].load(Ordering::Acquire) & DEAD == 0 {
@@ -216,7 +216,7 @@ impl<M: Meter> PageLists<M> {
     pub fn isolate_tail(&self, place: Place, out: &mut [u32]) -> usize {
         let mut lists = self.lists.lock(&sites::LRU_ISOLATE);
         let Some(list) = lists.get_mut(self.index(place)) else { return 0 };
-        let (mut n, mut at, mut looks) = (0, list.back(), 2 * out.len() + BATCH);
+        let (mut n, mut at, mut looks) = (0, list.back(), 2 * out.len() + SPLICE_BATCH);
         while let Some(page) = at
             && n < out.len()
             && looks > 0
@@ -239,8 +239,8 @@ impl<M: Meter> PageLists<M> {
     /// Frees pages, each named once: those on a list are taken off under one acquisition of the lock, and given to
     /// `dead`. Those that somebody owns are marked; their owner gives them to its own `dead`.
     pub fn release(&self, pages: &[u32], mut dead: impl FnMut(u32)) {
-        for pages in pages.chunks(BATCH) {
-            let mut mine = [0; BATCH];
+        for pages in pages.chunks(SPLICE_BATCH) {
+            let mut mine = [0; SPLICE_BATCH];
             let mut n = 0;
             for &page in pages {
                 let word = &self.words[page as usize];
@@ -295,7 +295,7 @@ impl<M: Meter> PageLists<M> {
 
     /// Links pages on local lists and splices these.
     fn splice(&self, pages: &[u32]) {
-        let mut left = [0; BATCH];
+        let mut left = [0; SPLICE_BATCH];
         left[..pages.len()].copy_from_slice(pages);
         let mut n = pages.len();
         while n > 0 {

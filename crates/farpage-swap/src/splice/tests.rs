@@ -141,7 +141,7 @@ proptest! {
                         model.owner[*page as usize] = Owner::Batch(*b, dead);
                         model.at[*page as usize] = *at;
                         model.batches[*b].push(*page);
-                        if model.batches[*b].len() == BATCH {
+                        if model.batches[*b].len() == SPLICE_BATCH {
                             expected = model.flush(*b);
                         }
                     }

@@ -75,7 +75,7 @@ pub static CHARGES: Charges = Charges::new();
 
 /// How long a thread waits at most for a start or a fork: what those wait for may be in its hands. It is late then, not
 /// wrong.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const START_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A first thread's stack, usually.
 const STACK: u64 = 8 << 20;
@@ -221,7 +221,7 @@ pub(super) fn enter(stage: u32) {
 pub(super) fn wait_for_start() {
     let since = Instant::now();
     while STAGE.load(SeqCst) == STARTING {
-        let left = PATIENCE.saturating_sub(since.elapsed());
+        let left = START_WAIT_MAX.saturating_sub(since.elapsed());
         if left.is_zero() {
             return;
         }

@@ -11,8 +11,8 @@ use crate::mem::heap::Heap;
 use crate::run::budget::Budget;
 use crate::run::build::arena_sizes;
 use crate::run::dormant::{
-    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PATIENCE, PLAN, SHARED, STAGE, STARTING, StartPlan, dormant,
-    enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
+    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PLAN, SHARED, STAGE, START_WAIT_MAX, STARTING, StartPlan,
+    dormant, enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
 };
 use crate::run::images::{own_images, program_needs_libc};
 use crate::run::stacks::MONITOR;
@@ -128,7 +128,7 @@ fn wake(plan: &'static StartPlan, and_wait: bool) {
             enter(DORMANT);
         }
         restore_signals(mask);
-        let left = PATIENCE.saturating_sub(since.elapsed());
+        let left = START_WAIT_MAX.saturating_sub(since.elapsed());
         if forks == 0 || left.is_zero() {
             break;
         }

@@ -19,7 +19,7 @@ use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
-pub(crate) const BATCH: usize = 32;
+pub(crate) const WRITE_BATCH: usize = 32;
 /// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some
 /// microseconds a page), so not many; they are the oldest.
 const TAKE: usize = 8;
@@ -63,7 +63,7 @@ pub(crate) fn wanted(e: &Engine) -> bool {
 /// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is
 /// missing, up to what one transfer takes. More only lets the fault that wants a page of it wait longer.
 pub(crate) fn queued_batch(missing: usize) -> usize {
-    missing.clamp(BATCH, BATCH_MAX)
+    missing.clamp(WRITE_BATCH, BATCH_MAX)
 }
 
 /// What [`store`] did with a page.

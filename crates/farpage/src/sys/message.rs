@@ -19,7 +19,7 @@ pub fn message(text: &str) {
 }
 
 /// For how long a message waits for room.
-const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+const REPORT_WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
 pub fn message_fmt(text: std::fmt::Arguments<'_>) {
@@ -42,7 +42,7 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
 /// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread.
 fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) {
     let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-    if poll(&mut room, Some(&PATIENCE)) == Ok(1) {
+    if poll(&mut room, Some(&REPORT_WAIT_MAX)) == Ok(1) {
         let _ = rustix::io::write(to, bytes);
     }
 }

@@ -22,9 +22,9 @@ use std::mem::MaybeUninit;
 pub type Address = SocketAddrUnix;
 
 /// Descriptors in one message; the kernel takes 253.
-const BATCH: usize = 128;
+const FDS_MAX: usize = 128;
 /// Room for the ancillary data of one message.
-const CONTROL: usize = rustix::cmsg_space!(ScmRights(BATCH));
+const CONTROL: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 
 /// A pair of connected sockets that keep messages apart.
 ///
@@ -34,7 +34,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Puts descriptors into a socket, `BATCH` a message, each with its number: in a message the first word says how many
+/// Puts descriptors into a socket, `FDS_MAX` a message, each with its number: in a message the first word says how many
 /// are left.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 pub fn send_all(to: BorrowedFd<'_>, fds: &[RawFd]) -> Result<(), Errno> {
     let mut left = fds;
     loop {
-        let (now, later) = left.split_at(left.len().min(BATCH));
+        let (now, later) = left.split_at(left.len().min(FDS_MAX));
         let words: Vec<u8> =
             std::iter::once(later.len() as i32).chain(now.iter().copied()).flat_map(i32::to_ne_bytes).collect();
         // SAFETY: open in the engine's table, which only engine threads change, and these wait for this fork.
@@ -62,7 +62,7 @@ pub fn send_all(to: BorrowedFd<'_>, fds: &[RawFd]) -> Result<(), Errno> {
 pub fn receive_all(from: BorrowedFd<'_>) -> Result<Vec<(RawFd, RawFd)>, Errno> {
     let mut all = Vec::new();
     loop {
-        let mut words = [0u8; (BATCH + 1) * 4];
+        let mut words = [0u8; (FDS_MAX + 1) * 4];
         let (n, fds) = receive(from, &mut words)?;
         let mut numbers = words[..n].chunks_exact(4).map(|b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
         let left = numbers.next().ok_or(Errno::PIPE)?;
@@ -201,9 +201,9 @@ mod tests {
 
     #[test]
     fn any_number_of_descriptors_arrives_in_order() {
-        let files: Vec<_> = (0..BATCH as i32 * 2 + 7).map(|_| tempfile::tempfile().unwrap()).collect();
+        let files: Vec<_> = (0..FDS_MAX as i32 * 2 + 7).map(|_| tempfile::tempfile().unwrap()).collect();
         let numbers: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        for n in [0, 1, BATCH, BATCH + 1, numbers.len()] {
+        for n in [0, 1, FDS_MAX, FDS_MAX + 1, numbers.len()] {
             let (here, there) = pair().unwrap();
             send_all(here.as_fd(), &numbers[..n]).unwrap();
             // The parent may be dead by the time that the child looks.

@@ -141,7 +141,7 @@ impl Message {
 }
 
 /// Messages read at once.
-pub const BATCH: usize = 16;
+pub const MESSAGES_MAX: usize = 16;
 
 /// A userfaultfd that is switched on.
 #[derive(Debug)]
@@ -427,13 +427,13 @@ impl Uffd {
         matches!(unsafe { self.ioctl(UFFDIO_ZEROPAGE, &mut arg) }, Err(Errno::AGAIN))
     }
 
-    /// Reads up to `out.len()` (at most [`BATCH`]) messages without waiting; 0 when there are none.
+    /// Reads up to `out.len()` (at most [`MESSAGES_MAX`]) messages without waiting; 0 when there are none.
     ///
     /// # Errors
     /// Unexpected errno of read.
     pub fn read(&self, out: &mut [Message]) -> Result<usize, Errno> {
-        let want = out.len().min(BATCH);
-        let mut raw = [const { std::mem::MaybeUninit::<k::uffd_msg>::uninit() }; BATCH];
+        let want = out.len().min(MESSAGES_MAX);
+        let mut raw = [const { std::mem::MaybeUninit::<k::uffd_msg>::uninit() }; MESSAGES_MAX];
         let size = size_of::<k::uffd_msg>();
         // SAFETY: viewing uninitialised messages as uninitialised bytes of the same extent.
         let bytes = unsafe {

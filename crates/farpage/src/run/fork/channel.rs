@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long the pager waits until fewer descriptors are on their way.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CHANNEL_WAIT_MAX: Duration = Duration::from_secs(10);
 /// What the forking thread asks of the monitor, and how that answers.
 const IDLE: u32 = 0;
 const OPEN: u32 = 1;
@@ -127,7 +127,7 @@ impl Channel {
         // A user may have so many descriptors on their way as one process may have open: others' arrive.
         let sent = loop {
             match send_all(here.as_fd(), fds) {
-                Err(Errno::TOOMANYREFS) if since.elapsed() < PATIENCE => {
+                Err(Errno::TOOMANYREFS) if since.elapsed() < CHANNEL_WAIT_MAX => {
                     futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
                 }
                 sent => break sent,

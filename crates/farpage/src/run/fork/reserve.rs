@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long a fork waits for what is missing where it cannot be refused.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESERVE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
@@ -115,7 +115,10 @@ impl Fork {
     pub(super) fn stand_by_again(&self) {
         let mut fork_state = lock(&self.fork_state);
         let since = Instant::now();
-        while fork_state.channel >= 0 && fork_state.standby != self.standby.load(SeqCst) && since.elapsed() < PATIENCE {
+        while fork_state.channel >= 0
+            && fork_state.standby != self.standby.load(SeqCst)
+            && since.elapsed() < RESERVE_WAIT_MAX
+        {
             match self.stand_by() {
                 Ok(number) => fork_state.standby = number,
                 Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
@@ -164,7 +167,7 @@ pub fn reserve() -> Result<(), Errno> {
 /// do without.
 pub(super) fn reserve_anyway(e: &'static Engine) {
     let since = Instant::now();
-    while e.reserve(since.elapsed() > PATIENCE).is_err() {
+    while e.reserve(since.elapsed() > RESERVE_WAIT_MAX).is_err() {
         futex::wait(&e.wakeups.never, 0, Some(1_000_000));
     }
 }

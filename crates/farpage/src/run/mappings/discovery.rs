@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not
 /// wrong.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ADOPTION_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
@@ -85,7 +85,7 @@ impl Engine {
         match self.tell(start, len) {
             Some(ticket) if due => {
                 self.ring();
-                let _ = self.notes.wait(ticket, PATIENCE);
+                let _ = self.notes.wait(ticket, ADOPTION_WAIT_MAX);
             }
             Some(_) => {} // the next one that is due rings for all
             None => self.ring(),
@@ -105,7 +105,7 @@ impl Engine {
         let (seen, since) = (looks.load(SeqCst), Instant::now());
         self.ring();
         while looks.load(SeqCst) == seen && !self.is_active() {
-            let left = PATIENCE.saturating_sub(since.elapsed());
+            let left = ADOPTION_WAIT_MAX.saturating_sub(since.elapsed());
             if left.is_zero() {
                 return;
             }
@@ -125,7 +125,7 @@ impl Engine {
     pub fn announce(&self, start: usize, len: usize) {
         if let Some(ticket) = self.tell(start, len) {
             self.ring();
-            let _ = self.notes.wait(ticket, PATIENCE);
+            let _ = self.notes.wait(ticket, ADOPTION_WAIT_MAX);
         }
     }
 

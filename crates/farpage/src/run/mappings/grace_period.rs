@@ -17,7 +17,7 @@ const ON_ITS_WAY: Duration = Duration::from_micros(200);
 
 /// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may
 /// take memory for what it is not; on a machine that is busy to this point the program stands still anyway.
-const GRACE_MAX: Duration = Duration::from_secs(30);
+const GRACE_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Threads that are noted at most.
 const THREADS: usize = 512;
@@ -72,7 +72,7 @@ impl GracePeriod {
         self.threads.retain(|(thread, end)| {
             cpu_time(thread.tid).is_some_and(|time| time < *end) && is_running(proc, thread.listed)
         });
-        if self.since.elapsed() > GRACE_MAX {
+        if self.since.elapsed() > GRACE_WAIT_MAX {
             self.threads.clear();
         }
         !self.threads.is_empty()
@@ -109,7 +109,7 @@ mod tests {
             while find(&grace_period).is_some() {
                 grace_period.is_pending();
             }
-            assert!(cpu_time(thread.tid).unwrap() >= time || grace_period.since.elapsed() > GRACE_MAX);
+            assert!(cpu_time(thread.tid).unwrap() >= time || grace_period.since.elapsed() > GRACE_WAIT_MAX);
             stop.store(true, Relaxed);
             // It goes to sleep some time.
             while {

@@ -17,7 +17,7 @@ use crate::sys::uffd::UffdError;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages moved out per step.
-pub const BATCH: usize = 64;
+pub const EVICT_BATCH: usize = 64;
 
 /// Slots freed in one go whose pages are in the program, too.
 const SLOTS_A_TURN: usize = 256;
@@ -53,12 +53,12 @@ impl Pager {
         // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
         // others.
         let placed = self.filled - self.filled_before;
-        let due = !self.affinity.is_colocated() || placed >= BATCH as u64 / 2 || cached < BATCH / 4;
+        let due = !self.affinity.is_colocated() || placed >= EVICT_BATCH as u64 / 2 || cached < EVICT_BATCH / 4;
         if !due || cached >= e.cached_target() {
             return made_room;
         }
         self.filled_before = self.filled;
-        (self.shrink(BATCH) > 0) | made_room
+        (self.shrink(EVICT_BATCH) > 0) | made_room
     }
 
     /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many.
@@ -81,7 +81,7 @@ impl Pager {
             return false;
         }
         while want > 0 {
-            let Some((first, n)) = e.frames.take_free(want.min(BATCH)) else { break };
+            let Some((first, n)) = e.frames.take_free(want.min(EVICT_BATCH)) else { break };
             store::release_run(e, first, n, n as i64);
             want -= n;
         }
@@ -109,10 +109,10 @@ impl Pager {
         for _ in 0..64 {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
             self.adopt_news();
-            while lock(&e.lru).active_len() < BATCH && self.scan_step() {}
+            while lock(&e.lru).active_len() < EVICT_BATCH && self.scan_step() {}
             let few = lock(&e.lru).cached_len() < 16;
             if few && vain.is_some() {
-                self.shrink(BATCH);
+                self.shrink(EVICT_BATCH);
             } else if few {
                 vain = self.shrink_past_stuck().err();
             }
@@ -171,7 +171,7 @@ impl Pager {
             let start = skipped();
             loop {
                 let before = skipped();
-                if self.shrink_some(of, BATCH) > 0 {
+                if self.shrink_some(of, EVICT_BATCH) > 0 {
                     return Ok(());
                 }
                 if e.fork.wanted() {
@@ -188,7 +188,7 @@ impl Pager {
     /// All that can be taken out of the program is.
     pub(crate) fn evict_all(&mut self) {
         while self.scan_step() {}
-        while self.shrink(BATCH) > 0 {}
+        while self.shrink(EVICT_BATCH) > 0 {}
     }
 
     /// Moves up to `want` of the oldest active pages into the swap cache. Returns how many.
@@ -198,13 +198,13 @@ impl Pager {
 
     fn shrink_some(&mut self, of: Oldest, want: usize) -> usize {
         let e = self.e;
-        let mut oldest = [0; BATCH];
+        let mut oldest = [0; EVICT_BATCH];
         let target = e.cached_target();
         let n = {
             let mut lru = lock(&e.lru);
             let keep = if e.conf.debug_evict_all { 0 } else { RESIDENT_MIN };
             let spare = lru.active_len().saturating_sub(keep);
-            let out = &mut oldest[..want.min(BATCH).min(spare)];
+            let out = &mut oldest[..want.min(EVICT_BATCH).min(spare)];
             match of {
                 Oldest::InTurn => lru.oldest_active(&e.table, target, out),
                 Oldest::Hot => lru.oldest_hot(&e.table, out),
@@ -348,8 +348,8 @@ impl Pager {
 /// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their
 /// oldest pages. So what does not lie together stays in the order in which it is used, in the swap cache and in the
 /// slots.
-fn in_runs(pages: [(Vpn, Node); BATCH], n: usize) -> [Node; BATCH] {
-    let mut placed = [(0, 0, Node(0)); BATCH];
+fn in_runs(pages: [(Vpn, Node); EVICT_BATCH], n: usize) -> [Node; EVICT_BATCH] {
+    let mut placed = [(0, 0, Node(0)); EVICT_BATCH];
     for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {
         *place = (page.0, age, page.1);
     }
@@ -360,7 +360,7 @@ fn in_runs(pages: [(Vpn, Node); BATCH], n: usize) -> [Node; BATCH] {
         run.iter_mut().for_each(|(_, age, _)| *age = oldest);
     }
     placed.sort_unstable_by_key(|(vpn, age, _)| (*age, *vpn));
-    let mut nodes = [Node(0); BATCH];
+    let mut nodes = [Node(0); EVICT_BATCH];
     nodes.iter_mut().zip(placed).for_each(|(node, placed)| *node = placed.2);
     nodes
 }
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn neighbours_go_together_and_the_rest_in_its_order() {
-        let mut pages = [(0, Node(0)); BATCH];
+        let mut pages = [(0, Node(0)); EVICT_BATCH];
         let ages = [70, 30, 8, 71, 50, 29, 31, 9, 69];
         pages.iter_mut().zip(ages).for_each(|(page, vpn)| *page = (vpn, Node(vpn as u32)));
         let order = |n: usize| in_runs(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();

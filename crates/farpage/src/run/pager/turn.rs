@@ -9,7 +9,7 @@ use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::stat::{EventKind, Stat};
 use crate::sys::message::{fatal, warn};
-use crate::sys::uffd::{BATCH, Message};
+use crate::sys::uffd::{MESSAGES_MAX, Message};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -137,7 +137,7 @@ impl Pager {
 
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
     pub(crate) fn read_messages(&mut self) -> usize {
-        let mut batch = [Message::Unmap { start: 0, end: 0 }; BATCH];
+        let mut batch = [Message::Unmap { start: 0, end: 0 }; MESSAGES_MAX];
         let n = self.next_messages(&mut batch);
         if n == 0 {
             return 0;

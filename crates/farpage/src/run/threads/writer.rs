@@ -6,7 +6,7 @@
 use crate::mem::lock::lock;
 use crate::run::stacks::WRITER;
 use crate::run::state::Engine;
-use crate::run::store::{BATCH, queued_batch, wanted, write_some};
+use crate::run::store::{WRITE_BATCH, queued_batch, wanted, write_some};
 use crate::sys::futex;
 use crate::sys::thread::{exit_thread, settle};
 use std::sync::atomic::Ordering::Acquire;
@@ -48,7 +48,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
 pub(crate) fn turn(e: &Engine) -> (bool, bool) {
     let mut worked = e.free_pending(FREES_A_TURN) > 0;
     if wanted(e) {
-        worked |= write_some(e, BATCH, queued_batch(e.level().missing())).0 > 0;
+        worked |= write_some(e, WRITE_BATCH, queued_batch(e.level().missing())).0 > 0;
     }
     if e.space.pool_over_share() {
         worked |= e.space.writeback(32) > 0;

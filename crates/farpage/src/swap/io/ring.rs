@@ -46,7 +46,7 @@ const REGISTER_EVENTFD: u8 = 4;
 /// nobody can say what becomes of their memory.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(60);
+const IO_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// One io_uring, for the thread that made it.
 pub struct IoRing {
@@ -228,7 +228,7 @@ impl Default for Refusals {
 impl Refusals {
     /// Pauses before the next try, longer each time. Does not return when there have been too many.
     fn wait(&mut self) {
-        if self.waited > PATIENCE {
+        if self.waited > IO_WAIT_MAX {
             // Their memory may be written at any later time: nothing is safe any more.
             fatal("swap: io_uring neither completes requests nor takes them back");
         }
