@@ -67,7 +67,7 @@ pub(crate) fn queued_batch(missing: usize) -> usize {
 }
 
 /// What [`store`] did with a page.
-enum Stored {
+enum StoredAs {
     /// It is zero and needs no place.
     Zero,
     /// Its copy is here.
@@ -107,9 +107,9 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
                 continue;
             }
             match store(e, frame) {
-                Ok(Stored::Zero) => publish(e, node, frame, None),
-                Ok(Stored::At(entry)) => publish(e, node, frame, Some(entry)),
-                Ok(Stored::Queued(hash)) => {
+                Ok(StoredAs::Zero) => publish(e, node, frame, None),
+                Ok(StoredAs::At(entry)) => publish(e, node, frame, Some(entry)),
+                Ok(StoredAs::Queued(hash)) => {
                     waiting[n] = Some(QueuedPage { node, frame, hash });
                     n += 1;
                     continue;
@@ -129,7 +129,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
 }
 
 /// Finds or makes the copy of the page in `frame`.
-fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
+fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
     let page = unsafe { e.frames.page(frame) };
     let old = e.take_frame_entry(frame);
@@ -137,12 +137,12 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
         Leaving::Zero => {
             Stat::add(&e.stat.swpout_zero, 1);
             e.free_entry(old);
-            return Ok(Stored::Zero);
+            return Ok(StoredAs::Zero);
         }
         Leaving::Same(old) => {
             Stat::add(&e.stat.swpout_clean, 1);
             e.space.promote(old, page);
-            return Ok(Stored::At(old));
+            return Ok(StoredAs::At(old));
         }
         Leaving::New(hash) => hash,
     };
@@ -150,10 +150,10 @@ fn store(e: &Engine, frame: FrameNo) -> Result<Stored, StoreError> {
     // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
     let short = e.budget.over_limit() * 2 > e.budget.headroom();
     let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };
-    let Some(entry) = stored? else { return Ok(Stored::Queued(hash)) };
+    let Some(entry) = stored? else { return Ok(StoredAs::Queued(hash)) };
     Stat::add(&e.stat.pswpout, 1);
     e.stat.events.note(EventKind::Store, 0, 1);
-    Ok(Stored::At(entry))
+    Ok(StoredAs::At(entry))
 }
 
 /// Stores the pages that wait for a queued device, in one batch; how many were stored.
