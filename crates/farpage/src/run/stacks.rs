@@ -6,7 +6,7 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::Arena;
 use crate::sys::thread::{STACK_BYTES, Stack};
 
-/// Stacks, by index: monitor, pager, writer, reader.
+/// Stacks, by index: monitor, pager, writer, decompressor.
 pub const STACKS: usize = 4;
 
 /// Index of the monitor's stack.
@@ -18,7 +18,7 @@ pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
 
-/// Index of the reader's stack.
+/// Index of the decompressor's stack.
 pub const DECOMPRESSOR: usize = 3;
 
 /// Bytes of an engine thread's memory.

@@ -18,14 +18,14 @@ pub(in crate::swap) struct Located {
 }
 
 /// What is to be read how.
-pub(in crate::swap) struct Plan {
+pub(in crate::swap) struct LoadPlan {
     /// The pages that are read by a queue.
     real: [Option<Located>; BATCH_MAX],
     order: [u8; BATCH_MAX],
     queued: usize,
 }
 
-impl Plan {
+impl LoadPlan {
     pub(in crate::swap) fn queued(&self) -> &[u8] {
         &self.order[..self.queued]
     }
@@ -121,8 +121,8 @@ impl SwapSpace {
     }
 
     /// Which of the entries are read by a queue, in the order of their places.
-    pub(in crate::swap) fn plan(&self, entries: &[Entry]) -> Plan {
-        let mut plan = Plan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
+    pub(in crate::swap) fn plan(&self, entries: &[Entry]) -> LoadPlan {
+        let mut plan = LoadPlan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
         for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
             let real = self.resolve(entry);
             if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
