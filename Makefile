@@ -159,8 +159,8 @@ stress: build build-checked test-programs
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
 	$(CHECKED) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
-	FARPAGE_CONF='ram:16777216;swap:zram;verify;debug_decompressor' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 60 60
-	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;debug_decompressor' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
+	FARPAGE_CONF='ram:16777216;swap:zram;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 60 60
+	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 14
 	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
 	$(CHECKED) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60

@@ -78,7 +78,7 @@ class Names(Situation):
                             output=f"swaps-{library.stem}")
         trace = self.dir / "trace"
         preload = {"before": f"{library}:{PRELOAD}", "after": f"{PRELOAD}:{library}", "linked": f"{PRELOAD}"}[how]
-        conf = f"ram:{20 << 20};swap:zram,size=8M;swap:file:/var/tmp;verify;debug_decompressor;quiet;trace:{trace}"
+        conf = f"ram:{20 << 20};swap:zram,size=8M;swap:file:/var/tmp;verify;tune:decompressor=1;quiet;trace:{trace}"
         env = os.environ | {"LD_PRELOAD": preload, "FARPAGE_CONF": conf}
         done = self.run_plain(program, *SWAPS, env=env)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "0 wrong\n", ""))

@@ -92,6 +92,34 @@ class Stat(Situation):
                 process.stdin.close()
                 self.assertEqual(process.wait(), 7)
 
+    def test_a_controller_is_held_and_shown(self):
+        held = ["--tune", "stage=7", "--tune", "depth=0"]
+        argv = [FARPAGE, "run", "--ram", "24M", *held, "--", sys.executable, "-c", FILL]
+        with self.running(*argv) as process:
+            shown = json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
+            shown = {row["name"]: row for row in shown}
+            self.assertEqual({name for name, row in shown.items() if row["held"]}, {"stage", "depth"})
+            self.assertGreater(shown["activation"]["now"], 0)
+            self.assertRegex(self.stat(process.pid, "--tuning").stdout, r"(?m)^depth +- +held +windows ")
+            process.stdin.close()
+            self.assertEqual(process.wait(), 7)
+        # Once memory is managed, the value is what it is held at.
+        argv[-1] = FILL.replace("sys.exit(7", "print('full', flush=True); sys.stdin.read(); sys.exit(7")
+        argv[-1] = argv[-1].replace("sys.stdin.read()\nkept", "sys.stdin.readline()\nkept")
+        with self.running(*argv) as process:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            self.assertEqual(process.stdout.readline(), b"full\n")
+            rows = json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
+            self.assertIn(("stage", 7, True), [(row["name"], row["now"], row["held"]) for row in rows])
+
+    def test_what_cannot_be_held_is_refused_by_name(self):
+        unknown, range_of, elsewhere = "there are clean-slots", "from 0 to 4 (windows)", "no such name"
+        for pin, words in ("dept=1", unknown), ("depth=9", range_of), ("protect=1", elsewhere):
+            done = self.run_plain(FARPAGE, "run", "--ram", "24M", "--tune", pin, "--", "true")
+            self.assertEqual(done.returncode, 125)
+            self.assertIn(words, done.stderr)
+
     @staticmethod
     def pages(pid):
         """The statistics pages in all of a process's descriptor tables."""

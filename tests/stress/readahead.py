@@ -33,8 +33,8 @@ def run(pattern, rule, swap=ZRAM, ram="24M", mb=MB):
 
 
 def reads(pattern, rule, most, least_used=None, swap=ZRAM):
-    """Reading ahead works: at most `most` major faults for each page that came in; hits of `least_used` percent, where they are
-    counted."""
+    """Reading ahead works: at most `most` major faults for each page that came in; hits of `least_used` percent, where
+    they are counted."""
     counters, used, _ = run(pattern, rule, swap)
     assert counters["pswpin"] > PAGES / 2, "the test is no test"
     assert counters["pgmajfault"] <= most * counters["pswpin"], "hardly anything was read ahead"

@@ -43,7 +43,8 @@ Examples:
   farpage stat 1234 --watch
   farpage stat 1234 --watch=0.2 --json
   farpage stat --bytes
-  farpage stat 1234 --events";
+  farpage stat 1234 --events
+  farpage stat 1234 --tuning";
 
 const DOCTOR_EXAMPLES: &str = "\
 Exit status: 0 where farpage run works for this user, 1 where it does not.
@@ -113,6 +114,9 @@ pub struct RunArgs {
     /// Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never
     #[arg(long, value_name = "WHEN")]
     pub idle_poll: Option<String>,
+    /// Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)
+    #[arg(long, value_name = "NAME=VALUE", hide_short_help = true)]
+    pub tune: Vec<String>,
     /// Stay as the parent and print a table on stderr when the program ends
     #[arg(long)]
     pub stats: bool,
@@ -159,6 +163,9 @@ pub struct StatArgs {
     /// The last 4096 events of the engine: faults, pages that went, changes of mappings
     #[arg(long, requires = "pid", conflicts_with = "watch")]
     pub events: bool,
+    /// What the feedback controllers have come to, of the engine and of pagers
+    #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"])]
+    pub tuning: bool,
 }
 
 /// `farpage doctor`.

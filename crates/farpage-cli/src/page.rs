@@ -4,6 +4,7 @@
 //! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
 use crate::json::Object;
+use farpage::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
 use farpage::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value};
 use std::fs::File;
 use std::io;
@@ -35,6 +36,17 @@ impl MappingReadahead {
     pub fn hit_pct(&self) -> Option<f64> {
         (self.swap_ra_hit > 0).then(|| (1000.0 * self.swap_ra_hit as f64 / self.swap_ra as f64).round() / 10.0)
     }
+}
+
+/// A feedback controller.
+#[derive(Debug, Clone, Copy)]
+pub struct Tuned {
+    /// Its name, and what it does.
+    pub info: &'static ControllerInfo,
+    /// Where it is; `None`: it has not decided anything yet.
+    pub now: Option<u64>,
+    /// It is held there.
+    pub held: bool,
 }
 
 /// What a file that should be a page turned out to be.
@@ -113,6 +125,19 @@ impl Page {
         let mut list = Vec::new();
         self.0.events.last(EVENTS, |event| list.push(event));
         list
+    }
+
+    /// The feedback controllers that there are where the page is from.
+    pub fn tuning(&self) -> Vec<Tuned> {
+        let place = if self.pager().is_some() { TuneScope::Region } else { TuneScope::Run };
+        let held = self.0.tuning_held.load(Relaxed);
+        let tuned = |(at, info): (usize, &'static ControllerInfo)| Tuned {
+            info,
+            now: self.0.tuning[at].load(Relaxed).checked_sub(1),
+            held: held >> at & 1 != 0,
+        };
+        let works = |(_, info): &(usize, &ControllerInfo)| info.place == TuneScope::Both || info.place == place;
+        CONTROLLERS.iter().enumerate().filter(works).map(tuned).collect()
     }
 
     /// The latency below which `share` of the faults stayed.

@@ -98,6 +98,8 @@ pub struct WorkingSet {
     departures: u32,
     /// Length of the cached lists in parts of the pages in memory.
     cached_parts: u32,
+    /// It stays as it is.
+    cached_is_held: bool,
     /// How many pages of main may be unmapped to fill its cached list, in parts of a page.
     credit: u32,
     earned: Earned,
@@ -123,6 +125,7 @@ impl WorkingSet {
             main: Queue::new(),
             departures: 0,
             cached_parts: CACHED_START,
+            cached_is_held: false,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
         }
@@ -338,7 +341,20 @@ impl WorkingSet {
         (pages / CACHED_PARTS * self.cached_parts).min(most).max(1)
     }
 
+    /// Length of the cached lists, in 64ths of the pages in memory.
+    pub fn stage_parts(&self) -> u32 {
+        self.cached_parts
+    }
+
+    /// Holds them at this length from now on, whatever they earn: for an experiment.
+    pub fn hold_stage(&mut self, parts: u32) {
+        (self.cached_parts, self.cached_is_held) = (parts.clamp(CACHED_MIN, CACHED_MAX), true);
+    }
+
     fn tune_cached(&mut self) {
+        if self.cached_is_held {
+            return;
+        }
         let pages = self.pages();
         let Earned { entered, wanted_back, read_back } = self.earned;
         if wanted_back.saturating_add(read_back) < (pages / 16).max(32) {

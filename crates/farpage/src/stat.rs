@@ -13,6 +13,9 @@ pub use events::{EVENTS, Event, EventKind, Events};
 pub(crate) use page::RW;
 pub use page::{StatPage, complete, new_memfd};
 
+#[cfg(doc)]
+use crate::conf::tuning::CONTROLLERS;
+use crate::conf::tuning::COUNT;
 use crate::swap::Usage;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,7 +26,7 @@ pub const THREAD_NAME: &str = "farpage-monitor";
 /// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
 pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
 /// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage4");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage5");
 /// The bytes of [`MAGIC`] that are the same in all versions.
 pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
@@ -52,6 +55,10 @@ macro_rules! fields {
             pub fault_ns: [AtomicU64; BUCKETS],
             /// Number of the pager in its process, from 1; 0: an engine's page.
             pub pager: AtomicU64,
+            /// Where each of [`CONTROLLERS`] is now: its value + 1, 0 if it has not decided anything yet.
+            pub tuning: [AtomicU64; COUNT],
+            /// One bit for each controller that is held.
+            pub tuning_held: AtomicU64,
             /// What happened last. The engine's only.
             pub events: Events,
         }

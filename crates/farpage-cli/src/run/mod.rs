@@ -19,6 +19,7 @@ use crate::failure::{Failure, Result, say, why};
 use crate::preload;
 use exec::Image;
 use farpage::conf::size;
+use farpage::conf::tuning::TuneScope;
 use farpage::conf::{self, Conf, SwapSpec};
 use farpage::probe::{self, Probe};
 use farpage::run::build::{address_space_bytes, commit_bytes};
@@ -138,6 +139,9 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     }
     if let Some(text) = &args.idle_poll {
         conf.idle_poll = conf::parse_idle_poll(text).map_err(|e| Failure::new(e.to_string()))?;
+    }
+    for pin in &args.tune {
+        conf.tune.add(pin, TuneScope::Run).map_err(|e| Failure::new(e.to_string()))?;
     }
     conf.verbose = args.verbose;
     conf.quiet = args.quiet;

@@ -27,6 +27,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
     };
     match (args.pid, interval) {
         (Some(pid), None) if args.events => print(&events_text(args, pid)?),
+        (Some(pid), None) if args.tuning => print(&tuning_text(args, pid)?),
         (Some(pid), None) => {
             print(&one_text(args, &readable(pid)?, Watch::No));
         }
@@ -50,6 +51,17 @@ fn events_text(args: &StatArgs, pid: u32) -> Result<String> {
     let list = events.iter().map(show::event_json);
     let mut object = Object::with_schema();
     object.put_list("events", list.collect());
+    Ok(json_text(args, &object))
+}
+
+fn tuning_text(args: &StatArgs, pid: u32) -> Result<String> {
+    let one = readable(pid)?;
+    let pages = one.pages.unwrap_or_default();
+    if !args.json {
+        return Ok(show::tuning(&pages));
+    }
+    let mut object = Object::with_schema();
+    object.put_list("tuning", pages.iter().flat_map(show::tuning_json).collect());
     Ok(json_text(args, &object))
 }
 

@@ -2,7 +2,7 @@
 
 use super::find::Managed;
 use crate::json::Object;
-use crate::page::{Page, SHARES, duration};
+use crate::page::{Page, SHARES, Tuned, duration};
 use farpage::conf::size;
 use farpage::stat::{Event, Value};
 use std::fmt::Write as _;
@@ -48,6 +48,43 @@ const GROUPS: [(&str, &[&str]); 4] = [
         ],
     ),
 ];
+
+/// The feedback controllers of each page: where they are, whether they are held there, what they decide.
+pub fn tuning(pages: &[Page]) -> String {
+    let mut text = String::new();
+    for page in pages {
+        if let Some(number) = page.pager() {
+            text.push_str(&format!("pager {number}\n"));
+        }
+        text.push_str(&format!(
+            "{:<14} {:>12} {:<6} {:<16} {}\n",
+            "controller", "now", "held", "unit", "what it decides"
+        ));
+        for Tuned { info, now, held } in page.tuning() {
+            let (now, held) = (now.map_or("-".into(), |now| now.to_string()), if held { "held" } else { "" });
+            text.push_str(&format!("{:<14} {now:>12} {held:<6} {:<16} {}\n", info.name, info.unit, info.what));
+        }
+    }
+    text
+}
+
+/// The same, an object for each.
+pub fn tuning_json(page: &Page) -> Vec<Object> {
+    let object = |Tuned { info, now, held }| {
+        let mut object = Object::default();
+        if let Some(number) = page.pager() {
+            object.put("pager", number);
+        }
+        object.put("name", info.name);
+        object.put("now", now);
+        object.put("held", held);
+        object.put("unit", info.unit);
+        object.put("least", info.range.0);
+        object.put("most", info.range.1);
+        object
+    };
+    page.tuning().into_iter().map(object).collect()
+}
 
 /// The last events, one a line, the latest at the end: seconds before it, what, address of the first page, pages.
 pub fn events(list: &[Event]) -> String {

@@ -5,11 +5,13 @@
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
 pub mod size;
+pub mod tuning;
 
 use farpage_swap::readahead::Tuning;
 use rustix::fs::FileType;
 use std::fmt;
 use std::path::PathBuf;
+use tuning::{Pins, TuneScope};
 
 /// Name of the environment variable that carries a [`Conf`].
 pub const ENV_CONF: &str = "FARPAGE_CONF";
@@ -169,14 +171,14 @@ pub struct Conf {
     pub verify: bool,
     /// For tests: whenever zeros need a frame, all that can be taken out of the program is taken out first.
     pub debug_evict_all: bool,
-    /// For tests: compressed windows are read in advance by the thread for it, whether or not that pays.
-    pub debug_decompressor: bool,
     /// One line on stderr when something noteworthy happens (activation, a device that is skipped).
     pub verbose: bool,
     /// No warnings: only errors go to stderr.
     pub quiet: bool,
     /// When idle CPUs are kept from sleeping.
     pub idle_poll: Idle,
+    /// Controllers that are held at a value.
+    pub tune: Pins,
     /// Record the faults in this file ([`crate::run::pager::trace`]).
     pub trace: Option<PathBuf>,
 }
@@ -325,10 +327,10 @@ impl Conf {
             readahead: Tuning::default(),
             verify: false,
             debug_evict_all: false,
-            debug_decompressor: false,
             verbose: false,
             quiet: false,
             idle_poll: Idle::Auto,
+            tune: Pins::default(),
             trace: None,
         }
     }
@@ -347,7 +349,7 @@ impl Conf {
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
                 ("debug_evict_all", "") => conf.debug_evict_all = true,
-                ("debug_decompressor", "") => conf.debug_decompressor = true,
+                ("tune", v) => conf.tune.add(v, TuneScope::Run).map_err(|e| ConfError(e.0))?,
                 ("verbose", "") => conf.verbose = true,
                 ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),
@@ -393,10 +395,12 @@ impl fmt::Display for Conf {
         if self.idle_poll != Idle::Auto {
             write!(f, ";idle-poll:{}", self.idle_poll)?;
         }
+        if !self.tune.is_empty() {
+            write!(f, ";{}", self.tune)?;
+        }
         let flags = [
             (self.verify, "verify"),
             (self.debug_evict_all, "debug_evict_all"),
-            (self.debug_decompressor, "debug_decompressor"),
             (self.verbose, "verbose"),
             (self.quiet, "quiet"),
         ];
@@ -415,7 +419,7 @@ mod tests {
     #[test]
     fn text_form_round_trips() {
         for text in [
-            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;verify;debug_evict_all;debug_decompressor;quiet;trace:/tmp/a:b",
+            "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;tune:stage=4;tune:decompressor=1;verify;debug_evict_all;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
         ] {
@@ -433,6 +437,8 @@ mod tests {
             ("ram:512M;readahead:sideways", "sideways"),
             ("ram:512M;readahead:vma_ra_enabled=2", "vma_ra_enabled=2"),
             ("ram:512M;idle-poll:often", "often"),
+            ("ram:512M;tune:depht=1", "depth"),
+            ("ram:512M;tune:depth=99", "from 0 to 4"),
             ("ram:512M;swap:tape", "tape"),
             ("ram:512M;swap:zram,alg=gzip", "gzip"),
             ("ram:512M;swap:file:", "path"),

@@ -2,6 +2,8 @@
 //!
 //! Callers: the pager and the writer of `run`, faulting and reclaiming threads of regions. Counts without a lock.
 
+use crate::conf::tuning::Controller::CleanSlots;
+use crate::conf::tuning::Controls;
 use crate::mm::fading_ratio::FadingRatio;
 use crate::mm::score::OneIn;
 use std::sync::atomic::AtomicU32;
@@ -36,33 +38,50 @@ impl CleanSlotPolicy {
         (f64::from(unchanged) + 1.0) / (f64::from(all) + 1.0)
     }
 
-    /// Keep a slot? Yes while at least a quarter pays; otherwise one in 64, to notice when that changes. Called by the
-    /// pager only.
-    pub fn keep(&self) -> bool {
+    /// Keep a slot? Yes while that pays; otherwise one in 64, to notice when that changes. Called by the pager only.
+    pub fn keep(&self, controls: &Controls) -> bool {
         let scarce = self.scarce.load(Relaxed);
         if scarce > 0 {
             self.scarce.store(scarce - 1, Relaxed);
             return false;
         }
         let (unchanged, all) = self.unchanged.counts();
-        unchanged * 4 + 64 > all || self.seldom.comes()
+        // At least a quarter.
+        let pays = controls.decide(CleanSlots, unchanged * 4 + 64 > all);
+        let held = controls.pinned(CleanSlots).is_some();
+        pays || !held && self.seldom.comes()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conf::tuning::{Pins, TuneScope};
 
     #[test]
     fn keeping_stops_when_it_does_not_pay() {
         let balance = CleanSlotPolicy::default();
-        assert!(balance.keep());
+        let free = Controls::new(Pins::default());
+        assert!(balance.keep(&free));
         (0..1000).for_each(|_| balance.note(false));
-        let kept = (0..640).filter(|_| balance.keep()).count();
+        let kept = (0..640).filter(|_| balance.keep(&free)).count();
         assert_eq!(kept, 10);
         (0..3000).for_each(|_| balance.note(true));
-        assert!((0..100).all(|_| balance.keep()));
+        assert!((0..100).all(|_| balance.keep(&free)));
         balance.note_full();
-        assert!((0..SCARCE).all(|_| !balance.keep()) && balance.keep());
+        assert!((0..SCARCE).all(|_| !balance.keep(&free)) && balance.keep(&free));
+    }
+
+    #[test]
+    fn a_pin_decides_alone() {
+        let held = |text| {
+            let mut pins = Pins::default();
+            pins.add(text, TuneScope::Run).unwrap();
+            Controls::new(pins)
+        };
+        let balance = CleanSlotPolicy::default();
+        assert!((0..200).all(|_| !balance.keep(&held("clean-slots=0"))));
+        (0..1000).for_each(|_| balance.note(false));
+        assert!((0..200).all(|_| balance.keep(&held("clean-slots=1"))));
     }
 }

@@ -240,6 +240,18 @@ impl PoolShare {
         ram / 2
     }
 
+    /// Holds the limit, for an experiment; the new one if it changes.
+    pub fn hold(&mut self, limit: u64) -> Option<u64> {
+        let changes = self.limit != limit;
+        self.limit = limit;
+        changes.then_some(limit)
+    }
+
+    /// The limit, bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
         let most = self.max.saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min);

@@ -17,6 +17,7 @@ use super::stat::PagerStat;
 use super::{fork, signal};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
+use crate::conf::tuning::{Controller, Controls, Pins, TuneScope};
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
@@ -48,6 +49,7 @@ pub struct Builder {
     swap: Vec<SwapSpec>,
     mode: FaultMode,
     readahead: Tuning,
+    tune: Pins,
     seek_us: u32,
     threads: usize,
     inherit: bool,
@@ -70,6 +72,7 @@ impl Default for Builder {
             swap: SwapSpec::defaults(),
             mode: FaultMode::Signal,
             readahead: Tuning::default(),
+            tune: Pins::default(),
             seek_us: 0,
             threads,
             inherit: false,
@@ -110,6 +113,16 @@ impl Builder {
     pub fn readahead_tuning(mut self, tuning: Tuning) -> Builder {
         self.readahead = tuning;
         self
+    }
+
+    /// Holds a feedback controller at a value, for an experiment: `NAME=VALUE`, as `farpage run --tune` does.
+    ///
+    /// # Errors
+    /// [`Error::Tune`]: no controller of regions has this name (the message lists those that there are), or the value
+    /// is out of its range.
+    pub fn tune(mut self, pin: &str) -> Result<Builder, Error> {
+        self.tune.add(pin, TuneScope::Region).map_err(|e| Error::Tune(e.to_string()))?;
+        Ok(self)
     }
 
     /// Files behave like a disk whose head takes this long to move, microseconds: for measurements. 0: as they are.
@@ -200,13 +213,21 @@ impl Builder {
         });
         let readahead = RegionReadahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
             .map_err(os("cannot reserve address space"))?;
+        let controls = Controls::new(self.tune);
+        if let Some(promote) = controls.pinned(Controller::Promotion) {
+            swap.hold_promotion(promote != 0);
+        }
+        let lists = PageLists::new(self.mode == FaultMode::Signal, self.linking);
+        if let Some(parts) = controls.pinned(Controller::Stage) {
+            lists.lock().set.hold_stage(parts as u32);
+        }
         let core = Arc::new(PagerCore {
             space,
             uffd,
             frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
             frames,
             frame_memory,
-            lists: PageLists::new(self.mode == FaultMode::Signal, self.linking),
+            lists,
             readahead,
             zero_streams: Mutex::new(Streams::new()),
             swap,
@@ -216,6 +237,7 @@ impl Builder {
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             slot_hand: AtomicU64::new(0),
             clean: CleanSlotPolicy::default(),
+            controls,
             protecting: RwLock::new(()),
             gone_at_wp_sweep: AtomicU64::new(u64::MAX),
             scanned_in_vain: AtomicU64::new(0),

@@ -326,7 +326,7 @@ impl PagerCore {
         self.lists.lock().refault(&self.space, page, cached);
         self.space.word(page).unlock(seen.with_access(access), PageState::Mapped(entry));
         Stat::add_hits(&self.stat.swap_ra_hit, &self.stat.swap_ra, credit.into());
-        if let Some(next) = self.readahead.on_hit(page, cached) {
+        if let Some(next) = self.readahead.on_hit(&self.controls, page, cached) {
             self.prefetch_posts.post(next);
         }
     }

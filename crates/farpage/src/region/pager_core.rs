@@ -23,6 +23,7 @@ use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
+use crate::conf::tuning::Controls;
 use crate::mem::frame::Frames;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
@@ -106,6 +107,8 @@ pub struct PagerCore {
     pub slot_hand: AtomicU64,
     /// Whether keeping clean copies pays.
     pub clean: CleanSlotPolicy,
+    /// The feedback controllers, and what they are held at.
+    pub controls: Controls,
     /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
     /// so and it is not true yet.
     pub protecting: RwLock<()>,
@@ -260,7 +263,7 @@ impl PagerCore {
     /// much that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep()
+        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep(&self.controls)
     }
 
     /// The page in a frame.

@@ -4,6 +4,7 @@
 
 use super::pager_core::{PagerCore, WORDS_BYTES};
 use crate::PAGE_SIZE;
+use crate::conf::tuning::Controller;
 use crate::swap::Usage;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -32,6 +33,10 @@ impl PagerCore {
             level.store(now, Relaxed);
         }
         s.publish_usage(usage);
+        if let Some(pays) = self.swap.promotion_pays() {
+            self.controls.decide(Controller::Promotion, pays);
+        }
+        self.controls.publish(&s.tuning, &s.tuning_held);
         // If somebody else is at it, it will be as new.
         if let Ok(mut last) = self.stat.published.try_lock()
             && last.is_none_or(|last| last.elapsed() >= SELDOM)

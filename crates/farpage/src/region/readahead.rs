@@ -16,6 +16,7 @@
 use super::space::OwnMapping;
 use super::word::{Hint, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
+use crate::conf::tuning::{Controller, Controls};
 use crate::mem::lock::lock;
 use crate::mem::open::{STEP, Scattered};
 use crate::mm::score::{OneIn, Score};
@@ -120,8 +121,9 @@ impl PrefetchScore {
         self.score.add(if late { -LATE } else { 1 });
     }
 
-    fn pays(&self) -> bool {
-        self.score.get() >= 0 || self.seldom.comes()
+    fn pays(&self, controls: &Controls) -> bool {
+        let held = controls.pinned(Controller::Background).is_some();
+        controls.decide(Controller::Background, self.score.get() >= 0) || !held && self.seldom.comes()
     }
 }
 
@@ -329,7 +331,7 @@ impl RegionReadahead {
     }
 
     /// A page of the swap cache was touched; `cached`: its word then. What to read in the background now.
-    pub fn on_hit(&self, page: u32, cached: Seen) -> Option<Window> {
+    pub fn on_hit(&self, controls: &Controls, page: u32, cached: Seen) -> Option<Window> {
         let credit = cached.credit();
         self.with(page, |m| {
             Stat::add_hits(&m.hit, &m.ra, credit.into());
@@ -350,7 +352,7 @@ impl RegionReadahead {
                     let next = lock(&m.streams[thread()]).on_touch(page.into(), max);
                     next?.clipped(m.first.into(), (m.first + m.pages).into())
                 }
-                Rule::Stream if credit > 0 && max > 1 && (m.queued.load(Relaxed) || self.background.pays()) => {
+                Rule::Stream if credit > 0 && max > 1 && (m.queued.load(Relaxed) || self.background.pays(controls)) => {
                     // The stream of this thread, most likely; it may have been handed on.
                     let own = thread();
                     let ask = |i: usize| lock(&m.streams[(own + i) % THREADS]).on_hit(page.into(), max);

@@ -15,6 +15,7 @@ use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
+use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
@@ -155,6 +156,7 @@ impl PagerCore {
         } else {
             let (cached, target) = {
                 let lists = self.lists.lock();
+                self.controls.settle(Controller::Stage, lists.set.stage_parts().into());
                 let target = (lists.set.cached_target(u32::MAX) as usize).max(CACHED_MIN).min(self.cached_most());
                 (lists.set.cached() as usize, target)
             };

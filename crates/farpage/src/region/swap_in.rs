@@ -10,6 +10,7 @@ use super::pager_core::{PagerCore, count};
 use super::readahead::{SLOT_WINDOW, SwapInPlan};
 use super::word::{Access, BY_SLOT, PageState, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
+use crate::conf::tuning::Controller;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::swap::{Entry, LoadError};
@@ -428,7 +429,8 @@ impl PagerCore {
 
     /// Whether a page that comes in to be read shall come in write-protected.
     pub(super) fn stays_unwritten(&self, page: u32) -> bool {
-        self.wp_sweeps && self.readahead.write_protect(page, WriteProtectPolicy::stays_unwritten).unwrap_or(false)
+        let own = || self.readahead.write_protect(page, WriteProtectPolicy::stays_unwritten).unwrap_or(false);
+        self.wp_sweeps && self.controls.decide(Controller::Protect, own())
     }
 
     /// The entry of a page that is in memory again, if its slot is kept; otherwise it will be freed.

@@ -3,6 +3,7 @@
 //! Caller: [`crate::run::threads::monitor`], on the engine's first thread. No locks: nobody else has the engine yet.
 
 use crate::PAGE_SIZE;
+use crate::conf::tuning::{Controller, Controls};
 use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
@@ -71,9 +72,18 @@ impl Engine {
         // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine
         // managed nothing.
         let table = unsafe { PageTable::new(arena.table) };
-        let budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let controls = Controls::new(conf.tune.clone());
+        let mut budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        budget.hold(&controls);
+        let mut lru = Lru::new(budget.promised() as usize);
+        if let Some(parts) = controls.pinned(Controller::Stage) {
+            lru.hold_stage(parts as u32);
+        }
         let pool_limit = PoolShare::initial_limit(conf.ram);
         let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
+        if let Some(promote) = controls.pinned(Controller::Promotion) {
+            space.hold_promotion(promote != 0);
+        }
         left_out.iter().for_each(|why| warn_once_in_tree(WarningKind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);
@@ -89,7 +99,7 @@ impl Engine {
             frames,
             frame_entry,
             slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
-            lru: Mutex::new(Lru::new(budget.promised() as usize)),
+            lru: Mutex::new(lru),
             space,
             pending_frees: Mutex::new(Vec::new()),
             budget,
@@ -118,6 +128,7 @@ impl Engine {
             retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: CleanSlotPolicy::default(),
+            controls,
             slots_wanted: AtomicBool::new(false),
             conf,
         });

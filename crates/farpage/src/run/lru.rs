@@ -75,6 +75,17 @@ impl Lru {
     }
 
     /// How many pages are best in the swap cache under pressure, at most `most`.
+    /// Length of the stage, in 64ths of the pages in memory.
+    pub fn stage_parts(&self) -> u32 {
+        self.set.stage_parts()
+    }
+
+    /// Holds it at this length.
+    pub fn hold_stage(&mut self, parts: u32) {
+        self.set.hold_stage(parts);
+    }
+
+    /// The stage's length in pages, at most `most`.
     pub fn cached_target(&self, most: usize) -> usize {
         self.set.cached_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
     }

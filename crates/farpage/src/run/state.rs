@@ -17,6 +17,7 @@
 
 use crate::PAGE_SIZE;
 use crate::conf::Conf;
+use crate::conf::tuning::{Controller, Controls};
 use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
 use crate::mem::heap::Heap;
@@ -153,6 +154,8 @@ pub struct Engine {
     pub load_times: LoadTimes,
     /// Whether keeping clean copies pays.
     pub clean: crate::mm::clean_slots::CleanSlotPolicy,
+    /// The feedback controllers, and what they are held at.
+    pub controls: Controls,
     /// Slots are to be freed whose pages are in the program, too.
     pub slots_wanted: AtomicBool,
 }
@@ -314,12 +317,14 @@ impl Engine {
         if rss > self.conf.ram + self.conf.ram / 20 {
             Stat::add(&s.over_budget_samples, 1);
         }
+        self.controls.publish(&s.tuning, &s.tuning_held);
         if !self.active.load(Ordering::Relaxed) {
             return;
         }
         set(&s.active, 1);
         let (active, hot, cached) = {
             let lru = lock(&self.lru);
+            self.controls.settle(Controller::Stage, lru.stage_parts().into());
             (lru.active_len() as u64, lru.hot_len() as u64, (lru.cached_len() + lru.ahead_len()) as u64)
         };
         set(&s.resident_bytes, active * page);
@@ -339,6 +344,10 @@ impl Engine {
         }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
         s.publish_usage(&self.space.usage());
+        self.controls.settle(Controller::Margin, self.budget.margin().max(0) as u64);
+        if let Some(pays) = self.space.promotion_pays() {
+            self.controls.decide(Controller::Promotion, pays);
+        }
     }
 }
 

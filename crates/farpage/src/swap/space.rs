@@ -67,6 +67,16 @@ impl SwapSpace {
         self.zrams.iter().for_each(|zram| zram.let_raw_wait(wait));
     }
 
+    /// Holds whether pages are taken back into the pool ([`SwapSpace::promote`]).
+    pub fn hold_promotion(&self, promote: bool) {
+        self.zrams.iter().for_each(|zram| zram.hold_promotion(promote));
+    }
+
+    /// Whether that pays, if there is a pool and something else.
+    pub fn promotion_pays(&self) -> Option<bool> {
+        self.zrams.first().filter(|_| self.is_tiered()).map(|zram| zram.promotion_pays())
+    }
+
     /// From now on [`SwapSpace::load`] allocates nothing: for loads in a signal handler.
     pub fn warm(&self) {
         self.zrams.iter().for_each(|zram| zram.warm());

@@ -188,15 +188,16 @@ fn rules_can_be_changed_for_a_region() {
 #[test]
 fn the_background_is_left_alone_while_it_is_late() {
     let b = PrefetchScore::default();
-    assert!(b.pays());
+    let free = Controls::new(Default::default());
+    assert!(b.pays(&free));
     b.note(true);
-    let tries = |n: u32| (0..n).filter(|_| b.pays()).count();
+    let tries = |n: u32| (0..n).filter(|_| b.pays(&free)).count();
     assert_eq!(tries(4 * TRY_EVERY), 4, "now and then it is tried");
     (0..3).for_each(|_| b.note(false));
     assert_eq!(tries(10), 10);
     (0..100).for_each(|_| b.note(true));
     (0..SCORE_MAX).for_each(|_| b.note(false));
-    assert!(b.pays(), "what was long ago does not count");
+    assert!(b.pays(&free), "what was long ago does not count");
 }
 
 #[test]

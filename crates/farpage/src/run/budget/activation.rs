@@ -84,7 +84,8 @@ impl Approach {
         let speed = self.speeds[0].max(self.speeds[1]);
         let promised = budget.promised();
         let distance = (speed * late_us(look) / 1000) as i64;
-        let threshold = budget.activation().min(promised - distance.min(promised / 8 * 7));
+        let reached = promised - distance.min(promised / 8 * 7);
+        let threshold = budget.held_activation().unwrap_or(budget.activation().min(reached));
         self.threshold = threshold;
         if look.rss >= threshold {
             return Next::Manage;
@@ -102,6 +103,11 @@ impl Approach {
 }
 
 impl Approach {
+    /// Resident pages at which memory begins to be managed, as things are.
+    pub fn threshold(&self) -> i64 {
+        self.threshold
+    }
+
     /// Bytes that the program may be given until the next look, after the step with this one.
     pub fn allow(&mut self, look: Look, budget: &Budget) -> u64 {
         let (left, room) = (self.threshold - look.rss, budget.promised() - self.threshold);

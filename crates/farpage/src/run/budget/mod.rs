@@ -8,6 +8,7 @@ pub(crate) mod activation;
 pub mod charge;
 pub(crate) mod unmanaged;
 
+use crate::conf::tuning::{Controller, Controls};
 use crate::mm::watermarks::{Watermarks, excess};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
@@ -22,6 +23,10 @@ pub struct Budget {
     /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in
     /// bursts.
     overshoot_margin: AtomicI64,
+    /// It stays as it is.
+    margin_is_held: bool,
+    /// [`Budget::activation`], if that is held.
+    activation: Option<i64>,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
     grown: AtomicI64,
@@ -45,6 +50,8 @@ impl Budget {
             promised,
             headroom,
             overshoot_margin: AtomicI64::new(0),
+            margin_is_held: false,
+            activation: None,
             base: AtomicI64::new(0),
             grown: AtomicI64::new(0),
             pool: AtomicI64::new(0),
@@ -57,7 +64,26 @@ impl Budget {
     /// enough for the registration to finish before the budget is reached.
     pub fn activation(&self) -> i64 {
         let room = (self.promised / 8).max(6 * 1024).min(self.promised / 2);
-        self.promised - room
+        self.activation.unwrap_or(self.promised - room)
+    }
+
+    /// What [`Budget::activation`] is held at, if it is.
+    pub fn held_activation(&self) -> Option<i64> {
+        self.activation
+    }
+
+    /// Holds margin and activation where `controls` says so.
+    pub fn hold(&mut self, controls: &Controls) {
+        if let Some(pages) = controls.pinned(Controller::Margin) {
+            (self.overshoot_margin, self.margin_is_held) =
+                (AtomicI64::new((pages as i64 * 16).min(self.promised)), true);
+        }
+        self.activation = controls.pinned(Controller::Activation).map(|pages| (pages as i64).min(self.promised));
+    }
+
+    /// Pages that the engine stays away from the budget because the program has outrun it.
+    pub fn margin(&self) -> i64 {
+        self.overshoot_margin.load(Relaxed) / 16
     }
 
     /// The pages that were promised.
@@ -125,6 +151,9 @@ impl Budget {
         self.base.store(pages - grown_before, Relaxed);
         let margin = self.overshoot_margin.load(Relaxed);
         let over = pages - self.promised.max(self.limit());
+        if self.margin_is_held {
+            return;
+        }
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
         let next = if over > 0 { (margin + over * 16).min(self.promised) } else { (margin - 1).max(0) };
         self.overshoot_margin.store(next, Relaxed);

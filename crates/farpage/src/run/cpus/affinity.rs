@@ -16,6 +16,7 @@
 //!
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 
+use crate::conf::tuning::{Controller, Controls};
 use crate::mm::score::Score;
 use crate::run::cpus::ab_trial::Trial;
 use crate::sys::cpu;
@@ -93,12 +94,13 @@ impl CpuAffinity {
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
     /// milliseconds where it and `others` run: the writer and the decompressor, 0 where there is none yet.
-    pub fn sample(&mut self, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
+    pub fn sample(&mut self, controls: &Controls, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;
         }
         self.looked = now;
-        let colocated = self.last.sample(tid) && others[0] != 0 && self.trial.turn(pages, now);
+        let alone = self.last.sample(tid) && others[0] != 0;
+        let colocated = alone && controls.decide(Controller::Colocate, self.trial.turn(pages, now));
         let Some(theirs) = cpu_of(&self.proc, tid) else { return };
         let here = if colocated { self.others[0].unwrap_or_else(cpu::current) } else { theirs };
         if self.pager != Some(here) {
@@ -141,8 +143,10 @@ impl AdaptiveSpin {
     }
 
     /// A fault was served, at `now`: from here on the next one may come.
-    pub fn served(&mut self, now: Instant) {
-        self.until = (self.score.get() >= 0).then(|| now + LOOK_FOR);
+    pub fn served(&mut self, controls: &Controls, now: Instant) {
+        let own = if self.score.get() >= 0 { LOOK_FOR.as_micros() as u64 } else { 0 };
+        let us = controls.settle(Controller::Spin, own);
+        self.until = (us > 0).then(|| now + Duration::from_micros(us));
     }
 
     /// Nothing is there yet: whether to look again.
@@ -162,6 +166,7 @@ impl AdaptiveSpin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conf::tuning::Pins;
 
     #[test]
     fn a_thread_is_alone_after_some_looks_and_no_longer_at_the_first_of_another() {
@@ -185,9 +190,10 @@ mod tests {
         let pager = std::thread::spawn(move || {
             let mut affinity = CpuAffinity::new(Proc::open().unwrap());
             let mut now = affinity.looked;
+            let free = Controls::new(Pins::default());
             let look = |tid: u32| {
                 now += LOOK_EVERY;
-                affinity.sample(tid, [writer_tid, 0], 0, now);
+                affinity.sample(&free, tid, [writer_tid, 0], 0, now);
                 (affinity.is_colocated(), allowed_cpus(writer_tid), allowed_cpus(0))
             };
             let tids = std::iter::repeat_n(writer_tid, ALONE_AFTER as usize).chain([main]);
@@ -206,9 +212,10 @@ mod tests {
     #[test]
     fn looking_ends_where_faults_are_rare_and_begins_again_where_they_are_not() {
         let mut spin = AdaptiveSpin::default();
+        let free = Controls::new(Pins::default());
         let mut now = Instant::now();
         let mut fault_after = |us: u64| {
-            spin.served(now);
+            spin.served(&free, now);
             let mut looks = 0;
             for _ in 0..us {
                 now += Duration::from_micros(1);

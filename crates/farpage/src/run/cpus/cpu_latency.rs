@@ -7,6 +7,7 @@
 //! machines.
 
 use crate::conf::Idle;
+use crate::conf::tuning::{Controller, Controls};
 use crate::sys::pm_qos::{LatencyRequest, cpus_online};
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,7 @@ impl CpuLatency {
 
     /// `faults` more were read at `now` (none: the pager has woken up, or is about to sleep). Returns for how long CPUs
     /// have been kept awake since the last answer that was not zero.
-    pub fn count(&mut self, faults: u32, now: Instant) -> Duration {
+    pub fn count(&mut self, controls: &Controls, faults: u32, now: Instant) -> Duration {
         self.faults += faults;
         let time = now - self.begun;
         if time < WINDOW {
@@ -68,9 +69,11 @@ impl CpuLatency {
         let rate = u128::from(self.faults) / windows;
         (self.begun, self.faults) = (now, 0);
         let held = self.held;
-        if held && rate < FEW.into() {
+        let own = if held { rate >= FEW.into() } else { rate >= MANY.into() };
+        let keep = controls.decide(Controller::IdleCpus, own);
+        if held && !keep {
             self.set(false);
-        } else if !held && rate >= MANY.into() {
+        } else if !held && keep {
             self.open();
             self.set(true);
         }
@@ -96,13 +99,15 @@ impl CpuLatency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conf::tuning::Pins;
 
     /// Counts `n` faults in each of `windows` windows; returns for how many of them CPUs were awake.
     fn feed(latency: &mut CpuLatency, now: &mut Instant, n: u32, windows: u32) -> u32 {
         let mut time = Duration::ZERO;
+        let free = Controls::new(Pins::default());
         for _ in 0..windows {
             *now += WINDOW;
-            time += latency.count(n, *now);
+            time += latency.count(&free, n, *now);
         }
         (time.as_nanos() / WINDOW.as_nanos()) as u32
     }

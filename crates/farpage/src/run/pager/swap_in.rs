@@ -281,7 +281,7 @@ impl Pager {
         let e = self.e;
         let mut kept = [None; READAHEAD_MAX as usize];
         for (kept, entry) in kept.iter_mut().zip(entries) {
-            *kept = (e.clean.keep() && e.space.keep(*entry)).then_some(*entry);
+            *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry)).then_some(*entry);
         }
         let (mut touched, mut batch) = (None, PageBatch::default());
         for (i, kept) in kept[..entries.len()].iter().enumerate() {

@@ -3,6 +3,7 @@
 //! Caller: the pager's thread ([`crate::run::pager::start`]). Locks: `pinned` and `managed`, one at a time.
 
 use crate::PAGE_SIZE;
+use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
@@ -53,7 +54,7 @@ impl Pager {
         }
         if got > 0 {
             if self.affinity.is_apart() {
-                self.spin.served(Instant::now());
+                self.spin.served(&self.e.controls, Instant::now());
             }
             return;
         }
@@ -101,7 +102,7 @@ impl Pager {
 
     /// `messages` have come by `now`: decides whether idle CPUs may sleep.
     fn stay_awake(&mut self, messages: usize, now: Instant) {
-        let time = self.cpu_latency.count(messages as u32, now);
+        let time = self.cpu_latency.count(&self.e.controls, messages as u32, now);
         if !time.is_zero() {
             Stat::add(&self.e.stat.idle_poll_ns, time.as_nanos() as u64);
         }
@@ -145,7 +146,7 @@ impl Pager {
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
             let others = [self.e.wakeups.writer_tid.load(Ordering::Relaxed), self.e.decompressor.tid()];
-            self.affinity.sample(tid, others, self.filled, since);
+            self.affinity.sample(&self.e.controls, tid, others, self.filled, since);
             self.spin.fault();
         }
         self.stay_awake(n, since);
@@ -165,6 +166,7 @@ impl Pager {
                     ));
                 }
                 self.prefetch.concurrency.fault(tid);
+                self.e.controls.decide(Controller::Crowd, self.prefetch.concurrency.is_there());
                 self.waiting.push(Fault { addr, write, tid, since, reported: false });
             }
             Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => self.adopt_news(),

@@ -7,6 +7,7 @@
 //! be overrun.
 
 use crate::PAGE_SIZE;
+use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
@@ -222,6 +223,7 @@ impl Monitor {
         if !e.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
             let next = self.approach.step(look, &e.budget, Instant::now());
+            e.controls.settle(Controller::Activation, self.approach.threshold().max(0) as u64);
             let asked = e.early_notes();
             if (next == Next::Manage || asked) && !self.failed {
                 e.charges.allow(0); // whoever is given more waits until memory is managed
@@ -326,7 +328,9 @@ impl Monitor {
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
             pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
-            stuck: self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0)),
+            stuck: e
+                .controls
+                .settle(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0))),
             unmanaged: e.budget.unmanaged() as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
@@ -336,8 +340,12 @@ impl Monitor {
             out: e.table.swapped_pages(),
             unchanged: e.clean.unchanged_share(),
         };
-        let limit = self.share.turn(sample, &mut lru.distances);
+        let limit = match e.controls.pinned(Controller::Pool) {
+            Some(percent) => self.share.hold(e.conf.ram / 100 * percent),
+            None => self.share.turn(sample, &mut lru.distances),
+        };
         drop(lru);
+        e.controls.settle(Controller::Pool, self.share.limit() * 100 / e.conf.ram.max(1));
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
             e.space.let_raw_wait(self.share.is_worth_room());

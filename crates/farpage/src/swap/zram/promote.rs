@@ -11,6 +11,16 @@
 use super::*;
 
 impl Zram {
+    /// [`super::SwapSpace::hold_promotion`].
+    pub(in crate::swap) fn hold_promotion(&self, promote: bool) {
+        self.promote_policy.hold(promote);
+    }
+
+    /// Whether promotion pays.
+    pub(in crate::swap) fn promotion_pays(&self) -> bool {
+        self.promote_policy.pays()
+    }
+
     /// Takes `page`, the content of `entry`, back into the pool if it was moved on to a file and if that pays. The
     /// file's copy stays. Whether it was done.
     pub(super) fn take_back(&self, entry: Entry, page: &Page) -> bool {

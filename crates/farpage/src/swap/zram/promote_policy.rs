@@ -4,12 +4,14 @@
 
 use crate::mm::fading_ratio::FadingRatio;
 use crate::mm::score::OneIn;
+use std::sync::OnceLock;
 
 /// Whether pages that come back into the pool are loaded from there before they leave it again.
 #[derive(Default)]
 pub(super) struct PromotePolicy {
     hits: FadingRatio,
     seldom: OneIn<32>,
+    held: OnceLock<bool>,
 }
 
 impl PromotePolicy {
@@ -18,10 +20,19 @@ impl PromotePolicy {
         self.hits.note(hit);
     }
 
-    /// Promote a page? While one in eight is hit: a read from a file costs about eight compressions. Otherwise one in
-    /// 32, to notice when that changes.
-    pub(super) fn promote(&self) -> bool {
+    /// From now on it is what `promote` says (the first one who says so), for an experiment.
+    pub(super) fn hold(&self, promote: bool) {
+        let _ = self.held.set(promote);
+    }
+
+    /// Whether it pays: while one in eight is hit. A read from a file costs about eight compressions.
+    pub(super) fn pays(&self) -> bool {
         let (hits, all) = self.hits.counts();
-        hits * 8 + 256 > all || self.seldom.comes()
+        self.held.get().copied().unwrap_or(hits * 8 + 256 > all)
+    }
+
+    /// Promote a page? While it pays; otherwise one in 32, to notice when that changes.
+    pub(super) fn promote(&self) -> bool {
+        self.pays() || self.held.get().is_none() && self.seldom.comes()
     }
 }

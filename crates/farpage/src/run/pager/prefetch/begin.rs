@@ -3,6 +3,7 @@
 //! Callers: `swap_in`, the parent module; on the pager's thread.
 
 use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX};
+use crate::conf::tuning::Controller;
 use crate::mem::units::Page;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::READAHEAD_MAX;
@@ -32,7 +33,8 @@ impl Pager {
             return;
         }
         let mut edge = served;
-        for far in 0..self.prefetch.depth.max(COMPRESSED_DEPTH) {
+        let depth = self.e.controls.settle(Controller::Depth, self.prefetch.depth.max(1) as u64) as usize;
+        for far in 0..depth.max(COMPRESSED_DEPTH) {
             let (low, high) = match stream.down {
                 true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
                 false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
@@ -40,7 +42,7 @@ impl Pager {
             let there = self.prefetch.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
             edge = match there {
                 Some(w) => (w.start, w.start + w.entries.len() as u64),
-                None => match self.read(low, high, stream.down, far) {
+                None => match self.read(low, high, stream.down, (far, depth)) {
                     Some(window) => window,
                     None => break,
                 },
@@ -49,8 +51,8 @@ impl Pager {
     }
 
     /// Starts to read what is swapped out of `[low, high)`, from the end on where the program comes from; which pages.
-    /// `far`: windows between that one and the program.
-    fn read(&mut self, low: Vpn, high: Vpn, down: bool, far: usize) -> Option<(Vpn, Vpn)> {
+    /// `far`: windows between that one and the program; `depth`: how many there may be, from a file.
+    fn read(&mut self, low: Vpn, high: Vpn, down: bool, (far, depth): (usize, usize)) -> Option<(Vpn, Vpn)> {
         let e = self.e;
         let near = |i: u64| if down { high - 1 - i } else { low + i };
         let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
@@ -58,7 +60,7 @@ impl Pager {
         let in_advance = self.prefetch.windows.iter().filter(|w| w.asked.is_none()).count();
         let wanted = n >= WINDOW_MIN
             && match queued {
-                true => far < self.prefetch.depth.max(1),
+                true => far < depth,
                 false => far < COMPRESSED_DEPTH && self.decompressor_pays(),
             };
         if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
@@ -86,7 +88,8 @@ impl Pager {
     pub(crate) fn submit_demand(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
         let e = self.e;
         let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
-        if self.prefetch.concurrency.left == 0 || e.space.rings().refused() || !queued() {
+        let crowded = e.controls.decide(Controller::Crowd, self.prefetch.concurrency.is_there());
+        if !crowded || e.space.rings().refused() || !queued() {
             return false;
         }
         if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one() {
@@ -162,7 +165,7 @@ impl Pager {
     fn decompressor_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.filled);
         let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        (trial.turn(placed, now) || self.e.conf.debug_decompressor) && self.e.decompressor_runs()
+        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && self.e.decompressor_runs()
     }
 }
 

@@ -61,6 +61,11 @@ pub(crate) struct FaultConcurrency {
 }
 
 impl FaultConcurrency {
+    /// More than one.
+    pub(crate) fn is_there(&self) -> bool {
+        self.left > 0
+    }
+
     /// Thread `tid` has a fault.
     pub(crate) fn fault(&mut self, tid: u32) {
         self.left = if self.tid != tid && self.tid != 0 { CONCURRENT_FOR } else { self.left.saturating_sub(1) };
