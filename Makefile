@@ -17,7 +17,7 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
+.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
 	situations programs programs-all soak bench clean
 .NOTPARALLEL:
 
@@ -39,6 +39,13 @@ test-one: build
 	@[ -n "$(NAME)" ] || { echo "make test-one NAME=part-of-a-name" >&2; exit 1; }
 	cargo test --workspace --profile checked --quiet $(NAME)
 	python3 -B -m unittest discover -s tests/situations -k $(NAME)
+
+## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second); coverage-guided
+## with cargo install cargo-bolero: cargo bolero test -p farpage conf::tests::fuzz_conf_text
+FUZZ_MS ?= 60000
+fuzz:
+	BOLERO_RANDOM_TEST_TIME_MS=$(FUZZ_MS) BOLERO_RANDOM_ITERATIONS=1000000000 \
+		cargo test --workspace --profile checked --quiet -- fuzz_
 
 ## make coverage: what the unit tests run, by file (needs cargo-llvm-cov: cargo install cargo-llvm-cov)
 coverage:

@@ -242,6 +242,25 @@ mod tests {
         assert!(!page.was_active());
     }
 
+    /// A page that a broken or hostile process wrote is shown in some way.
+    #[test]
+    fn fuzz_statistics_page() {
+        bolero::check!().with_type().for_each(|changes: &Vec<(u32, u64)>| {
+            let mut words = vec![0u64; farpage::stat::STAT_BYTES / 8];
+            let len = words.len();
+            changes.iter().for_each(|(at, word)| words[*at as usize % len] = *word);
+            words[0] = MAGIC;
+            let file = tempfile::tempfile().unwrap();
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            file.write_all_at(&bytes, 0).unwrap();
+            let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
+            let mut object = Object::default();
+            page.to_json(&mut object);
+            assert!(page.events().len() <= EVENTS);
+            serde_json::from_str::<serde_json::Value>(&object.line()).unwrap();
+        });
+    }
+
     #[test]
     fn any_number_will_do() {
         let file = tempfile::tempfile().unwrap();

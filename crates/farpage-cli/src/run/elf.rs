@@ -278,6 +278,21 @@ mod tests {
         assert_eq!(kind_of(b"\x7fELF\x02\x01\x01"), Kind::Broken("a truncated ELF file"));
     }
 
+    /// An ELF file's first bytes, and then anything.
+    #[test]
+    fn fuzz_elf_file() {
+        let whole = std::fs::read("/proc/self/exe").unwrap();
+        bolero::check!().with_type().for_each(|(kept, changes, end): &(u16, Vec<(u16, u8)>, u16)| {
+            let mut elf = whole[..usize::from(*kept).clamp(4, whole.len())].to_vec();
+            for (at, byte) in changes {
+                let at = usize::from(*at) % elf.len().min(1024);
+                elf[at] = *byte;
+            }
+            elf.truncate(usize::from(*end).max(4));
+            kind_of(&elf);
+        });
+    }
+
     /// This test's own file, shorter or with other bytes, at every place that is looked at: no error is the system's.
     #[test]
     fn damaged_elf_files_are_named_as_such() {

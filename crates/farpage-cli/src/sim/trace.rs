@@ -230,6 +230,23 @@ mod tests {
         assert_eq!(pages(&parse("x".into(), &faults[..]).unwrap()), [(7, false), (7, true), (u64::MAX >> 1, true)]);
     }
 
+    /// Any form; what is read is the same when it is packed and read again.
+    #[test]
+    fn fuzz_trace_file() {
+        bolero::check!().with_type().for_each(|(form, bytes): &(u8, Vec<u8>)| {
+            let head: &[u8] = match form % 4 {
+                0 => &MAGIC,
+                1 => &farpage::run::pager::trace::MAGIC,
+                2 => &ZSTD,
+                _ => b" L ",
+            };
+            if let Ok(trace) = parse("x".into(), &[head, &bytes[..]].concat()[..]) {
+                let again = parse("x".into(), &trace.packed()[..]).unwrap();
+                assert_eq!(pages(&again), pages(&trace));
+            }
+        });
+    }
+
     #[test]
     fn what_is_not_a_trace_is_refused() {
         assert!(parse("x".into(), &b""[..]).unwrap_err().contains("no access"));

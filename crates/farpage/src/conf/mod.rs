@@ -429,6 +429,55 @@ mod tests {
     }
 
     #[test]
+    fn fuzz_conf_text() {
+        bolero::check!().for_each(|bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes);
+            if let Ok(conf) = Conf::parse(&text) {
+                let written = conf.to_string();
+                assert_eq!(Conf::parse(&written).map(|again| again.to_string()), Ok(written));
+            }
+        });
+    }
+
+    /// Pieces of what people write, in any order.
+    #[test]
+    fn fuzz_swap_spec() {
+        const PIECES: [&str; 24] = [
+            "zram",
+            "file:",
+            "/tmp/a",
+            "/dev/sdb",
+            "ram",
+            ",",
+            ",size=",
+            ",alg=",
+            "zstd",
+            "lz4",
+            ",recompress=",
+            ",prio=",
+            "-1",
+            "4096",
+            "18446744073709551615",
+            "1G",
+            ",free=",
+            ",encrypt",
+            ",fault=",
+            "lost:",
+            "9",
+            "=",
+            ":",
+            "k",
+        ];
+        bolero::check!().with_type().for_each(|places: &Vec<u8>| {
+            let text: String = places.iter().map(|at| PIECES[usize::from(*at) % PIECES.len()]).collect();
+            if let Ok(spec) = SwapSpec::parse(&text) {
+                let written = spec.to_string();
+                assert_eq!(SwapSpec::parse(&written).as_ref(), Ok(&spec), "{text}");
+            }
+        });
+    }
+
+    #[test]
     fn bad_text_is_refused_by_name() {
         for (text, part) in [
             ("ram:1M", "minimum"),

@@ -96,10 +96,15 @@ struct Kernel {
     /// Pages whose word the pager has had.
     pages_out: Vec<u32>,
     random: u64,
+    /// What is drawn first.
+    choices: std::vec::IntoIter<u8>,
 }
 
 impl Kernel {
     fn draw(&mut self, n: usize) -> usize {
+        if let Some(choice) = self.choices.next() {
+            return usize::from(choice) % n;
+        }
         self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (self.random >> 33) as usize % n
     }
@@ -237,8 +242,8 @@ fn adopt(known: &mut Known, order: &mut Order, (start, end): (usize, usize), cha
     true
 }
 
-/// Runs one history; whether all words are right in the end, with `Order` or without.
-fn history(seed: u64, ordered: bool) -> bool {
+/// Runs one history, by `choices` and then by seed; whether all words are right in the end, with `Order` or without.
+fn history(choices: &[u8], seed: u64, ordered: bool) -> bool {
     let mut k = Kernel {
         pages: [0; PAGES],
         threads: std::array::from_fn(|_| Thread::default()),
@@ -246,6 +251,7 @@ fn history(seed: u64, ordered: bool) -> bool {
         next: 1,
         pages_out: Vec::new(),
         random: seed,
+        choices: choices.to_vec().into_iter(),
     };
     let (mut known, mut order) = (Known::default(), Order::default());
     for step in 0..300 {
@@ -324,7 +330,12 @@ fn history(seed: u64, ordered: bool) -> bool {
 
 #[test]
 fn words_follow_their_pages_in_any_interleaving() {
-    let wrong = |ordered| (0..10000).filter(|seed| !history(*seed, ordered)).count();
+    let wrong = |ordered| (0..10000).filter(|seed| !history(&[], *seed, ordered)).count();
     assert_eq!(wrong(true), 0);
     assert!(wrong(false) > 100, "the kernel of this test is too tame");
+}
+
+#[test]
+fn fuzz_event_order() {
+    bolero::check!().for_each(|choices: &[u8]| assert!(history(choices, 1, true)));
 }
