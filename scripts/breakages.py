@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Takes the guards of the slot allocator away, one at a time, and shows that a test or a model notices.
+"""Takes the guards of the slot allocator and of the engine away, one at a time, and shows that a test or a model notices.
 
 Works on a copy below target/breakages. Each breakage names a file, the text to replace (which must be there exactly once,
 so that this list cannot rot) and the test that must fail. Usage: scripts/breakages.py [NAME...]
 """
 
+import json
 import os
 import pathlib
 import re
@@ -15,11 +16,11 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "breakages"
-CRATE = "crates/farpage-swap"
+CRATES = ["crates/farpage-swap", "crates/farpage"]
 # A model that a breakage sends into an endless loop counts as noticed.
 LIMIT_S = 300
 
-UNIT, LOOM = "unit", "loom"
+UNIT, LOOM, ENGINE = "unit", "loom", "engine"
 
 # (name, what is taken away, file, [(text, replacement)], where, test)
 BREAKAGES = [
@@ -120,21 +121,51 @@ BREAKAGES = [
      UNIT, "is_offered_again"),
     ("rotational", "a rotational device has one place for all CPUs", "cluster/search.rs",
      [("let found = if device.rotational.load(Ordering::Relaxed) {", "let found = if false {")], UNIT, "rotational"),
+
+    ("reserve", "a fault reserves before it looks", "run/pager/fault.rs",
+     [("        self.reserve(vpn);\n", "")], ENGINE, "full_devices"),
+    ("wake", "who waits for a page that is there is woken", "run/pager/fill.rs",
+     [("self.mm.wake(page, PAGE_SIZE);", "let _ = page;")], ENGINE, "content_is_right"),
+    ("slot-freed", "the slot of a page that is in and not kept is freed", "run/pager/swap_in.rs",
+     [("            e.free_entry(Some(*entry));\n", "            let _ = entry;\n")], ENGINE, "full_devices"),
+    ("slot-kept", "a page that moves out takes its slot along", "run/pager/reclaim.rs",
+     [("store(entry.map_or(0, Entry::raw), Relaxed);", "store(entry.map_or(0, |_| 0), Relaxed);")],
+     ENGINE, "content_is_right"),
+    ("discard-out", "what was discarded is not read back", "run/mappings/apply_event.rs",
+     [("e.table.set(node, State::None);\n                        dead.push(entry);", "let _ = entry;")],
+     ENGINE, "content_is_right"),
+    ("discard-in", "what is about to be discarded is not moved out", "run/mappings/apply_event.rs",
+     [("let _ = lock(&e.lru).unmap(&e.table, node, State::None);\n                        dead.extend(entry);",
+       "let _ = entry;")], ENGINE, "content_is_right"),
+    ("remap", "pages follow their mapping", "run/pager/turn.rs",
+     [("                self.follow_remap(from, to, len);\n", "")], ENGINE, "content_is_right"),
+    ("adopt-scan", "what is there when a mapping is adopted is put on the lists", "run/mappings/register.rs",
+     [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
+    ("scan-cut", "a scan does not take what was unmapped for present", "run/pager/turn.rs",
+     [("                // What is mapped there from now on is not registered, and must not be taken for what was.\n"
+       "                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);\n", "")],
+     ENGINE, "content_is_right"),
+    ("move-shared", "a page that a child shares is made the program's alone", "run/pager/reclaim.rs",
+     [("if result != Err(Refused::Busy) || unshared || !self.unshare(src) {", "if result != Err(Refused::Busy) || true {")],
+     ENGINE, "content_is_right"),
+    ("give-way", "where nothing can be reclaimed the budget gives way", "run/pager/fill.rs",
+     [("self.gives_way = there(self) == 0;", "")], ENGINE, "full_devices"),
 ]
 
 
 def prepare():
-    """A workspace of the one crate."""
+    """A workspace of the crates that are broken."""
     (COPY / "crates").mkdir(parents=True, exist_ok=True)
     manifest = (ROOT / "Cargo.toml").read_text()
-    members = re.sub(r"(?m)^members = .*$", f'members = ["{CRATE}"]', manifest)
-    (COPY / "Cargo.toml").write_text(re.sub(r"(?m)^farpage = .*\n", "", members))
+    members = re.sub(r"(?ms)^members = \[.*?\]$", f"members = {json.dumps(CRATES)}", manifest)
+    (COPY / "Cargo.toml").write_text(members)
     shutil.copy(ROOT / "Cargo.lock", COPY / "Cargo.lock")
 
 
 def restore():
-    shutil.rmtree(COPY / CRATE, ignore_errors=True)
-    shutil.copytree(ROOT / CRATE, COPY / CRATE)
+    for crate in CRATES:
+        shutil.rmtree(COPY / crate, ignore_errors=True)
+        shutil.copytree(ROOT / crate, COPY / crate)
 
 
 def test(where, name):
@@ -143,7 +174,8 @@ def test(where, name):
                RUST_BACKTRACE="0", RUSTFLAGS="--cfg loom -Awarnings" if where == LOOM else "-Awarnings")
     env.setdefault("LOOM_MAX_PREEMPTIONS", "3")
     env.setdefault("LOOM_MAX_BRANCHES", "20000")
-    command = ["cargo", "test", "--release", "--quiet", "-p", "farpage-swap", "--lib"]
+    package, profile = ("farpage", "checked") if where == ENGINE else ("farpage-swap", "release")
+    command = ["cargo", "test", "--profile", profile, "--quiet", "-p", package, "--lib"]
     built = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
     if built.returncode != 0:
         return False, False, built.stderr
@@ -168,7 +200,7 @@ def main():
     failed = 0
     for name, guard, file, changes, where, what in chosen:
         restore()
-        path = COPY / CRATE / "src" / file
+        path = COPY / CRATES[where == ENGINE] / "src" / file
         text = path.read_text()
         for old, new in changes:
             if text.count(old) != 1:

@@ -42,8 +42,10 @@ pub(super) struct State {
     /// Frames that have a page.
     frames: BTreeSet<usize>,
     messages: VecDeque<Message>,
-    /// Told and not read, or read and its thread has not gone on.
+    /// Told and not read, or read and its thread has not woken up.
     doing: VecDeque<Doing>,
+    /// Its thread has woken up: nothing is refused for it any more, and it has yet to be done.
+    to_do: VecDeque<Doing>,
     unread: usize,
     /// Pages that cannot be moved: locked, or pinned by a device.
     stays: BTreeSet<usize>,
@@ -83,10 +85,12 @@ impl State {
         self.unread > 0 || !self.doing.is_empty()
     }
 
-    /// The next thread that was told to go on does so.
+    /// The next thread that has woken up does what it told, or another one wakes up.
     fn go_on(&mut self) {
-        if let Some(Doing::Discard(start, end)) = self.doing.pop_front() {
-            self.drop_pages(start, end);
+        match self.to_do.pop_front() {
+            Some(Doing::Discard(start, end)) => self.drop_pages(start, end),
+            Some(Doing::Nothing) => {}
+            None => self.to_do.extend(self.doing.pop_front()),
         }
     }
 
@@ -107,6 +111,9 @@ impl State {
             }
             self.refused += 1;
             return Some(UffdError::Retry);
+        }
+        if !self.to_do.is_empty() && self.draw(4) == 0 {
+            self.go_on();
         }
         if self.refuse > 0 && self.draw(self.refuse) == 0 {
             self.refused += 1;
@@ -349,10 +356,11 @@ impl Fake {
     /// All that was told has been read and done.
     pub(super) fn is_quiet(&self) -> bool {
         let mut state = self.lock();
-        while state.unread == 0 && !state.doing.is_empty() {
+        let quiet = !state.is_changing() && state.messages.is_empty() && state.to_do.is_empty();
+        if state.unread == 0 {
             state.go_on();
         }
-        !state.is_changing() && state.messages.is_empty()
+        quiet
     }
 }
 

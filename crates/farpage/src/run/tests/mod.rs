@@ -29,6 +29,8 @@ const LEN: usize = 1024;
 const APART: usize = 4096;
 /// Mappings; their places are twice as many, so that there is room to move to.
 const MAPPINGS: usize = 10;
+/// Mappings that are full of content at the start: one and a half times the budget.
+const FULL: usize = 6;
 
 /// A program and its engine.
 struct World {
@@ -77,6 +79,8 @@ impl World {
             }
             world.adopt(i);
         }
+        // More than the budget, so that from now on something is out.
+        (0..FULL).for_each(|i| world.fill(i));
         world
     }
 
@@ -130,6 +134,15 @@ impl World {
         self.holds.insert((i, page), self.versions);
     }
 
+    fn fill(&mut self, i: usize) {
+        for page in 0..LEN {
+            self.write(i, page);
+            if page % 64 == 0 {
+                self.background();
+            }
+        }
+    }
+
     fn read(&mut self, i: usize, page: usize) {
         let at = self.addr(i, page);
         let got = loop {
@@ -173,10 +186,15 @@ impl World {
                 self.serve(&[]);
             }
             32 => {
-                self.kernel.replace(self.at[i], self.end(i));
-                self.forget(i, 0, LEN);
-                self.serve(&[]);
-                self.adopt(i);
+                // Twice: what was just adopted is replaced before anybody has looked at it.
+                for _ in 0..2 {
+                    self.kernel.replace(self.at[i], self.end(i));
+                    self.forget(i, 0, LEN);
+                    (0..LEN / 2).for_each(|page| self.write(i, page));
+                    self.serve(&[]);
+                    self.adopt(i);
+                }
+                self.fill(i);
             }
             33 => {
                 let to = (0..2 * MAPPINGS).map(|n| BASE + n * APART * PAGE_SIZE).find(|to| !self.at.contains(to));
@@ -191,6 +209,7 @@ impl World {
                 self.kernel.lock_page(at, stays && self.kernel.is_there(at));
             }
             35 => self.kernel.share(self.addr(i, page), self.addr(i, (page + 100).min(LEN))),
+            37 => self.kernel.share(BASE, BASE + 2 * MAPPINGS * APART * PAGE_SIZE),
             36 => {
                 // A message that is older than what happened since.
                 let at = self.addr(i, page);
@@ -206,6 +225,15 @@ impl World {
         for i in 0..MAPPINGS {
             (0..LEN).for_each(|page| self.read(i, page));
         }
+    }
+
+    /// Each slot belongs to one page: one that is out, or in the program or the swap cache with a clean copy.
+    fn check_slots(&self) {
+        let e = self.e;
+        e.free_pending(usize::MAX);
+        let of_frames = e.frame_entry.iter().filter(|entry| entry.load(Relaxed) != 0).count() as u64;
+        let known = e.table.swapped_pages() + e.table.copies() + of_frames;
+        assert_eq!(e.space.usage().slots_in_use, known, "slots that no page has, or that two pages have");
     }
 
     /// Memory above the promise, in pages.
@@ -232,6 +260,7 @@ fn run(conf: &str, refuse: u64, steps: usize, seeds: Vec<u64>) {
             assert!(world.over() <= 0, "{} pages above the budget", world.over());
         }
         world.check_all();
+        world.check_slots();
         let stat: &Stat = world.e.stat;
         assert!(stat.pswpin.load(Relaxed) > 100 && stat.pgsteal_anon.load(Relaxed) > 100, "nothing was swapped");
     }
@@ -260,6 +289,7 @@ fn full_devices_cost_the_budget_and_no_byte() {
         let mut world = World::new(seed, "swap:zram,size=1M", 0);
         (0..600).for_each(|_| world.step());
         world.check_all();
+        world.check_slots();
         assert!(world.e.stat.swap_full.load(Relaxed) > 0, "the device was never full");
     }
 }

@@ -96,13 +96,13 @@ struct Kernel {
     /// Pages whose word the pager has had.
     pages_out: Vec<u32>,
     random: u64,
-    /// What is drawn first.
-    choices: std::vec::IntoIter<u8>,
+    /// What is drawn first, from the end on.
+    choices: Vec<u8>,
 }
 
 impl Kernel {
     fn draw(&mut self, n: usize) -> usize {
-        if let Some(choice) = self.choices.next() {
+        if let Some(choice) = self.choices.pop() {
             return usize::from(choice) % n;
         }
         self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -251,7 +251,7 @@ fn history(choices: &[u8], seed: u64, ordered: bool) -> bool {
         next: 1,
         pages_out: Vec::new(),
         random: seed,
-        choices: choices.to_vec().into_iter(),
+        choices: choices.to_vec(),
     };
     let (mut known, mut order) = (Known::default(), Order::default());
     for step in 0..300 {
