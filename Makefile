@@ -129,7 +129,7 @@ tsan:
 miri:
 	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --quiet --lib -- threads swapoff:: worker::
 
-## make breakages: takes the allocator's guards away one by one; a test or a model must notice each (a quarter of an hour)
+## make breakages: takes guards of the allocator and the engine away one by one; a test or a model must notice each (a quarter of an hour)
 breakages:
 	scripts/breakages.py
 

@@ -202,7 +202,7 @@ fields! {
         swpout_clean,
         /// Pages brought in by readahead.
         swap_ra,
-        /// Of these, pages that were touched later. In regions by sampling; under `run` with `exact`, `vma` and `slot`.
+        /// Of these, pages touched later: sampled in regions; under `run` with `exact`, `vma`, `slot`.
         swap_ra_hit,
         /// Windows whose read was begun before the program came to them.
         swap_ra_windows,
