@@ -256,7 +256,7 @@ fields! {
         read_errors,
         /// Time for which idle CPUs were kept from sleeping, because faults came one after the other.
         idle_poll_ns,
-        /// Checksums of pages that came back, compared and found equal: `--verify`, or a pager that verifies.
+        /// Checksums of pages that came back, compared and equal: `--verify`, or a pager that verifies.
         verified,
     }
     // Pagers only. Behind the others, so that these have the same places everywhere.
