@@ -6,7 +6,7 @@
 
 use super::meter::{self, Counting};
 use super::slots::spread;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::json::Object;
 use clap::Args;
 use farpage_swap::lock::{Meter, sites};
@@ -131,19 +131,7 @@ pub fn main(args: &LruArgs) -> Result<ExitCode> {
         }
         rows.extend(three);
     }
-    let to_stdout = args.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
-    if !to_stdout {
-        print(&rows, clock_ns);
-    }
-    if let Some(path) = &args.json {
-        let text = json(&rows);
-        if to_stdout {
-            println!("{text}");
-        } else {
-            crate::output::write(path, text + "\n")
-                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
-        }
-    }
+    crate::output::table_or_json(args.json.as_deref(), || print(&rows, clock_ns), || json(&rows))?;
     Ok(ExitCode::SUCCESS)
 }
 

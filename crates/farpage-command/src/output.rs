@@ -2,6 +2,7 @@
 //!
 //! A file that is there already keeps its permissions.
 
+use crate::failure::{Failure, Result, why};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -35,6 +36,20 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         file.as_file().set_permissions(Permissions::from_mode(old.permissions().mode() & 0o777))?;
     }
     file.persist(path).map(drop).map_err(|e| e.error)
+}
+
+/// What `--json` says: the table is printed, JSON written to `to` (`-`: to standard output, without the table).
+///
+/// # Errors
+/// The file cannot be written.
+pub fn table_or_json(to: Option<&Path>, table: impl FnOnce(), json: impl FnOnce() -> String) -> Result<()> {
+    if to.is_some_and(|path| path.as_os_str() == "-") {
+        println!("{}", json());
+        return Ok(());
+    }
+    table();
+    let Some(path) = to else { return Ok(()) };
+    write(path, json() + "\n").map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }
 
 #[cfg(test)]

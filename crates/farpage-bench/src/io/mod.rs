@@ -13,7 +13,7 @@ mod orders;
 mod queue;
 mod sample;
 
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::json::Object;
 use clap::Args;
 use std::path::PathBuf;
@@ -65,19 +65,7 @@ pub fn main(args: &IoArgs) -> Result<ExitCode> {
     let mut rows = measure::memory(source, args.rounds as usize)?;
     rows.extend(orders::rows(source, args.rounds as usize)?);
     rows.extend(measure::file(&args.dir, source, args.rounds as usize)?);
-    let json = args.json.as_ref();
-    if json.is_none_or(|path| path.as_os_str() != "-") {
-        table(&rows);
-    }
-    if let Some(path) = json {
-        let text = object(args, &rows).pretty() + "\n";
-        if path.as_os_str() == "-" {
-            print!("{text}");
-        } else {
-            crate::output::write(path, text)
-                .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))?;
-        }
-    }
+    crate::output::table_or_json(args.json.as_deref(), || table(&rows), || object(args, &rows).pretty())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -154,19 +154,8 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
         rows.extend(measure("zram-random", Kind::Random, 0, true)?);
     }
     let linpack = if args.no_linpack { Vec::new() } else { measure("file", Kind::Linpack, 0, false)? };
-    let json = args.json.as_ref();
-    if json.is_none_or(|path| path.as_os_str() != "-") {
-        table(&rows, &linpack);
-    }
-    if let Some(path) = json {
-        let text = object(args, &rows, &linpack).pretty() + "\n";
-        if path.as_os_str() == "-" {
-            print!("{text}");
-        } else {
-            crate::output::write(path, text)
-                .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))?;
-        }
-    }
+    let json = || object(args, &rows, &linpack).pretty();
+    crate::output::table_or_json(args.json.as_deref(), || table(&rows, &linpack), json)?;
     Ok(ExitCode::SUCCESS)
 }
 

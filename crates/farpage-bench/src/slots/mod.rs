@@ -11,7 +11,7 @@ mod report;
 mod single;
 
 use super::meter::{self, Counting};
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use bare::Bare;
 use clap::Args;
 use load::{Load, Outcome};
@@ -221,22 +221,13 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
             }
         }
     }
-    let to_stdout = args.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
-    if !to_stdout {
+    let print = || {
         report::print_locks(&rows, &extra);
         report::print_goals(&rows, &extra);
         if let Some(cpus) = args.simulate {
             model::print(&rows, &extra, cpus as usize);
         }
-    }
-    if let Some(path) = &args.json {
-        let text = report::json(&rows, &extra);
-        if to_stdout {
-            println!("{text}");
-        } else {
-            crate::output::write(path, text + "\n")
-                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
-        }
-    }
+    };
+    crate::output::table_or_json(args.json.as_deref(), print, || report::json(&rows, &extra))?;
     Ok(ExitCode::SUCCESS)
 }

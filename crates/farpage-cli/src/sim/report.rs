@@ -1,7 +1,7 @@
 //! The rows as a table, and as JSON.
 
 use super::Row;
-use crate::failure::{Failure, Result, why};
+use crate::failure::Result;
 use crate::json::Object;
 use std::path::Path;
 
@@ -71,15 +71,5 @@ fn json(rows: &[Row]) -> Object {
 
 /// Prints the table, or writes JSON.
 pub fn write(rows: &[Row], to: Option<&Path>) -> Result<()> {
-    let Some(path) = to else {
-        table(rows);
-        return Ok(());
-    };
-    if path.as_os_str() == "-" {
-        println!("{}", json(rows).line());
-        return Ok(());
-    }
-    table(rows);
-    crate::output::write(path, json(rows).line() + "\n")
-        .map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
+    crate::output::table_or_json(to, || table(rows), || json(rows).line())
 }
