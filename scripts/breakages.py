@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the guards of the slot allocator and of the engine away, one at a time, and shows that a test or a model notices.
+"""Takes guards of the slot allocator and of the engine away, one at a time: a test or a model must notice each.
 
 Works on a copy below target/breakages. Each breakage names a file, the text to replace (which must be there exactly once,
 so that this list cannot rot) and the test that must fail. Usage: scripts/breakages.py [NAME...]
@@ -139,7 +139,7 @@ BREAKAGES = [
     ("adopt-scan", "what is there when a mapping is adopted is put on the lists", "run/mappings/register.rs",
      [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
     ("give-way", "where nothing can be reclaimed the budget gives way", "run/pager/fill.rs",
-     [("self.gives_way = there(self) == 0;", "")], ENGINE, "full_devices"),
+     [("self.gives_way = there() == 0;", "")], ENGINE, "full_devices"),
 ]
 
 

@@ -1,8 +1,8 @@
 //! The feedback controllers, all of them: what each one moves, between which limits, and how to hold it.
 //!
-//! A controller measures what something earns, and moves one value by it. The rule of each is in the file that [`ControllerInfo`]
-//! names. What they have in common is here: a name, what their value means, the value as it is now (for
-//! `farpage stat PID --tuning`), and a *pin* that holds it for an experiment (`--tune NAME=VALUE`, conf
+//! A controller measures what something earns, and moves one value by it. The rule of each is in the file that
+//! [`ControllerInfo`] names. What they have in common is here: a name, what their value means, the value as it is now
+//! (for `farpage stat PID --tuning`), and a *pin* that holds it for an experiment (`--tune NAME=VALUE`, conf
 //! `tune:NAME=VALUE`, [`crate::region::Builder::tune`]).
 //!
 //! Callers: the controllers, on any thread; who publishes statistics. No locks.

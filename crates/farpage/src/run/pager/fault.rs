@@ -96,7 +96,7 @@ impl Pager {
     /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
     fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
         let e = self.e;
-        let Some(zeros) = self.reserve_zeros(1) else { return Outcome::Later };
+        let Some(zeros) = self.take_zeros(1) else { return Outcome::Later };
         let placed = self.fill_zeros(vpn, zeros);
         if placed.done == 0 {
             return self.resolve_refusal(vpn, placed.stop);
@@ -139,7 +139,7 @@ impl Pager {
         let e = self.e;
         let mut at = from;
         while at < to {
-            let Some(zeros) = self.reserve_zeros(((to - at) as usize).min(ZERO_PAGES)) else { break };
+            let Some(zeros) = self.take_zeros(((to - at) as usize).min(ZERO_PAGES)) else { break };
             let placed = self.fill_zeros(at, zeros);
             let mut batch = PageBatch::default();
             for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {

@@ -66,20 +66,17 @@ impl Pager {
             State::Swapped(_) if self.prefetch.has(vpn) => return,
             State::Mapped(_) | State::Swapped(_) => 1,
         };
-        let there = |pager: &Pager| e.frames.free_count() + pager.e.budget.room().max(0) as usize;
-        if there(self) >= want {
-            return;
-        }
-        if e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
+        let there = || e.frames.free_count() + e.budget.room().max(0) as usize;
+        if there() < want && e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
             self.evict_all();
         }
         // Each time makes some room.
         for _ in 0..want {
-            if there(self) >= want {
+            if there() >= want {
                 return;
             }
             if !self.reclaim_now() {
-                self.gives_way = there(self) == 0;
+                self.gives_way = there() == 0;
                 return;
             }
         }
@@ -93,7 +90,7 @@ impl Pager {
     }
 
     /// Memory for up to `n` zero pages; `None`: there is none just now.
-    pub(crate) fn reserve_zeros(&mut self, n: usize) -> Option<ZeroGrant> {
+    pub(crate) fn take_zeros(&mut self, n: usize) -> Option<ZeroGrant> {
         if self.e.budget.room() < n as i64
             && let Some((first, n)) = self.e.frames.take_free(n)
         {
@@ -130,7 +127,7 @@ impl Pager {
     }
 
     /// Memory for up to `n` pages that are to be loaded, and for how many. `wanted`: a thread waits for the first one.
-    pub(crate) fn reserve_buffer(&mut self, n: usize, wanted: bool) -> Option<(LoadBuffer, usize)> {
+    pub(crate) fn take_buffer(&mut self, n: usize, wanted: bool) -> Option<(LoadBuffer, usize)> {
         if self.should_copy(n) {
             return Some((LoadBuffer::Scratch, n));
         }

@@ -233,7 +233,7 @@ impl Pager {
     /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
     fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
-        let Some((buffer, got)) = self.reserve_buffer(n, wanted) else { return Ran::nothing(None) };
+        let Some((buffer, got)) = self.take_buffer(n, wanted) else { return Ran::nothing(None) };
         let base = self.buffer_addr(buffer);
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
