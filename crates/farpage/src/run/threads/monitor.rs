@@ -45,6 +45,8 @@ pub struct Monitor {
     /// Pages that were not accounted for after the last look at the mappings.
     unmanaged: i64,
     scanned: Instant,
+    /// Resident pages at that time.
+    scanned_rss: i64,
     pinned: Instant,
     last_rss: i64,
     quiet: u32,
@@ -151,6 +153,7 @@ impl Monitor {
             buffer,
             unmanaged: 0,
             scanned: now,
+            scanned_rss: 0,
             pinned: now,
             last_rss: 0,
             quiet: 0,
@@ -302,11 +305,11 @@ impl Monitor {
         let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
         let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
         let step = (e.budget.promised() / 1024).max(32);
-        let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.last_rss;
+        let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.scanned_rss;
         if unmanaged > self.unmanaged + step || overdue {
             self.find_mappings();
             self.unmanaged = unmanaged;
-            self.scanned = now;
+            (self.scanned, self.scanned_rss) = (now, rss);
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
         }
