@@ -67,7 +67,7 @@ controllers! {
     Stage, "stage", "1/64 of memory", 2..=24, Both,
         "pages that are unmapped and still in memory: more while they spare reads, fewer while they only cost faults",
         "farpage-swap/src/workingset.rs";
-    Pool, "pool", "% of the budget", 6..=75, Run,
+    Pool, "pool", "% of the budget", 6..=75, Both,
         "limit of the compressed pool beside files, by what faults would cost with another one",
         "mm/pool_share.rs";
     Immovable, "immovable", "pages", 0..=4294967295, Run,

@@ -31,8 +31,8 @@
 //! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed
 //! much more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
 //!
-//! Pure arithmetic; called by the monitor. Ideas: stack distances (Mattson et al., 1970), shadow entries of Linux'
-//! workingset code as the measure of them.
+//! Pure arithmetic; called by the monitor of `run`, and in regions by reclaim (`region/division`). Ideas: stack distances
+//! (Mattson et al., 1970), shadow entries of Linux' workingset code as the measure of them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -195,6 +195,8 @@ pub struct PoolShare {
     max: u64,
     step: u64,
     limit: u64,
+    /// What a fault costs besides the load, ns: the way to who serves it and back, and the page that has to leave.
+    fault_ns: f64,
     /// Of the faults that the pool should serve by what it holds, the share that it does: a fading mean.
     worth: f64,
     /// Pages loaded for a fault, with what was read ahead.
@@ -206,7 +208,7 @@ const PAGE: f64 = crate::PAGE_SIZE as f64;
 /// Pages loaded between two decisions, and faults among them: enough for the histogram to mean something.
 const WINDOW: u64 = 2048;
 const FAULTS_MIN: u64 = 128;
-/// What a fault costs besides the load, ns: the way to the engine and back, and the page that has to leave for it.
+/// What a fault costs besides the load where another thread serves it, ns.
 const FAULT_NS: f64 = 25_000.0;
 /// What it costs to compress and store a page, ns.
 const STORE_NS: f64 = 4_000.0;
@@ -229,10 +231,16 @@ impl PoolShare {
             max: ram / 4 * 3,
             step: ram / 32,
             limit,
+            fault_ns: FAULT_NS,
             worth: 1.0,
             window: 1.0,
             last: Sample::default(),
         }
+    }
+
+    /// Where a fault costs something else besides the load.
+    pub fn with_fault_ns(self, fault_ns: f64) -> PoolShare {
+        PoolShare { fault_ns, ..self }
     }
 
     /// Half of the budget: where a program starts.
@@ -252,9 +260,26 @@ impl PoolShare {
         self.limit
     }
 
+    /// All counters begin at zero again: in a forked child.
+    pub fn forget_counts(&mut self) {
+        self.last = Sample::default();
+    }
+
+    /// The most that the limit can be now.
+    fn most(&self, now: &Sample) -> u64 {
+        self.max.saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min)
+    }
+
+    /// Whether so much has happened since the last decision that [`PoolShare::turn`] may decide something.
+    pub fn is_due(&self, now: &Sample) -> bool {
+        let loaded = now.loaded.saturating_sub(self.last.loaded);
+        let stored = now.stored.saturating_sub(self.last.stored);
+        self.limit > self.most(now) || loaded.max(stored) >= WINDOW
+    }
+
     /// Looks at what happened since the last decision; the new limit if it changes.
     pub fn turn(&mut self, now: Sample, distances: &mut Distances) -> Option<u64> {
-        let most = self.max.saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min);
+        let most = self.most(&now);
         if self.limit > most {
             // Not step by step: what is missing is missing now.
             self.limit = most;
@@ -348,7 +373,7 @@ impl PoolShare {
         // Above that, pages move on to a file.
         let pool = (limit / 8 * SHARE_EIGHTHS) as f64;
         let (pages, _) = self.divide(now, pool);
-        let (from_pool, from_file) = (FAULT_NS + now.pool_load_ns as f64, FAULT_NS + now.file_load_ns as f64);
+        let (from_pool, from_file) = (self.fault_ns + now.pool_load_ns as f64, self.fault_ns + now.file_load_ns as f64);
         // Faults of pages that stay now and would not then.
         let have = now.have();
         let reach = 2.0 * f64::from(distances.width);

@@ -14,13 +14,14 @@ use super::readahead::RegionReadahead;
 use super::registry::RegistryEntry;
 use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
-use super::{fork, signal};
+use super::{division, fork, signal};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::conf::tuning::{Controller, Controls, Pins, TuneScope};
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
+use crate::mm::pool_share::LoadTimes;
 use crate::swap::leases::Leases;
 use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{Entry, SwapSpace};
@@ -217,7 +218,7 @@ impl Builder {
         if let Some(promote) = controls.pinned(Controller::Promotion) {
             swap.hold_promotion(promote != 0);
         }
-        let lists = PageLists::new(self.mode == FaultMode::Signal, self.linking);
+        let lists = PageLists::new(self.mode == FaultMode::Signal, self.linking, pages);
         if let Some(parts) = controls.pinned(Controller::Stage) {
             lists.lock().set.hold_stage(parts as u32);
         }
@@ -238,6 +239,8 @@ impl Builder {
             slot_hand: AtomicU64::new(0),
             clean: CleanSlotPolicy::default(),
             controls,
+            share: Mutex::new(division::new_share(self.budget)),
+            load_times: LoadTimes::default(),
             protecting: RwLock::new(()),
             gone_at_wp_sweep: AtomicU64::new(u64::MAX),
             scanned_in_vain: AtomicU64::new(0),
@@ -276,6 +279,7 @@ impl Builder {
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
         let owner = Arc::new(Owner::new(core, entry, setting));
+        owner.core.divide_anew(self.budget);
         owner.core.belongs_to_table();
         owner.start_threads()?;
         owner.core.look_at_overhead();

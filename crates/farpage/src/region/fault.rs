@@ -199,7 +199,7 @@ impl PagerCore {
         let was_out = |seen: &Option<Seen>| matches!(seen.map(Seen::state), Some(PageState::Swapped(_)));
         let shadow = Some(self.space.shadow(claimed.first)).filter(|_| done > 0 && was_out(&claimed.seen[0]));
         let rank = shadow.map_or(Rank::NEW, |shadow| self.lists.ages().rank_of(shadow));
-        let read = shadow.is_some() && claimed.touched;
+        let read = shadow.filter(|_| claimed.touched);
         let back = claimed.seen.iter().take(done).filter(|seen| was_out(seen)).count();
         if back > 0 {
             self.swapped.fetch_sub(back as i64, Relaxed);

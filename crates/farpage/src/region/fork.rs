@@ -216,6 +216,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     // Before anything is counted: until then the page is the parent's.
     e.stat.renew().map_err(|error| format!("cannot map a statistics page: {error}"))?;
     e.readahead.forget_counts();
+    lock(&e.share).forget_counts();
     // Counted from zero again; and nothing is write-protected any more.
     e.gone_at_wp_sweep.store(u64::MAX, SeqCst);
     e.full_warned.store(false, SeqCst);

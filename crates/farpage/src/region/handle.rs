@@ -12,7 +12,6 @@ use super::view::Plain;
 use super::word::{Hint, PINS_MAX, PageState};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::swap::space::build::memory_most;
 use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
 use rustix::io::Errno;
@@ -79,7 +78,7 @@ impl Pager {
         }
         let _inside = e.enter();
         e.limit.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
-        e.swap.set_pool_limit(memory_most(bytes));
+        e.divide_anew(bytes);
         e.wake_reclaim(true);
         Ok(())
     }

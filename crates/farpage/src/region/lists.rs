@@ -13,9 +13,10 @@
 
 use super::space::Space;
 use super::word::{PageState, Seen};
+use crate::mm::pool_share::Distances;
 use farpage_swap::lru::List;
 use farpage_swap::splice::Linking;
-use farpage_swap::workingset::{Ages, Pages, Rank, WorkingSet};
+use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -68,16 +69,17 @@ pub struct NewPage {
 
 impl PageLists {
     /// Empty lists. `wp_sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
-    /// linked; spliced unless for a measurement.
-    pub fn new(wp_sweeps: bool, linking: Linking) -> PageLists {
+    /// linked; spliced unless for a measurement. `pages`: the budget.
+    pub fn new(wp_sweeps: bool, linking: Linking, pages: usize) -> PageLists {
         let set = if wp_sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
-        let lists = Mutex::new(Lists { set, ahead: List::new(), locked: 0, waited: 0 });
+        let lists =
+            Mutex::new(Lists { set, ahead: List::new(), distances: Distances::new(pages), locked: 0, waited: 0 });
         PageLists { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together. `read`: one of them had left, and was read because it was
+    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read because it was
     /// touched.
-    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: bool) {
+    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: Option<Shadow>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
             return;
@@ -97,12 +99,14 @@ impl PageLists {
             }
             Linking::Spliced => pages.for_each(|one| local.link(space, one)),
         }
-        if local.is_empty() && !read {
+        if local.is_empty() && read.is_none() {
             return;
         }
         let mut lists = self.lock();
         lists.splice_front(space, &mut local);
-        if read {
+        if let Some(shadow) = read {
+            let (away, here) = (lists.set.distance(shadow), lists.set.mapped() + lists.set.cached());
+            lists.distances.note(away.saturating_add(here));
             lists.set.note_read();
         }
     }
@@ -204,6 +208,8 @@ pub struct Lists {
     pub set: WorkingSet,
     /// Pages in the swap cache that were read ahead and not touched yet, youngest first.
     pub ahead: List,
+    /// Of pages that came back from a device, because they were touched.
+    pub distances: Distances,
     /// How often the lock was taken so far.
     pub locked: u64,
     /// Of that, how often it was not free.

@@ -37,12 +37,14 @@
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
 //! | `write_protect_policy` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
+//! | `division` | how much of the budget compressed pages get |
 //! | `reclaim`, `evict`, `store` | what goes when; taking pages out; finding or making their copies |
 //! | `stat`, `publish` | the page with the counters, which `farpage stat` reads |
 //! | `stats` | what of it a program can ask for |
 
 mod alloc;
 mod builder;
+mod division;
 pub(crate) mod error;
 mod evict;
 mod fault;

@@ -8,9 +8,10 @@
 //! | `to_free` | entries that faults are done with | a push |
 //! | `protecting` | that the words' *writable* is true | a batch of reclaim; a sweep |
 //! | `lists` | all lists | a splice, or some links; words are only tried under it, never waited for |
+//! | `share` | the division of the budget (`division`) | a look at the counters; it is only tried |
 //! | `Frames`, devices | their own | see there |
 //!
-//! Order: `protecting`, words (ascending), `lists`, frames, devices. Faults never take `protecting`, so reclaim may
+//! Order: `protecting`, words (ascending), `share`, `lists`, frames, devices. Faults never take `protecting`, so reclaim may
 //! hold it (and words, and a codec's state) during system calls and while it reads pages of regions; no other lock is
 //! held then.
 
@@ -31,6 +32,7 @@ use crate::mem::units::Page;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
+use crate::mm::pool_share::{LoadTimes, PoolShare};
 use crate::mm::watermarks::{Level, Watermarks};
 use crate::swap::leases::Leases;
 use crate::swap::{Entry, SwapSpace};
@@ -109,6 +111,10 @@ pub struct PagerCore {
     pub clean: CleanSlotPolicy,
     /// The feedback controllers, and what they are held at.
     pub controls: Controls,
+    /// How much of the budget is for compressed pages.
+    pub share: Mutex<PoolShare>,
+    /// What a load takes.
+    pub load_times: LoadTimes,
     /// Held for reading while pages are taken out that the words say cannot be written, for writing while the words say
     /// so and it is not true yet.
     pub protecting: RwLock<()>,
@@ -232,6 +238,7 @@ impl PagerCore {
     /// Looks at the size of pool and tables again, and publishes what is known now.
     pub fn look_at_overhead(&self) {
         let usage = self.swap.usage();
+        self.divide_budget(&usage);
         let region_pages: u64 = lock(&self.places).iter().map(|(_, pages)| u64::from(*pages)).sum();
         let bytes = usage.pool_bytes + usage.meta_bytes + region_pages * WORDS_BYTES;
         self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);

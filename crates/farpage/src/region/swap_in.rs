@@ -19,6 +19,7 @@ use farpage_swap::readahead::Window;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Instant;
 
 /// Most pages of a window that the faulting thread brings in itself: more would be a long wait.
 const SYNC_MAX: u32 = 64;
@@ -211,8 +212,12 @@ impl PagerCore {
         for (to, (_, _, e)) in entries.iter_mut().zip(taken.iter().flatten()) {
             *to = *e;
         }
+        let timed = self.begin_load(entry);
         let (loaded, error) =
             self.with_pages(first, got.min(n), |pages| self.swap.load_plainly(&entries[..pages.len()], pages));
+        if n == 1 {
+            self.end_load(timed);
+        }
         for (i, (at, _, e)) in taken.iter().flatten().take(loaded).enumerate() {
             self.verify_loaded(*at, *e, first + i as FrameNo);
         }
@@ -329,7 +334,11 @@ impl PagerCore {
             let Some(PageState::Swapped(entry)) = seen.map(Seen::state) else { break };
             *place = Some(entry);
         }
+        let timed = entries[0].filter(|_| must && n == 1).map(|entry| self.begin_load(entry));
         let (loaded, error) = self.fetch(&entries, first, background);
+        if let Some(timed) = timed {
+            self.end_load(timed);
+        }
         for (i, entry) in entries.iter().flatten().take(loaded).enumerate() {
             self.verify_loaded(claimed.first + i as u32, *entry, first + i as FrameNo);
         }
@@ -373,6 +382,16 @@ impl PagerCore {
             Some(error) if loaded == 0 => Err(Nothing::Unreadable(error)),
             _ => Ok(loaded),
         }
+    }
+
+    /// A single page is about to be loaded, because a thread waits for it: whether from a file, and since when.
+    fn begin_load(&self, entry: Entry) -> (bool, Instant) {
+        (!self.swap.is_synchronous(entry), Instant::now())
+    }
+
+    /// It was loaded.
+    fn end_load(&self, (from_file, since): (bool, Instant)) {
+        self.load_times.note(from_file, since.elapsed().as_nanos() as u64);
     }
 
     /// A page was loaded into a frame of the caller's: compares it with what was stored, if that is wanted.

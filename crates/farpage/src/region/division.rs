@@ -1,0 +1,76 @@
+//! How much of a pager's budget compressed pages get: what [`crate::mm::pool_share`] decides, asked for regions.
+//!
+//! Caller: whoever looks at the size of the pool ([`PagerCore::look_at_overhead`]): mostly reclaim. Locks: `share`,
+//! which is only tried, so that nobody waits; under it `lists`, then those of the devices. Only where there are
+//! compressed memory and a file is there something to divide.
+
+use super::pager_core::PagerCore;
+use crate::PAGE_SIZE;
+use crate::conf::tuning::Controller;
+use crate::mem::lock::lock;
+use crate::mm::pool_share::{Distances, PoolShare, Sample};
+use crate::swap::Usage;
+use crate::swap::space::build::memory_most;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What a fault costs besides the load, ns: the thread that has it serves it.
+const FAULT_NS: f64 = 6_000.0;
+
+/// The most that the pool may have at first, bytes, of a budget of so many; `tiered`: there is a file, too.
+pub(super) const fn first_limit(budget: u64, tiered: bool) -> u64 {
+    if tiered { PoolShare::initial_limit(budget) } else { memory_most(budget) }
+}
+
+/// For a budget of so many bytes.
+pub(super) fn new_share(budget: u64) -> PoolShare {
+    PoolShare::new(budget, PoolShare::initial_limit(budget)).with_fault_ns(FAULT_NS)
+}
+
+impl PagerCore {
+    /// Begins anew, with a budget of so many bytes: another one, or that of a forked child.
+    pub(super) fn divide_anew(&self, budget: u64) {
+        let tiered = self.swap.is_tiered();
+        let mut share = lock(&self.share);
+        *share = new_share(budget);
+        self.lists.lock().distances = Distances::new((budget / PAGE_SIZE as u64) as usize);
+        self.swap.set_pool_limit(first_limit(budget, tiered));
+        self.swap.let_raw_wait(tiered);
+    }
+
+    /// Moves the border between pages as they are and compressed ones, if it is time to.
+    pub(super) fn divide_budget(&self, usage: &Usage) {
+        if !self.swap.is_tiered() {
+            return;
+        }
+        let Ok(mut share) = self.share.try_lock() else { return };
+        let s = &*self.stat;
+        let (pool_load_ns, file_load_ns) = self.load_times.means();
+        let sample = Sample {
+            major: s.pgmajfault.load(Relaxed),
+            major_file: s.pgmajfault_file.load(Relaxed),
+            loaded: s.pswpin.load(Relaxed),
+            stored: s.pswpout.load(Relaxed),
+            pages: u64::from(self.lists.present() + self.lists.waiting()),
+            stuck: self.pinned.load(Relaxed).max(0) as u64,
+            unmanaged: 0,
+            pool_bytes: usage.pool_bytes,
+            pool_orig_bytes: usage.pool_orig_bytes,
+            pool_raw_bytes: usage.raw_pages * PAGE_SIZE as u64,
+            pool_load_ns,
+            file_load_ns,
+            out: self.swapped.load(Relaxed).max(0) as u64,
+            unchanged: self.clean.unchanged_share(),
+        };
+        let budget = self.limit.load(Relaxed).max(0) as u64 * PAGE_SIZE as u64;
+        let limit = match self.controls.pinned(Controller::Pool) {
+            Some(percent) => share.hold(budget / 100 * percent),
+            None if share.is_due(&sample) => share.turn(sample, &mut self.lists.lock().distances),
+            None => return,
+        };
+        self.controls.settle(Controller::Pool, share.limit() * 100 / budget.max(1));
+        if let Some(limit) = limit {
+            self.swap.set_pool_limit(limit);
+            self.swap.let_raw_wait(share.is_worth_room());
+        }
+    }
+}
