@@ -19,4 +19,4 @@ mod status;
 /// What the engine allocates does not come from the program's malloc: a thread that is interrupted in there holds its
 /// locks, and what its signal handler waits for must not wait for those.
 #[global_allocator]
-static HEAP: engine::mem::heap::Growing = engine::mem::heap::Growing::new();
+static HEAP: engine::Growing = engine::Growing::new();

@@ -1,7 +1,7 @@
 //! Pagers: configuration, making, numbers.
 
 use crate::status::{done, fail, fp_status, fp_status::*, of};
-use engine::conf::SwapSpec;
+use engine::SwapSpec;
 use engine::region::{BUDGET_MIN, FaultMode, Pager, Stats};
 use std::ffi::{CStr, c_char};
 

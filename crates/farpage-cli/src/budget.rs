@@ -3,7 +3,7 @@
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::conf::{self, size};
+use farpage::internals::conf::{self, size};
 
 /// What sizes are measured against.
 #[derive(Debug, Clone)]

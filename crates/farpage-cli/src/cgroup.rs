@@ -1,6 +1,6 @@
 //! The limit that the memory cgroup of this process sets, v1 or v2, the smallest one on the way to the root.
 
-use farpage::sys::escape::unescape;
+use farpage::internals::sys::escape::unescape;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -94,7 +94,7 @@ fn signal_dispositions_and_standard_descriptors_are_untouched() {
 
 #[test]
 fn the_device_is_inherited_with_a_high_number() {
-    if farpage::probe::open_device().is_err() {
+    if farpage::internals::probe::open_device().is_err() {
         println!("skipped: /dev/userfaultfd cannot be opened here");
         return;
     }

@@ -193,7 +193,7 @@ fn table_and_json_show_the_page() {
     assert_eq!(json["budget_bytes"], 1000);
     assert_eq!(json["engine_started"], true);
     assert!(json["wall_ns"].as_u64().unwrap() > 0 && json["maxrss_bytes"].as_u64().unwrap() > 0);
-    assert_eq!(json["fault_p99_ns"], farpage::stat::bucket_end(40));
+    assert_eq!(json["fault_p99_ns"], farpage::internals::stat::bucket_end(40));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "no temporary file is left");
 }
 

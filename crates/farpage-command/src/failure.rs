@@ -1,6 +1,6 @@
 //! What the command says when it cannot go on, and the exit status that goes with it.
 
-use farpage::probe::Refusal;
+use farpage::internals::probe::Refusal;
 use std::fmt;
 
 /// farpage itself failed.

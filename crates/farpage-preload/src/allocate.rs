@@ -1,14 +1,14 @@
 //! Memory from libc's allocator (or from another that was preloaded). It maps it by system calls of its own, which do
 //! not come through [`crate::interpose::mmap`], and its callers can fill some MiB before anybody hears of them. So
 //! whoever gets much from `malloc` and its like goes on when somebody has looked at it
-//! ([`farpage::run::budget::charge`]).
+//! (`run/budget/charge.rs`).
 //!
 //! Pieces that come to no other page cost a comparison, the others some nanoseconds. `free` and the rest are left
 //! alone: the memory comes from the same allocator as ever.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::program::handed_out;
-use farpage::sys::thread::thread_pointer;
+use farpage::internals::run::program::handed_out;
+use farpage::internals::sys::thread::thread_pointer;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;

@@ -11,7 +11,7 @@
 
 use crate::interpose::{found, next, no_such_function};
 use crate::userfaultfds::registered;
-use farpage::probe::{inherited_device, misc_device};
+use farpage::internals::probe::{inherited_device, misc_device};
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};

@@ -9,7 +9,7 @@
 //! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::sys::loader;
+use farpage::internals::sys::loader;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};

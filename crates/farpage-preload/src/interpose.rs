@@ -12,13 +12,13 @@
 //! they make the system call: libc's function may be another library's ([`crate::own`]).
 
 use crate::own::on_engine_threads;
-use farpage::run::dormant;
-use farpage::run::pager::robust;
-use farpage::run::program::{handed_out, thread_started};
-use farpage::run::start;
-use farpage::run::start::engine_for;
-use farpage::run::state::{Engine, engine};
-use farpage::sys::thread::is_engine_thread;
+use farpage::internals::run::dormant;
+use farpage::internals::run::pager::robust;
+use farpage::internals::run::program::{handed_out, thread_started};
+use farpage::internals::run::start;
+use farpage::internals::run::start::engine_for;
+use farpage::internals::run::state::{Engine, engine};
+use farpage::internals::sys::thread::is_engine_thread;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -12,7 +12,7 @@ pub mod pagemaps;
 pub mod privileges;
 pub mod userfaultfds;
 
-use farpage::mem::heap::Heap;
+use farpage::internals::mem::heap::Heap;
 
 /// Memory for what is allocated before the engine has reserved its address space.
 const EARLY: usize = 256 * 1024;
@@ -26,7 +26,7 @@ static mut EARLY_MEMORY: Early = Early([0; EARLY]);
 static HEAP: Heap = Heap::empty();
 
 extern "C" fn init() {
-    let part = farpage::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
+    let part = farpage::internals::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     let _open_already = unsafe { HEAP.give(part, EARLY) };
     interpose::find();
@@ -36,11 +36,11 @@ extern "C" fn init() {
     descriptors::find();
     privileges::find();
     pagemaps::find();
-    farpage::run::preload::start(&HEAP);
+    farpage::internals::run::preload::start(&HEAP);
 }
 
 extern "C" fn end() {
-    farpage::run::dormant::end();
+    farpage::internals::run::dormant::end();
 }
 
 #[used]

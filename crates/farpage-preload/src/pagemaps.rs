@@ -1,14 +1,14 @@
 //! A program that opens its own pagemap (`/proc/self/pagemap`, for `PAGEMAP_SCAN` or to read it): pages that are
 //! swapped out look there as if they had never been used. An allocator that clears only what has been used (wasmtime's
 //! pool of instances) would hand out somebody's old data. So the memory of such a process is left alone
-//! ([`farpage::run::mappings::let_go`]), from before the call returns.
+//! (`run/mappings/let_go.rs`), from before the call returns.
 //!
 //! All functions that open a file by name do what libc's do; then the last component of the name is looked at. What is
 //! opened by a system call instruction of the program's own cannot be seen.
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::dormant::leave_alone;
-use farpage::sys::pagemap::is_of_this_process;
+use farpage::internals::run::dormant::leave_alone;
+use farpage::internals::sys::pagemap::is_of_this_process;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::transmute;
 use std::ptr::null_mut;

@@ -1,14 +1,14 @@
 //! Functions by which a program gives privileges up, or changes them. What they change belongs to threads; libc sees to
 //! it that all the program's threads are alike where that is to be, and does not know the engine's. So these tell the
-//! engine ([`farpage::run::privileges`]), and return when its threads have followed.
+//! engine (`run/privileges.rs`), and return when its threads have followed.
 //!
 //! The same as system calls through `syscall()`: [`follow_call`]. What the program writes as an instruction of its own
 //! the engine finds after a while. Left out is what can be taken back at any time without a privilege (`setfsuid`).
 
 use crate::interpose::{found, next, no_such_function};
-use farpage::run::start;
-use farpage::run::state::{Engine, engine};
-use farpage::sys::raw;
+use farpage::internals::run::start;
+use farpage::internals::run::state::{Engine, engine};
+use farpage::internals::sys::raw;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -13,43 +13,39 @@
 //!
 //! | word | meaning |
 //! | --- | --- |
-//! | page, word | 4 KiB of the program; the atomic word that says where its content is ([`run::page_table`]) |
-//! | frame | a page-sized address of the engine's own, with memory or without ([`mem::frame`]) |
-//! | slot, entry | a place on a device; device and slot in 48 bits ([`swap`]) |
+//! | page, word | 4 KiB of the program; the atomic word that says where its content is (`run/page_table`) |
+//! | frame | a page-sized address of the engine's own, with memory or without (`mem/frame`) |
+//! | slot, entry | a place on a device; device and slot in 48 bits (`swap`) |
 //! | swap cache | pages that were taken out of the program and are still in a frame |
 //! | clean copy | a slot that is kept while its page is in the program |
 //! | managed, active | registered with userfaultfd; an engine that manages memory |
-//! | dormant | a process without an engine, far below its budget ([`run::dormant`]) |
+//! | dormant | a process without an engine, far below its budget (`run/dormant`) |
 //!
 //! The whole glossary, and one fault and one eviction followed through the files, is in `docs/dev/architecture.md`. The
 //! lock order is in `docs/dev/locking.md`.
 //!
-//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. The
-//! rest is public for the command and the preload library of the same version, and not in the documentation.
+//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. What
+//! the command and the preload library of the same version need besides comes through one hidden door, `internals`.
 //!
 //! A folder uses only those before it: `sys`, `mem`, `conf`, `mm`, `swap`, `stat`, `probe`, then `run` and `region`. A
 //! test (`tests/layers.rs`) fails on an import that goes up, and on files that use each other in a circle.
 
+mod conf;
 #[doc(hidden)]
-pub mod conf;
-#[doc(hidden)]
-pub mod mem;
-#[doc(hidden)]
-pub mod mm;
-#[doc(hidden)]
-pub mod probe;
+pub mod internals;
+mod mem;
+mod mm;
+mod probe;
 pub mod region;
-#[doc(hidden)]
-pub mod run;
-#[doc(hidden)]
-pub mod stat;
-#[doc(hidden)]
-pub mod swap;
-#[doc(hidden)]
-pub mod sys;
+mod run;
+mod stat;
+mod swap;
+mod sys;
 
+#[doc(hidden)]
+pub use conf::InjectedFault;
 #[doc(inline)]
-pub use conf::SwapSpec;
+pub use conf::{Alg, ConfError, SwapSpec};
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};
 #[doc(inline)]
 pub use mem::heap::Growing;

@@ -3,10 +3,10 @@
 //! The global allocator counts. A test of its own, because the count is the whole process's.
 
 use farpage::PAGE_SIZE;
-use farpage::conf::{Alg, SwapSpec};
-use farpage::mem::count::{Counting, allocations};
-use farpage::mem::units::Page;
-use farpage::swap::{Entry, SwapSpace};
+use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::mem::count::{Counting, allocations};
+use farpage::internals::mem::units::Page;
+use farpage::internals::swap::{Entry, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 #[global_allocator]

@@ -3,9 +3,9 @@
 //! The child's tables are its copy-on-write snapshot, the swap file is shared; see `device::file` for the rules.
 
 use farpage::PAGE_SIZE;
-use farpage::conf::{Alg, SwapSpec};
-use farpage::mem::units::Page;
-use farpage::swap::{Entry, SwapSpace};
+use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::mem::units::Page;
+use farpage::internals::swap::{Entry, SwapSpace};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::HashMap;
 

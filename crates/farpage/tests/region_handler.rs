@@ -1,7 +1,7 @@
 //! A signal handler that touches a region while the interrupted thread is inside its allocator: nothing that the fault
 //! waits for may wait for that. Fails by not ending.
 
-use farpage::mem::heap::Growing;
+use farpage::Growing;
 use farpage::region::Pager;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;

@@ -13,7 +13,7 @@ use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::failure::{Failure, Result, why};
 use clap::ValueEnum;
 use farpage::PAGE_SIZE;
-use farpage::conf::SwapSpec;
+use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, Region};
 use farpage_swap::splice::Linking;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};

@@ -18,7 +18,7 @@ th,td{padding:.3em .55em;text-align:right;border-bottom:1px solid var(--line)}th
 /// The page.
 pub fn page(setting: &Setting, rows: &[Row]) -> String {
     let mut out = String::new();
-    let size = farpage::conf::size::format;
+    let size = farpage::internals::conf::size::format;
     let _ = write!(
         out,
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\

@@ -24,8 +24,8 @@ use crate::failure::{Failure, Result, say, why};
 use crate::output;
 use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
-use farpage::conf::parse_idle_poll;
-use farpage::conf::size;
+use farpage::internals::conf::parse_idle_poll;
+use farpage::internals::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
 use side::{INTERRUPTED, Pager, Sample};
@@ -212,7 +212,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         rounds: args.rounds,
         notes: vec![machine()],
     };
-    if args.mode == Mode::Run && farpage::run::cpus::cpu_latency::is_possible(idle.unwrap_or_default()) {
+    if args.mode == Mode::Run && farpage::internals::run::cpus::cpu_latency::is_possible(idle.unwrap_or_default()) {
         setting
             .notes
             .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));

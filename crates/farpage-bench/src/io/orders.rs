@@ -8,9 +8,9 @@ use super::measure::{pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::conf::{Alg, SwapSpec};
-use farpage::mem::units::Page;
-use farpage::swap::{Entry, SwapSpace};
+use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::mem::units::Page;
+use farpage::internals::swap::{Entry, SwapSpace};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 /// Orders 0, 2 and 4.

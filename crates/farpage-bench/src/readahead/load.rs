@@ -3,7 +3,7 @@
 use super::linpack;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::conf::SwapSpec;
+use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
 use farpage_bench::compare::histogram::Histogram;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};

@@ -13,7 +13,7 @@ mod side;
 use crate::failure::{Failure, Result};
 use crate::json::Object;
 use clap::Args;
-use farpage::conf::size;
+use farpage::internals::conf::size;
 use load::{Done, Kind, Memory, Spec};
 use std::path::PathBuf;
 use std::process::ExitCode;

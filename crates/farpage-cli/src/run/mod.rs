@@ -18,13 +18,13 @@ use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
 use exec::Image;
-use farpage::conf::size;
-use farpage::conf::tuning::TuneScope;
-use farpage::conf::{self, Conf, SwapSpec};
-use farpage::probe::{self, Probe};
-use farpage::run::build::{address_space_bytes, commit_bytes};
-use farpage::swap::space::build::check_memory;
-use farpage::sys::cpu;
+use farpage::internals::conf::size;
+use farpage::internals::conf::tuning::TuneScope;
+use farpage::internals::conf::{self, Conf, SwapSpec};
+use farpage::internals::probe::{self, Probe};
+use farpage::internals::run::build::{address_space_bytes, commit_bytes};
+use farpage::internals::swap::space::build::check_memory;
+use farpage::internals::sys::cpu;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
@@ -234,7 +234,7 @@ fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
 fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     let SwapSpec::File { path, .. } = spec else { return Ok(()) };
     let absolute = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-    farpage::swap::file::check(&absolute).map_err(|e| {
+    farpage::internals::swap::file::check(&absolute).map_err(|e| {
         Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), e.reason)).help(e.remedy)
     })?;
     *path = absolute;

@@ -7,7 +7,7 @@ use crate::json::Object;
 use crate::output;
 use crate::page::{Page, SHARES, duration};
 use farpage::PAGE_SIZE;
-use farpage::conf::size;
+use farpage::internals::conf::size;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

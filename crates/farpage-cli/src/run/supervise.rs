@@ -8,7 +8,7 @@ use super::exec::Image;
 use super::keep_across_exec;
 use crate::failure::{Failure, Result, why};
 use crate::page::{Found, Page};
-use farpage::{conf, stat};
+use farpage::internals::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};
 use std::fs::File;
 use std::io::{self, Read};

@@ -5,7 +5,7 @@ mod trace;
 
 use crate::failure::{Failure, Result};
 use clap::Args;
-use farpage::conf::size;
+use farpage::internals::conf::size;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, S3Fifo, Synthetic, replay};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Page traces in files.
 //!
-//! Three forms are read, each also compressed with zstd: what the engine records ([`farpage::run::pager::trace`]), the
-//! text of valgrind's lackey, and the one that [`Trace::save`] writes:
+//! Three forms are read, each also compressed with zstd: what the engine records (`run/pager/trace.rs`),
+//! the text of valgrind's lackey, and the one that [`Trace::save`] writes:
 //!
 //! ```text
 //!   the bytes FPTRACE1, then for each access a number in 7-bit groups, lowest first (LEB128):
@@ -99,7 +99,8 @@ fn parse(name: String, mut input: impl BufRead) -> std::result::Result<Trace, St
 fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Trace, String> {
     let mut built = Builder::default();
     let start = input.fill_buf().map_err(|e| why(&e))?;
-    let (compact, faults) = (start.starts_with(&MAGIC), start.starts_with(&farpage::run::pager::trace::MAGIC));
+    let (compact, faults) =
+        (start.starts_with(&MAGIC), start.starts_with(&farpage::internals::run::pager::trace::MAGIC));
     if compact || faults {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| why(&e))?;
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(pages(&parse("x".into(), &packed[..]).unwrap()), want);
         let small = zstd::stream::encode_all(&packed[..], 3).unwrap();
         assert_eq!(pages(&parse("x".into(), &small[..]).unwrap()), want);
-        let mut faults = farpage::run::pager::trace::MAGIC.to_vec();
+        let mut faults = farpage::internals::run::pager::trace::MAGIC.to_vec();
         [14u64, 15, 15, u64::MAX].iter().for_each(|r| faults.extend(r.to_le_bytes()));
         assert_eq!(pages(&parse("x".into(), &faults[..]).unwrap()), [(7, false), (7, true), (u64::MAX >> 1, true)]);
     }
@@ -236,7 +237,7 @@ mod tests {
         bolero::check!().with_type().for_each(|(form, bytes): &(u8, Vec<u8>)| {
             let head: &[u8] = match form % 4 {
                 0 => &MAGIC,
-                1 => &farpage::run::pager::trace::MAGIC,
+                1 => &farpage::internals::run::pager::trace::MAGIC,
                 2 => &ZSTD,
                 _ => b" L ",
             };

@@ -7,8 +7,8 @@
 use crate::failure::{Failure, Result};
 use crate::page::{Found, Page};
 use crate::preload;
-use farpage::conf::{Conf, ENV_CONF, ENV_DISABLE};
-use farpage::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
+use farpage::internals::conf::{Conf, ENV_CONF, ENV_DISABLE};
+use farpage::internals::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
 use rustix::fd::AsRawFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fs;
@@ -214,7 +214,7 @@ const AT_STATX_DONT_SYNC: u32 = 0x4000;
 fn memfd_device() -> Option<(u32, u32)> {
     static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
-        let stat = rustix::fs::fstat(farpage::stat::new_memfd().ok()?).ok()?;
+        let stat = rustix::fs::fstat(farpage::internals::stat::new_memfd().ok()?).ok()?;
         Some((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)))
     })
 }
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn only_a_memfd_of_the_right_size_is_opened() {
-        let memfd = farpage::stat::new_memfd().unwrap();
+        let memfd = farpage::internals::stat::new_memfd().unwrap();
         let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         assert!(open_memfd(&path(&memfd)).is_ok());
         let short = rustix::fs::memfd_create(MEMFD_NAME, rustix::fs::MemfdFlags::CLOEXEC).unwrap();

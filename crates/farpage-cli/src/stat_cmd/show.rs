@@ -3,8 +3,8 @@
 use super::find::Managed;
 use crate::json::Object;
 use crate::page::{Page, SHARES, Tuned, duration};
-use farpage::conf::size;
-use farpage::stat::{Event, Value};
+use farpage::internals::conf::size;
+use farpage::internals::stat::{Event, Value};
 use std::fmt::Write as _;
 
 /// Groups of the sheet, in order; values in none of them come under "other".

@@ -64,11 +64,11 @@ fn libraries() -> &'static Libraries {
         unsafe { libc::atexit(remove_libraries) };
         let dir = public_tempdir();
         // SAFETY: Stat is made of u64 atomics; all-zero is valid.
-        let stat: Box<farpage::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
+        let stat: Box<farpage::internals::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
         let values = format!("-DVALUES={}", stat.values().len());
-        let magic = format!("-DMAGIC={}ULL", farpage::stat::MAGIC);
-        let bytes = format!("-DSTAT_BYTES={}", farpage::stat::STAT_BYTES);
-        let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage::stat::Stat, fault_ns) / 8);
+        let magic = format!("-DMAGIC={}ULL", farpage::internals::stat::MAGIC);
+        let bytes = format!("-DSTAT_BYTES={}", farpage::internals::stat::STAT_BYTES);
+        let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage::internals::stat::Stat, fault_ns) / 8);
         let inert = cc(dir.path(), "inert.so", INERT, &["-shared", "-fPIC"]).unwrap();
         let flags = ["-shared", "-fPIC", "-pthread", &values, &magic, &bytes, &faults];
         let fake = cc(dir.path(), "fake.so", FAKE, &flags).unwrap();
@@ -157,7 +157,7 @@ pub fn run() -> Command {
 
 /// `farpage run` is not refused for this user.
 pub fn works_here() -> bool {
-    farpage::probe::Probe::take(None).verdict().is_ok()
+    farpage::internals::probe::Probe::take(None).verdict().is_ok()
 }
 
 /// The tests run as root.

@@ -160,7 +160,7 @@ impl Heap {
 ///
 /// ```
 /// #[global_allocator]
-/// static HEAP: farpage::mem::heap::Growing = farpage::mem::heap::Growing::new();
+/// static HEAP: farpage::Growing = farpage::Growing::new();
 /// # fn main() { assert_eq!(vec![1; 1000].len(), 1000); }
 /// ```
 pub struct Growing(Heap);

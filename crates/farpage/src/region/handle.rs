@@ -190,8 +190,9 @@ impl Region {
         Ok(())
     }
 
-    /// Brings the bytes `range` in, as far as the budget allows, before it returns. In [`FaultMode::Thread`] some may
-    /// be in the swap cache by then: a fault each, but nothing to read.
+    /// Brings the bytes `range` in, as far as the budget allows, before it returns. In
+    /// [`FaultMode::Thread`](super::FaultMode::Thread) some may be in the swap cache by then: a fault each, but nothing
+    /// to read.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Forked`]; [`Error::Unreadable`]: pages before that one have been brought in.

@@ -79,5 +79,11 @@ pub use farpage_swap::readahead::{Rule as ReadaheadRule, Tuning as ReadaheadTuni
 pub use handle::{Advice, Pager, Pin, Region};
 pub use owner::FaultMode;
 pub use readahead::ReadaheadStats;
+pub use rustix::io::Errno;
 pub use stats::Stats;
 pub use view::Plain;
+
+#[doc(inline)]
+pub use crate::swap::{DeviceError, LoadError};
+#[doc(inline)]
+pub use crate::sys::uffd::OpenError;

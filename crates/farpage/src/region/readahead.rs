@@ -51,7 +51,7 @@ pub enum SwapInPlan {
     Slots(Range<u64>),
 }
 
-/// Readahead of one region, see [`Region::readahead_stats`].
+/// Readahead of one region, see [`Region::readahead_stats`](super::Region::readahead_stats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadaheadStats {

@@ -42,6 +42,7 @@ impl Leases {
     }
 
     /// Whether there is none.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         lock(&self.0).is_empty()
     }

@@ -188,6 +188,7 @@ impl Pool {
     }
 
     /// Bytes of objects in use, each rounded up to its class.
+    #[cfg(test)]
     pub fn object_bytes(&self) -> u64 {
         self.object_bytes
     }

@@ -29,7 +29,6 @@ use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
 use rustix::event::EventfdFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
 
 /// Windows in flight at the same time.
 pub const WINDOWS_MAX: usize = 16;
@@ -326,12 +325,4 @@ impl Window {
             errors: [None; BATCH_MAX],
         })
     }
-}
-
-/// Whether io_uring works here, for `doctor`: makes a ring and throws it away.
-///
-/// # Errors
-/// What the kernel said.
-pub fn try_ring() -> Result<(), Errno> {
-    IoRing::new(4).map(drop)
 }

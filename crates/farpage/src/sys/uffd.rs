@@ -160,7 +160,7 @@ pub struct OpenError {
     pub device: Option<Errno>,
     /// The system call in full mode.
     pub syscall: Option<Errno>,
-    /// It opened, but the kernel lacks a feature: [`FEATURES`] needs Linux 6.8.
+    /// It opened, but the kernel lacks a feature: what the engine asks for needs Linux 6.8.
     pub features: Option<Errno>,
 }
 

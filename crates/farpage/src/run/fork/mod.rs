@@ -46,7 +46,4 @@ mod reserve;
 pub mod restart;
 
 pub use handlers::{child, child_of, parent, prepare, touch};
-pub use late_fills::LateFills;
-pub use pending_events::PendingEvents;
-pub use protocol::room_for_start;
 pub use reserve::{release, reserve};

@@ -1,0 +1,133 @@
+//! The one door for what is built with the library, of the same version: the command, the preload library, the
+//! measurements, and the tests in `tests/`. It shows what they use, by the paths of the crate, and nothing else.
+//!
+//! Nobody inside the crate comes in this way. Whoever stops using a name takes it off the list: then the compiler says
+//! what is unused behind it.
+
+pub mod conf {
+    pub use crate::conf::{
+        Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle_poll, parse_readahead,
+    };
+    pub mod size {
+        pub use crate::conf::size::{format, parse, parse_of};
+    }
+    pub mod tuning {
+        pub use crate::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
+    }
+}
+
+pub mod mem {
+    pub mod arena {
+        pub use crate::mem::arena::Part;
+    }
+    pub mod count {
+        pub use crate::mem::count::{Counting, allocations};
+    }
+    pub mod heap {
+        pub use crate::mem::heap::Heap;
+    }
+    pub mod units {
+        pub use crate::mem::units::Page;
+    }
+}
+
+pub mod mm {
+    pub mod page_hash {
+        pub use crate::mm::page_hash::ContentKey;
+    }
+}
+
+pub mod probe {
+    pub use crate::probe::{
+        DEVICE, FEATURES, Probe, Refusal, Verdict, errno_text, inherited_device, misc_device, open_device,
+    };
+    pub mod wake {
+        pub use crate::probe::wake::WakeUp;
+    }
+}
+
+pub mod run {
+    pub mod build {
+        pub use crate::run::build::{address_space_bytes, commit_bytes};
+    }
+    pub mod cpus {
+        pub mod cpu_latency {
+            pub use crate::run::cpus::cpu_latency::is_possible;
+        }
+    }
+    pub mod dormant {
+        pub use crate::run::dormant::{end, fork_child, leave_alone, wipes};
+    }
+    pub mod fork {
+        pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
+    }
+    pub mod pager {
+        pub mod robust {
+            pub use crate::run::pager::robust::used;
+        }
+        pub mod trace {
+            pub use crate::run::pager::trace::MAGIC;
+        }
+    }
+    pub mod preload {
+        pub use crate::run::preload::{follow_forks, start};
+    }
+    pub mod program {
+        pub use crate::run::program::{handed_out, thread_started};
+    }
+    pub mod start {
+        pub use crate::run::start::{before_filter, engine_for, grown, handed_out, shared};
+    }
+    pub mod state {
+        pub use crate::run::state::{Engine, engine};
+    }
+}
+
+pub mod stat {
+    pub use crate::stat::{
+        EVENTS, Event, FAMILY, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat, THREAD_NAME,
+        Value, bucket_end, new_memfd,
+    };
+}
+
+pub mod swap {
+    pub use crate::swap::{Entry, SwapSpace};
+    pub mod file {
+        pub use crate::swap::file::check;
+    }
+    pub mod io {
+        pub use crate::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
+    }
+    pub mod read_queue {
+        pub use crate::swap::read_queue::{Arrived, ReadQueue, Submitted};
+    }
+    pub mod space {
+        pub mod build {
+            pub use crate::swap::space::build::check_memory;
+        }
+    }
+}
+
+pub mod sys {
+    pub mod cpu {
+        pub use crate::sys::cpu::count;
+    }
+    pub mod escape {
+        pub use crate::sys::escape::unescape;
+    }
+    pub mod loader {
+        pub use crate::sys::loader::{is_glibcs, is_program};
+    }
+    pub mod pagemap {
+        pub use crate::sys::pagemap::is_of_this_process;
+    }
+    pub mod pm_qos {
+        pub use crate::sys::pm_qos::DEVICE;
+    }
+    pub mod raw {
+        pub use crate::sys::raw::{Errno, ErrnoText, gettid, syscall};
+    }
+    pub mod thread {
+        pub use crate::sys::thread::{engine_errno, is_engine_thread, thread_pointer};
+    }
+}
