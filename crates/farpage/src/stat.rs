@@ -16,6 +16,7 @@ pub use page::{StatPage, complete, new_memfd};
 #[cfg(doc)]
 use crate::conf::tuning::CONTROLLERS;
 use crate::conf::tuning::COUNT;
+use crate::mem::units::Vpn;
 use crate::swap::Usage;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -293,15 +294,15 @@ impl Stat {
 
     /// Books a swap-in fault in the mapping `[start, end)`: pages read ahead by it, and its window. Called by one
     /// thread only. A new mapping takes the place of the one with the fewest faults.
-    pub fn note_readahead(&self, (start, end): (u64, u64), read: u64, window: u32) {
+    pub fn note_readahead(&self, (start, end): (Vpn, Vpn), read: u64, window: u32) {
         let free = || self.readahead.iter().min_by_key(|m| m.faults.load(Relaxed));
         let known = self.readahead_of(start);
         let Some(m) = known.or_else(free) else { return };
         if known.is_none() {
-            m.start.store(start, Relaxed);
+            m.start.store(start.number(), Relaxed);
             [&m.faults, &m.swap_ra, &m.swap_ra_hit].into_iter().for_each(|n| n.store(0, Relaxed));
         }
-        m.pages.store(end - start, Relaxed);
+        m.pages.store((end - start) as u64, Relaxed);
         m.window.store(window.into(), Relaxed);
         Stat::add(&m.faults, 1);
         Stat::add(&m.swap_ra, read);
@@ -310,15 +311,15 @@ impl Stat {
 
     /// Books that `hits` pages read ahead were used, in the mapping that starts at page `start`. Called by one thread
     /// only.
-    pub fn note_touched(&self, start: u64, hits: u64) {
+    pub fn note_touched(&self, start: Vpn, hits: u64) {
         Stat::add_hits(&self.swap_ra_hit, &self.swap_ra, hits);
         if let Some(m) = self.readahead_of(start) {
             Stat::add_hits(&m.swap_ra_hit, &m.swap_ra, hits);
         }
     }
 
-    fn readahead_of(&self, start: u64) -> Option<&MappingReadahead> {
-        self.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0)
+    fn readahead_of(&self, start: Vpn) -> Option<&MappingReadahead> {
+        self.readahead.iter().find(|m| m.start.load(Relaxed) == start.number() && m.pages.load(Relaxed) > 0)
     }
 
     /// Records one served fault of `ns` nanoseconds.
@@ -402,21 +403,21 @@ mod tests {
     fn readahead_is_booked_by_mapping() {
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        let mapping = |start: u64| (Vpn::new(start), Vpn::new(start + 1000));
         for i in 0..100u64 {
-            stat.note_readahead((1000, 2000), 7, 8);
-            stat.note_touched(1000, 5);
-            stat.note_readahead((0, 1000), 1, 2);
-            stat.note_readahead((i * 4000 + 4000, i * 4000 + 5000), 1, 1);
+            stat.note_readahead(mapping(1000), 7, 8);
+            stat.note_touched(Vpn::new(1000), 5);
+            stat.note_readahead(mapping(0), 1, 2);
+            stat.note_readahead(mapping(i * 4000 + 4000), 1, 1);
         }
-        let find =
-            |start: u64| stat.readahead.iter().find(|m| m.start.load(Relaxed) == start && m.pages.load(Relaxed) > 0);
+        let find = |start: u64| stat.readahead_of(Vpn::new(start));
         let values = |m: &MappingReadahead| {
             [&m.pages, &m.faults, &m.swap_ra, &m.swap_ra_hit, &m.window].map(|n| n.load(Relaxed))
         };
         assert_eq!(find(1000).map(values), Some([1000, 100, 700, 500, 8]));
         assert_eq!(find(0).map(values), Some([1000, 100, 100, 0, 2]));
         assert_eq!((stat.swap_ra.load(Relaxed), stat.swap_ra_hit.load(Relaxed)), (900, 500));
-        stat.note_touched(1000, 300);
+        stat.note_touched(Vpn::new(1000), 300);
         assert_eq!((find(1000).map(values), stat.swap_ra_hit.load(Relaxed)), (Some([1000, 100, 700, 700, 8]), 800));
     }
 

@@ -6,5 +6,6 @@ pub mod frame;
 pub mod heap;
 pub mod lock;
 pub mod open;
+pub mod page_ranges;
 pub mod units;
 pub mod zeros;

@@ -6,6 +6,7 @@ use crate::PAGE_SIZE;
 use crate::conf::tuning::{Controller, Controls};
 use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
+use crate::mem::page_ranges::PageRanges;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::{LoadTimes, PoolShare};
@@ -27,7 +28,6 @@ use crate::stat::{Event, Events, StatPage};
 use crate::swap::space::SwapSpace;
 use crate::sys::message::{message_fmt, set_last_words};
 use crate::sys::raw::gettid;
-use farpage_swap::range::RangeSet;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -107,7 +107,7 @@ impl Engine {
             stat,
             heap: plan.heap,
             exclude: plan.exclude.clone(),
-            managed: Mutex::new(RangeSet::new()),
+            managed: Mutex::new(PageRanges::new()),
             candidates: Mutex::new(Vec::new()),
             notes: Notes::default(),
             recent: Recent::default(),

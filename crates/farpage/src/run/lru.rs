@@ -220,12 +220,13 @@ impl Lru {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::units::Vpn;
     use crate::run::page_table::tests::table;
 
     #[test]
     fn pages_read_ahead_wait_but_not_too_many() {
         let t = table();
-        let (mut lru, first) = (Lru::new(6400), t.node_or_create(0).unwrap());
+        let (mut lru, first) = (Lru::new(6400), t.node_or_create(Vpn::new(0)).unwrap());
         let node = |i: u32| Node(first.0 + i);
         let mut out = [(Node(0), 0); 8];
         // 400 are a sixteenth of the budget.

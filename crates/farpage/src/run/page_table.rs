@@ -88,6 +88,24 @@ impl State {
     }
 }
 
+/// Place of a page's leaf in the directory, and the page's in the leaf.
+#[inline]
+fn place_of(vpn: Vpn) -> (usize, u32) {
+    ((vpn.number() >> LEAF_BITS) as usize, vpn.number() as u32 & (LEAF_PAGES as u32 - 1))
+}
+
+/// The first page of the leaf that `vpn` belongs to.
+#[inline]
+pub fn leaf_start(vpn: Vpn) -> Vpn {
+    Vpn::new(vpn.number() & !(LEAF_PAGES as u64 - 1))
+}
+
+/// One past the last page of the leaf that `vpn` belongs to.
+#[inline]
+pub fn leaf_end(vpn: Vpn) -> Vpn {
+    leaf_start(vpn) + LEAF_PAGES
+}
+
 #[repr(C)]
 struct Leaf {
     words: [AtomicU64; LEAF_PAGES],
@@ -153,8 +171,9 @@ impl PageTable {
     /// The node of a page, if its leaf exists.
     #[inline]
     pub fn node(&self, vpn: Vpn) -> Option<Node> {
-        let leaf = self.dir.get((vpn >> LEAF_BITS) as usize)?.load(Ordering::Acquire);
-        (leaf != 0).then(|| Node(leaf << LEAF_BITS | (vpn as u32 & (LEAF_PAGES as u32 - 1))))
+        let (at, in_leaf) = place_of(vpn);
+        let leaf = self.dir.get(at)?.load(Ordering::Acquire);
+        (leaf != 0).then_some(Node(leaf << LEAF_BITS | in_leaf))
     }
 
     /// The node of a page; makes its leaf. `None`: address out of reach, the table is full, or
@@ -163,7 +182,7 @@ impl PageTable {
         if let Some(node) = self.node(vpn) {
             return Some(node);
         }
-        let at = (vpn >> LEAF_BITS) as usize;
+        let (at, _) = place_of(vpn);
         let slot = self.dir.get(at)?;
         if !self.dir_opening.reach(at * 4) {
             return None;
@@ -183,7 +202,7 @@ impl PageTable {
             }
         };
         self.live.fetch_add(1, Ordering::Relaxed);
-        self.home[leaf as usize].store((vpn >> LEAF_BITS) as u32, Ordering::Relaxed);
+        self.home[leaf as usize].store(at as u32, Ordering::Relaxed);
         slot.store(leaf, Ordering::Release);
         self.node(vpn)
     }
@@ -194,9 +213,18 @@ impl PageTable {
         self.opening.iter().zip(ends).all(|(array, end)| array.reach(end))
     }
 
-    /// Gives the leaf of `vpn` back if none of its pages has a state any more. Pager only.
-    pub fn drop_leaf_if_empty(&self, vpn: Vpn) {
-        let Some(slot) = self.dir.get((vpn >> LEAF_BITS) as usize) else { return };
+    /// Gives the leaves of `[first, last)` back that have no page with a state any more. Pager only.
+    pub fn drop_empty_leaves(&self, first: Vpn, last: Vpn) {
+        let mut leaf = leaf_start(first);
+        while leaf < last {
+            self.drop_leaf_if_empty(leaf);
+            leaf += LEAF_PAGES;
+        }
+    }
+
+    /// The same for the leaf of `vpn`.
+    fn drop_leaf_if_empty(&self, vpn: Vpn) {
+        let Some(slot) = self.dir.get(place_of(vpn).0) else { return };
         let leaf = slot.load(Ordering::Relaxed);
         if leaf == 0 || self.leaves[leaf as usize].words.iter().any(|w| w.load(Ordering::Relaxed) != 0) {
             return;
@@ -211,7 +239,7 @@ impl PageTable {
     #[inline]
     pub fn vpn(&self, node: Node) -> Vpn {
         let home = self.home[(node.0 >> LEAF_BITS) as usize].load(Ordering::Relaxed);
-        u64::from(home) << LEAF_BITS | u64::from(node.0 & (LEAF_PAGES as u32 - 1))
+        Vpn::new(u64::from(home) << LEAF_BITS | u64::from(node.0 & (LEAF_PAGES as u32 - 1)))
     }
 
     #[inline]
@@ -360,10 +388,10 @@ impl PageTable {
     pub fn for_each(&self, start: Vpn, end: Vpn, mut each: impl FnMut(Vpn, Node)) {
         let mut at = start;
         while at < end {
-            let stop = ((at | (LEAF_PAGES as u64 - 1)) + 1).min(end);
+            let stop = leaf_end(at).min(end);
             if let Some(first) = self.node(at) {
-                for i in 0..(stop - at) as u32 {
-                    each(at + u64::from(i), Node(first.0 + i));
+                for i in 0..stop - at {
+                    each(at + i, Node(first.0 + i as u32));
                 }
             }
             at = stop;

@@ -22,6 +22,7 @@ use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
 use crate::mem::heap::Heap;
 use crate::mem::lock::lock;
+use crate::mem::page_ranges::PageRanges;
 use crate::mem::units::Vpn;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
@@ -46,7 +47,6 @@ use crate::sys::futex;
 use crate::sys::message::fatal;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, spawn};
-use farpage_swap::range::RangeSet;
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -111,7 +111,7 @@ pub struct Engine {
     /// Address ranges never adopted (bytes): memory the engine's own code uses.
     pub exclude: Vec<(usize, usize)>,
     /// Pages registered with the pager's userfaultfd.
-    pub managed: Mutex<RangeSet>,
+    pub managed: Mutex<PageRanges>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// What program threads tell.
@@ -213,8 +213,7 @@ impl Engine {
 
     /// Whether something in `[start, end)` (bytes) is managed.
     pub(crate) fn is_known(&self, start: usize, end: usize) -> bool {
-        let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-        start < end && lock(&self.managed).gaps(start, end).next() != Some((start, end))
+        lock(&self.managed).meets(Vpn::of(start), Vpn::of(end))
     }
 
     /// Wakes the pager from its sleep.
@@ -251,7 +250,7 @@ impl Engine {
     pub fn pin_thread(&self, block: usize) {
         let mut pinned = lock(&self.pinned);
         for at in [block.saturating_sub(0x400), block + 0xb00] {
-            pinned.insert((at / PAGE_SIZE) as u64);
+            pinned.insert(Vpn::of(at));
         }
     }
 

@@ -27,7 +27,7 @@ const TAKE: usize = 8;
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
     pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
-        self.space.verify(entry, page, &self.key, vpn as usize * PAGE_SIZE);
+        self.space.verify(entry, page, &self.key, vpn.addr());
         Stat::add(&self.stat.verified, 1);
     }
 
@@ -39,7 +39,7 @@ impl Engine {
         if self.conf.verify {
             for (i, entry) in entries.iter().enumerate() {
                 // SAFETY: caller's promise.
-                self.verify(vpn + i as u64, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
+                self.verify(vpn + i, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
             }
         }
     }

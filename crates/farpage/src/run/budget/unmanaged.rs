@@ -15,6 +15,7 @@
 use crate::PAGE_SIZE;
 use crate::conf::size;
 use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
 use crate::run::state::Engine;
 use crate::sys::fd::Fd;
 use crate::sys::maps::{Kind, Mapping, mappings};
@@ -177,9 +178,9 @@ impl Unmanaged {
             }
             let Mapping { start, end, kind } = m;
             parts.clear();
-            parts.extend(lock(&e.managed).gaps((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64));
+            parts.extend(lock(&e.managed).gaps(Vpn::of(start), Vpn::of(end)));
             for (first, last) in &parts {
-                let pages = anonymous_pages(pagemap, *first as usize * PAGE_SIZE, *last as usize * PAGE_SIZE);
+                let pages = anonymous_pages(pagemap, first.addr(), last.addr());
                 found.add(kind, pages.unwrap_or(0), name);
             }
         })

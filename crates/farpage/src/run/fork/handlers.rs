@@ -54,7 +54,7 @@ impl Engine {
     /// never taken out, but one that was noted late may be out already.
     fn touch_pinned(&self) {
         // A copy: the pager needs the set to serve the faults.
-        let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| *vpn as usize * PAGE_SIZE).collect();
+        let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| vpn.addr()).collect();
         for at in pinned {
             touch(at);
         }

@@ -31,7 +31,7 @@ impl LateFills {
 
     /// A page is about to be placed; `false`: the list is full.
     pub(super) fn page(&self, vpn: Vpn) -> bool {
-        self.push(vpn)
+        self.push(vpn.number())
     }
 
     /// The next change of mappings was read; `false`: the list is full.
@@ -55,7 +55,7 @@ impl LateFills {
     /// Pages in order; `None` stands for the next change of mappings.
     pub fn entries(&self) -> impl Iterator<Item = Option<Vpn>> {
         let entries = self.entries.iter().take(self.n.load(SeqCst));
-        entries.map(|entry| Some(entry.load(SeqCst)).filter(|entry| *entry != EVENT))
+        entries.map(|entry| Some(entry.load(SeqCst)).filter(|entry| *entry != EVENT).map(Vpn::new))
     }
 }
 
@@ -66,12 +66,17 @@ mod tests {
     #[test]
     fn the_order_is_kept_and_full_is_said() {
         let late_fills = LateFills::default();
-        assert!(late_fills.page(7) && late_fills.event() && late_fills.page(9) && late_fills.page(3));
+        assert!(
+            late_fills.page(Vpn::new(7))
+                && late_fills.event()
+                && late_fills.page(Vpn::new(9))
+                && late_fills.page(Vpn::new(3))
+        );
         late_fills.take_back();
-        assert_eq!(late_fills.entries().collect::<Vec<_>>(), [Some(7), None, Some(9)]);
+        assert_eq!(late_fills.entries().collect::<Vec<_>>(), [Some(Vpn::new(7)), None, Some(Vpn::new(9))]);
         late_fills.clear();
-        (0..LATE_FILLS_MAX as u64).for_each(|vpn| assert!(late_fills.page(vpn)));
-        assert!(!late_fills.page(1) && !late_fills.event());
+        (0..LATE_FILLS_MAX as u64).for_each(|n| assert!(late_fills.page(Vpn::new(n))));
+        assert!(!late_fills.page(Vpn::new(1)) && !late_fills.event());
         assert_eq!(late_fills.entries().count(), LATE_FILLS_MAX);
     }
 }

@@ -182,7 +182,7 @@ impl Pager {
         let mut i = 0;
         // While a change waits for another, nothing can be placed.
         while !self.order.waits() && i < self.waiting.len() && pending.len() < PENDING_MAX {
-            let vpn = (self.waiting[i].addr / PAGE_SIZE) as u64;
+            let vpn = Vpn::of(self.waiting[i].addr);
             if self.help_one(vpn, pending) {
                 self.waiting.swap_remove(i);
             } else {
@@ -215,7 +215,7 @@ impl Pager {
             return false;
         }
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        match unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, PAGE_SIZE, false) }.1 {
+        match unsafe { self.mm.copy_pages(vpn.addr(), src, PAGE_SIZE, false) }.1 {
             Ok(()) => {
                 e.budget.add(1);
                 pending.push(Pending::LateFills(vpn));
@@ -235,7 +235,7 @@ impl Pager {
         let lost = self.poison(vpn, entry, error) == Some(UffdError::Present);
         self.e.fork.copy_unsafe.store(0, SeqCst);
         if lost {
-            self.mm.wake(vpn as usize * PAGE_SIZE, PAGE_SIZE);
+            self.mm.wake(vpn.addr(), PAGE_SIZE);
         }
         lost
     }
@@ -245,7 +245,7 @@ impl Pager {
     fn source(&self, vpn: Vpn, pending: &[Pending]) -> Option<(Vpn, Source)> {
         let mut at = vpn;
         for event in pending.iter().rev() {
-            let addr = at as usize * PAGE_SIZE;
+            let addr = at.addr();
             match *event {
                 Pending::Event(Message::Unmap { start, end } | Message::Remove { start, end })
                     if (start..end).contains(&addr) =>
@@ -254,7 +254,7 @@ impl Pager {
                 }
                 Pending::Event(Message::Remap { from, to, len }) => {
                     if (to..to + len).contains(&addr) {
-                        at = ((addr - to + from) / PAGE_SIZE) as u64;
+                        at = Vpn::of(addr - to + from);
                     } else if (from..from + len).contains(&addr) {
                         return None;
                     }

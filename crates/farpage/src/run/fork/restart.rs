@@ -5,8 +5,8 @@
 //! threads of the parent changed in the last moment are the pending events (see [`crate::run::fork`]).
 
 use super::pending_events::PendingEvents;
-use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
+use crate::mem::page_ranges::PageRanges;
 use crate::mem::units::Vpn;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
@@ -19,16 +19,11 @@ use crate::sys::pass::receive_all;
 use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::uffd::Message;
-use farpage_swap::range::RangeSet;
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Stack that the handlers in the child may use.
 const DEAD_STACK: usize = 256 * 1024;
-
-fn pages(start: usize, end: usize) -> (u64, u64) {
-    ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64)
-}
 
 impl Engine {
     /// In a child, on its monitor thread, before anything else: takes over what the parent's engine has given, by the
@@ -74,13 +69,12 @@ impl Engine {
     pub fn activate_child(&'static self, proc: &Proc, pending: &PendingEvents) -> Result<(), String> {
         let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
-        let (mut mapped, mut stack) = (RangeSet::new(), None);
+        let (mut mapped, mut stack) = (PageRanges::new(), None);
         let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
         let maps = proc.file("self/maps").map_err(read)?;
         mappings(&maps, &mut buffer, |m, _| {
             if m.adoptable() {
-                let (s, t) = pages(m.start, m.end);
-                mapped.insert(s, t);
+                mapped.insert(Vpn::of(m.start), Vpn::of(m.end));
                 stack = if m.kind == Kind::Stack { Some(m) } else { stack };
             }
         })
@@ -98,12 +92,10 @@ impl Engine {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
                 // count on; and what somebody else mapped there since is not ours. The same for what it discards.
                 Message::Unmap { .. } | Message::Remove { .. } => pager.apply(event),
-                Message::Remap { from, to, len } if mapped.contains((to / PAGE_SIZE) as u64) => {
-                    let (from, to, n) = ((from / PAGE_SIZE) as u64, (to / PAGE_SIZE) as u64, (len / PAGE_SIZE) as u64);
-                    late_fills
-                        .iter_mut()
-                        .filter(|vpn| (from..from + n).contains(vpn))
-                        .for_each(|vpn| *vpn = *vpn - from + to);
+                Message::Remap { from, to, len } if mapped.contains(Vpn::of(to)) => {
+                    let (first, last, there) = (Vpn::of(from), Vpn::of(from + len), Vpn::of(to));
+                    let moved = late_fills.iter_mut().filter(|vpn| (first..last).contains(vpn));
+                    moved.for_each(|vpn| *vpn = there + (*vpn - first));
                     pager.apply(event)
                 }
                 _ => {}
@@ -119,11 +111,11 @@ impl Engine {
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {
-                let gone = Message::Unmap { start: s as usize * PAGE_SIZE, end: t as usize * PAGE_SIZE };
+                let gone = Message::Unmap { start: s.addr(), end: t.addr() };
                 pager.apply(gone);
             }
             for (s, t) in mapped.overlaps(start, end) {
-                let (mut from, mut to) = (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE);
+                let (mut from, mut to) = (s.addr(), t.addr());
                 if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
                     (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
                 }
@@ -139,13 +131,13 @@ impl Engine {
     /// that were placed during the pause with the right content.)
     fn check_untouched(&self, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
         let stack = self.fork.child_stack();
-        let dead = ((stack - DEAD_STACK) / PAGE_SIZE) as u64..(stack / PAGE_SIZE) as u64;
+        let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             let mut touched = None;
-            let all = (start as usize * PAGE_SIZE, end as usize * PAGE_SIZE);
+            let all = (start.addr(), end.addr());
             let seen = pager.mm.runs_by_kind(all.0, all.1, &mut |s, t, _| {
-                for vpn in (s / PAGE_SIZE) as u64..(t / PAGE_SIZE) as u64 {
+                for vpn in Vpn::of(s).up_to(Vpn::of(t)) {
                     let Some(node) = self.table.node_or_create(vpn) else { return false };
                     match self.table.state(node) {
                         // Below the stack pointer of the forking thread everything is dead.
@@ -162,7 +154,7 @@ impl Engine {
             });
             seen.map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
             if let Some((vpn, state)) = touched {
-                let at = vpn as usize * PAGE_SIZE;
+                let at = vpn.addr();
                 return Err(format!(
                     "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
                 ));

@@ -19,7 +19,7 @@ impl Pager {
     /// there to adopt it. (Freeing the slots of 128 MiB here took 100 ms, in which as much memory grew unseen.)
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
-        let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
+        let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
         self.forget_poisoned(first, last);
         let mut freed = std::mem::take(&mut self.pending_frees);
         e.table.for_each(first, last, |_, node| {
@@ -59,11 +59,7 @@ impl Pager {
         e.free_later(&mut freed);
         self.pending_frees = freed;
         if unmapped {
-            let mut leaf = first & !511;
-            while leaf < last {
-                e.table.drop_leaf_if_empty(leaf);
-                leaf += 512;
-            }
+            e.table.drop_empty_leaves(first, last);
         }
     }
 
@@ -86,13 +82,13 @@ impl Pager {
     /// mremap moved `len` bytes: the words follow.
     pub(crate) fn follow_remap(&mut self, from: usize, to: usize, len: usize) {
         let e = self.e;
-        let (first, last) = ((from / PAGE_SIZE) as u64, ((from + len) / PAGE_SIZE) as u64);
-        let shift = (to / PAGE_SIZE) as u64;
+        let (first, last) = (Vpn::of(from), Vpn::of(from + len));
+        let shift = Vpn::of(to);
         {
             let mut managed = lock(&e.managed);
             let known = managed.overlaps(first, last);
             managed.remove(first, last);
-            known.iter().for_each(|(s, t)| _ = managed.insert(shift + (s - first), shift + (t - first)));
+            known.iter().for_each(|(s, t)| managed.insert(shift + (*s - first), shift + (*t - first)));
             if known != [(first, last)] {
                 self.add_fresh(to, to + len); // the rest has yet to be looked at
             }
@@ -101,7 +97,7 @@ impl Pager {
         self.forget(to, to + len, true);
         self.move_poisoned(first, last, shift);
         let moved = self.cut_scans(first, last);
-        self.scans.extend(moved.iter().map(|(s, t)| (shift + (s - first), shift + (t - first))));
+        self.scans.extend(moved.iter().map(|(s, t)| (shift + (*s - first), shift + (*t - first))));
         e.table.for_each(first, last, |vpn, old| {
             let mut lru = lock(&e.lru);
             let mut state = e.table.state(old);
@@ -136,10 +132,6 @@ impl Pager {
                 }
             }
         });
-        let mut leaf = first & !511;
-        while leaf < last {
-            e.table.drop_leaf_if_empty(leaf);
-            leaf += 512;
-        }
+        e.table.drop_empty_leaves(first, last);
     }
 }

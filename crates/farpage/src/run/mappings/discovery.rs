@@ -10,7 +10,7 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mem::units::USER_END;
+use crate::mem::units::{USER_END, Vpn};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::pager::state::Pager;
@@ -189,8 +189,8 @@ impl Pager {
                 Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
                 Note::Mapping(start, end) => {
                     self.adopt_mappings(start, end);
-                    if let Some((first, last)) = lock(&e.managed).covering((start / PAGE_SIZE) as u64) {
-                        e.recent.add(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
+                    if let Some((first, last)) = lock(&e.managed).covering(Vpn::of(start)) {
+                        e.recent.add(first.addr(), last.addr());
                     }
                 }
             }

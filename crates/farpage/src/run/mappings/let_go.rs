@@ -13,12 +13,10 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mem::units::Page;
-use crate::mem::units::USER_END;
-use crate::mem::units::Vpn;
+use crate::mem::units::{Page, USER_END, Vpn};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
-use crate::run::page_table::{Node, State};
+use crate::run::page_table::{Node, State, leaf_end};
 use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
@@ -34,8 +32,8 @@ use std::time::{Duration, Instant};
 /// How long a look at the state of the process may be old while memory is let go.
 const LOOK: Duration = Duration::from_millis(100);
 /// Pages looked at in one step, and brought in, so that faults do not wait for all of them.
-const LOOKED_AT: u64 = 4096;
-const BROUGHT_IN: u64 = 64;
+const LOOKED_AT: usize = 4096;
+const BROUGHT_IN: usize = 64;
 /// A range that could not be registered is tried again after this time: what kept it may be gone.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
@@ -104,7 +102,7 @@ impl Engine {
         let mut at = start & !(PAGE_SIZE - 1);
         while at < end {
             let to = ((at | (LEAF - 1)) + 1).min(end);
-            if self.table.node((at / PAGE_SIZE) as u64).is_some() {
+            if self.table.node(Vpn::of(at)).is_some() {
                 // SAFETY: reads; what cannot be read is left as it is.
                 let _ = unsafe { syscall(nr::MADVISE, [at, to - at, POPULATE_READ, 0, 0, 0]) };
             }
@@ -116,7 +114,7 @@ impl Engine {
 /// What became of one page.
 pub(crate) enum Step {
     /// So many pages, from this one on, have been brought in; if none, there was nothing to bring in.
-    Here(u64),
+    Here(usize),
     /// To be tried again.
     Later,
 }
@@ -131,14 +129,14 @@ impl Pager {
             self.letting_go.push((PAGE_SIZE, USER_END));
         }
         let Some(&(start, end)) = self.letting_go.first() else { return false };
-        let (first, last) = ((start / PAGE_SIZE) as u64, end.div_ceil(PAGE_SIZE) as u64);
+        let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
         self.cut_scans(first, last);
         let parts = lock(&e.managed).overlaps(first, last);
         if !self.bring_in(&parts) {
             return true;
         }
         // Faults were served between the steps. From here on none is.
-        self.let_go_to = 0;
+        self.let_go_to = Vpn::default();
         if parts.iter().all(|part| self.forget_words(*part)) {
             self.unregister(start, end, &parts);
             self.refuse(start, end);
@@ -158,7 +156,7 @@ impl Pager {
             let mut at = self.let_go_to.max(low);
             while at < high {
                 let Some(node) = e.table.node(at) else {
-                    at = (at | 511) + 1;
+                    at = leaf_end(at);
                     continue;
                 };
                 self.let_go_to = at;
@@ -199,7 +197,7 @@ impl Pager {
                 }
                 // There already, or nothing of ours is mapped there any more.
                 Some(Outcome::Dropped) => {
-                    self.forget(vpn as usize * PAGE_SIZE, (vpn as usize + 1) * PAGE_SIZE, false);
+                    self.forget(vpn.addr(), (vpn + 1).addr(), false);
                     Step::Here(1)
                 }
                 Some(Outcome::Later) | None => Step::Later,
@@ -213,7 +211,7 @@ impl Pager {
         let e = self.e;
         let base = self.scratch.0.as_mut_ptr() as usize;
         let mut entries = [None; COPY_MAX];
-        let swapped = (vpn..end).map_while(|vpn| e.table.swapped(vpn));
+        let swapped = vpn.up_to(end).map_while(|vpn| e.table.swapped(vpn));
         entries.iter_mut().zip(swapped).for_each(|(to, entry)| *to = Some(entry));
         let entries: Vec<Entry> = entries.iter().map_while(|entry| *entry).collect();
         let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
@@ -247,14 +245,14 @@ impl Pager {
             }
         }
         for (i, entry) in entries[..done].iter().enumerate() {
-            if let Some(node) = e.table.node(vpn + i as u64)
+            if let Some(node) = e.table.node(vpn + i)
                 && e.table.state(node) == State::Swapped(*entry)
             {
                 e.table.set(node, State::None);
                 e.free_entry(Some(*entry));
             }
         }
-        Step::Here(done as u64)
+        Step::Here(done)
     }
 
     /// Pages that are there lose their words. False: some are not.
@@ -280,7 +278,7 @@ impl Pager {
     fn unregister(&mut self, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
         let e = self.e;
         for &(first, last) in parts {
-            let (mut at, to) = (first as usize * PAGE_SIZE, last as usize * PAGE_SIZE);
+            let (mut at, to) = (first.addr(), last.addr());
             while at < to {
                 let found = match self.mm.mapping_from(at) {
                     Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
@@ -292,7 +290,7 @@ impl Pager {
                 at = found.1;
             }
             lock(&e.managed).remove(first, last);
-            e.recent.cut(first as usize * PAGE_SIZE, to);
+            e.recent.cut(first.addr(), to);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mm::page_hash::is_zero;
 use crate::run::lru::PageBatch;
-use crate::run::page_table::State;
+use crate::run::page_table::{LEAF_PAGES, State, leaf_end, leaf_start};
 use crate::run::pager::state::Pager;
 use crate::run::state::{Engine, give_up};
 use crate::run::store;
@@ -32,13 +32,13 @@ const STACK_MIN: usize = 1 << 20;
 const STACK_HEAD_MAX: usize = 8 << 20;
 
 /// Pages looked at per step of a scan, so that faults do not wait for it.
-const SCAN_STEP: u64 = 2048;
+const SCAN_STEP: usize = 2048;
 
 impl Engine {
     /// Where the managed memory around `addr` ends; `addr` itself if that is not managed.
     pub fn managed_until(&self, addr: usize) -> usize {
-        let range = lock(&self.managed).covering((addr / PAGE_SIZE) as u64);
-        range.map_or(addr, |(_, last)| last as usize * PAGE_SIZE)
+        let range = lock(&self.managed).covering(Vpn::of(addr));
+        range.map_or(addr, |(_, last)| last.addr())
     }
 
     /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one.
@@ -85,7 +85,7 @@ impl Engine {
     /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
     fn list_present(&self, first: Vpn, last: Vpn) {
         let mut batch = PageBatch::default();
-        for vpn in first..last {
+        for vpn in first.up_to(last) {
             if let Some(node) = self.table.node_or_create(vpn)
                 && self.table.state(node) == State::None
             {
@@ -172,7 +172,7 @@ impl Pager {
     /// just now, the new part has to be registered in the same step. Otherwise one mapping of the program would be two
     /// for the kernel, which then refuses to move or grow it.
     pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
-        let (first, last) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+        let (first, last) = (Vpn::of(start), Vpn::of(end));
         let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();
         // What is known of this place may be of what was there before, if that is being told just now.
         if new != [(first, last)] || self.order.names(start, end) {
@@ -241,21 +241,20 @@ impl Pager {
         let mut seen = 0;
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
-        let result =
-            self.mm.runs_by_kind(first as usize * PAGE_SIZE, last as usize * PAGE_SIZE, &mut |start, end, zero| {
-                let (start, end) = ((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-                let stop = end.min(start + (SCAN_STEP - seen));
-                if zero {
-                    zeros.push((start, stop));
-                } else {
-                    e.list_present(start, stop);
-                }
-                seen += stop - start;
-                if seen == SCAN_STEP {
-                    next = stop;
-                }
-                seen < SCAN_STEP
-            });
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, zero| {
+            let (start, end) = (Vpn::of(start), Vpn::of(end));
+            let stop = end.min(start + (SCAN_STEP - seen));
+            if zero {
+                zeros.push((start, stop));
+            } else {
+                e.list_present(start, stop);
+            }
+            seen += stop - start;
+            if seen == SCAN_STEP {
+                next = stop;
+            }
+            seen < SCAN_STEP
+        });
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", error);
         }
@@ -277,7 +276,7 @@ impl Pager {
         let mut at = first;
         while at < last {
             let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
-            let run = (at..last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
+            let run = at.up_to(last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
             if run == 0 {
                 at += 1;
                 continue;
@@ -285,18 +284,17 @@ impl Pager {
             let Some((frame, got)) = e.frames.take_empty(run) else { break };
             // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
             // into which the engine holds no reference.
-            let (bytes, result) =
-                unsafe { self.mm.move_pages(e.frames.addr(frame), at as usize * PAGE_SIZE, got * PAGE_SIZE, true) };
+            let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             e.frames.put_empty(frame + done as FrameNo, got - done);
             self.sort_out(at, frame, done);
-            at += done as u64;
+            at += done;
             match result {
                 Ok(()) => {}
                 // A change of mappings is pending: not now.
                 Err(UffdError::Retry) if done == 0 => break,
                 Err(UffdError::Retry) => {}
-                Err(_) => at += u64::from(done == 0),
+                Err(_) => at += usize::from(done == 0),
             }
         }
         // What could not be taken out is like any other page.
@@ -317,7 +315,7 @@ impl Pager {
             }
             store::release_run(e, f - zeros, zeros as usize, 0);
             zeros = 0;
-            let Some(node) = e.table.node_or_create(first + i as u64) else {
+            let Some(node) = e.table.node_or_create(first + i) else {
                 fatal("the page table is full: the program uses more than 4 TiB of memory");
             };
             e.frame_entry[f as usize].store(0, Relaxed);
@@ -331,21 +329,18 @@ impl Pager {
     /// A page was found gone: brings the words around it up to date in one go.
     pub(crate) fn resync(&mut self, vpn: Vpn) {
         let e = self.e;
-        let first = vpn & !511;
-        let mut present = [false; 512];
-        let result =
-            self.mm.runs_by_kind(first as usize * PAGE_SIZE, (first as usize + 512) * PAGE_SIZE, &mut |s, t, _| {
-                for vpn in s / PAGE_SIZE..t / PAGE_SIZE {
-                    present[vpn - first as usize] = true;
-                }
-                true
-            });
+        let (first, last) = (leaf_start(vpn), leaf_end(vpn));
+        let mut present = [false; LEAF_PAGES];
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, _| {
+            present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true);
+            true
+        });
         if result.is_err() {
             return;
         }
-        e.table.for_each(first, first + 512, |vpn, node| {
+        e.table.for_each(first, last, |vpn, node| {
             if let State::Mapped(entry) = e.table.state(node)
-                && !present[(vpn - first) as usize]
+                && !present[vpn - first]
             {
                 lock(&e.lru).unmap(&e.table, node, State::None);
                 e.free_entry(entry);

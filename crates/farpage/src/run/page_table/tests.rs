@@ -27,7 +27,7 @@ fn words_round_trip() {
 #[test]
 fn a_rank_stays_until_the_word_is_set() {
     let t = table();
-    let node = t.node_or_create(7).unwrap();
+    let node = t.node_or_create(Vpn::new(7)).unwrap();
     t.set_ranked(node, State::Cached(9), Rank::MAX);
     assert_eq!((t.state(node), t.rank(node.0)), (State::Cached(9), Rank::MAX));
     t.set_rank(node.0, Rank::HOT);
@@ -42,7 +42,7 @@ fn a_rank_stays_until_the_word_is_set() {
 #[test]
 fn a_page_is_ahead_until_its_word_changes() {
     let t = table();
-    let node = t.node_or_create(7).unwrap();
+    let node = t.node_or_create(Vpn::new(7)).unwrap();
     t.set_ahead(node, 9);
     assert!(t.is_ahead(node) && t.state(node) == State::Cached(9) && t.rank(node.0) == Rank::NEW);
     assert!(t.change(node, State::Cached(9), State::Writeback(9)) && !t.is_ahead(node));
@@ -58,7 +58,7 @@ fn a_page_is_ahead_until_its_word_changes() {
 #[test]
 fn a_page_that_changes_is_not_being_read_any_more() {
     let t = table();
-    let node = t.node_or_create(7).unwrap();
+    let node = t.node_or_create(Vpn::new(7)).unwrap();
     let (one, other) = (Entry::from_raw(5).unwrap(), Entry::from_raw(6).unwrap());
     t.set(node, State::Swapped(one));
     assert!(!t.is_reading(node, one));
@@ -77,7 +77,7 @@ fn a_page_that_changes_is_not_being_read_any_more() {
 fn pages_that_are_out_are_counted() {
     let t = table();
     let entry = Entry::from_raw(5).unwrap();
-    let nodes = [7, 8, 9].map(|vpn| t.node_or_create(vpn).unwrap());
+    let nodes = [7, 8, 9].map(|n| t.node_or_create(Vpn::new(n)).unwrap());
     for node in nodes {
         t.set(node, State::Writeback(1));
         assert!(t.change(node, State::Writeback(1), State::Swapped(entry)));
@@ -98,7 +98,7 @@ fn pages_lose_their_copies_and_nothing_else() {
     let t = table();
     let entry = |raw| Entry::from_raw(raw).unwrap();
     // In two leaves, the others in between.
-    let nodes: Vec<Node> = [7, 8, 9, 600, 601].map(|vpn| t.node_or_create(vpn).unwrap()).into();
+    let nodes: Vec<Node> = [7, 8, 9, 600, 601].map(|n| t.node_or_create(Vpn::new(n)).unwrap()).into();
     t.set_ranked(nodes[0], State::Mapped(Some(entry(5))), Rank::HOT);
     t.set(nodes[1], State::Mapped(None));
     t.set(nodes[2], State::Swapped(entry(6)));
@@ -122,23 +122,23 @@ fn pages_lose_their_copies_and_nothing_else() {
 #[test]
 fn leaves_come_and_go() {
     let t = table();
-    let vpn = 0x7fff_1234_5678 >> 12;
+    let vpn = Vpn::of(0x7fff_1234_5678);
     assert_eq!(t.node(vpn), None);
     let node = t.node_or_create(vpn).unwrap();
     assert_eq!(t.vpn(node), vpn);
     assert_eq!(t.state(node), State::None);
     t.set(node, State::Cached(9));
     assert!(!t.change(node, State::Cached(8), State::None));
-    t.drop_leaf_if_empty(vpn);
+    t.drop_empty_leaves(vpn, vpn + 1);
     assert_eq!(t.node(vpn), Some(node));
     assert!(t.change(node, State::Cached(9), State::None));
-    t.drop_leaf_if_empty(vpn);
+    t.drop_empty_leaves(vpn, vpn + 1);
     assert_eq!(t.node(vpn), None);
-    let other = t.node_or_create(5).unwrap();
-    assert_eq!((other.0 >> 9, t.vpn(other)), (node.0 >> 9, 5));
+    let other = t.node_or_create(Vpn::new(5)).unwrap();
+    assert_eq!((other.0 >> 9, t.vpn(other)), (node.0 >> 9, Vpn::new(5)));
     let mut seen = Vec::new();
-    t.for_each(3, 2000, |v, n| seen.push((v, t.vpn(n))));
+    t.for_each(Vpn::new(3), Vpn::new(2000), |v, n| seen.push((v, t.vpn(n))));
     assert_eq!(seen.len(), 509);
     assert!(seen.iter().all(|(a, b)| a == b));
-    assert!(t.node_or_create(1 << 40).is_none());
+    assert!(t.node_or_create(Vpn::new(1 << 40)).is_none());
 }

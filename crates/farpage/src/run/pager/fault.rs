@@ -14,7 +14,8 @@ use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::ZERO_PAGES;
 use crate::run::lru::PageBatch;
-use crate::run::page_table::{Node, State};
+use crate::run::page_table::{Node, State, leaf_end, leaf_start};
+use crate::run::pager::readahead::bounds;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::{Fault, Pager};
 use crate::stat::{EventKind, Stat};
@@ -43,7 +44,7 @@ pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> 
 impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
-        let vpn = (fault.addr / PAGE_SIZE) as u64;
+        let vpn = Vpn::of(fault.addr);
         self.readahead.fault_of(fault.tid);
         self.reserve(vpn);
         let mapping = self.range_of(vpn);
@@ -52,7 +53,7 @@ impl Pager {
             trace.note(vpn, fault.write);
         }
         let kind = if let Outcome::Served = outcome { EventKind::Fault } else { EventKind::Later };
-        self.e.stat.events.note(kind, vpn, 1);
+        self.e.stat.events.note(kind, vpn.number(), 1);
         outcome
     }
 
@@ -87,7 +88,7 @@ impl Pager {
         if let Some(range) = lock(&self.e.managed).covering(vpn) {
             return range;
         }
-        let addr = vpn as usize * PAGE_SIZE;
+        let addr = vpn.addr();
         self.adopt_mappings(addr, addr + PAGE_SIZE);
         lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
@@ -116,10 +117,11 @@ impl Pager {
         let tight = e.budget.pressure();
         let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         let most = if tight { ZERO_MAX_TIGHT } else { ZERO_MAX };
-        let window = self.zero_streams.on_fault(vpn, most, |v| !is_none(v));
+        let window = self.zero_streams.on_fault(vpn.number(), most, |v| !is_none(Vpn::new(v)));
         self.zero_window = window.pages;
+        let (first, last) = bounds(&window);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
-        let (low, high) = (low.max(vpn & !511).max(window.start), high.min((vpn | 511) + 1).min(window.end()));
+        let (low, high) = (low.max(leaf_start(vpn)).max(first), high.min(leaf_end(vpn)).min(last));
         let (start, end) = {
             let lost = lock(&e.poisoned);
             run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
@@ -130,7 +132,7 @@ impl Pager {
             return stop.map_or(Outcome::Later, |stop| self.resolve_refusal(vpn, Some(stop)));
         }
         let before = if self.zero_run(start, vpn).0 == vpn { start } else { vpn };
-        self.zero_streams.on_served(before, (after - before) as u32);
+        self.zero_streams.on_served(before.number(), (after - before) as u32);
         Outcome::Served
     }
 
@@ -139,17 +141,17 @@ impl Pager {
         let e = self.e;
         let mut at = from;
         while at < to {
-            let Some(zeros) = self.take_zeros(((to - at) as usize).min(ZERO_PAGES)) else { break };
+            let Some(zeros) = self.take_zeros((to - at).min(ZERO_PAGES)) else { break };
             let placed = self.fill_zeros(at, zeros);
             let mut batch = PageBatch::default();
-            for node in (at..at + placed.done as u64).filter_map(|v| e.table.node(v)) {
+            for node in at.up_to(at + placed.done).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
             }
             if !batch.is_empty() {
                 lock(&e.lru).map_batch(&e.table, &mut batch);
             }
             Stat::add(&e.stat.swpin_zero, placed.done as u64);
-            at += placed.done as u64;
+            at += placed.done;
             if placed.stop.is_some() {
                 return (at, placed.stop);
             }
@@ -169,7 +171,7 @@ impl Pager {
         }
         drop(lru);
         e.frame_entry[f as usize].store(0, Relaxed);
-        let page = vpn as usize * PAGE_SIZE;
+        let page = vpn.addr();
         let mut result = if self.should_copy(1) { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
         for _ in 0..2 {
             if result != Err(UffdError::Busy) {

@@ -114,7 +114,7 @@ impl Pager {
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Filled {
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.mm.copy_pages(vpn as usize * PAGE_SIZE, src, n * PAGE_SIZE, false) };
+        let (bytes, result) = unsafe { self.mm.copy_pages(vpn.addr(), src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         self.filled += done as u64;
@@ -168,7 +168,7 @@ impl Pager {
         let mut stop = None;
         let mut unshared = usize::MAX;
         while done < n {
-            let dst = (vpn as usize + done) * PAGE_SIZE;
+            let dst = (vpn + done).addr();
             let src = e.frames.addr(first) + done * PAGE_SIZE;
             // SAFETY: dst as in copy_in; src are frames the caller owns and holds no reference into.
             let (bytes, result) = unsafe { self.mm.move_pages(dst, src, (n - done) * PAGE_SIZE, false) };
@@ -221,13 +221,13 @@ impl Pager {
         if from == n {
             return Filled { done: n, stop: None };
         }
-        let rest = self.fill_frames(vpn + from as u64, first + from as FrameNo, n - from);
+        let rest = self.fill_frames(vpn + from, first + from as FrameNo, n - from);
         Filled { done: from + rest.done, stop: rest.stop }
     }
 
     /// What a refusal means for the fault at `vpn`.
     pub(crate) fn resolve_refusal(&mut self, vpn: Vpn, stop: Option<UffdError>) -> Outcome {
-        let page = vpn as usize * PAGE_SIZE;
+        let page = vpn.addr();
         match stop {
             None | Some(UffdError::Retry) => Outcome::Later,
             // There already, or not a registered mapping any more: the thread looks for itself.

@@ -9,7 +9,6 @@
 //!
 //! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::poisoned`, innermost.
 
-use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::page_table::State;
@@ -41,7 +40,7 @@ impl Pager {
     /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
     pub(crate) fn poison(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {
         let e = self.e;
-        let page = vpn as usize * PAGE_SIZE;
+        let page = vpn.addr();
         // Quiet: the threads that wait are woken by the caller, after the message, which may be the last of this
         // process.
         match self.mm.poison(page, true) {

@@ -85,10 +85,9 @@ impl Pager {
         let e = self.e;
         let loaded = window.loaded.unwrap_or(0);
         let usable = |i: usize| {
-            i < loaded
-                && e.table.node(window.start + i as u64).is_some_and(|n| e.table.is_reading(n, window.entries[i]))
+            i < loaded && e.table.node(window.start + i).is_some_and(|n| e.table.is_reading(n, window.entries[i]))
         };
-        let wanted = (vpn - window.start) as usize;
+        let wanted = vpn - window.start;
         if !usable(wanted) {
             self.throw_away(window);
             return None;
@@ -126,7 +125,7 @@ impl Pager {
                 }
                 let frame = window.frame + at as FrameNo;
                 if exact && at != wanted {
-                    self.add_to_swap_cache(window.start + at as u64, frame, window.entries[at]);
+                    self.add_to_swap_cache(window.start + at, frame, window.entries[at]);
                     (at, placed) = (at + 1, placed + 1);
                     continue;
                 }
@@ -145,7 +144,7 @@ impl Pager {
                 at = end;
             }
         }
-        let (start, end) = (window.start, window.start + window.entries.len() as u64);
+        let (start, end) = window.pages();
         if stream.pages > 1 {
             self.readahead.on_served(start, (end - start) as u32);
         }
@@ -163,7 +162,7 @@ impl Pager {
         wanted: bool,
     ) -> (usize, Option<UffdError>) {
         let e = self.e;
-        let (vpn, frame) = (window.start + from as u64, window.frame + from as FrameNo);
+        let (vpn, frame) = (window.start + from, window.frame + from as FrameNo);
         // SAFETY: the frames are this window's, and nothing writes to them any more.
         unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
         let placed = if self.should_copy(to - from) {

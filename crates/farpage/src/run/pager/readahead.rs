@@ -6,7 +6,7 @@
 //! ```
 //! The rules are pure ([`farpage_swap::readahead`]); this module keeps their states. Streams have one for each thread,
 //! so that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's
-//! rules have one for each mapping, or one in all.
+//! rules have one for each mapping, or one in all. They count pages as plain numbers, which become [`Vpn`]s here.
 //!
 //! Pages read ahead are mapped at once, so their first touch is not seen, and hits are not counted. With `exact`, and
 //! with the kernel's rules, all pages read ahead wait in the swap cache, with a mark in their words; their first touch
@@ -48,6 +48,21 @@ pub(crate) enum Plan {
     Each(Window),
     /// What lies in these slots of the page's device.
     Slots(Range<u64>),
+}
+
+/// The window of just this page.
+pub(crate) fn single(vpn: Vpn) -> Window {
+    Window::single(vpn.number())
+}
+
+/// The first page of a window, and the one behind its last.
+pub(crate) fn bounds(window: &Window) -> (Vpn, Vpn) {
+    (Vpn::new(window.start), Vpn::new(window.end()))
+}
+
+/// The pages of a window, ascending.
+pub(crate) fn pages_of(window: &Window) -> impl DoubleEndedIterator<Item = Vpn> {
+    window.iter().map(Vpn::new)
 }
 
 /// What is known of one mapping.
@@ -124,8 +139,8 @@ impl Readahead {
     ) -> Plan {
         let cluster = self.max.ilog2().min(LIST_MAX.ilog2());
         match self.tuning.rule {
-            _ if self.max == 1 => Plan::Run(Window::single(vpn)),
-            Rule::None => Plan::Run(Window::single(vpn)),
+            _ if self.max == 1 => Plan::Run(single(vpn)),
+            Rule::None => Plan::Run(single(vpn)),
             Rule::Stream => match self.on_stream(vpn, is_there) {
                 // Not if all pages read ahead wait: whose touch it is that counts could not be told then.
                 window if window.pages == 1 && rotational && !self.is_exact() => self.in_slot_order(entry),
@@ -133,7 +148,8 @@ impl Readahead {
                 window => Plan::Each(window),
             },
             Rule::Vma => {
-                let range = self.mapping(mapping.0).vma.on_miss(vpn, mapping.0, mapping.1, cluster);
+                let (vpn, start, end) = (vpn.number(), mapping.0.number(), mapping.1.number());
+                let range = self.mapping(mapping.0).vma.on_miss(vpn, start, end, cluster);
                 Plan::Each(Window::of(range.start, (range.end - range.start) as u32))
             }
             Rule::Slot => self.in_slot_order(entry),
@@ -152,19 +168,20 @@ impl Readahead {
     /// The window of the stream that a fault at `vpn` continues, or begins: the thread's own, or one handed on to it.
     pub(crate) fn on_stream(&mut self, vpn: Vpn, is_there: impl Fn(Vpn) -> bool) -> Window {
         let own = self.own;
-        self.own = (0..THREADS).map(|i| (own + i) % THREADS).find(|i| self.streams[*i].follows(vpn)).unwrap_or(own);
-        self.streams[self.own].on_fault(vpn, self.max, is_there)
+        self.own =
+            (0..THREADS).map(|i| (own + i) % THREADS).find(|i| self.streams[*i].follows(vpn.number())).unwrap_or(own);
+        self.streams[self.own].on_fault(vpn.number(), self.max, |page| is_there(Vpn::new(page)))
     }
 
     /// What really came in of the last window of neighbours.
     pub(crate) fn on_served(&mut self, start: Vpn, pages: u32) {
-        self.streams[self.own].on_served(start, pages);
+        self.streams[self.own].on_served(start.number(), pages);
     }
 
     /// A page that waited was touched; `ahead`: it had been read ahead, and this is its first touch.
     pub(crate) fn on_hit(&mut self, vpn: Vpn, mapping: Vpn, ahead: bool) {
         match self.tuning.rule {
-            Rule::Vma => self.mapping(mapping).vma.on_hit(vpn, ahead),
+            Rule::Vma => self.mapping(mapping).vma.on_hit(vpn.number(), ahead),
             // Only what was read in slot order waits for its touch then.
             Rule::Slot | Rule::Stream if ahead => self.cluster.on_hit(),
             _ => {}

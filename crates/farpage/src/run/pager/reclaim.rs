@@ -229,8 +229,8 @@ impl Pager {
                 continue;
             }
             let mut len = 1;
-            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len as u64 {
-                if stays(self, vpn + len as u64) || !self.is_mapped(batch[i + len]) {
+            while i + len < n && e.table.vpn(batch[i + len]) == vpn + len {
+                if stays(self, vpn + len) || !self.is_mapped(batch[i + len]) {
                     break;
                 }
                 len += 1;
@@ -265,7 +265,7 @@ impl Pager {
     fn move_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
         let e = self.e;
         let (first, got) = e.frames.take_empty(run.len())?;
-        let src = vpn as usize * PAGE_SIZE;
+        let src = vpn.addr();
         let mut unshared = false;
         let result = loop {
             // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
@@ -349,7 +349,7 @@ impl Pager {
 /// oldest pages. So what does not lie together stays in the order in which it is used, in the swap cache and in the
 /// slots.
 fn in_runs(pages: [(Vpn, Node); EVICT_BATCH], n: usize) -> [Node; EVICT_BATCH] {
-    let mut placed = [(0, 0, Node(0)); EVICT_BATCH];
+    let mut placed = [(Vpn::default(), 0, Node(0)); EVICT_BATCH];
     for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {
         *place = (page.0, age, page.1);
     }
@@ -371,9 +371,9 @@ mod tests {
 
     #[test]
     fn neighbours_go_together_and_the_rest_in_its_order() {
-        let mut pages = [(0, Node(0)); EVICT_BATCH];
+        let mut pages = [(Vpn::default(), Node(0)); EVICT_BATCH];
         let ages = [70, 30, 8, 71, 50, 29, 31, 9, 69];
-        pages.iter_mut().zip(ages).for_each(|(page, vpn)| *page = (vpn, Node(vpn as u32)));
+        pages.iter_mut().zip(ages).for_each(|(page, number)| *page = (Vpn::new(number), Node(number as u32)));
         let order = |n: usize| in_runs(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();
         assert_eq!(order(9), [69, 70, 71, 29, 30, 31, 8, 9, 50]);
         assert_eq!(order(4), [70, 71, 30, 8]);

@@ -17,7 +17,6 @@
 
 pub(crate) mod lists;
 
-use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::mappings::let_go::Step;
@@ -82,7 +81,7 @@ impl Pager {
                 Step::Later => std::thread::sleep(NAP),
             }
         }
-        let (addr, tid) = (vpn as usize * PAGE_SIZE, 0);
+        let (addr, tid) = (vpn.addr(), 0);
         self.waiting.push(Fault { addr, write: false, tid, since: Instant::now(), reported: false });
         false
     }

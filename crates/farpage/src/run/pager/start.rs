@@ -6,6 +6,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::open::open;
+use crate::mem::units::Vpn;
 use crate::run::address_space::{AddressSpace, Kernel};
 use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
@@ -102,7 +103,7 @@ impl Engine {
             refused: Vec::new(),
             refused_since: Instant::now(),
             letting_go: Vec::new(),
-            let_go_to: 0,
+            let_go_to: Vpn::default(),
             alone: false,
             unadvised: Vec::new(),
             zeros: Vec::new(),

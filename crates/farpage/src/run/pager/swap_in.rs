@@ -4,14 +4,13 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mem::units::Page;
-use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::mm::READAHEAD_MAX;
 use crate::run::lru::PageBatch;
 use crate::run::page_table::State;
 use crate::run::pager::fault::run_around;
 use crate::run::pager::prefetch::windows::Inflight;
-use crate::run::pager::readahead::{LIST_MAX, Plan};
+use crate::run::pager::readahead::{LIST_MAX, Plan, bounds, pages_of, single};
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::stat::{EventKind, Stat};
@@ -61,7 +60,7 @@ impl Pager {
         let window = match self.readahead.on_miss(vpn, entry, mapping, e.space.is_rotational(entry), is_there) {
             Plan::Run(window) => window,
             Plan::Each(window) => {
-                let others = || window.iter().filter(|v| *v != vpn && (mapping.0..mapping.1).contains(v));
+                let others = || pages_of(&window).filter(|v| *v != vpn && (mapping.0..mapping.1).contains(v));
                 let list = match window.down {
                     true => list_of(vpn, others().rev()),
                     false => list_of(vpn, others()),
@@ -71,16 +70,17 @@ impl Pager {
             Plan::Slots(slots) => {
                 let list = self.beside(vpn, entry, slots);
                 // The slots of neighbours say no more than a stream will, which reads more of them.
-                let streams = self.readahead.reads_next() && list[1..].iter().any(|v| v.abs_diff(vpn) == 1);
+                let streams = self.readahead.reads_next() && list[1..].iter().any(|v| *v + 1 == vpn || *v == vpn + 1);
                 if list.len() > 1 && !streams {
                     // Stride 0: they need not be neighbours in the program.
-                    let window = Window { stride: 0, ..Window::of(vpn, list.len() as u32) };
+                    let window = Window { stride: 0, pages: list.len() as u32, ..single(vpn) };
                     return self.swap_in_each(mapping, &list, window, true);
                 }
-                Window::single(vpn)
+                single(vpn)
             }
         };
-        let (low, high) = (mapping.0.max(window.start), mapping.1.min(window.end()));
+        let (low, high) = bounds(&window);
+        let (low, high) = (low.max(mapping.0), high.min(mapping.1));
         let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
         if !at_once && self.submit_demand(vpn, (start, end), window) {
             match self.inflight_with(vpn) {
@@ -94,7 +94,10 @@ impl Pager {
             }
         }
         if self.readahead.is_exact() && end - start > 1 {
-            let list: Vec<Vpn> = if window.down { (start..=vpn).rev().collect() } else { (vpn..end).collect() };
+            let list: Vec<Vpn> = match window.down {
+                true => start.up_to(vpn + 1).rev().collect(),
+                false => vpn.up_to(end).collect(),
+            };
             return self.swap_in_each(mapping, &list, window, true);
         }
         let mut outcome = Outcome::Later;
@@ -103,7 +106,7 @@ impl Pager {
         for (from, to) in [(vpn, end), (start, vpn)] {
             let mut at = from;
             while at < to {
-                let n = (to - at).min(READAHEAD_MAX.into()) as usize;
+                let n = (to - at).min(READAHEAD_MAX as usize);
                 let Ran { done, stop } = self.swap_in_run(at, n, at == vpn);
                 ahead += done as u64;
                 if at == vpn && done > 0 {
@@ -111,7 +114,7 @@ impl Pager {
                     Stat::add(&e.stat.pgmajfault, 1);
                     ahead -= 1;
                 }
-                at += done as u64;
+                at += done;
                 if let Some(stop) = stop {
                     if at == vpn {
                         return self.resolve_refusal(vpn, stop);
@@ -174,7 +177,7 @@ impl Pager {
         if loaded == 0 {
             return match error {
                 // Perhaps it is not the first page that cannot be read.
-                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], Window::single(vpn), wait),
+                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], single(vpn), wait),
                 Some(error) => {
                     let stop = self.poison(vpn, entries[0], &error);
                     self.resolve_refusal(vpn, stop)
@@ -210,8 +213,7 @@ impl Pager {
         Stat::add(&e.stat.pgmajfault_file, u64::from(!e.space.is_synchronous(entries[0])));
         e.stat.note_readahead(mapping, came as u64 - 1, window.pages);
         if window.stride == 1 && self.readahead.reads_next() {
-            let (start, end) =
-                if window.down { (vpn + 1 - loaded as u64, vpn + 1) } else { (vpn, vpn + loaded as u64) };
+            let (start, end) = if window.down { (vpn + 1 - loaded, vpn + 1) } else { (vpn, vpn + loaded) };
             self.readahead.on_served(start, loaded as u32);
             self.read_next(mapping, (start, end), window);
         }
@@ -238,7 +240,7 @@ impl Pager {
         let mut entries: Vec<Entry> = Vec::with_capacity(got);
         let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
         for i in 0..got.min(READAHEAD_MAX as usize) {
-            let Some(entry) = e.table.swapped(vpn + i as u64) else { break };
+            let Some(entry) = e.table.swapped(vpn + i) else { break };
             entries.push(entry);
             // SAFETY: the buffer has `got` pages, present and ours, each named once.
             pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
@@ -285,7 +287,7 @@ impl Pager {
         }
         let (mut touched, mut batch) = (None, PageBatch::default());
         for (i, kept) in kept[..entries.len()].iter().enumerate() {
-            let Some(node) = e.table.node(vpn + i as u64) else { continue };
+            let Some(node) = e.table.node(vpn + i) else { continue };
             if wanted && i == 0 {
                 touched = Some((node, State::Mapped(*kept)));
             } else {
@@ -302,6 +304,6 @@ impl Pager {
             e.free_entry(Some(*entry));
         }
         Stat::add(&e.stat.pswpin, entries.len() as u64);
-        e.stat.events.note(EventKind::Load, vpn, entries.len());
+        e.stat.events.note(EventKind::Load, vpn.number(), entries.len());
     }
 }

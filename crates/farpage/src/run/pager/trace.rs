@@ -49,7 +49,7 @@ impl Recorder {
 
     /// A fault on page `vpn` was served.
     pub fn note(&mut self, vpn: Vpn, write: bool) {
-        self.put((vpn << 1 | u64::from(write)).to_le_bytes());
+        self.put((vpn.number() << 1 | u64::from(write)).to_le_bytes());
     }
 
     fn put(&mut self, record: [u8; 8]) {
@@ -85,7 +85,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("faults");
         let mut recorder = Recorder::create(&path).unwrap();
-        (0..150).for_each(|i| recorder.note(i * 3, i % 2 == 1));
+        (0..150).for_each(|i| recorder.note(Vpn::new(i * 3), i % 2 == 1));
         recorder.flush();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);

@@ -53,7 +53,7 @@ impl Pager {
     pub(crate) fn move_code_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
         let e = self.e;
         let (first, n) = e.frames.take_empty(run.len().min(TRANSIT))?;
-        let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn as usize * PAGE_SIZE);
+        let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn.addr());
         // Before, so that nothing can fail once the pages are on their way.
         // SAFETY: empty frames of the arena, owned; the zeros are engine memory.
         let (bytes, result) = unsafe { self.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };

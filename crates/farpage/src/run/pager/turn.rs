@@ -5,6 +5,7 @@
 use crate::PAGE_SIZE;
 use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
@@ -200,7 +201,7 @@ impl Pager {
 
     /// For the last events: to addresses from `start` to `end`.
     fn note(&self, kind: EventKind, start: usize, end: usize) {
-        self.e.stat.events.note(kind, (start / PAGE_SIZE) as u64, (end - start) / PAGE_SIZE);
+        self.e.stat.events.note(kind, Vpn::of(start).number(), (end - start) / PAGE_SIZE);
     }
 
     /// Applies a change of mappings.
@@ -211,16 +212,16 @@ impl Pager {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.note(EventKind::Discard, start, end);
                 self.forget(start, end, false);
-                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                self.cut_scans(Vpn::of(start), Vpn::of(end));
             }
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
                 self.note(EventKind::Unmap, start, end);
                 self.forget(start, end, true);
                 // What is mapped there from now on is not registered, and must not be taken for what was.
-                self.cut_scans((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-                lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&(*vpn as usize * PAGE_SIZE)));
-                lock(&self.e.managed).remove((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
+                self.cut_scans(Vpn::of(start), Vpn::of(end));
+                lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
+                lock(&self.e.managed).remove(Vpn::of(start), Vpn::of(end));
             }
             Message::Remap { from, to, len } => {
                 Stat::add(&self.e.stat.event_remap, 1);
@@ -265,7 +266,7 @@ impl Pager {
     fn report(&mut self, i: usize) {
         let fault = &mut self.waiting[i];
         fault.reported = true;
-        let node = self.e.table.node((fault.addr / PAGE_SIZE) as u64);
+        let node = self.e.table.node(Vpn::of(fault.addr));
         let state = node.map(|n| self.e.table.state(n));
         let (addr, changing) = (fault.addr, self.changing());
         warn(&format!(

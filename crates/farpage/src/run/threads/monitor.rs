@@ -9,6 +9,7 @@
 use crate::PAGE_SIZE;
 use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
+use crate::mem::units::Vpn;
 use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
@@ -372,8 +373,8 @@ impl Monitor {
         {
             let managed = lock(&e.managed);
             for (start, end) in parts {
-                let gaps = managed.gaps((start / PAGE_SIZE) as u64, (end / PAGE_SIZE) as u64);
-                found.extend(gaps.map(|(s, t)| (s as usize * PAGE_SIZE, t as usize * PAGE_SIZE)));
+                let gaps = managed.gaps(Vpn::of(start), Vpn::of(end));
+                found.extend(gaps.map(|(s, t)| (s.addr(), t.addr())));
             }
         }
         // Where most can be filled while registering waits for the lock of the address space, first.

@@ -36,12 +36,13 @@ impl Pager {
         let depth = self.e.controls.settle(Controller::Depth, self.prefetch.depth.max(1) as u64) as usize;
         for far in 0..depth.max(COMPRESSED_DEPTH) {
             let (low, high) = match stream.down {
-                true => (edge.0.saturating_sub(want as u64).max(mapping.0), edge.0),
-                false => (edge.1, (edge.1 + want as u64).min(mapping.1)),
+                true => (edge.0.saturating_sub(want).max(mapping.0), edge.0),
+                false => (edge.1, (edge.1 + want).min(mapping.1)),
             };
-            let there = self.prefetch.windows.iter().find(|w| w.start < high && low < w.start + w.entries.len() as u64);
+            let mut windows = self.prefetch.windows.iter().map(PrefetchWindow::pages);
+            let there = windows.find(|(start, end)| *start < high && low < *end);
             edge = match there {
-                Some(w) => (w.start, w.start + w.entries.len() as u64),
+                Some(window) => window,
                 None => match self.read(low, high, stream.down, (far, depth)) {
                     Some(window) => window,
                     None => break,
@@ -54,9 +55,10 @@ impl Pager {
     /// `far`: windows between that one and the program; `depth`: how many there may be, from a file.
     fn read(&mut self, low: Vpn, high: Vpn, down: bool, (far, depth): (usize, usize)) -> Option<(Vpn, Vpn)> {
         let e = self.e;
-        let near = |i: u64| if down { high - 1 - i } else { low + i };
-        let n = (0..high.saturating_sub(low)).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
-        let queued = (0..n as u64).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
+        let near = |i: usize| if down { high - 1 - i } else { low + i };
+        let most = if low < high { high - low } else { 0 };
+        let n = (0..most).take_while(|i| e.table.swapped(near(*i)).is_some()).count();
+        let queued = (0..n).filter_map(|i| e.table.swapped(near(i))).any(|entry| !e.space.is_synchronous(entry));
         let in_advance = self.prefetch.windows.iter().filter(|w| w.asked.is_none()).count();
         let wanted = n >= WINDOW_MIN
             && match queued {
@@ -74,13 +76,13 @@ impl Pager {
             }
             None => return None,
         };
-        let start = if down { high - n as u64 } else { low };
+        let start = if down { high - n } else { low };
         match queued {
             true => self.submit(start, frame, n, None),
             false => self.submit_compressed(start, frame, n)?,
         }
         Stat::add(&e.stat.swap_ra_windows, 1);
-        Some((start, start + n as u64))
+        Some((start, start + n))
     }
 
     /// Has the pages `[start, end)` read, all swapped out, because a thread waits for the one at `vpn`; what its fault
@@ -95,16 +97,12 @@ impl Pager {
         if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one() {
             return false;
         }
-        let windows = self.prefetch.windows.iter().map(|w| (w.start, w.start + w.entries.len() as u64));
+        let windows = self.prefetch.windows.iter().map(PrefetchWindow::pages);
         let (start, end) = clear_of(vpn, (start, end), windows);
-        let (start, end) = match (end - start) as usize <= READAHEAD_MAX as usize {
-            true => (start, end),
-            false if stream.down => (end - u64::from(READAHEAD_MAX), end),
-            false => (start, start + u64::from(READAHEAD_MAX)),
-        };
-        let want = (end - start) as usize;
+        let want = (end - start).min(READAHEAD_MAX as usize);
+        let (start, end) = if stream.down { (end - want, end) } else { (start, start + want) };
         let Some((frame, got)) = e.frames.take_free(want) else { return false };
-        let (start, n) = if got == want { (start, want) } else { (vpn, got.min((end - vpn) as usize)) };
+        let (start, n) = if got == want { (start, want) } else { (vpn, got.min(end - vpn)) };
         if n < got {
             e.frames.put_free(frame + n as FrameNo, got - n);
         }
@@ -152,8 +150,9 @@ impl Pager {
     /// The entries of `n` swapped pages from `start` on, whose words know from now on that they are being read.
     fn mark(&self, start: Vpn, n: usize) -> Vec<Entry> {
         let e = self.e;
-        let entries: Vec<Entry> = (start..start + n as u64).filter_map(|vpn| e.table.swapped(vpn)).collect();
-        for (vpn, entry) in (start..).zip(&entries) {
+        let pages = || start.up_to(start + n);
+        let entries: Vec<Entry> = pages().filter_map(|vpn| e.table.swapped(vpn)).collect();
+        for (vpn, entry) in pages().zip(&entries) {
             if let Some(node) = e.table.node(vpn) {
                 e.table.mark_reading(node, *entry);
             }
@@ -175,7 +174,11 @@ mod tests {
 
     #[test]
     fn no_page_is_in_two_windows() {
-        let clear = |windows: &[(Vpn, Vpn)]| clear_of(50, (40, 60), windows.iter().copied());
+        let pages = |(start, end)| (Vpn::new(start), Vpn::new(end));
+        let clear = |windows: &[(u64, u64)]| {
+            let (start, end) = clear_of(Vpn::new(50), pages((40, 60)), windows.iter().copied().map(pages));
+            (start.number(), end.number())
+        };
         assert_eq!(clear(&[]), (40, 60));
         assert_eq!(clear(&[(10, 20), (70, 80)]), (40, 60));
         assert_eq!(clear(&[(30, 45), (55, 57), (51, 52), (42, 43)]), (45, 51));

@@ -74,8 +74,14 @@ impl FaultConcurrency {
 }
 
 impl PrefetchWindow {
+    /// The first page, and the one behind the last.
+    pub(super) fn pages(&self) -> (Vpn, Vpn) {
+        (self.start, self.start + self.entries.len())
+    }
+
     pub(super) fn has(&self, vpn: Vpn) -> bool {
-        (self.start..self.start + self.entries.len() as u64).contains(&vpn)
+        let (start, end) = self.pages();
+        (start..end).contains(&vpn)
     }
 }
 

@@ -11,8 +11,15 @@ fn pages(plan: Plan) -> Vec<u64> {
     }
 }
 
-fn miss(r: &mut Readahead, vpn: Vpn) -> Vec<u64> {
-    pages(r.on_miss(vpn, Entry::new(1, 43).unwrap(), (1000, 2_000_000), false, |_| false))
+/// Most faults are here.
+const MAPPING: (Vpn, Vpn) = (Vpn::new(1000), Vpn::new(2_000_000));
+
+fn miss(r: &mut Readahead, page: u64) -> Vec<u64> {
+    pages(r.on_miss(Vpn::new(page), Entry::new(1, 43).unwrap(), MAPPING, false, |_| false))
+}
+
+fn hit(r: &mut Readahead, page: u64) {
+    r.on_hit(Vpn::new(page), MAPPING.0, true);
 }
 
 #[test]
@@ -34,10 +41,10 @@ fn each_rule_has_its_windows() {
     // The kernel's, clipped to the mapping, and to its own limit of 32.
     let mut vma = of("vma,page_cluster=9");
     assert_eq!(miss(&mut vma, 1000), (1000..1005).collect::<Vec<_>>());
-    (1001..1005).for_each(|page| vma.on_hit(page, 1000, true));
+    (1001..1005).for_each(|page| hit(&mut vma, page));
     assert_eq!(miss(&mut vma, 1005), (1005..1013).collect::<Vec<_>>());
     let mut slots = of("vma_ra_enabled=0");
-    (0..6).for_each(|_| slots.on_hit(0, 1000, true));
+    (0..6).for_each(|_| hit(&mut slots, 0));
     assert_eq!(miss(&mut slots, 1000), (40..48).collect::<Vec<_>>(), "around the slot, not the page");
     let mut strided = of("stream");
     let windows = [0, 9, 18, 27].map(|i| miss(&mut strided, 5000 + i));
@@ -47,19 +54,19 @@ fn each_rule_has_its_windows() {
 #[test]
 fn slot_order_is_for_disks_with_heads_and_what_no_stream_explains() {
     let mut r = of("stream");
-    let miss = |r: &mut Readahead, vpn, slot, rotational| {
-        r.on_miss(vpn, Entry::new(1, slot).unwrap(), (1000, 2_000_000), rotational, |_| false)
+    let miss = |r: &mut Readahead, page, slot, rotational| {
+        r.on_miss(Vpn::new(page), Entry::new(1, slot).unwrap(), MAPPING, rotational, |_| false)
     };
-    let slots = |r: &mut Readahead, vpn, slot| match miss(r, vpn, slot, true) {
+    let slots = |r: &mut Readahead, page, slot| match miss(r, page, slot, true) {
         Plan::Slots(slots) => slots.end - slots.start,
         plan => panic!("{plan:?}"),
     };
     // Eight at first; not used: less each time.
     let anywhere = [(90_000, 70), (50_000, 500), (7000, 300), (400_000, 100)];
-    assert_eq!(anywhere.map(|(vpn, slot)| slots(&mut r, vpn, slot)), [8, 4, 2, 1]);
+    assert_eq!(anywhere.map(|(page, slot)| slots(&mut r, page, slot)), [8, 4, 2, 1]);
     // The slot behind the last one: two, and more while they are used.
     assert_eq!(slots(&mut r, 300_000, 101), 2);
-    (0..9).for_each(|_| r.on_hit(0, 1000, true));
+    (0..9).for_each(|_| hit(&mut r, 0));
     assert_eq!(slots(&mut r, 120_000, 103), 8);
     // A stream knows better, and memory has no heads.
     assert_eq!(pages(miss(&mut r, 60_001, 17, true)).len(), 4);
@@ -84,7 +91,8 @@ fn threads_have_streams_of_their_own_and_take_over_each_others() {
 fn the_kernels_rule_has_a_state_for_each_mapping() {
     let mut r = of("vma");
     let mut miss = |mapping: u64, page| {
-        let plan = r.on_miss(page, Entry::new(1, 1).unwrap(), (mapping, mapping + 1000), false, |_| false);
+        let mapping = (Vpn::new(mapping), Vpn::new(mapping + 1000));
+        let plan = r.on_miss(Vpn::new(page), Entry::new(1, 1).unwrap(), mapping, false, |_| false);
         pages(plan).len()
     };
     // Random faults in one end its readahead; the other does not know.

@@ -2,7 +2,6 @@
 //!
 //! Caller: [`crate::run::pager::robust`], on the pager's thread. No locks.
 
-use crate::PAGE_SIZE;
 use crate::mem::units::Vpn;
 use crate::sys::message::warn;
 use crate::sys::proc::{Proc, thread_blocks};
@@ -83,7 +82,7 @@ fn words(memory: &OwnedFd, at: usize, to: &mut [usize]) -> bool {
 fn walk(head: usize, heads: &[usize], read: impl Fn(usize, &mut [usize]) -> bool, pages: &mut Vec<Vpn>) -> bool {
     // First node, distance from a node to its futex, node of the mutex that is being taken or given back.
     let mut list = [0; 3];
-    let mut add = |at: usize| pages.push((at / PAGE_SIZE) as u64);
+    let mut add = |at: usize| pages.push(Vpn::of(at));
     add(head);
     if !read(head, &mut list) {
         return true;
@@ -133,7 +132,7 @@ mod tests {
         memory
     }
 
-    fn pages_of(memory: &BTreeMap<usize, usize>, head: usize, heads: &[usize]) -> (bool, Vec<Vpn>) {
+    fn pages_of(memory: &BTreeMap<usize, usize>, head: usize, heads: &[usize]) -> (bool, Vec<u64>) {
         let mut pages = Vec::new();
         let read = |at: usize, to: &mut [usize]| {
             to.iter_mut().enumerate().all(|(i, word)| memory.get(&(at + 8 * i)).map(|found| *word = *found).is_some())
@@ -141,7 +140,7 @@ mod tests {
         let whole = walk(head, heads, read, &mut pages);
         pages.sort_unstable();
         pages.dedup();
-        (whole, pages)
+        (whole, pages.into_iter().map(Vpn::number).collect())
     }
 
     #[test]
