@@ -39,30 +39,30 @@ impl Bits {
         Bits { words, count: if full { n } else { 0 }, cursor: 0 }
     }
 
-    fn insert(&mut self, f: FrameNo) {
-        let (w, bit) = (f as usize / 64, 1u64 << (f % 64));
+    fn insert(&mut self, f: usize) {
+        let (w, bit) = (f / 64, 1u64 << (f % 64));
         self.count += usize::from(self.words[w] & bit == 0);
         self.words[w] |= bit;
     }
 
-    fn contains(&self, f: FrameNo) -> bool {
-        self.words[f as usize / 64] >> (f % 64) & 1 == 1
+    fn contains(&self, f: usize) -> bool {
+        self.words[f / 64] >> (f % 64) & 1 == 1
     }
 
     /// Takes up to `want` neighbouring numbers: the first run from the search position on that is long enough, else the
     /// longest there is.
-    fn take_run(&mut self, want: usize) -> Option<(FrameNo, usize)> {
+    fn take_run(&mut self, want: usize) -> Option<(usize, usize)> {
         let run = self.find_run(want)?;
         Some(self.take(run))
     }
 
-    fn take(&mut self, (first, len): (usize, usize)) -> (FrameNo, usize) {
+    fn take(&mut self, (first, len): (usize, usize)) -> (usize, usize) {
         for f in first..first + len {
             self.words[f / 64] &= !(1 << (f % 64));
         }
         self.count -= len;
         self.cursor = (first + len) / 64 % self.words.len();
-        (first as FrameNo, len)
+        (first, len)
     }
 
     fn find_run(&self, want: usize) -> Option<(usize, usize)> {
@@ -102,6 +102,11 @@ impl Bits {
     }
 }
 
+/// A run by its first number, and how many there are.
+fn named((first, n): (usize, usize)) -> (FrameNo, usize) {
+    (FrameNo::new(first as u32), n)
+}
+
 struct FrameSets {
     empty: Bits,
     free: Bits,
@@ -110,7 +115,7 @@ struct FrameSets {
 impl FrameSets {
     /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
     fn check_in_use(&self, f: FrameNo) {
-        if self.empty.contains(f) || self.free.contains(f) {
+        if self.empty.contains(f.index()) || self.free.contains(f.index()) {
             fatal("a frame was given back twice: this is a bug in farpage");
         }
     }
@@ -166,43 +171,43 @@ impl Frames {
 
     /// Up to `want` neighbouring frames without pages.
     pub fn take_empty(&self, want: usize) -> Option<(FrameNo, usize)> {
-        self.state().empty.take_run(want)
+        self.state().empty.take_run(want).map(named)
     }
 
     /// Exactly `want` neighbouring frames with a page of no worth, or none.
     pub fn take_free_run(&self, want: usize) -> Option<(FrameNo, usize)> {
         let mut state = self.state();
         let run = state.free.find_run(want).filter(|run| run.1 == want)?;
-        Some(state.free.take(run))
+        Some(named(state.free.take(run)))
     }
 
     /// Up to `want` neighbouring frames with a page of no worth.
     pub fn take_free(&self, want: usize) -> Option<(FrameNo, usize)> {
-        self.state().free.take_run(want)
+        self.state().free.take_run(want).map(named)
     }
 
     /// Frames `[first, first + n)` have lost their pages.
     pub fn put_empty(&self, first: FrameNo, n: usize) {
         let mut state = self.state();
-        (first..first + n as FrameNo).for_each(|f| {
+        first.run(n).for_each(|f| {
             state.check_in_use(f);
-            state.empty.insert(f);
+            state.empty.insert(f.index());
         });
     }
 
     /// Frames `[first, first + n)` have pages that nobody needs.
     pub fn put_free(&self, first: FrameNo, n: usize) {
         let mut state = self.state();
-        (first..first + n as FrameNo).for_each(|f| {
+        first.run(n).for_each(|f| {
             state.check_in_use(f);
-            state.free.insert(f);
+            state.free.insert(f.index());
         });
     }
 
     /// Address of a frame.
     #[inline]
     pub fn addr(&self, f: FrameNo) -> usize {
-        self.part.base + f as usize * PAGE_SIZE
+        self.part.base + f.index() * PAGE_SIZE
     }
 
     /// The page in a frame that the caller owns.
@@ -253,7 +258,7 @@ mod tests {
             let mut bits = Bits::new(n, false);
             let holes = 1 + draw(9);
             let mut set: Vec<bool> = (0..n).map(|_| draw(10) < holes).collect();
-            (0..n).filter(|f| set[*f]).for_each(|f| bits.insert(f as FrameNo));
+            (0..n).filter(|f| set[*f]).for_each(|f| bits.insert(f));
             for _ in 0..4 {
                 let (cursor, want) = (bits.cursor * 64, draw(70));
                 let run = |first: usize| set[first..].iter().take_while(|x| **x).count().min(want);
@@ -261,7 +266,6 @@ mod tests {
                 match bits.take_run(want) {
                     None => assert_eq!(longest, 0),
                     Some((first, len)) => {
-                        let first = first as usize;
                         assert_eq!((len, run(first)), (longest, longest), "{want} from {cursor} in {set:?}");
                         let is_start = |f: usize| f == 0 || !set[f - 1] || f == cursor;
                         let before = (cursor..n).chain(0..cursor).take_while(|f| *f != first);
@@ -281,18 +285,19 @@ mod tests {
         let mut taken = 0;
         while let Some((first, n)) = frames.take_empty(48) {
             assert!((1..=48).contains(&n));
-            for owned in &mut owner[first as usize..first as usize + n] {
+            for owned in &mut owner[first.index()..first.index() + n] {
                 assert!(!std::mem::replace(owned, true));
             }
             taken += n;
         }
         assert_eq!(taken, 200);
         for f in (0..200).step_by(2) {
-            frames.put_free(f, 1);
+            frames.put_free(FrameNo::new(f), 1);
         }
         assert_eq!((frames.free_count(), frames.present_count(), frames.unused_count()), (100, 200, 100));
         assert_eq!(frames.take_free(8).map(|r| r.1), Some(1));
-        frames.put_empty(1, 1);
-        assert_eq!(frames.take_empty(4), Some((1, 1)));
+        let one = FrameNo::new(1);
+        frames.put_empty(one, 1);
+        assert_eq!(frames.take_empty(4), Some((one, 1)));
     }
 }

@@ -1,15 +1,12 @@
 //! The units in which pages are counted and named, and the end of what can be named.
 //!
-//! Callers: everybody. Types only. A number of pages that names none of them is a plain `usize`.
+//! Callers: everybody. Types only. A number of pages or frames that names none of them is a plain `usize`.
 
 use crate::PAGE_SIZE;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
 /// One page of data. References to frames are page-aligned; others work, but cost a copy on files.
 pub type Page = [u8; PAGE_SIZE];
-/// Index of a frame in the arena.
-pub type FrameNo = u32;
-
 /// End of the addresses a program can have, bytes.
 pub const USER_END: usize = (1 << 47) - PAGE_SIZE;
 
@@ -97,6 +94,57 @@ impl Sub for Vpn {
     #[inline]
     fn sub(self, other: Vpn) -> usize {
         (self.0 - other.0) as usize
+    }
+}
+
+/// Frame number: which of the page-sized addresses that the engine reads and writes ([`crate::mem::frame`]).
+///
+/// A frame and a number of frames is a frame.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(transparent)]
+pub struct FrameNo(u32);
+
+impl FrameNo {
+    /// The frame with this number.
+    #[inline]
+    pub const fn new(number: u32) -> FrameNo {
+        FrameNo(number)
+    }
+
+    /// Its number, for words that have room for 32 bits.
+    #[inline]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Its place in what has one for each frame.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// `n` neighbours, from this one on.
+    #[inline]
+    pub fn run(self, n: usize) -> impl Iterator<Item = FrameNo> {
+        (self.0..self.0 + n as u32).map(FrameNo)
+    }
+}
+
+impl Add<usize> for FrameNo {
+    type Output = FrameNo;
+
+    #[inline]
+    fn add(self, frames: usize) -> FrameNo {
+        FrameNo(self.0 + frames as u32)
+    }
+}
+
+impl Sub<usize> for FrameNo {
+    type Output = FrameNo;
+
+    #[inline]
+    fn sub(self, frames: usize) -> FrameNo {
+        FrameNo(self.0 - frames as u32)
     }
 }
 

@@ -106,7 +106,7 @@ impl PagerCore {
     fn new_frames(&self, want: usize) -> Option<(FrameNo, usize)> {
         let (first, got) = self.frames.take_empty(want.min(ZERO_PAGES))?;
         let (done, result) = self.copy_zeros(self.frames.addr(first), got);
-        self.frames.put_empty(first + done as FrameNo, got - done);
+        self.frames.put_empty(first + done, got - done);
         if let (0, Err(UffdError::Other(Errno::NOMEM))) = (done, result) {
             self.no_memory();
         }
@@ -204,7 +204,7 @@ impl PagerCore {
             // SAFETY: dst are absent pages that the caller has busy, src are the caller's frames; no references there.
             let (bytes, result) = unsafe { self.uffd.move_pages(dst, src, (n - done) * PAGE_SIZE, true) };
             let moved = bytes / PAGE_SIZE;
-            self.frames.put_empty(first + done as FrameNo, moved);
+            self.frames.put_empty(first + done, moved);
             done += moved;
             match result {
                 Ok(()) | Err(UffdError::Retry) => {}
@@ -218,7 +218,7 @@ impl PagerCore {
                     }
                     if bytes > 0 {
                         self.held.fetch_add(1, Relaxed);
-                        self.copied_instead(first + done as FrameNo);
+                        self.copied_instead(first + done);
                         done += 1;
                     }
                 }

@@ -22,6 +22,7 @@ use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
+use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
 use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{Entry, SwapSpace};
@@ -225,7 +226,7 @@ impl Builder {
         let core = Arc::new(PagerCore {
             space,
             uffd,
-            frame_entry: (0..frames.len()).map(|_| AtomicU64::new(0)).collect(),
+            frame_entries: FrameEntries::new(frames.len()),
             frames,
             frame_memory,
             lists,

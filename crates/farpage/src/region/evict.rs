@@ -15,10 +15,8 @@ use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::mm::watermarks::EVICT_MAX;
-use crate::swap::Entry;
 use crate::sys::message::fatal_fmt;
 use crate::sys::raw::{ErrnoText, discard};
 use crate::sys::uffd::UffdError;
@@ -331,16 +329,16 @@ impl PagerCore {
             (bytes, result) = take(got);
         }
         let done = bytes / PAGE_SIZE;
-        self.frames.put_empty(first + done as FrameNo, got - done);
+        self.frames.put_empty(first + done, got - done);
         let mut lists = self.lists.lock();
-        for (f, (page, seen)) in (first..).zip(&run[..done]) {
+        for (f, (page, seen)) in first.run(done).zip(&run[..done]) {
             if let PageState::Mapped(entry) = seen.state() {
-                self.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+                self.frame_entries.set(f, entry);
             }
             lists.set.cache_unlisted(&self.space, *page, self.space.rank(*page));
         }
         drop(lists);
-        for (f, (page, seen)) in (first..).zip(&run[..done]) {
+        for (f, (page, seen)) in first.run(done).zip(&run[..done]) {
             self.space.word(*page).unlock(*seen, PageState::Cached(f));
         }
         if done > 0 {

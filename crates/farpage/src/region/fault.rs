@@ -299,7 +299,7 @@ impl PagerCore {
                 }
             }
             if let Some((first, got)) = self.frames_to_move(n, must) {
-                for f in first..first + got as FrameNo {
+                for f in first.run(got) {
                     // SAFETY: taken from the free frames: present, ours.
                     unsafe { self.frame(f) }.fill(0);
                 }
@@ -315,7 +315,7 @@ impl PagerCore {
 
     /// A page of the swap cache is wanted back, perhaps to `write` it.
     fn refault(&self, page: u32, seen: Seen, f: FrameNo, write: bool) {
-        let entry = self.take_frame_entry(f);
+        let entry = self.frame_entries.take(f);
         let copies = self.wp_sweeps && self.room() > 0;
         self.held.fetch_add(i64::from(copies), Relaxed);
         // Read ahead and not touched yet: it is what its entry says.

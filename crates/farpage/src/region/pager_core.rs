@@ -34,6 +34,7 @@ use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::{LoadTimes, PoolShare};
 use crate::mm::watermarks::{Level, Watermarks};
+use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
 use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
@@ -87,8 +88,8 @@ pub struct PagerCore {
     /// Frames and their memory.
     pub frames: Frames,
     pub(super) frame_memory: OwnMapping,
-    /// Per frame in use: the entry that may hold the same bytes (0: none). Belongs to who has its page busy.
-    pub frame_entry: Vec<AtomicU64>,
+    /// The entry that may hold the same bytes, for each frame in use. Belongs to who has its page busy.
+    pub frame_entries: FrameEntries,
     /// The lists.
     pub lists: PageLists,
     /// Readahead from devices.
@@ -331,11 +332,6 @@ impl PagerCore {
         }
     }
 
-    /// Takes the entry kept for a frame.
-    pub fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
-        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
-    }
-
     /// Makes `[first, first + pages)` a region.
     pub(super) fn open(&self, first: u32, pages: u32) -> Result<(), Error> {
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
@@ -418,7 +414,7 @@ impl PagerCore {
                         self.free_entry(Some(entry));
                     }
                     PageState::Cached(f) => {
-                        let entry = self.take_frame_entry(f);
+                        let entry = self.frame_entries.take(f);
                         self.free_entry(entry);
                         self.frames.put_free(f, 1);
                     }

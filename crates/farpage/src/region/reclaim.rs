@@ -245,7 +245,7 @@ impl PagerCore {
         for one in taken {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
             let content: &Page = unsafe { self.frame(one.f) };
-            let old = self.take_frame_entry(one.f);
+            let old = self.frame_entries.take(one.f);
             if let (Some(old), true) = (old, one.seen.credit() > 0) {
                 // Read ahead and never touched.
                 count(&self.stat.swpout_clean, 1);
@@ -275,7 +275,7 @@ impl PagerCore {
         let mut frames: Vec<FrameNo> = Vec::with_capacity(want);
         while frames.len() < want {
             let Some((first, n)) = self.frames.take_free(want - frames.len()) else { break };
-            frames.extend(first..first + n as FrameNo);
+            frames.extend(first.run(n));
         }
         self.release(&frames);
     }

@@ -219,9 +219,9 @@ impl PagerCore {
             self.end_load(timed);
         }
         for (i, (at, _, e)) in taken.iter().flatten().take(loaded).enumerate() {
-            self.verify_loaded(*at, *e, first + i as FrameNo);
+            self.verify_loaded(*at, *e, first + i);
         }
-        self.frames.put_free(first + loaded as FrameNo, got - loaded);
+        self.frames.put_free(first + loaded, got - loaded);
         if copies {
             self.held.fetch_sub((got - loaded.min(1)) as i64, Relaxed); // the others stay in their frames
         }
@@ -235,14 +235,14 @@ impl PagerCore {
         for (i, (at, seen, e)) in (0..).zip(taken.into_iter().flatten()) {
             let mut claimed = Claimed { first: at, seen: [None; CHUNK], len: 1, touched: i == 0 };
             claimed.seen[0] = Some(seen);
-            let f = first + i as FrameNo;
+            let f = first + i;
             if i == 0 {
                 let kept = self.kept(e);
                 self.settle_ahead(&mut claimed, 1, Access::Writable, |_| (PageState::Mapped(kept), 0));
             } else {
                 let done = usize::from(i < loaded);
                 if done > 0 {
-                    self.frame_entry[f as usize].store(e.raw(), Relaxed);
+                    self.frame_entries.set(f, Some(e));
                     self.readahead.read(at, 1);
                 }
                 self.settle_ahead(&mut claimed, done, Access::Writable, |_| (PageState::Cached(f), 1 | BY_SLOT));
@@ -340,9 +340,9 @@ impl PagerCore {
             self.end_load(timed);
         }
         for (i, entry) in entries.iter().flatten().take(loaded).enumerate() {
-            self.verify_loaded(claimed.first + i as u32, *entry, first + i as FrameNo);
+            self.verify_loaded(claimed.first + i as u32, *entry, first + i);
         }
-        self.frames.put_free(first + loaded as FrameNo, got - loaded);
+        self.frames.put_free(first + loaded, got - loaded);
         let (markers, credit) = marks.pick(claimed.first, loaded, must);
         if copies {
             // What stays in a frame has no copy.
@@ -352,13 +352,12 @@ impl PagerCore {
         while i < loaded {
             let is_marker = |i: usize| markers >> i & 1 == 1;
             if is_marker(i) {
-                let entry = entries[i].map_or(0, Entry::raw);
-                self.frame_entry[first as usize + i].store(entry, Relaxed);
+                self.frame_entries.set(first + i, entries[i]);
                 i += 1;
                 continue;
             }
             let run = (i..loaded).take_while(|i| !is_marker(*i)).count();
-            let (at, from) = (claimed.first + i as u32, first + i as FrameNo);
+            let (at, from) = (claimed.first + i as u32, first + i);
             access = access.min(self.bring_in(at, from, run, copies, protect));
             i += run;
         }
@@ -375,7 +374,7 @@ impl PagerCore {
             self.readahead.read(claimed.first, ahead);
         }
         self.settle_ahead(claimed, loaded, access, |i| match markers >> i & 1 {
-            1 => (PageState::Cached(first + i as FrameNo), credit),
+            1 => (PageState::Cached(first + i), credit),
             _ => (PageState::Mapped(mapped[i]), 0),
         });
         match error {
@@ -407,7 +406,7 @@ impl PagerCore {
     fn fetch(&self, entries: &[Option<Entry>; CHUNK], first: FrameNo, background: bool) -> (usize, Option<LoadError>) {
         let mut done = 0;
         while let Some(Some(entry)) = entries.get(done).copied() {
-            let f = first + done as FrameNo;
+            let f = first + done;
             if self.swap.is_synchronous(entry) {
                 // SAFETY: a free frame that was taken: present, ours.
                 if let Err(error) = self.swap.load(entry, unsafe { self.frame(f) }) {
@@ -440,7 +439,7 @@ impl PagerCore {
         let n = n.min(CHUNK);
         for (i, place) in pages.iter_mut().enumerate().take(n) {
             // SAFETY: frames that the caller has taken: present, ours, each named once.
-            place.write(unsafe { self.frame(first + i as FrameNo) });
+            place.write(unsafe { self.frame(first + i) });
         }
         // SAFETY: the first n were just written, and a MaybeUninit has the layout of its content.
         f(unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<&mut Page>(), n) })

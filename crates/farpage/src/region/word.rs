@@ -87,7 +87,7 @@ impl PageState {
             PageState::Outside => 0,
             PageState::None => 1,
             PageState::Mapped(e) => e.map_or(0, Entry::raw) << 16 | 2,
-            PageState::Cached(f) => u64::from(f) << 16 | 3,
+            PageState::Cached(f) => u64::from(f.number()) << 16 | 3,
             PageState::Swapped(e) => e.raw() << 16 | 4,
         }
     }
@@ -97,7 +97,7 @@ impl PageState {
         match word & 7 {
             1 => PageState::None,
             2 => PageState::Mapped(Entry::from_raw(payload)),
-            3 => PageState::Cached(payload as FrameNo),
+            3 => PageState::Cached(FrameNo::new(payload as u32)),
             4 => Entry::from_raw(payload).map_or(PageState::None, PageState::Swapped),
             _ => PageState::Outside,
         }
@@ -310,7 +310,7 @@ mod tests {
             PageState::None,
             PageState::Mapped(None),
             PageState::Mapped(Some(entry)),
-            PageState::Cached(77),
+            PageState::Cached(FrameNo::new(77)),
             PageState::Swapped(entry),
         ];
         let word = PageWord(AtomicU64::new(0));
@@ -323,24 +323,24 @@ mod tests {
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
         }
         let seen = word.lock();
-        word.unlock_ahead(seen, 77, 900 | BY_SLOT);
-        assert_eq!((word.look().state(), word.look().credit()), (PageState::Cached(77), 900));
+        word.unlock_ahead(seen, FrameNo::new(77), 900 | BY_SLOT);
+        assert_eq!((word.look().state(), word.look().credit()), (PageState::Cached(FrameNo::new(77)), 900));
         assert!(word.look().is_by_slot());
         let seen = word.lock();
         word.unlock(seen.with_hint(Hint::Random), seen.state());
         assert_eq!(
             (word.look().state(), word.look().credit()),
-            (PageState::Cached(77), 900),
+            (PageState::Cached(FrameNo::new(77)), 900),
             "it has not been touched"
         );
         let seen = word.lock();
         word.unlock(seen, PageState::Swapped(entry));
         assert_eq!((word.look().state(), word.look().credit()), (PageState::Swapped(entry), 0));
         let seen = word.lock();
-        word.unlock(seen, PageState::Cached(5));
+        word.unlock(seen, PageState::Cached(FrameNo::new(5)));
         assert_eq!(
             (word.look().state(), word.look().credit()),
-            (PageState::Cached(5), 0),
+            (PageState::Cached(FrameNo::new(5)), 0),
             "an entry's bits are no credit"
         );
         let seen = word.lock();

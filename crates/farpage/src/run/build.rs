@@ -25,12 +25,13 @@ use crate::run::threads::board::Board;
 use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::{Event, Events, StatPage};
+use crate::swap::frame_entries::FrameEntries;
 use crate::swap::space::SwapSpace;
 use crate::sys::message::{message_fmt, set_last_words};
 use crate::sys::raw::gettid;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -88,8 +89,7 @@ impl Engine {
         let key = ContentKey::random();
         space.check_contents(key);
         let frames = Frames::new(arena.frames);
-        // SAFETY: all zero bits are such a word. Not written here: a large budget would cost memory that is never used.
-        let frame_entry = unsafe { Box::<[AtomicU64]>::new_zeroed_slice(frames.len()).assume_init() };
+        let frame_entries = FrameEntries::new(frames.len());
         let stat = StatPage::of_engine(plan.stat());
         set_last_words(say_last_events);
         stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Engine {
             arena,
             table,
             frames,
-            frame_entry,
+            frame_entries,
             slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
             lru: Mutex::new(lru),
             space,

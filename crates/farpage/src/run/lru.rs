@@ -221,36 +221,37 @@ impl Lru {
 mod tests {
     use super::*;
     use crate::mem::units::Vpn;
-    use crate::run::page_table::tests::table;
+    use crate::run::page_table::tests::{cached, table, writeback};
 
     #[test]
     fn pages_read_ahead_wait_but_not_too_many() {
         let t = table();
         let (mut lru, first) = (Lru::new(6400), t.node_or_create(Vpn::new(0)).unwrap());
         let node = |i: u32| Node(first.0 + i);
-        let mut out = [(Node(0), 0); 8];
+        let mut out = [(Node(0), FrameNo::default()); 8];
         // 400 are a sixteenth of the budget.
-        (0..400).for_each(|i| lru.cache_ahead(&t, node(i), i));
+        (0..400).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(500), State::Mapped(None), Rank::NEW);
-        lru.cache(&t, node(500), State::Cached(500));
+        lru.cache(&t, node(500), cached(500));
         assert_eq!((lru.ahead_len(), lru.cached_len()), (400, 1));
         assert_eq!(lru.take_for_writing(&t, &mut out[..1]), 1);
-        assert_eq!(out[0], (node(500), 500), "what is known to be cold goes first");
+        assert_eq!(out[0], (node(500), FrameNo::new(500)), "what is known to be cold goes first");
         // Nothing else is cached: all but some windows go, from the oldest on.
         let taken: Vec<u32> =
-            std::iter::from_fn(|| (lru.take_for_writing(&t, &mut out[..1]) > 0).then_some(out[0].1)).collect();
+            std::iter::from_fn(|| (lru.take_for_writing(&t, &mut out[..1]) > 0).then_some(out[0].1.number())).collect();
         assert_eq!(taken, (0..400 - AHEAD_MIN).collect::<Vec<_>>());
-        assert_eq!(t.state(node(7)), State::Writeback(7));
+        assert_eq!(t.state(node(7)), writeback(7));
         // The first touch does not make a page hot; the list has lost it.
-        let (from, to) = (State::Cached(399), State::Mapped(None));
+        let (from, to) = (cached(399), State::Mapped(None));
         assert!(lru.uncache(&t, node(399), from, to) && !lru.uncache(&t, node(399), from, to));
         assert_eq!((t.rank(node(399).0), lru.active_lens(), lru.ahead_len()), (Rank::NEW, (1, 0), 127));
-        assert!(lru.uncache(&t, node(398), State::Cached(398), State::None));
+        assert!(lru.uncache(&t, node(398), cached(398), State::None));
         assert_eq!((t.state(node(398)), lru.ahead_len()), (State::None, 126));
         // More than the sixteenth go although others are cached.
-        (0..275).for_each(|i| lru.cache_ahead(&t, node(i), i));
+        (0..275).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(501), State::Mapped(None), Rank::NEW);
-        lru.cache(&t, node(501), State::Cached(501));
-        assert_eq!((lru.take_for_writing(&t, &mut out[..2]), out[0].1, out[1].1), (2, 272, 501));
+        lru.cache(&t, node(501), cached(501));
+        assert_eq!(lru.take_for_writing(&t, &mut out[..2]), 2);
+        assert_eq!(out[..2].iter().map(|(_, f)| f.number()).collect::<Vec<_>>(), [272, 501]);
     }
 }

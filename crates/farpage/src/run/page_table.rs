@@ -70,8 +70,8 @@ impl State {
         match self {
             State::None => 0,
             State::Mapped(e) => e.map_or(0, Entry::raw) << 16 | MAPPED,
-            State::Cached(f) => u64::from(f) << 16 | 2,
-            State::Writeback(f) => u64::from(f) << 16 | 3,
+            State::Cached(f) => u64::from(f.number()) << 16 | 2,
+            State::Writeback(f) => u64::from(f.number()) << 16 | 3,
             State::Swapped(e) => e.raw() << 16 | SWAPPED,
         }
     }
@@ -80,8 +80,8 @@ impl State {
         let payload = word >> 16;
         match word & KIND_MASK {
             MAPPED => State::Mapped(Entry::from_raw(payload)),
-            2 => State::Cached(payload as FrameNo),
-            3 => State::Writeback(payload as FrameNo),
+            2 => State::Cached(FrameNo::new(payload as u32)),
+            3 => State::Writeback(FrameNo::new(payload as u32)),
             SWAPPED => Entry::from_raw(payload).map_or(State::None, State::Swapped),
             _ => State::None,
         }

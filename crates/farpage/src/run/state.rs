@@ -42,6 +42,7 @@ use crate::run::threads::board::Board;
 use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::Stat;
+use crate::swap::frame_entries::FrameEntries;
 use crate::swap::space::SwapSpace;
 use crate::sys::futex;
 use crate::sys::message::fatal;
@@ -90,8 +91,8 @@ pub struct Engine {
     pub table: PageTable,
     /// Frames.
     pub frames: Frames,
-    /// Per frame in use: the slot that may hold the same bytes (raw entry, 0: none). Belongs to whoever owns the frame.
-    pub frame_entry: Box<[AtomicU64]>,
+    /// The slot that may hold the same bytes, for each frame in use. Belongs to whoever owns the frame.
+    pub frame_entries: FrameEntries,
     /// The lists.
     pub lru: Mutex<Lru>,
     /// The page of each slot, where pages are read ahead in slot order.

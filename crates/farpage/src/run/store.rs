@@ -16,7 +16,6 @@ use crate::swap::content::Leaving;
 use crate::swap::io::BATCH_MAX;
 use crate::swap::{Entry, StoreError};
 use rustix::mm::{Advice, madvise};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
 pub(crate) const WRITE_BATCH: usize = 32;
@@ -46,12 +45,7 @@ impl Engine {
 
     /// Frees the slot that belongs to frame `f`, if any.
     pub(crate) fn release_frame_entry(&self, f: FrameNo) {
-        self.free_entry(self.take_frame_entry(f));
-    }
-
-    /// Takes the slot that belongs to frame `f`, if any.
-    pub(crate) fn take_frame_entry(&self, f: FrameNo) -> Option<Entry> {
-        Entry::from_raw(self.frame_entry[f as usize].swap(0, Relaxed))
+        self.free_entry(self.frame_entries.take(f));
     }
 }
 
@@ -93,7 +87,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
     let mut waiting = [None::<QueuedPage>; BATCH_MAX];
     let mut n = 0;
-    let mut taken = [(Node(0), 0); TAKE];
+    let mut taken = [(Node(0), FrameNo::default()); TAKE];
     let queue = queue.min(BATCH_MAX);
     while freed < want && n < queue && !refused {
         let room = (want - freed).min(queue - n).min(TAKE);
@@ -132,7 +126,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
 fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
     let page = unsafe { e.frames.page(frame) };
-    let old = e.take_frame_entry(frame);
+    let old = e.frame_entries.take(frame);
     let hash = match e.space.leaving(page, old, &e.key, &e.clean) {
         Leaving::Zero => {
             Stat::add(&e.stat.swpout_zero, 1);
@@ -250,13 +244,13 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
             break;
         }
         // SAFETY: the frame is owned here and has a page.
-        unsafe { e.frames.unshare(first + done as FrameNo) };
+        unsafe { e.frames.unshare(first + done) };
     }
     // SAFETY: nobody else uses the discard area; its userfaultfd reports no events.
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
     drop(discard_area);
     e.frames.put_empty(first, done);
-    e.frames.put_free(first + done as FrameNo, n - done);
+    e.frames.put_free(first + done, n - done);
     e.budget.add(-resident.min(done as i64));
 }
 

@@ -32,6 +32,7 @@ pub mod content;
 pub mod entry;
 pub mod error;
 pub mod file;
+pub mod frame_entries;
 pub mod io;
 pub mod leases;
 pub mod pool;

@@ -43,7 +43,7 @@ impl Pager {
                     State::Cached(f) => {
                         let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
                         if won {
-                            freed.extend(e.take_frame_entry(f));
+                            freed.extend(e.frame_entries.take(f));
                             e.frames.put_free(f, 1);
                         }
                         won

@@ -286,7 +286,7 @@ impl Pager {
             // into which the engine holds no reference.
             let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
-            e.frames.put_empty(frame + done as FrameNo, got - done);
+            e.frames.put_empty(frame + done, got - done);
             self.sort_out(at, frame, done);
             at += done;
             match result {
@@ -307,23 +307,23 @@ impl Pager {
         let e = self.e;
         let mut zeros = 0;
         for i in 0..n {
-            let f = frame + i as FrameNo;
+            let f = frame + i;
             // SAFETY: the frame is owned here and has a page.
             if is_zero(unsafe { e.frames.page(f) }) {
                 zeros += 1;
                 continue;
             }
-            store::release_run(e, f - zeros, zeros as usize, 0);
+            store::release_run(e, f - zeros, zeros, 0);
             zeros = 0;
             let Some(node) = e.table.node_or_create(first + i) else {
                 fatal("the page table is full: the program uses more than 4 TiB of memory");
             };
-            e.frame_entry[f as usize].store(0, Relaxed);
+            e.frame_entries.set(f, None);
             let mut lru = lock(&e.lru);
             lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
             lru.cache(&e.table, node, State::Cached(f));
         }
-        store::release_run(e, frame + n as FrameNo - zeros, zeros as usize, 0);
+        store::release_run(e, frame + n - zeros, zeros, 0);
     }
 
     /// A page was found gone: brings the words around it up to date in one go.

@@ -9,17 +9,20 @@ pub(crate) fn table() -> PageTable {
     unsafe { PageTable::new(Part { base: base.unwrap() as usize, len: TABLE_BYTES }) }
 }
 
+pub(crate) fn cached(frame: u32) -> State {
+    State::Cached(FrameNo::new(frame))
+}
+
+pub(crate) fn writeback(frame: u32) -> State {
+    State::Writeback(FrameNo::new(frame))
+}
+
 #[test]
 fn words_round_trip() {
     let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
-    for s in [
-        State::None,
-        State::Mapped(None),
-        State::Mapped(Some(entry)),
-        State::Cached(7),
-        State::Writeback(0),
-        State::Swapped(entry),
-    ] {
+    for s in
+        [State::None, State::Mapped(None), State::Mapped(Some(entry)), cached(7), writeback(0), State::Swapped(entry)]
+    {
         assert_eq!(State::decode(s.encode()), s);
     }
 }
@@ -28,26 +31,26 @@ fn words_round_trip() {
 fn a_rank_stays_until_the_word_is_set() {
     let t = table();
     let node = t.node_or_create(Vpn::new(7)).unwrap();
-    t.set_ranked(node, State::Cached(9), Rank::MAX);
-    assert_eq!((t.state(node), t.rank(node.0)), (State::Cached(9), Rank::MAX));
+    t.set_ranked(node, cached(9), Rank::MAX);
+    assert_eq!((t.state(node), t.rank(node.0)), (cached(9), Rank::MAX));
     t.set_rank(node.0, Rank::HOT);
-    assert_eq!((t.state(node), t.rank(node.0)), (State::Cached(9), Rank::HOT));
-    assert!(!t.change(node, State::Cached(8), State::None));
-    assert!(t.change(node, State::Cached(9), State::Writeback(9)));
-    assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
+    assert_eq!((t.state(node), t.rank(node.0)), (cached(9), Rank::HOT));
+    assert!(!t.change(node, cached(8), State::None));
+    assert!(t.change(node, cached(9), writeback(9)));
+    assert_eq!((t.state(node), t.rank(node.0)), (writeback(9), Rank::NEW));
     t.set_rank(node.0, Rank::MAX);
-    assert_eq!((t.state(node), t.rank(node.0)), (State::Writeback(9), Rank::NEW));
+    assert_eq!((t.state(node), t.rank(node.0)), (writeback(9), Rank::NEW));
 }
 
 #[test]
 fn a_page_is_ahead_until_its_word_changes() {
     let t = table();
     let node = t.node_or_create(Vpn::new(7)).unwrap();
-    t.set_ahead(node, 9);
-    assert!(t.is_ahead(node) && t.state(node) == State::Cached(9) && t.rank(node.0) == Rank::NEW);
-    assert!(t.change(node, State::Cached(9), State::Writeback(9)) && !t.is_ahead(node));
+    t.set_ahead(node, FrameNo::new(9));
+    assert!(t.is_ahead(node) && t.state(node) == cached(9) && t.rank(node.0) == Rank::NEW);
+    assert!(t.change(node, cached(9), writeback(9)) && !t.is_ahead(node));
     // A writer that could not store it puts it back: whether it is wanted is not known any more.
-    assert!(t.change(node, State::Writeback(9), State::Cached(9)) && !t.is_ahead(node));
+    assert!(t.change(node, writeback(9), cached(9)) && !t.is_ahead(node));
     // The same bit means another thing in another word.
     let entry = Entry::from_raw(5).unwrap();
     t.set(node, State::Swapped(entry));
@@ -68,8 +71,8 @@ fn a_page_that_changes_is_not_being_read_any_more() {
     assert!(t.is_reading(node, one) && !t.is_reading(node, other));
     assert_eq!(t.state(node), State::Swapped(one));
     // Gone and back, to the same place: what was read is old.
-    t.set(node, State::Writeback(3));
-    assert!(t.change(node, State::Writeback(3), State::Swapped(one)));
+    t.set(node, writeback(3));
+    assert!(t.change(node, writeback(3), State::Swapped(one)));
     assert!(!t.is_reading(node, one));
 }
 
@@ -79,15 +82,15 @@ fn pages_that_are_out_are_counted() {
     let entry = Entry::from_raw(5).unwrap();
     let nodes = [7, 8, 9].map(|n| t.node_or_create(Vpn::new(n)).unwrap());
     for node in nodes {
-        t.set(node, State::Writeback(1));
-        assert!(t.change(node, State::Writeback(1), State::Swapped(entry)));
+        t.set(node, writeback(1));
+        assert!(t.change(node, writeback(1), State::Swapped(entry)));
         t.mark_reading(node, entry);
     }
     t.set(nodes[0], State::Swapped(entry));
     assert_eq!(t.swapped_pages(), 3);
     t.set_ranked(nodes[0], State::Mapped(Some(entry)), Rank::HOT);
     t.set(nodes[1], State::None);
-    assert!(!t.change(nodes[2], State::None, State::Cached(1)));
+    assert!(!t.change(nodes[2], State::None, cached(1)));
     assert_eq!(t.swapped_pages(), 1);
     assert!(t.change(nodes[2], State::Swapped(entry), State::None));
     assert_eq!(t.swapped_pages(), 0);
@@ -127,11 +130,11 @@ fn leaves_come_and_go() {
     let node = t.node_or_create(vpn).unwrap();
     assert_eq!(t.vpn(node), vpn);
     assert_eq!(t.state(node), State::None);
-    t.set(node, State::Cached(9));
-    assert!(!t.change(node, State::Cached(8), State::None));
+    t.set(node, cached(9));
+    assert!(!t.change(node, cached(8), State::None));
     t.drop_empty_leaves(vpn, vpn + 1);
     assert_eq!(t.node(vpn), Some(node));
-    assert!(t.change(node, State::Cached(9), State::None));
+    assert!(t.change(node, cached(9), State::None));
     t.drop_empty_leaves(vpn, vpn + 1);
     assert_eq!(t.node(vpn), None);
     let other = t.node_or_create(Vpn::new(5)).unwrap();

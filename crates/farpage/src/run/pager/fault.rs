@@ -23,7 +23,6 @@ use crate::swap::Entry;
 use crate::sys::message::fatal;
 use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Rank;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
@@ -164,13 +163,13 @@ impl Pager {
         let e = self.e;
         let mut lru = lock(&e.lru);
         // Under the lock: until the page is claimed, a writer may take it and change its slot.
-        let entry = Entry::from_raw(e.frame_entry[f as usize].load(Relaxed));
+        let entry = e.frame_entries.get(f);
         let ahead = e.table.is_ahead(node);
         if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
             return None;
         }
         drop(lru);
-        e.frame_entry[f as usize].store(0, Relaxed);
+        e.frame_entries.set(f, None);
         let page = vpn.addr();
         let mut result = if self.should_copy(1) { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
         for _ in 0..2 {
@@ -215,7 +214,7 @@ impl Pager {
         stop: UffdError,
     ) -> Outcome {
         let e = self.e;
-        e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+        e.frame_entries.set(f, entry);
         let mut lru = lock(&e.lru);
         if ahead {
             lru.unmap(&e.table, node, State::None);

@@ -104,7 +104,7 @@ impl Pager {
     pub(crate) fn fill_zeros(&mut self, vpn: Vpn, ZeroGrant { frames, n }: ZeroGrant) -> Filled {
         let e = self.e;
         let Some(first) = frames else { return self.copy_in(vpn, zero_pages(), n) };
-        for f in first..first + n as FrameNo {
+        for f in first.run(n) {
             // SAFETY: taken from the free frames, so it has a page and is ours.
             unsafe { e.frames.page_mut(f) }.fill(0);
         }
@@ -146,7 +146,7 @@ impl Pager {
     /// Pages `[from, to)` of a buffer are not needed.
     pub(crate) fn release_buffer(&self, buffer: LoadBuffer, from: usize, to: usize) {
         if let LoadBuffer::Frames(first) = buffer {
-            self.e.frames.put_free(first + from as FrameNo, to - from);
+            self.e.frames.put_free(first + from, to - from);
         }
     }
 
@@ -157,7 +157,7 @@ impl Pager {
                 let src = self.buffer_addr(buffer) + from * PAGE_SIZE;
                 self.copy_in(vpn, src, n)
             }
-            LoadBuffer::Frames(first) => self.fill_frames(vpn, first + from as FrameNo, n),
+            LoadBuffer::Frames(first) => self.fill_frames(vpn, first + from, n),
         }
     }
 
@@ -180,7 +180,7 @@ impl Pager {
                     // Shared with a forked child: one write makes the frame ours alone.
                     unshared = done;
                     // SAFETY: the frame is owned here and has a page.
-                    unsafe { e.frames.unshare(first + done as FrameNo) };
+                    unsafe { e.frames.unshare(first + done) };
                 }
                 Err(UffdError::Incompatible | UffdError::Busy) => {
                     // The mapping's access rights differ from the arena's (mprotect): copying works everywhere.
@@ -193,9 +193,9 @@ impl Pager {
                     e.budget.add(1);
                     // Kept, the frame would serve the next such page, and one after the other would be added.
                     if e.budget.over_limit() > 0 {
-                        store::release_run(e, first + done as FrameNo, 1, 1);
+                        store::release_run(e, first + done, 1, 1);
                     } else {
-                        e.frames.put_free(first + done as FrameNo, 1);
+                        e.frames.put_free(first + done, 1);
                     }
                     // The frame copied from stays ours; frames before it have been moved.
                     let moved_end = done;
@@ -211,7 +211,7 @@ impl Pager {
             }
         }
         e.frames.put_empty(first, done);
-        e.frames.put_free(first + done as FrameNo, n - done);
+        e.frames.put_free(first + done, n - done);
         self.filled += done as u64;
         Filled { done, stop }
     }
@@ -221,7 +221,7 @@ impl Pager {
         if from == n {
             return Filled { done: n, stop: None };
         }
-        let rest = self.fill_frames(vpn + from, first + from as FrameNo, n - from);
+        let rest = self.fill_frames(vpn + from, first + from, n - from);
         Filled { done: from + rest.done, stop: rest.stop }
     }
 
@@ -253,7 +253,7 @@ impl Pager {
         let (bytes, _) = unsafe { self.mm.copy_pages(e.frames.addr(first), zero_pages(), got * PAGE_SIZE, true) };
         let done = bytes / PAGE_SIZE;
         e.budget.add(done as i64);
-        e.frames.put_empty(first + done as FrameNo, got - done);
+        e.frames.put_empty(first + done, got - done);
         (done > 0).then_some((first, done))
     }
 }

@@ -29,7 +29,7 @@
 mod begin;
 pub(crate) mod windows;
 
-use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::units::Vpn;
 use crate::run::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
 use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
@@ -119,11 +119,11 @@ impl Pager {
                     end += 1;
                 }
                 if end == at {
-                    e.frames.put_free(window.frame + at as FrameNo, 1);
+                    e.frames.put_free(window.frame + at, 1);
                     at += 1;
                     continue;
                 }
-                let frame = window.frame + at as FrameNo;
+                let frame = window.frame + at;
                 if exact && at != wanted {
                     self.add_to_swap_cache(window.start + at, frame, window.entries[at]);
                     (at, placed) = (at + 1, placed + 1);
@@ -137,7 +137,7 @@ impl Pager {
                 }
                 if at == wanted && done == 0 {
                     for i in (end..to).chain(0..wanted) {
-                        e.frames.put_free(window.frame + i as FrameNo, 1);
+                        e.frames.put_free(window.frame + i, 1);
                     }
                     return Some(self.resolve_refusal(vpn, refused));
                 }
@@ -162,7 +162,7 @@ impl Pager {
         wanted: bool,
     ) -> (usize, Option<UffdError>) {
         let e = self.e;
-        let (vpn, frame) = (window.start + from, window.frame + from as FrameNo);
+        let (vpn, frame) = (window.start + from, window.frame + from);
         // SAFETY: the frames are this window's, and nothing writes to them any more.
         unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
         let placed = if self.should_copy(to - from) {

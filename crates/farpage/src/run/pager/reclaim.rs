@@ -11,7 +11,6 @@ use crate::run::pager::scratch::COPY_MAX;
 use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::stat::{EventKind, Stat};
-use crate::swap::Entry;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::UffdError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -274,7 +273,7 @@ impl Pager {
             let done = bytes / PAGE_SIZE;
             if done > 0 {
                 self.now_cached(&run[..done], first);
-                e.frames.put_empty(first + done as FrameNo, got - done);
+                e.frames.put_empty(first + done, got - done);
                 return Some((done, done));
             }
             if result == Err(UffdError::Present) {
@@ -334,12 +333,12 @@ impl Pager {
     pub(crate) fn now_cached(&self, run: &[Node], first: FrameNo) {
         let e = self.e;
         let mut lru = lock(&e.lru);
-        for (node, f) in run.iter().zip(first..) {
+        for (node, f) in run.iter().zip(first.run(run.len())) {
             let entry = match e.table.state(*node) {
                 State::Mapped(entry) => entry,
                 _ => None,
             };
-            e.frame_entry[f as usize].store(entry.map_or(0, Entry::raw), Relaxed);
+            e.frame_entries.set(f, entry);
             lru.cache(&e.table, *node, State::Cached(f));
         }
     }

@@ -18,7 +18,6 @@ use crate::swap::Entry;
 use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Window;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// What became of a run of pages.
@@ -157,7 +156,7 @@ impl Pager {
         let mut frames = Vec::with_capacity(list.len());
         let mut run = self.frames_or_new(list.len());
         while let Some((first, n)) = run {
-            frames.extend(first..first + n as FrameNo);
+            frames.extend(first.run(n));
             run = if frames.len() < list.len() { e.frames.take_free(list.len() - frames.len()) } else { None };
         }
         let give_back = |frames: &[FrameNo]| frames.iter().for_each(|f| e.frames.put_free(*f, 1));
@@ -227,7 +226,7 @@ impl Pager {
             e.frames.put_free(f, 1);
             return;
         };
-        e.frame_entry[f as usize].store(entry.raw(), Relaxed);
+        e.frame_entries.set(f, Some(entry));
         lock(&e.lru).cache_ahead(&e.table, node, f);
         Stat::add(&e.stat.pswpin, 1);
     }

@@ -14,7 +14,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
 use crate::mem::lock::lock;
-use crate::mem::units::{FrameNo, Vpn};
+use crate::mem::units::Vpn;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::run::address_space::AddressSpace;
 use crate::run::page_table::Node;
@@ -59,7 +59,7 @@ impl Pager {
         let (bytes, result) = unsafe { self.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
         let made = bytes / PAGE_SIZE;
         e.budget.add(made as i64);
-        e.frames.put_empty(first + made as FrameNo, n - made);
+        e.frames.put_empty(first + made, n - made);
         if made == 0 {
             return self.refused(vpn, run, result.and(Err(UffdError::Retry)));
         }
@@ -81,7 +81,7 @@ impl Pager {
         unsafe { std::ptr::copy_nonoverlapping(transit as *const u8, frames as *mut u8, bytes) };
         let done = bytes / PAGE_SIZE;
         self.empty_transit(done);
-        store::release_run(e, first + done as FrameNo, made - done, (made - done) as i64);
+        store::release_run(e, first + done, made - done, (made - done) as i64);
         if done == 0 {
             return self.refused(vpn, run, result);
         }

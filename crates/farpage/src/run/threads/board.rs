@@ -92,7 +92,7 @@ impl Board {
         let order = self.posted.load(Relaxed);
         job.used.store(true, Relaxed);
         job.order.store(order, Relaxed);
-        job.frame.store(frame, Relaxed);
+        job.frame.store(frame.number(), Relaxed);
         job.failed.store(0, Relaxed);
         for (place, entry) in job.entries.iter().zip(entries) {
             place.store(entry.raw(), Relaxed);
@@ -162,7 +162,7 @@ impl Job {
     /// Loads page `i`, which the caller has taken.
     pub(super) fn load(&self, from: &SwapSpace, to: &Frames, i: u32) {
         let entry = Entry::from_raw(self.entries[i as usize].load(Relaxed));
-        let frame = self.frame.load(Relaxed) + i;
+        let frame = FrameNo::new(self.frame.load(Relaxed)) + i as usize;
         // SAFETY: the frame is the window's, each page of it is taken once, and nobody else has a reference before it
         // is over.
         let page = unsafe { to.page_mut(frame) };

@@ -104,7 +104,7 @@ impl Pager {
         let Some((frame, got)) = e.frames.take_free(want) else { return false };
         let (start, n) = if got == want { (start, want) } else { (vpn, got.min(end - vpn)) };
         if n < got {
-            e.frames.put_free(frame + n as FrameNo, got - n);
+            e.frames.put_free(frame + n, got - n);
         }
         self.submit(start, frame, n, Some(Asked { stream, streams: self.readahead.turn(), since: Instant::now() }));
         true
@@ -116,7 +116,7 @@ impl Pager {
         let entries = self.mark(start, n);
         // SAFETY: frames from the free list are present and ours, each named once; they stay the window's until it has
         // landed.
-        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frames.page_mut(frame + i as FrameNo) }).collect();
+        let mut pages: Vec<&mut Page> = (0..n).map(|i| unsafe { e.frames.page_mut(frame + i) }).collect();
         self.prefetch.last_tag += 1;
         let tag = self.prefetch.last_tag;
         // SAFETY: as above; the queue is only used on this thread.
