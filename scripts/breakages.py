@@ -129,7 +129,7 @@ BREAKAGES = [
     ("slot-freed", "the slot of a page that is in and not kept is freed", "run/pager/swap_in.rs",
      [("            e.free_entry(Some(*entry));\n", "            let _ = entry;\n")], ENGINE, "full_devices"),
     ("slot-kept", "a page that moves out takes its slot along", "run/pager/reclaim.rs",
-     [("store(entry.map_or(0, Entry::raw), Relaxed);", "store(entry.map_or(0, |_| 0), Relaxed);")],
+     [("e.frame_entries.set(f, entry);", "e.frame_entries.set(f, entry.and(None));")],
      ENGINE, "content_is_right"),
     ("discard-out", "what was discarded is not read back", "run/mappings/apply_event.rs",
      [("e.table.set(node, State::None);\n                        freed.push(entry);", "let _ = entry;")],
