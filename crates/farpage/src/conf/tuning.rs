@@ -76,9 +76,6 @@ controllers! {
     Margin, "margin", "pages", 0..=4294967295, Run,
         "distance from the budget, beyond the fixed one, after the program outran the engine; fades in seconds",
         "run/budget/mod.rs";
-    Activation, "activation", "pages", 1..=4294967295, Run,
-        "resident pages at which memory begins to be managed, by how fast the program grows",
-        "run/budget/activation.rs";
     Colocate, "colocate", "0|1", 0..=1, Run,
         "pager and writer share a CPU while one thread has all faults, if a trial says that this is faster",
         "run/cpus/affinity.rs";

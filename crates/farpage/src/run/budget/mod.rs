@@ -25,8 +25,6 @@ pub struct Budget {
     overshoot_margin: AtomicI64,
     /// It stays as it is.
     margin_is_held: bool,
-    /// [`Budget::activation`], if that is held.
-    activation: Option<i64>,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
     grown: AtomicI64,
@@ -51,7 +49,6 @@ impl Budget {
             headroom,
             overshoot_margin: AtomicI64::new(0),
             margin_is_held: false,
-            activation: None,
             base: AtomicI64::new(0),
             grown: AtomicI64::new(0),
             pool: AtomicI64::new(0),
@@ -64,21 +61,15 @@ impl Budget {
     /// enough for the registration to finish before the budget is reached.
     pub fn activation(&self) -> i64 {
         let room = (self.promised / 8).max(6 * 1024).min(self.promised / 2);
-        self.activation.unwrap_or(self.promised - room)
+        self.promised - room
     }
 
-    /// What [`Budget::activation`] is held at, if it is.
-    pub fn held_activation(&self) -> Option<i64> {
-        self.activation
-    }
-
-    /// Holds margin and activation where `controls` says so.
+    /// Holds the margin where `controls` says so.
     pub fn hold(&mut self, controls: &Controls) {
         if let Some(pages) = controls.pinned(Controller::Margin) {
             (self.overshoot_margin, self.margin_is_held) =
                 (AtomicI64::new((pages as i64 * 16).min(self.promised)), true);
         }
-        self.activation = controls.pinned(Controller::Activation).map(|pages| (pages as i64).min(self.promised));
     }
 
     /// Pages that the engine stays away from the budget because the program has outrun it.

@@ -226,8 +226,7 @@ impl Monitor {
         }
         if !e.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
-            let next = self.approach.step(look, &e.budget, Instant::now());
-            e.controls.settle(Controller::Activation, self.approach.threshold().max(0) as u64);
+            let next = self.approach.step(look, &e.budget);
             let asked = e.early_notes();
             if (next == Next::Manage || asked) && !self.failed {
                 e.charges.allow(0); // whoever is given more waits until memory is managed
