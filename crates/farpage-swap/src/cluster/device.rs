@@ -279,11 +279,13 @@ impl<M: Meter> Device<M> {
                 }
                 state.count = count;
             }
-            state.flag = if usize::from(state.count) == CLUSTER_SLOTS { Flag::Full } else { Flag::Frag };
             state.order = if state.count == 0 { order } else { 0 };
-            if state.order != order {
-                state.flag = Flag::Nonfull;
-            }
+            state.flag = match usize::from(state.count) {
+                // Nothing but bad slots.
+                CLUSTER_SLOTS => Flag::Full,
+                _ if state.order != order => Flag::Nonfull,
+                _ => Flag::Frag,
+            };
             let (flag, now) = (state.flag, state.order);
             if let Some(list) = list_of(flag, now) {
                 self.push(&mut lists, list, index);

@@ -28,6 +28,16 @@ fn swap_equal_devices_take_turns_cluster_by_cluster() {
     check(&swap);
 }
 
+#[test]
+fn swap_a_cluster_of_bad_slots_is_full_from_the_start() {
+    for order in [0, 4] {
+        let swap = Swap::new(1, Frames::default());
+        swap.swapon(DeviceOptions { bad: vec![512], ..device(513, 0) }).unwrap();
+        while swap.alloc(0, order, Fill::Swapped).is_some() {}
+        check(&swap);
+    }
+}
+
 /// Counts how often a device was chosen under the lock of the list.
 struct Chosen;
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
