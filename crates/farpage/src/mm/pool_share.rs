@@ -31,9 +31,10 @@
 //! Not local: deciding by what the *last* MiB of either side earns left memory all to the pool where a hot set needed
 //! much more than the little it had (sqlite, 16 MiB of 58: 1.2 million major faults; all to pages: 0.45 million).
 //!
-//! Pure arithmetic; called by the monitor of `run`, and in regions by reclaim (`region/division`). Ideas: stack distances
-//! (Mattson et al., 1970), shadow entries of Linux' workingset code as the measure of them.
+//! Pure arithmetic; called by the monitor of `run`, and in regions by reclaim (`region/division`). Ideas: stack
+//! distances (Mattson et al., 1970), shadow entries of Linux' workingset code as the measure of them.
 
+use crate::conf::tuning::{Controller, Controls};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moving means of what loading one page takes; written by the pager, read by the monitor.
@@ -248,16 +249,26 @@ impl PoolShare {
         ram / 2
     }
 
+    /// The limit of a budget of `ram` bytes: as it is held, else as `turn` says; the new one if it changes.
+    pub fn decide(
+        &mut self,
+        controls: &Controls,
+        ram: u64,
+        turn: impl FnOnce(&mut PoolShare) -> Option<u64>,
+    ) -> Option<u64> {
+        let limit = match controls.pinned(Controller::Pool) {
+            Some(percent) => self.hold(ram / 100 * percent),
+            None => turn(self),
+        };
+        controls.settle(Controller::Pool, self.limit * 100 / ram.max(1));
+        limit
+    }
+
     /// Holds the limit, for an experiment; the new one if it changes.
-    pub fn hold(&mut self, limit: u64) -> Option<u64> {
+    fn hold(&mut self, limit: u64) -> Option<u64> {
         let changes = self.limit != limit;
         self.limit = limit;
         changes.then_some(limit)
-    }
-
-    /// The limit, bytes.
-    pub fn limit(&self) -> u64 {
-        self.limit
     }
 
     /// All counters begin at zero again: in a forked child.

@@ -202,6 +202,7 @@ impl Builder {
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of PagerCore's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, memory_most(self.budget)) }?;
+        swap.begin_division(self.budget);
         swap.warm();
         swap.simulate_seeks(self.seek_us);
         let key = ContentKey::random();
@@ -280,7 +281,6 @@ impl Builder {
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
         let owner = Arc::new(Owner::new(core, entry, setting));
-        owner.core.divide_anew(self.budget);
         owner.core.belongs_to_table();
         owner.start_threads()?;
         owner.core.look_at_overhead();

@@ -6,20 +6,13 @@
 
 use super::pager_core::PagerCore;
 use crate::PAGE_SIZE;
-use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mm::pool_share::{Distances, PoolShare, Sample};
 use crate::swap::Usage;
-use crate::swap::space::build::memory_most;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a fault costs besides the load, ns: the thread that has it serves it.
 const FAULT_NS: f64 = 6_000.0;
-
-/// The most that the pool may have at first, bytes, of a budget of so many; `tiered`: there is a file, too.
-pub(super) const fn first_limit(budget: u64, tiered: bool) -> u64 {
-    if tiered { PoolShare::initial_limit(budget) } else { memory_most(budget) }
-}
 
 /// For a budget of so many bytes.
 pub(super) fn new_share(budget: u64) -> PoolShare {
@@ -27,14 +20,12 @@ pub(super) fn new_share(budget: u64) -> PoolShare {
 }
 
 impl PagerCore {
-    /// Begins anew, with a budget of so many bytes: another one, or that of a forked child.
+    /// Begins anew, with another budget of so many bytes.
     pub(super) fn divide_anew(&self, budget: u64) {
-        let tiered = self.swap.is_tiered();
         let mut share = lock(&self.share);
         *share = new_share(budget);
         self.lists.lock().distances = Distances::new((budget / PAGE_SIZE as u64) as usize);
-        self.swap.set_pool_limit(first_limit(budget, tiered));
-        self.swap.let_raw_wait(tiered);
+        self.swap.begin_division(budget);
     }
 
     /// Moves the border between pages as they are and compressed ones, if it is time to.
@@ -62,12 +53,12 @@ impl PagerCore {
             unchanged: self.clean.unchanged_share(),
         };
         let budget = self.limit.load(Relaxed).max(0) as u64 * PAGE_SIZE as u64;
-        let limit = match self.controls.pinned(Controller::Pool) {
-            Some(percent) => share.hold(budget / 100 * percent),
-            None if share.is_due(&sample) => share.turn(sample, &mut self.lists.lock().distances),
-            None => return,
+        // The lists' lock only where there may be something to decide.
+        let turn = |share: &mut PoolShare| {
+            let due = share.is_due(&sample);
+            due.then(|| share.turn(sample, &mut self.lists.lock().distances)).flatten()
         };
-        self.controls.settle(Controller::Pool, share.limit() * 100 / budget.max(1));
+        let limit = share.decide(&self.controls, budget, turn);
         if let Some(limit) = limit {
             self.swap.set_pool_limit(limit);
             self.swap.let_raw_wait(share.is_worth_room());

@@ -9,7 +9,7 @@ use crate::mem::frame::Frames;
 use crate::mem::page_ranges::PageRanges;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
-use crate::mm::pool_share::{LoadTimes, PoolShare};
+use crate::mm::pool_share::LoadTimes;
 use crate::run::budget::Budget;
 use crate::run::dormant::{CHARGES, StartPlan, arena};
 use crate::run::fork::protocol::Fork;
@@ -80,8 +80,7 @@ impl Engine {
         if let Some(parts) = controls.pinned(Controller::Stage) {
             lru.hold_stage(parts as u32);
         }
-        let pool_limit = PoolShare::initial_limit(conf.ram);
-        let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, pool_limit)?;
+        let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool)?;
         if let Some(promote) = controls.pinned(Controller::Promotion) {
             space.hold_promotion(promote != 0);
         }

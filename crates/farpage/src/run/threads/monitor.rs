@@ -343,12 +343,8 @@ impl Monitor {
             out: e.table.swapped_pages(),
             unchanged: e.clean.unchanged_share(),
         };
-        let limit = match e.controls.pinned(Controller::Pool) {
-            Some(percent) => self.share.hold(e.conf.ram / 100 * percent),
-            None => self.share.turn(sample, &mut lru.distances),
-        };
+        let limit = self.share.decide(&e.controls, e.conf.ram, |share| share.turn(sample, &mut lru.distances));
         drop(lru);
-        e.controls.settle(Controller::Pool, self.share.limit() * 100 / e.conf.ram.max(1));
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
             e.space.let_raw_wait(self.share.is_worth_room());

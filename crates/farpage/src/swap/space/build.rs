@@ -3,6 +3,7 @@
 use super::*;
 use crate::conf::{Conf, InjectedFault, size};
 use crate::mem::arena::Part;
+use crate::mm::pool_share::PoolShare;
 use crate::swap::file::file_name;
 use crate::sys::message::message_fmt;
 
@@ -45,7 +46,6 @@ impl SwapSpace {
         conf: &Conf,
         mut specs: Vec<SwapSpec>,
         pool: Part,
-        pool_limit_bytes: u64,
     ) -> Result<(SwapSpace, Vec<String>), String> {
         check_memory(&conf.swap, conf.ram).map_err(|error| error.to_string())?;
         let mut left_out = Vec::new();
@@ -53,7 +53,8 @@ impl SwapSpace {
         let space = loop {
             // SAFETY: the part was made for the pool and for nobody else; a space that could not be made has left
             // nothing in it.
-            let error = match unsafe { SwapSpace::build(&specs, pool.base as *mut u8, pool.len, pool_limit_bytes) } {
+            let error = match unsafe { SwapSpace::build(&specs, pool.base as *mut u8, pool.len, memory_most(conf.ram)) }
+            {
                 Ok(space) => break space,
                 Err(error) => error,
             };
@@ -68,12 +69,16 @@ impl SwapSpace {
                 (false, _) => left_out.push(format!("{error}; going on without it")),
             }
         };
-        space.let_raw_wait(space.is_tiered());
-        if !space.is_tiered() {
-            // Without a file the pool is the last resort: it may take what the program leaves.
-            space.set_pool_limit(memory_most(conf.ram));
-        }
+        space.begin_division(conf.ram);
         Ok((space, left_out))
+    }
+
+    /// How much compressed pages may have at first, with a budget of so many bytes. Without a file the pool is the last
+    /// resort: it may take what the program leaves.
+    pub(crate) fn begin_division(&self, budget: u64) {
+        let tiered = self.is_tiered();
+        self.let_raw_wait(tiered);
+        self.set_pool_limit(if tiered { PoolShare::initial_limit(budget) } else { memory_most(budget) });
     }
 
     /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share
