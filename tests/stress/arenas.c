@@ -106,8 +106,8 @@ int main(int argc, char **argv)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < THREADS * KEPT; i++) {
         char *heap = heaps[i / KEPT][i % KEPT];
-        /* A new mapping is managed some milliseconds after it was made, or, if it is the last and small, when the budget
-         * is short again; one that never is, not even then. */
+        /* A new mapping is managed some milliseconds after it was made, or, if it is the last and small, when the
+         * budget is short again; one that never is, not even then. */
         for (; waits < 300 && !is_managed(heap); waits++) {
             memset(much, waits, size);
             usleep(10000);

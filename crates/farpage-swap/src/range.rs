@@ -1,9 +1,9 @@
 //! Sets of pages, kept as ranges.
 //!
 //! Owns which pages belong to a set, as disjoint half-open ranges that never touch (neighbours are merged). Called by
-//! the engine: for the pages that are managed (its `mem/page_ranges` names them by type), and for bytes that were looked
-//! at while mappings changed. Pure bookkeeping: it allocates tree nodes from the global allocator, so callers on a path
-//! that must not allocate only use the `&self` methods other than [`RangeSet::overlaps`].
+//! the engine: for the pages that are managed (its `mem/page_ranges` names them by type), and for bytes that were
+//! looked at while mappings changed. Pure bookkeeping: it allocates tree nodes from the global allocator, so callers on
+//! a path that must not allocate only use the `&self` methods other than [`RangeSet::overlaps`].
 
 use std::collections::BTreeMap;
 

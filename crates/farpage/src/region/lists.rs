@@ -77,8 +77,8 @@ impl PageLists {
         PageLists { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read because it was
-    /// touched.
+    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read
+    /// because it was touched.
     pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: Option<Shadow>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
