@@ -1,5 +1,5 @@
-// A program with regions that unmaps a page of one, which ends it with a message, and has a handler for SIGABRT that looks at
-// all of the region.
+// A program with regions that unmaps a page of one and pins it, which ends it with a message, and has a handler for
+// SIGABRT that looks at all of the region.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -29,8 +29,7 @@ int main(void)
     fp_region *region;
     fp_config_init(&config);
     config.budget_bytes = 4 * MB;
-    if (fp_pager_new(&config, &pager) || fp_region_new(pager, BYTES, &region) ||
-        fp_region_advise(region, 0, BYTES, FP_SEQUENTIAL)) {
+    if (fp_pager_new(&config, &pager) || fp_region_new(pager, BYTES, &region)) {
         printf("%s\n", fp_last_error());
         return 3;
     }
@@ -39,9 +38,8 @@ int main(void)
         data[i] = i * 2654435761u >> 24;
     signal(SIGABRT, handler);
     munmap((void *)(data + 2 * MB), PAGE);
-    // Until somebody finds it: a fault that reads ahead, or reclaim.
-    for (;;)
-        for (size_t i = 0; i < BYTES; i += PAGE)
-            if (i != 2 * MB)
-                data[i] += 1;
+    // It was swapped out long ago: whoever brings it back finds that its place is gone.
+    fp_pin *pin;
+    printf("pinned: %d\n", fp_region_pin(region, 2 * MB, PAGE, &pin));
+    return 4;
 }
