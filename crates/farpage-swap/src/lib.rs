@@ -2,6 +2,7 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
+//! | [`claims`] | shares of one budget, claimed by several processes |
 //! | [`cluster`] | swap slots of all devices: clusters of 512, given out and taken back |
 //! | [`slots`] | the slots of one device with a value each |
 //! | [`table`] | the swap table: one word a slot |
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod chunked;
+pub mod claims;
 pub mod cluster;
 pub mod lock;
 pub mod lru;
