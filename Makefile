@@ -134,7 +134,7 @@ breakages:
 	scripts/breakages.py
 
 # Programs of one source.
-SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs moves patterns probe_syscalls sparse storm wipe)
+SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs member moves patterns probe_syscalls sparse storm wipe)
 
 test-programs: $(TESTS)/stress $(SINGLE)
 
@@ -165,12 +165,12 @@ stress: build build-checked test-programs
 	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp --stats-json $(TESTS)/queued.json -- \
 		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
 	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
-	$(CHECKED) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 60
-	FARPAGE_CONF='ram:16777216;swap:zram;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 60 60
+	$(CHECKED) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 30
+	FARPAGE_CONF='ram:16777216;swap:zram;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 30 60
 	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 14
 	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
-	$(CHECKED) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 60
+	$(CHECKED) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 30
 	for rule in exact vma slot; do $(CHECKED) run --ram 24M --verify --readahead $$rule -- \
 		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12 || exit 1; done
 	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
@@ -185,10 +185,10 @@ stress: build build-checked test-programs
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
-	$(CHECKED) run --ram 24M --verify -- $(TESTS)/clones 32 1
+	$(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/clones 32 1
 	$(CHECKED) run --ram 32M --verify -- $(TESTS)/handlers 96 3
 	$(CHECKED) run --ram 32M --verify -- $(TESTS)/wipe 96
-	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
+	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
 	$(CHECKED) run --ram 24M -- $(TESTS)/arenas 32 300
 	tests/stress/mallocs.py $(CHECKED) $(TESTS)/mallocs
 	$(CHECKED) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
@@ -198,6 +198,7 @@ stress: build build-checked test-programs
 		$(CHECKED) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
 	else echo "skipped: confined needs root"; fi
 	tests/stress/children.py $(CHECKED)
+	tests/stress/tree.py $(CHECKED) $(TESTS)/member 1
 	$(CHECKED) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
 	$(CHECKED) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork

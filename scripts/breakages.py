@@ -140,6 +140,20 @@ BREAKAGES = [
      [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
     ("give-way", "where nothing can be reclaimed the budget gives way", "run/pager/fill.rs",
      [("self.gives_way = there() == 0;", "")], ENGINE, "full_devices"),
+    ("tree-honest", "a process claims at least what it has", "run/budget/share.rs",
+     [("        self.be_honest(budget, seen.used);\n", "")], ENGINE, "who_needs_more"),
+    ("tree-floor", "nobody gives more than it can do without", "run/budget/share.rs",
+     [(".min(promised - self.mine.floor.load(SeqCst) as i64);", ";")], ENGINE, "no_more_than_its_floor"),
+    ("tree-files", "a file's size is published before it is compared", "tree/mod.rs",
+     [("let had = slots.swap(end, SeqCst);", "let had = slots.load(SeqCst);")], ENGINE, "files_of_all_members"),
+    ("claims-look", "who claims publishes first and looks then", "claims.rs",
+     [("    mine.add(want);\n", ""), ("saturating_add(mine.pages(now_us))", "saturating_add(mine.pages(now_us) + want)"),
+      ("    if over > 0 {\n        mine.sub(over);\n    }\n    want - over", "    mine.add(want - over);\n    want - over")],
+     LOOM, "two_claims_at_once"),
+    ("claims-epoch", "the word of an earlier owner counts nothing", "claims.rs",
+     [("if word >> PAGES_BITS != u64::from(self.epoch.load(SeqCst)) {", "if false {")], UNIT, "a_late_word"),
+    ("claims-fade", "what the dead had counts for a while", "claims.rs",
+     [("(before & DIED == 0 || self.pages(now_us) > 0)", "before & DIED == 0")], UNIT, "what_the_dead_had"),
 ]
 
 

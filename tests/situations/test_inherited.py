@@ -33,9 +33,12 @@ class Inherited(Situation):
                 self.managed(how, "--user", str(NOBODY))
 
     def test_children_of_who_gives_root_up_are_managed(self):
-        for how in ("fcntl", "instruction"):
-            with self.subTest(how=how):
-                self.managed(how)
+        self.managed("fcntl")
+
+    def test_a_program_that_loses_its_tree_has_a_part_of_the_budget(self):
+        out = self.run_farpage(self.program, "instruction")
+        self.assertEqual((out.returncode, out.stdout), (0, "managed\nchild 0\n"))
+        self.assertRegex(out.stderr, r"^farpage: [^\n]*\n$")
 
     def test_where_nothing_is_left_the_program_goes_on_without(self):
         out = self.run_farpage(self.program, "instruction", options=("--user", str(NOBODY)))

@@ -75,6 +75,8 @@ pub enum Command {
     /// Run a program under a RAM budget
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
+    /// Give a running program, and everything that was started with it, another budget
+    Set(SetArgs),
     /// Show the counters of programs that run under farpage or have pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
@@ -97,6 +99,16 @@ pub enum Command {
     BenchGuard,
 }
 
+/// `farpage set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// A process that was started by farpage run, or by one that was
+    pub pid: u32,
+    /// The new budget of all of them; more than at the start is used as far as compressed memory was reserved
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub ram: String,
+}
+
 /// `farpage run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -104,6 +116,9 @@ pub struct RunArgs {
     /// available memory]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
+    /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
+    #[arg(long, value_name = "SIZE")]
+    pub ram_per_process: Option<String>,
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<OsString>,

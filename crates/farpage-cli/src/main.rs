@@ -9,8 +9,10 @@ mod early;
 mod page;
 mod preload;
 mod run;
+mod set;
 mod sim;
 mod stat_cmd;
+mod trees;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::main(args),
+        Command::Set(args) => set::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),

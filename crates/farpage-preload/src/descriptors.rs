@@ -1,19 +1,22 @@
-//! The descriptor of `/dev/userfaultfd` that the program inherits has to last until its children exec: they may not
-//! open the device themselves (`--user`; a program that has given root up). Programs that start others often close
+//! Two descriptors that the program inherits have to last until its children exec: that of `/dev/userfaultfd`, because
+//! they may not open the device themselves (`--user`; a program that has given root up), and that of the tree's segment
+//! ([`farpage::tree`]). Programs that start others often close
 //! everything first (Python's `subprocess`, daemons, Java), or mark everything close-on-exec (apt), so the functions
-//! that do either are interposed and leave this one alone. They say that it was done; whoever puts another descriptor
-//! in its place (`dup2`) has the number.
+//! that do either are interposed and leave these alone. They say that it was done; whoever puts another descriptor in
+//! such a place (`dup2`) has the number.
 //!
-//! The program's own engine does not need it: it has a copy in a table of its own, for forked children, too.
+//! The program's own engine does not need them: it has what it needs in a table of its own, or mapped, for forked
+//! children, too.
 //!
-//! Without such a descriptor, and for all others, they are libc's. No locks, no allocation: called between `vfork` and
+//! Without such descriptors, and for all others, they are libc's. No locks, no allocation: called between `vfork` and
 //! exec.
 
 use crate::interpose::{found, next, no_such_function};
 use crate::userfaultfds::registered;
-use farpage::internals::probe::{inherited_device, misc_device};
+use farpage::internals::probe::inherited_device;
+use farpage::internals::tree;
 use std::ffi::{c_int, c_uint, c_ulong};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 static REAL_CLOSE: AtomicUsize = AtomicUsize::new(0);
@@ -23,17 +26,24 @@ static REAL_IOCTL: AtomicUsize = AtomicUsize::new(0);
 static REAL_SPAWN_CLOSE: AtomicUsize = AtomicUsize::new(0);
 static REAL_SPAWN_CLOSE_FROM: AtomicUsize = AtomicUsize::new(0);
 
-/// The descriptor that stays open; [`NONE`]: none.
-static KEPT: AtomicU32 = AtomicU32::new(NONE);
+/// A descriptor that stays open.
+struct Kept {
+    /// [`NONE`]: there is none.
+    number: AtomicU32,
+    /// Which file it is.
+    inode: AtomicU64,
+}
+
+static KEPT: [Kept; 2] = [const { Kept { number: AtomicU32::new(NONE), inode: AtomicU64::new(0) } }; 2];
 const NONE: u32 = u32::MAX;
-/// Which device it is.
-static DEVICE: AtomicU64 = AtomicU64::new(0);
 
 /// Looks the functions up. By the initialiser: later, a child of `vfork` may ask.
 pub fn find() {
-    if let Some(fd) = inherited_device() {
-        DEVICE.store(misc_device(fd).unwrap_or_default(), Relaxed);
-        KEPT.store(u32::try_from(fd.as_raw_fd()).unwrap_or(NONE), Relaxed);
+    let device = inherited_device().and_then(|fd| Some((fd.as_raw_fd(), rustix::fs::fstat(fd).ok()?.st_ino)));
+    let segment = tree::inherited().filter(|(fd, inode)| tree::is_still(*fd, *inode));
+    for (kept, (fd, inode)) in KEPT.iter().zip([device, segment].into_iter().flatten()) {
+        kept.inode.store(inode, Relaxed);
+        kept.number.store(u32::try_from(fd).unwrap_or(NONE), Relaxed);
     }
     REAL_CLOSE.store(next(c"close"), Relaxed);
     REAL_CLOSE_RANGE.store(next(c"close_range"), Relaxed);
@@ -43,17 +53,18 @@ pub fn find() {
     REAL_SPAWN_CLOSE_FROM.store(next(c"posix_spawn_file_actions_addclosefrom_np"), Relaxed);
 }
 
-/// The descriptor that stays open, if it is one of these and still the device: the program may have put another there.
-fn kept(first: c_uint, last: c_uint) -> Option<c_uint> {
-    let kept = Some(KEPT.load(Relaxed)).filter(|kept| *kept != NONE && (first..=last).contains(kept))?;
-    // SAFETY: a positive number, only asked what it is; if it is not open, the answer is no.
-    let device = misc_device(unsafe { BorrowedFd::borrow_raw(kept as i32) })?;
-    (device == DEVICE.load(Relaxed)).then_some(kept)
+/// Those of these descriptors that stay open and are still what they were: the program may have put others there.
+fn kept(first: c_uint, last: c_uint) -> impl Iterator<Item = c_uint> {
+    let of = move |kept: &Kept| {
+        let number = Some(kept.number.load(Relaxed)).filter(|n| *n != NONE && (first..=last).contains(n))?;
+        tree::is_still(number as i32, kept.inode.load(Relaxed)).then_some(number)
+    };
+    KEPT.iter().filter_map(of)
 }
 
 /// Whether this is the descriptor that stays as it is.
 fn is_kept(fd: c_int) -> bool {
-    kept(fd as c_uint, fd as c_uint).is_some() // a negative number is larger than any
+    kept(fd as c_uint, fd as c_uint).next().is_some() // a negative number is larger than any
 }
 
 /// As libc's; see the module header.
@@ -91,13 +102,16 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     let real: unsafe extern "C" fn(c_uint, c_uint, c_int) -> c_int = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise, for parts of its range.
     let close = |first, last| unsafe { real(first, last, flags) };
-    match kept(first, last) {
-        None => close(first, last),
-        Some(kept) => {
-            let below = if first < kept { close(first, kept - 1) } else { 0 };
-            let above = if kept < last { close(kept + 1, last) } else { 0 };
-            below.min(above)
+    let (mut from, mut result) = (first, 0);
+    loop {
+        let Some(kept) = kept(from, last).min() else { return result.min(close(from, last)) };
+        if from < kept {
+            result = result.min(close(from, kept - 1));
         }
+        if kept == last {
+            return result;
+        }
+        from = kept + 1;
     }
 }
 
@@ -189,7 +203,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_addclose(
     unsafe { real(actions, fd) }
 }
 
-/// As libc's; see the module header. What is below the descriptor that stays is closed one by one: the child that does
+/// As libc's; see the module header. What is below the last descriptor that stays is closed one by one: the child that does
 /// it is within libc, and knows no range with an end.
 ///
 /// # Safety
@@ -207,7 +221,8 @@ pub unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(
     let real: SpawnClose = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
     let close_from = |from| unsafe { real(actions, from) };
-    let Some(kept) = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX)) else { return close_from(from) };
+    let last = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX).max());
+    let Some(kept) = last else { return close_from(from) };
     for fd in from..kept as c_int {
         // SAFETY: caller's promise.
         let error = unsafe { posix_spawn_file_actions_addclose(actions, fd) };

@@ -10,6 +10,7 @@
 
 use crate::interpose::{found, next, no_such_function};
 use farpage::internals::sys::loader;
+use farpage::internals::tree::strangers;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
@@ -92,6 +93,15 @@ unsafe fn with_env(env: Strings, loads: impl FnOnce() -> bool, start: impl FnOnc
         256..4096 => unsafe { without_us::<4096, _>(env, start) },
         _ => start(env),
     }
+}
+
+/// The same where the calling process becomes that program: its tree is told so, and if it does not, that it stays.
+unsafe fn become_with_env(env: Strings, loads: impl FnOnce() -> bool, exec: impl FnOnce(Strings) -> c_int) -> c_int {
+    let was = strangers::leaving();
+    // SAFETY: caller's promise.
+    let result = unsafe { with_env(env, loads, exec) };
+    strangers::stays(was);
+    result
 }
 
 /// The same for an environment of fewer than `N` strings.
@@ -187,7 +197,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, env: Strings
     // SAFETY: caller's promise.
     let loads = || unsafe { loader::is_glibcs(libc::AT_FDCWD, path, 0) };
     // SAFETY: as above.
-    unsafe { with_env(env, loads, |env| real(path, argv, env)) }
+    unsafe { become_with_env(env, loads, |env| real(path, argv, env)) }
 }
 
 /// As libc's; see the module header.
@@ -213,7 +223,7 @@ pub unsafe extern "C" fn execveat(dir: c_int, path: *const c_char, argv: Strings
     // SAFETY: caller's promise.
     let loads = || unsafe { loader::is_glibcs(dir, path, flags) };
     // SAFETY: as above.
-    unsafe { with_env(env, loads, |env| real(dir, path, argv, env, flags)) }
+    unsafe { become_with_env(env, loads, |env| real(dir, path, argv, env, flags)) }
 }
 
 /// As libc's; see the module header.
@@ -228,7 +238,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, env: Strings) -> c_in
     // SAFETY: an empty path.
     let loads = || unsafe { loader::is_glibcs(fd, c"".as_ptr(), libc::AT_EMPTY_PATH) };
     // SAFETY: caller's promise.
-    unsafe { with_env(env, loads, |env| real(fd, argv, env)) }
+    unsafe { become_with_env(env, loads, |env| real(fd, argv, env)) }
 }
 
 /// As libc's; see the module header.
@@ -241,7 +251,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, env: String
     // SAFETY: libc's function of this name has this type.
     let real: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
-    unsafe { with_env(env, || found_loads(file), |env| real(file, argv, env)) }
+    unsafe { become_with_env(env, || found_loads(file), |env| real(file, argv, env)) }
 }
 
 /// As libc's; see the module header.
@@ -252,6 +262,19 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, env: String
 pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
     // SAFETY: caller's promise.
     unsafe { execvpe(file, argv, environ) }
+}
+
+/// Calls `spawn` with a place for the new process's id, and tells the tree of it: what libc's own child calls goes past
+/// this library.
+unsafe fn announced(pid: *mut libc::pid_t, spawn: impl FnOnce(*mut libc::pid_t) -> c_int) -> c_int {
+    let mut own = 0;
+    let at = if pid.is_null() { &raw mut own } else { pid };
+    let result = spawn(at);
+    if result == 0 {
+        // SAFETY: the caller's, or ours, and just written.
+        strangers::announce(unsafe { at.read() } as u32);
+    }
+    result
 }
 
 type Spawn = unsafe extern "C" fn(
@@ -282,7 +305,7 @@ pub unsafe extern "C" fn posix_spawn(
     // SAFETY: caller's promise.
     let loads = || unsafe { loader::is_glibcs(libc::AT_FDCWD, path, 0) };
     // SAFETY: as above.
-    unsafe { with_env(env, loads, |env| real(pid, path, actions, attributes, argv, env)) }
+    unsafe { announced(pid, |pid| with_env(env, loads, |env| real(pid, path, actions, attributes, argv, env))) }
 }
 
 /// As libc's; see the module header.
@@ -302,7 +325,9 @@ pub unsafe extern "C" fn posix_spawnp(
     // SAFETY: libc's function of this name has this type.
     let real: Spawn = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
-    unsafe { with_env(env, || found_loads(file), |env| real(pid, file, actions, attributes, argv, env)) }
+    unsafe {
+        announced(pid, |pid| with_env(env, || found_loads(file), |env| real(pid, file, actions, attributes, argv, env)))
+    }
 }
 
 /// Makes an array of the arguments of a function that takes any number of them: those in registers go onto the stack in

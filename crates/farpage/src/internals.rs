@@ -131,3 +131,13 @@ pub mod sys {
         pub use crate::sys::thread::{engine_errno, is_engine_thread, thread_pointer};
     }
 }
+
+pub mod tree {
+    pub use crate::tree::{
+        ENV_TREE_FD, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited, is_still, nest,
+        open,
+    };
+    pub mod strangers {
+        pub use crate::tree::strangers::{announce, leaving, stays};
+    }
+}

@@ -27,8 +27,8 @@
 //! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. What
 //! the command and the preload library of the same version need besides comes through one hidden door, `internals`.
 //!
-//! A folder uses only those before it: `sys`, `mem`, `conf`, `mm`, `swap`, `stat`, `probe`, then `run` and `region`. A
-//! test (`tests/layers.rs`) fails on an import that goes up, and on files that use each other in a circle.
+//! A folder uses only those before it: `sys`, `mem`, `conf`, `mm`, `swap`, `stat`, `probe`, `tree`, then `run` and
+//! `region`. A test (`tests/layers.rs`) fails on an import that goes up, and on files that use each other in a circle.
 
 mod conf;
 #[doc(hidden)]
@@ -41,6 +41,7 @@ mod run;
 mod stat;
 mod swap;
 mod sys;
+mod tree;
 
 #[doc(hidden)]
 pub use conf::InjectedFault;

@@ -17,7 +17,9 @@ use crate::budget::budget;
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
+use crate::trees;
 use exec::Image;
+use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::conf::tuning::TuneScope;
 use farpage::internals::conf::{self, Conf, SwapSpec};
@@ -25,6 +27,7 @@ use farpage::internals::probe::{self, Probe};
 use farpage::internals::run::build::{address_space_bytes, commit_bytes};
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
+use farpage::internals::tree;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
@@ -43,7 +46,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
             say(format_args!("farpage: {text}"));
         }
     };
-    let mut conf = configuration(&args, &note)?;
+    let (mut conf, all) = configuration(&args, &note)?;
     let user = args.user.as_deref().map(user::lookup).transpose()?;
     let device = device_for_program(&note);
     if let Some(user) = &user {
@@ -101,6 +104,17 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     let mut image = Image::new(&path, &args.program)?;
     image.set(conf::ENV_CONF, conf_text.as_bytes())?;
+    // Open until the exec.
+    let segment = new_tree(all, &conf, &note);
+    match &segment {
+        Ok(segment) => image.set(tree::ENV_TREE_FD, named(segment)?.as_bytes())?,
+        Err(failure) => {
+            if !args.quiet {
+                say(format_args!("{failure}\n  going on with that budget for each process"));
+            }
+            image.unset(tree::ENV_TREE_FD);
+        }
+    }
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
     image.unset(conf::ENV_STAT_FD);
     match &device {
@@ -116,23 +130,59 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
     let ended = supervise::run(&image)?;
+    let tree = segment.ok().and_then(|fd| trees::open(ended.pid as u32, fd.as_fd()).ok());
     if args.stats {
-        let _ = io::Write::write_all(&mut io::stderr(), report::table(&ended, &name, conf.ram).as_bytes());
+        let table = report::table(&ended, &name, conf.ram, tree.as_ref());
+        let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());
     }
     if ended.page.is_none() && !args.stats && !args.quiet {
         say(format_args!("farpage: the preload library did not start in {}: nothing was managed", shown(&name)));
     }
-    if let Some(Err(failure)) = target.map(|t| t.write(&report::json(&ended, &args.program, conf.ram))) {
+    if let Some(Err(failure)) = target.map(|t| t.write(&report::json(&ended, &args.program, conf.ram, tree.as_ref()))) {
         say(failure);
     }
     ended.leave()
 }
 
-/// Budget, devices and switches, with everything checked that needs no privilege and no file system.
-fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<Conf> {
-    let budget = budget(args.ram.as_deref())?;
-    note(&format_args!("budget {} ({})", size::format(budget.bytes), budget.origin));
-    let mut conf = Conf::new(budget.bytes);
+/// Makes the segment of a tree with a budget of `bytes`, with a number that programs leave alone. Within another tree,
+/// as much of its budget is claimed for this one, or what there is.
+fn new_tree(all: Option<u64>, conf: &Conf, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<OwnedFd> {
+    let mut bytes = all.unwrap_or(tree::UNLIMITED);
+    let each = (conf.ram < bytes).then_some(conf.ram);
+    if let Some((fd, _)) = tree::inherited().filter(|(fd, inode)| tree::is_still(*fd, *inode))
+        // SAFETY: open, and not owned.
+        && let Ok(outer) = tree::open(unsafe { BorrowedFd::borrow_raw(fd) })
+    {
+        let least = conf::RAM_MIN.min(bytes);
+        bytes = tree::nest(outer, bytes.min(outer.budget() * PAGE_SIZE as u64)).max(least);
+        note(&format_args!("within another farpage run, whose budget leaves {}", size::format(bytes)));
+    }
+    let made = tree::create(bytes, each).map_err(io::Error::from).and_then(|fd| keep_across_exec(fd.as_fd()));
+    made.map_err(|e| Failure::new(format!("cannot make the memory that all processes of a tree share: {}", why(&e))))
+}
+
+/// What a tree's segment is called in the environment.
+fn named(segment: &OwnedFd) -> Result<String> {
+    let stat = rustix::fs::fstat(segment)
+        .map_err(|e| Failure::new(format!("cannot look at the tree's segment: {}", why(&e.into()))))?;
+    Ok(format!("{}:{}", segment.as_raw_fd(), stat.st_ino))
+}
+
+/// Budget, devices and switches, with everything checked that needs no privilege and no file system. And the budget of
+/// all processes together, if there is one, bytes.
+fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<(Conf, Option<u64>)> {
+    let each = args.ram_per_process.as_deref().map(|text| budget(Some(text))).transpose()?;
+    let all = match (&args.ram, &each) {
+        (None, Some(_)) => None,
+        (ram, _) => Some(budget(ram.as_deref())?),
+    };
+    for (budget, of) in [(&all, "budget"), (&each, "budget of each process")] {
+        if let Some(budget) = budget {
+            note(&format_args!("{of} {} ({})", size::format(budget.bytes), budget.origin));
+        }
+    }
+    let bytes = [&all, &each].into_iter().flatten().map(|budget| budget.bytes).min().unwrap_or(conf::RAM_MIN);
+    let mut conf = Conf::new(bytes);
     conf.verify = args.verify;
     if let Some(text) = &args.readahead {
         conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
@@ -151,7 +201,7 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     }
     check_memory(&conf.swap, conf.ram)
         .map_err(|e| Failure::new(format!("--swap: {}: {}", e.name, e.reason)).help(e.remedy))?;
-    Ok(conf)
+    Ok((conf, all.map(|budget| budget.bytes)))
 }
 
 /// Files that the engine has open besides those of its devices, one more for each CPU.

@@ -6,15 +6,17 @@ use crate::failure::{Failure, Result, why};
 use crate::json::Object;
 use crate::output;
 use crate::page::{Page, SHARES, duration};
+use crate::trees::Tree;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The table for stderr.
-pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
+pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -> String {
     let how = match ended.how {
         How::Exited(status) => format!("exit status {status}"),
         How::Killed(signal) => format!("killed by signal {signal}"),
@@ -31,6 +33,9 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
         out.push_str(&format!("  the preload library did not start in {}: nothing was managed\n", shown(program)));
         return out;
     };
+    if let Some(tree) = tree {
+        tree_rows(tree, &mut row);
+    }
     let peak = page.get("rss_anon_peak_bytes");
     let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
     match peak {
@@ -47,6 +52,33 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64) -> String {
         });
     }
     out
+}
+
+/// Processes that are named.
+const LARGEST: usize = 5;
+
+/// What there is to say of all processes together, if there was more than one.
+fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
+    let header = &tree.segment.header;
+    let joined = header.joined.load(Relaxed);
+    if joined < 2 {
+        return;
+    }
+    let bytes = |pages: u64| size::format(pages.saturating_mul(PAGE_SIZE as u64));
+    let (peak, strangers) = (header.peak.load(Relaxed), header.strangers_peak.load(Relaxed));
+    row(
+        "all processes",
+        bytes(peak),
+        format!("claimed at most, by {joined} processes one after the other or together"),
+    );
+    if strangers > 0 {
+        row("without library", bytes(strangers), "at most, of processes that cannot be managed".into());
+    }
+    for (i, process) in header.largest.list().into_iter().take(LARGEST).enumerate() {
+        let title = if i == 0 { "largest" } else { "" };
+        row(title, bytes(process.peak), format!("{} ({})", process.name, process.pid));
+    }
+    row("first process", String::new(), "what follows is of this one".into());
 }
 
 fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
@@ -99,7 +131,7 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
 }
 
 /// The object for `--stats-json`.
-pub fn json(ended: &Ended, program: &[OsString], budget: u64) -> Object {
+pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree>) -> Object {
     let mut object = Object::with_schema();
     let argv: Vec<String> = program.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     object.put("program", argv);
@@ -117,6 +149,10 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64) -> Object {
     match &ended.page {
         Some(page) => page.to_json(&mut object),
         None => Page::nulls(&mut object),
+    }
+    match tree {
+        Some(tree) => object.put_object("tree", tree.json()),
+        None => object.put("tree", None::<u64>),
     }
     object
 }

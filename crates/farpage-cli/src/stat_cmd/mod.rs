@@ -7,6 +7,7 @@ use crate::args::StatArgs;
 use crate::failure::{Failure, Result};
 use crate::json::Object;
 use crate::page::Page;
+use crate::trees;
 use find::{Absent, Managed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -129,7 +130,8 @@ fn all_text(args: &StatArgs) -> Result<String> {
         if all.is_empty() {
             crate::failure::say("farpage: no process runs under farpage or has a pager");
         }
-        return Ok(show::table(&all, args.bytes));
+        let trees: Vec<String> = trees::all().iter().map(|tree| format!("\n{}", tree.text())).collect();
+        return Ok(show::table(&all, args.bytes) + &trees.concat());
     }
     let list = all.iter().map(|one| {
         let mut object = Object::default();
@@ -138,6 +140,7 @@ fn all_text(args: &StatArgs) -> Result<String> {
     });
     let mut object = Object::with_schema();
     object.put_list("processes", list.collect());
+    object.put_list("trees", trees::all().iter().map(trees::Tree::json).collect());
     Ok(json_text(args, &object))
 }
 

@@ -161,7 +161,7 @@ impl fmt::Display for InjectedFault {
 /// Everything an engine is told at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
-    /// Budget: most resident anonymous memory of the process, bytes.
+    /// Budget: most resident anonymous memory of a process, bytes. That of a tree is in its segment ([`crate::tree`]).
     pub ram: u64,
     /// Swap devices in the order given.
     pub swap: Vec<SwapSpec>,

@@ -98,6 +98,20 @@ impl Distances {
         }
     }
 
+    /// The budget has so many pages now: what was noted keeps its place as well as the bins allow.
+    pub fn resize(&mut self, pages: usize) {
+        let mut next = Distances::new(pages);
+        for (bin, count) in self.counts.iter().enumerate() {
+            let at = (bin as u32 * self.width + self.width / 2) / next.width;
+            match next.counts.get_mut(at as usize) {
+                Some(place) => *place += count,
+                None => next.beyond += count,
+            }
+        }
+        next.beyond += self.beyond;
+        *self = next;
+    }
+
     /// Forgets half.
     fn fade(&mut self) {
         self.counts.iter_mut().for_each(|n| *n /= 2);
@@ -269,6 +283,15 @@ impl PoolShare {
         let changes = self.limit != limit;
         self.limit = limit;
         changes.then_some(limit)
+    }
+
+    /// The budget is another one now: the limit keeps its part of it. The new limit, if it changes.
+    pub fn resize(&mut self, ram: u64) -> Option<u64> {
+        let part = self.limit as f64 / (self.min * 16).max(1) as f64;
+        let before = self.limit;
+        (self.min, self.max, self.step) = (ram / 16, ram / 4 * 3, ram / 32);
+        self.limit = ((ram as f64 * part) as u64).clamp(self.min, self.max.max(self.min));
+        (self.limit != before).then_some(self.limit)
     }
 
     /// All counters begin at zero again: in a forked child.

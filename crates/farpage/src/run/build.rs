@@ -10,7 +10,7 @@ use crate::mem::page_ranges::PageRanges;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
-use crate::run::budget::Budget;
+use crate::run::budget::{Budget, share};
 use crate::run::dormant::{CHARGES, StartPlan, arena};
 use crate::run::fork::protocol::Fork;
 use crate::run::lru::Lru;
@@ -29,6 +29,7 @@ use crate::swap::frame_entries::FrameEntries;
 use crate::swap::space::SwapSpace;
 use crate::sys::message::{message_fmt, set_last_words};
 use crate::sys::raw::gettid;
+use crate::tree;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -74,9 +75,10 @@ impl Engine {
         // managed nothing.
         let table = unsafe { PageTable::new(arena.table) };
         let controls = Controls::new(conf.tune.clone());
-        let mut budget = Budget::new(conf.ram.div_ceil(PAGE_SIZE as u64));
+        let claimed = tree::mine().map(|member| member.claim.pages(0).max(share::FLOOR as u64));
+        let mut budget = Budget::new(claimed.unwrap_or(conf.ram.div_ceil(PAGE_SIZE as u64)));
         budget.hold(&controls);
-        let mut lru = Lru::new(budget.promised() as usize);
+        let mut lru = Lru::new((conf.ram / PAGE_SIZE as u64) as usize);
         if let Some(parts) = controls.pinned(Controller::Stage) {
             lru.hold_stage(parts as u32);
         }
@@ -84,6 +86,7 @@ impl Engine {
         if let Some(promote) = controls.pinned(Controller::Promotion) {
             space.hold_promotion(promote != 0);
         }
+        space.share_sizes(tree::grow_file);
         left_out.iter().for_each(|why| warn_once_in_tree(WarningKind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);

@@ -29,16 +29,19 @@
 //! on nothing that the forking thread has; whoever would start finds the count, and waits until the fork is done, for a
 //! while.
 
+use crate::PAGE_SIZE;
 use crate::conf::{Conf, SwapSpec};
 use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
+use crate::run::budget::share;
 use crate::run::state::{Engine, engine};
 use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::proc::{Reach, reach};
+use crate::tree;
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
 use std::sync::OnceLock;
@@ -76,6 +79,9 @@ pub static CHARGES: Charges = Charges::new();
 /// How long a thread waits at most for a start or a fork: what those wait for may be in its hands. It is late then, not
 /// wrong.
 pub(super) const START_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// In a tree, whoever was given so much looks whether there is as much, bytes.
+pub(super) const LOOK_BYTES_MIN: u64 = 128 << 10;
 
 /// A first thread's stack, usually.
 const STACK: u64 = 8 << 20;
@@ -190,8 +196,15 @@ pub(super) fn publish(stat: &Stat, reach: Reach) {
 
 /// A last look, for who reads the statistics of a program that has ended. By the library's finaliser.
 pub fn end() {
-    if let Some(stat) = dormant().and_then(StartPlan::stat) {
-        publish(stat, here(0));
+    if let Some(plan) = dormant() {
+        let reach = here(0);
+        if let Some(stat) = plan.stat() {
+            publish(stat, reach);
+        }
+        if let Some(segment) = tree::segment() {
+            segment.header.largest.note(std::process::id(), reach.resident / PAGE_SIZE as u64);
+        }
+        tree::leave();
     }
 }
 
@@ -288,6 +301,12 @@ pub fn fork_child() {
         STARTING => enter(OFF), // half a start, and nobody to end it
         _ => {}
     }
+    share::forked();
+    if tree::mine().is_some() {
+        // What its parent may still be given is not its own.
+        CHARGES.drain();
+        CHARGES.allow(LOOK_BYTES_MIN);
+    }
     StatPage::forget();
     if let Some(plan) = PLAN.get() {
         plan.stat.store(std::ptr::null_mut(), SeqCst);
@@ -316,7 +335,6 @@ pub(super) fn remember(block: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE_SIZE;
     use crate::run::budget::Budget;
 
     const MIB: u64 = 1 << 20;

@@ -59,6 +59,12 @@ impl Lru {
         Lru { set: WorkingSet::new(), ahead: List::new(), ahead_max, distances: Distances::new(pages) }
     }
 
+    /// The budget has so many pages now.
+    pub fn resize(&mut self, pages: usize) {
+        self.ahead_max = ((pages / AHEAD_PART) as u32).max(AHEAD_MIN);
+        self.distances.resize(pages);
+    }
+
     /// Pages in the program.
     pub fn active_len(&self) -> usize {
         self.set.mapped() as usize

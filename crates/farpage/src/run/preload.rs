@@ -1,10 +1,11 @@
 //! Inside a program, before its `main`.
 
-use crate::conf::{Conf, ENV_CONF, ENV_DISABLE};
+use crate::conf::{Conf, ENV_CONF, ENV_DISABLE, RAM_MIN, size};
 use crate::mem::heap::Heap;
 use crate::run::start;
-use crate::run::told::{self, WarningKind, warn_once_in_tree};
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::sys::message::{message, set_quiet};
+use crate::tree;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Begins as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
@@ -17,9 +18,11 @@ pub fn start(heap: &'static Heap) {
         return;
     }
     let Ok(text) = std::env::var(ENV_CONF) else { return };
-    told::find();
     match Conf::parse(&text) {
-        Ok(conf) => {
+        Ok(mut conf) => {
+            if !tree::join() && std::env::var_os(tree::ENV_TREE_FD).is_some() {
+                alone(&mut conf);
+            }
             if conf.quiet {
                 set_quiet();
             }
@@ -33,6 +36,15 @@ pub fn start(heap: &'static Heap) {
             &format!("{ENV_CONF}: {why}; this process goes on without a budget"),
         ),
     }
+}
+
+/// A program of a tree that has lost the tree: it has a small budget of its own, because others have theirs.
+fn alone(conf: &mut Conf) {
+    const PART: u64 = 16;
+    conf.ram = (conf.ram / PART).max(RAM_MIN).min(conf.ram);
+    let budget = size::format(conf.ram);
+    let text = format!("the descriptor {} is gone, or the tree has too many processes", tree::ENV_TREE_FD);
+    warn_once_in_tree(WarningKind::NoDevice, &format!("{text}: this one has a budget of {budget} of its own"));
 }
 
 /// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in

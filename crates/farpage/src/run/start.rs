@@ -8,11 +8,11 @@ use crate::PAGE_SIZE;
 use crate::conf::Conf;
 use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
-use crate::run::budget::Budget;
+use crate::run::budget::{Budget, share};
 use crate::run::build::arena_sizes;
 use crate::run::dormant::{
-    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, OFF, PLAN, SHARED, STAGE, START_WAIT_MAX, STARTING, StartPlan,
-    dormant, enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
+    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, LOOK_BYTES_MIN, OFF, PLAN, SHARED, STAGE, START_WAIT_MAX, STARTING,
+    StartPlan, dormant, enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
 };
 use crate::run::images::{own_images, program_needs_libc};
 use crate::run::stacks::MONITOR;
@@ -24,6 +24,7 @@ use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
+use crate::tree;
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -104,13 +105,21 @@ fn look(more: u64) {
         publish(stat, reach);
     }
     let (reach, most) = (reach.bytes().saturating_add(more), threshold(plan.conf.ram));
-    if reach > most {
+    // Not less than a part: very near to it, one would look at each piece.
+    let mut left = most.saturating_sub(reach).max(most / 16);
+    if tree::mine().is_some() {
+        left = left.min((reach / 4).clamp(LOOK_BYTES_MIN, LOOK_BYTES_MAX));
+    }
+    if reach > most || !share::hold((reach + left).div_ceil(PAGE_SIZE as u64)) {
         wake(plan, true);
     } else {
-        // Not less than a part: very near to it, one would look at each piece.
-        CHARGES.allow((most - reach).max(most / 16));
+        CHARGES.allow(left);
     }
 }
+
+/// In a tree a process without an engine claims so much at most beyond what it could fill, bytes, and looks again when it
+/// was given as much. The least is [`LOOK_BYTES_MIN`].
+const LOOK_BYTES_MAX: u64 = 16 << 20;
 
 /// Starts the engine, and waits for it if that is wanted.
 fn wake(plan: &'static StartPlan, and_wait: bool) {
@@ -192,6 +201,9 @@ pub(crate) fn fork_child_of(e: &Engine) {
     STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
     fork_child();
     let Some(plan) = dormant() else { return };
+    if tree::mine().is_some() {
+        return; // it looks soon
+    }
     let reach = here(GIVEN.load(SeqCst)).bytes();
     let near = Budget::new(plan.conf.ram.div_ceil(PAGE_SIZE as u64)).activation() as u64 * PAGE_SIZE as u64;
     if reach > near {

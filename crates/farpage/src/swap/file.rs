@@ -64,6 +64,10 @@ const WRITE_ERRORS_MAX: u32 = 16;
 /// After this many failed reads in a row too: so many pages, each tried three times.
 const READ_ERRORS_MAX: u32 = 3 * 16;
 
+/// Several processes may have `most` slots together in their files of this device. This one wants `end` in all, and gets
+/// the result.
+pub type SharedSize = fn(device: u8, end: u64, most: u64) -> u64;
+
 /// Swap in a file.
 pub struct FileDevice {
     index: u8,
@@ -73,6 +77,8 @@ pub struct FileDevice {
     caps: Caps,
     /// Slots of a file at most, header included.
     slots_max: u64,
+    /// Who else has a part of that.
+    sharing: OnceLock<SharedSize>,
     /// Bytes that stay free on the filesystem, if not the default.
     keep_free: Option<u64>,
     use_tmpfile: bool,
@@ -128,6 +134,7 @@ impl FileDevice {
             dir: opened.dir,
             caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
+            sharing: OnceLock::new(),
             keep_free: None,
             use_tmpfile: true,
             create: Mutex::new(()),
@@ -189,6 +196,11 @@ impl FileDevice {
     /// The same device with a priority to be shown.
     pub fn with_priority(self, priority: i32) -> FileDevice {
         FileDevice { caps: Caps { priority, ..self.caps }, ..self }
+    }
+
+    /// From now on its size is for several processes together.
+    pub fn share_size(&self, with: SharedSize) {
+        let _ = self.sharing.set(with);
     }
 
     /// From now on its descriptors are ones of this table.

@@ -17,7 +17,7 @@ mod tests;
 
 pub(super) use load::Located;
 
-use super::file::FileDevice;
+use super::file::{FileDevice, SharedSize};
 use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use super::pool::{Pool, SPAN_BYTES};
@@ -86,6 +86,11 @@ impl SwapSpace {
     pub fn belongs_to(&self, table: &Arc<Table>) {
         self.rings.belong_to(table);
         self.files.iter().for_each(|file| file.belongs_to(table));
+    }
+
+    /// From now on the sizes of files are for several processes together.
+    pub fn share_sizes(&self, with: SharedSize) {
+        self.files.iter().for_each(|file| file.share_size(with));
     }
 
     /// Creates the files that pages will go to now, as far as possible, so that the caller's descriptor table has them.

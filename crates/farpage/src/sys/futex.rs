@@ -17,6 +17,43 @@ pub fn wait(word: &AtomicU32, seen: u32, timeout_ns: Option<u64>) {
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAIT, seen as usize, ts_ptr, 0, 0]) };
 }
 
+/// One of the words that [`wait_any`] waits for (the kernel's `futex_waitv`).
+#[repr(C)]
+struct Waiter {
+    seen: u64,
+    word: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// Sleeps while a word of this process and one that is shared with others are both as they were seen, at most
+/// `timeout_ns` nanoseconds. May wake without reason.
+pub fn wait_any(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), timeout_ns: u64) {
+    const SIZE_U32: u32 = 2;
+    const MONOTONIC: usize = 1;
+    let waiter = |(word, seen): (&AtomicU32, u32), flags| Waiter {
+        seen: seen.into(),
+        word: word.as_ptr() as u64,
+        flags: SIZE_U32 | flags,
+        reserved: 0,
+    };
+    let waiters = [waiter(own, PRIVATE as u32), waiter(shared, 0)];
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let until = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + timeout_ns;
+    let until = [until / 1_000_000_000, until % 1_000_000_000];
+    let args = [waiters.as_ptr() as usize, 2, 0, until.as_ptr() as usize, MONOTONIC, 0];
+    // SAFETY: reads the words, the array and the time, all alive during the call. As for [`wait`].
+    if unsafe { syscall(nr::FUTEX_WAITV, args) } == Err(Errno::NOSYS) {
+        wait(own.0, own.1, Some(timeout_ns));
+    }
+}
+
+/// Wakes who waits for a word that is shared with other processes.
+pub fn wake_shared(word: &AtomicU32) {
+    // SAFETY: as in [`wake`].
+    let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAKE & !PRIVATE, i32::MAX as usize, 0, 0, 0]) };
+}
+
 /// Wakes one waiter of `word`.
 pub fn wake_one(word: &AtomicU32) {
     wake(word, 1);

@@ -18,6 +18,7 @@ pub mod pm_qos;
 pub mod privilege;
 pub mod proc;
 pub mod raw;
+pub mod robust;
 pub mod seccomp;
 pub mod table;
 pub mod thread;

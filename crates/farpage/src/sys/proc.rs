@@ -190,6 +190,82 @@ pub fn rss_shared_pages(status: &OwnedFd) -> Result<u64, Errno> {
     kib.map(|kib| kib * 1024 / crate::PAGE_SIZE as u64).ok_or(Errno::INVAL)
 }
 
+/// Pages of this process's anonymous memory that others have too, in proportion: resident ones less what
+/// `smaps_rollup` calls its share. Takes the kernel some microseconds for each MiB.
+///
+/// # Errors
+/// As openat and pread; `INVAL` if the text is not as expected.
+pub fn shared_anonymous_pages(proc: &Proc) -> Result<i64, Errno> {
+    let file = proc.file("self/smaps_rollup")?;
+    let mut buf = [0u8; 2048];
+    let n = pread(&file, &mut buf, 0)?;
+    let kib = |name: &[u8]| {
+        let mut lines = buf[..n].split(|b| *b == b'\n');
+        let text = lines.find_map(|line| line.strip_prefix(name))?;
+        number(text.trim_ascii().strip_suffix(b" kB")?)
+    };
+    match (kib(b"Anonymous:"), kib(b"Pss_Anon:")) {
+        (Some(all), Some(own)) => Ok(all.saturating_sub(own) as i64 * 1024 / crate::PAGE_SIZE as i64),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Faults of this process so far that read nothing.
+pub fn minor_faults() -> u64 {
+    let mut usage = [0u64; 18];
+    // SAFETY: the kernel fills a struct of this size (144 bytes); 0 is the calling process.
+    let done = unsafe { syscall(nr::GETRUSAGE, [0, usage.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    // Two times, then nine numbers, of which this is the fifth.
+    if done.is_ok() { usage[4 + 4] } else { 0 }
+}
+
+/// A file of another process, its beginning, read into `buf`. No allocation.
+fn read_of<'a>(pid: u32, name: impl std::fmt::Display, buf: &'a mut [u8]) -> Option<&'a [u8]> {
+    let mut path = [0u8; 48];
+    let mut cursor = std::io::Cursor::new(&mut path[..]);
+    std::io::Write::write_fmt(&mut cursor, format_args!("/proc/{pid}/{name}\0")).ok()?;
+    let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let n = pread(&file, &mut *buf, 0).ok()?;
+    Some(&buf[..n])
+}
+
+/// Resident anonymous pages of another process; `None`: it is gone, or has no memory any more.
+pub fn pages_of(pid: u32) -> Option<u64> {
+    let mut buf = [0u8; 128];
+    let mut words = read_of(pid, "statm", &mut buf)?.split(|b| *b == b' ').map(number);
+    let (resident, shared) = (words.nth(1)??, words.next()??);
+    (resident > 0).then(|| resident.saturating_sub(shared))
+}
+
+/// The name of another process; zeros where there is none.
+pub fn name_of(pid: u32) -> [u8; 16] {
+    let (mut name, mut buf) = ([0; 16], [0u8; 32]);
+    if let Some(text) = read_of(pid, "comm", &mut buf).and_then(|text| text.strip_suffix(b"\n")) {
+        let len = text.len().min(name.len());
+        name[..len].copy_from_slice(&text[..len]);
+    }
+    name
+}
+
+/// Calls `each` with the process ids of the children of another process's first thread, as far as they fit a page.
+pub fn children_of(pid: u32, each: impl FnMut(u32)) {
+    let mut buf = [0u8; 4096];
+    let Some(text) = read_of(pid, format_args!("task/{pid}/children"), &mut buf) else { return };
+    // Each number ends with a space; what is behind the last one was cut off.
+    let whole = text.iter().rposition(|b| *b == b' ').map_or(&[][..], |end| &text[..end]);
+    whole.split(|b| *b == b' ').filter_map(number).map(|pid| pid as u32).for_each(each);
+}
+
+/// When a process began, microseconds since the system did, rounded to what the kernel tells (10 ms).
+pub fn started_us_of(pid: u32) -> Option<u64> {
+    let mut buf = [0u8; 512];
+    let text = read_of(pid, "stat", &mut buf)?;
+    // After the name, which may have anything in it: the state is the third field, this the 22nd.
+    let rest = &text[text.iter().rposition(|b| *b == b')')? + 2..];
+    number(rest.split(|b| *b == b' ').nth(19)?).map(|ticks| ticks * 10_000)
+}
+
 fn number(text: &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for &b in text {
@@ -351,6 +427,10 @@ mod tests {
         while cpu_time(own).unwrap() == time {}
         assert!(cpu_time(0x0fff_ffff).is_none() && !is_running(&proc, 0x0fff_ffff));
         let here = Thread { listed: own, tid: own };
+        let (name, mut children) = (name_of(std::process::id()), Vec::new());
+        assert!(name[0] != 0 && name_of(0x0fff_ffff) == [0; 16]);
+        children_of(std::process::id(), |pid| children.push(pid));
+        assert!(!children.contains(&std::process::id()) && !children.contains(&0));
         assert!(!is_foreign(&proc) && own_number(&proc, own) == Some(own));
         let mut listed = false;
         threads(&proc, |thread| listed |= thread == here).unwrap();

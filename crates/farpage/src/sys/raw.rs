@@ -89,6 +89,12 @@ pub mod nr {
     pub const TGKILL: u32 = 234;
     /// `get_robust_list`
     pub const GET_ROBUST_LIST: u32 = 274;
+    /// set_robust_list
+    pub const SET_ROBUST_LIST: u32 = 273;
+    /// futex_waitv
+    pub const FUTEX_WAITV: u32 = 449;
+    /// getrusage
+    pub const GETRUSAGE: u32 = 98;
     /// `exit`
     pub const EXIT: u32 = 60;
     /// `dup3`

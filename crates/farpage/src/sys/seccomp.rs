@@ -38,6 +38,7 @@ const X86_64: u32 = 0xc000_003e;
 /// Calls that are allowed whatever they are about.
 const FREE: &[i64] = &[
     libc::SYS_futex,
+    libc::SYS_futex_waitv,
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_pread64,
@@ -81,6 +82,7 @@ const FREE: &[i64] = &[
     libc::SYS_memfd_create,
     libc::SYS_sendmsg,
     libc::SYS_get_robust_list,
+    libc::SYS_getrusage,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigreturn,
@@ -188,6 +190,8 @@ fn filter(pid: u32) -> Filter {
     for call in [libc::SYS_kill, libc::SYS_tgkill] {
         filter.allow(call, &[whole(0, pid)]);
     }
+    // Whether a process of the tree is still there.
+    filter.allow(libc::SYS_kill, &[whole(1, 0)]);
     // Standard error, for messages.
     filter.allow(libc::SYS_pidfd_open, &[whole(0, pid), whole(1, 0)]);
     filter.allow(libc::SYS_pidfd_getfd, &[whole(1, libc::STDERR_FILENO as u32), whole(2, 0)]);

@@ -1,11 +1,14 @@
 //! How many pages the process has, and how many it may have.
 //!
-//! The number that counts is the kernel's: resident anonymous pages (RssAnon). It is sampled by the monitor thread; in
+//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`kin`]). It is sampled by the monitor thread; in
 //! between, every engine thread that takes pages from the kernel or gives some back adds to `grown`. The sum is the
 //! estimate all decisions use, so an error lives until the next sample only.
 
 pub(crate) mod activation;
 pub mod charge;
+pub(crate) mod kin;
+pub(crate) mod share;
+pub(crate) mod turns;
 pub(crate) mod unmanaged;
 
 use crate::conf::tuning::{Controller, Controls};
@@ -15,13 +18,12 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 /// Budget of one process, in pages.
 #[derive(Debug)]
 pub struct Budget {
-    /// What was promised.
-    promised: i64,
-    /// The engine steers at this much less, for growth that it learns of late; as far below that, background reclaim
-    /// starts.
-    headroom: i64,
-    /// And at this much less still, in sixteenths of a page, while the program has shown lately that it grows in
-    /// bursts.
+    /// What was promised: of a tree's budget the part that this process has claimed ([`share`]).
+    promised: AtomicI64,
+    /// What it may still have while it gives memory back: at least what was promised.
+    claimed: AtomicI64,
+    /// The engine steers at less than was promised ([`Budget::headroom`]), and at this much less still, in sixteenths
+    /// of a page, while the program has shown lately that it grows in bursts.
     overshoot_margin: AtomicI64,
     /// It stays as it is.
     margin_is_held: bool,
@@ -33,6 +35,8 @@ pub struct Budget {
     unmanaged: AtomicI64,
     /// Pages that can, but could not be taken out when all others were.
     stuck: AtomicI64,
+    /// Resident pages that others pay for ([`kin`]).
+    shared: AtomicI64,
 }
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
@@ -41,12 +45,9 @@ const FLOOR_PART: i64 = 4;
 impl Budget {
     /// A budget of `promised` pages.
     pub fn new(promised: u64) -> Budget {
-        let promised = promised as i64;
-        // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
-        let headroom = (promised / 64).clamp(256, 2048).max(promised / 128);
         Budget {
-            promised,
-            headroom,
+            promised: AtomicI64::new(promised as i64),
+            claimed: AtomicI64::new(promised as i64),
             overshoot_margin: AtomicI64::new(0),
             margin_is_held: false,
             base: AtomicI64::new(0),
@@ -54,21 +55,23 @@ impl Budget {
             pool: AtomicI64::new(0),
             unmanaged: AtomicI64::new(0),
             stuck: AtomicI64::new(0),
+            shared: AtomicI64::new(0),
         }
     }
 
     /// Resident pages from which on memory is managed: near enough to the budget to leave smaller programs alone, far
     /// enough for the registration to finish before the budget is reached.
     pub fn activation(&self) -> i64 {
-        let room = (self.promised / 8).max(6 * 1024).min(self.promised / 2);
-        self.promised - room
+        let promised = self.promised();
+        let room = (promised / 8).max(6 * 1024).min(promised / 2);
+        promised - room
     }
 
     /// Holds the margin where `controls` says so.
     pub fn hold(&mut self, controls: &Controls) {
         if let Some(pages) = controls.pinned(Controller::Margin) {
             (self.overshoot_margin, self.margin_is_held) =
-                (AtomicI64::new((pages as i64 * 16).min(self.promised)), true);
+                (AtomicI64::new((pages as i64 * 16).min(self.promised())), true);
         }
     }
 
@@ -79,17 +82,28 @@ impl Budget {
 
     /// The pages that were promised.
     pub fn promised(&self) -> i64 {
-        self.promised
+        self.promised.load(Relaxed)
+    }
+
+    /// From now on it is so many. The monitor, and the pager where it is more.
+    pub fn promise(&self, pages: i64) {
+        self.promised.store(pages, Relaxed);
+        self.claimed.fetch_max(pages, Relaxed);
+    }
+
+    /// As much is claimed in the tree.
+    pub fn claimed_is(&self, pages: i64) {
+        self.claimed.store(pages, Relaxed);
     }
 
     /// The pages the engine steers at: less than was promised, unless memory that cannot be taken out leaves too little
     /// for the rest.
     pub fn limit(&self) -> i64 {
-        self.kept().max(self.immovable() + self.promised / FLOOR_PART)
+        self.kept().max(self.immovable() + self.promised() / FLOOR_PART)
     }
 
     fn kept(&self) -> i64 {
-        self.promised - self.headroom - self.overshoot_margin.load(Relaxed) / 16
+        self.promised() - self.headroom() - self.overshoot_margin.load(Relaxed) / 16
     }
 
     fn immovable(&self) -> i64 {
@@ -103,7 +117,7 @@ impl Budget {
 
     /// Whether `unmanaged` pages would leave too little for the rest, or those known to be stuck do.
     pub fn is_crowded(&self, unmanaged: i64) -> bool {
-        unmanaged + self.stuck.load(Relaxed) + self.promised / FLOOR_PART > self.kept()
+        unmanaged + self.stuck.load(Relaxed) + self.promised() / FLOOR_PART > self.kept()
     }
 
     /// So many pages cannot be managed.
@@ -121,14 +135,33 @@ impl Budget {
         self.stuck.store(pages, Relaxed);
     }
 
+    /// So many resident pages are others' too, who pay for them.
+    pub fn shared_is(&self, pages: i64) {
+        self.shared.store(pages, Relaxed);
+    }
+
+    /// Resident pages that others pay for.
+    pub fn shared(&self) -> i64 {
+        self.shared.load(Relaxed)
+    }
+
+    /// Whether pages that are others' too are so many that taking one out, which makes a copy first, frees nothing.
+    pub fn shares_much(&self) -> bool {
+        let shared = self.shared.load(Relaxed);
+        shared > (self.total() + shared) / 16
+    }
+
     /// Pages that could not be taken out.
     pub fn stuck(&self) -> i64 {
         self.stuck.load(Relaxed)
     }
 
-    /// Pages between the limit and the promise; also the distance below the limit at which background reclaim starts.
+    /// Pages between the limit and the promise, for growth that the engine learns of late; also the distance below the
+    /// limit at which background reclaim starts.
     pub fn headroom(&self) -> i64 {
-        self.headroom
+        let promised = self.promised();
+        // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
+        (promised / 64).clamp((promised / 16).min(256), 2048).max(promised / 128)
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
@@ -141,12 +174,12 @@ impl Budget {
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
         let margin = self.overshoot_margin.load(Relaxed);
-        let over = pages - self.promised.max(self.limit());
+        let over = pages - self.claimed.load(Relaxed).max(self.limit());
         if self.margin_is_held {
             return;
         }
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
-        let next = if over > 0 { (margin + over * 16).min(self.promised) } else { (margin - 1).max(0) };
+        let next = if over > 0 { (margin + over * 16).min(self.promised()) } else { (margin - 1).max(0) };
         self.overshoot_margin.store(next, Relaxed);
     }
 
@@ -173,7 +206,7 @@ impl Budget {
 
     /// From when until when reclaim runs.
     pub fn watermarks(&self) -> Watermarks {
-        Watermarks::of_program(self.headroom, self.movable())
+        Watermarks::of_program(self.headroom(), self.movable())
     }
 
     /// Background reclaim should run.

@@ -17,6 +17,7 @@ use crate::conf::size;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::state::Engine;
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::sys::fd::Fd;
 use crate::sys::maps::{Kind, Mapping, mappings};
 use crate::sys::message::warn;
@@ -48,8 +49,6 @@ pub(crate) struct Unmanaged {
     before: u64,
 }
 
-/// What cannot be managed has been told; a forked child says nothing again. (Another program has other memory.)
-static WARNED: AtomicBool = AtomicBool::new(false);
 static WARNED_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// Pages by what they are.
@@ -84,8 +83,10 @@ impl UnmanagedPages {
         self.files + self.code + self.stack + self.other
     }
 
-    /// Everything that is more than a sixteenth of all, the largest first; `stuck` are pages that are managed but stay.
-    fn text(&self, stuck: u64) -> String {
+    /// Everything that is more than a sixteenth of all, the largest first; `stuck` are pages that are managed but stay;
+    /// `forked`: because other processes have them, too.
+    fn text(&self, stuck: u64, forked: bool) -> String {
+        let stays = if forked { "memory that forked processes share" } else { "locked or read-only memory" };
         let of = String::from_utf8_lossy(&self.name);
         let files = format!("written pages of private file mappings, most of them of {of}");
         let mut parts = [
@@ -93,7 +94,7 @@ impl UnmanagedPages {
             (self.code, "executable memory"),
             (self.stack, "the stack of its first thread"),
             (self.other, "mappings that are small or have a userfaultfd of the program's own"),
-            (stuck, "locked or read-only memory"),
+            (stuck, stays),
         ];
         parts.sort_unstable_by_key(|part| std::cmp::Reverse(part.0));
         let least = (self.pages() + stuck) / 16;
@@ -145,14 +146,18 @@ impl Unmanaged {
         let (pages, stuck) = (self.found.pages(), e.budget.stuck());
         // Not while it grows: told is how much it is.
         let grows = pages > self.before + self.before / 32;
-        let exceeds = e.budget.is_crowded(e.budget.unmanaged()) && rss > e.budget.promised();
-        if exceeds && !grows && !WARNED.swap(true, Relaxed) {
+        // In a tree, what is promised grows at the cost of others first.
+        let most = e.most_pages();
+        let exceeds = e.budget.is_crowded(e.budget.unmanaged()) && rss > most.min(e.budget.promised());
+        let much = pages as i64 + stuck > most / 2;
+        if exceeds && much && !grows {
             let all = of_pages(pages + stuck as u64);
-            let (what, budget) = (self.found.text(stuck as u64), size::format(e.conf.ram));
-            warn(&format!(
+            let (what, budget) = (self.found.text(stuck as u64, e.budget.shares_much()), size::format(e.conf.ram));
+            let text = format!(
                 "{all} of the program's memory cannot be swapped out: {what}; beside it the budget of {budget} leaves \
                  too little for the rest, and is exceeded: give the program more with --ram"
-            ));
+            );
+            warn_once_in_tree(WarningKind::Stuck, &text);
         }
     }
 
@@ -193,7 +198,7 @@ impl Unmanaged {
             return;
         }
         let Ok(shared) = proc.file("self/status").and_then(|status| rss_shared_pages(&status)) else { return };
-        if shared as i64 <= e.budget.promised() {
+        if shared as i64 <= e.most_pages() {
             return;
         }
         let mut most = (0, Vec::new());
@@ -231,7 +236,7 @@ mod tests {
         found.add(Kind::Plain, 100, b"");
         found.add(Kind::Stack, 5120, b"[stack]");
         assert_eq!(found.pages(), 256 + 2560 + 100 + 5120);
-        let text = found.text(600);
+        let text = found.text(600, false);
         let (stack, rest) = text.split_once(", ").unwrap();
         assert_eq!(stack, "20.0 MiB of the stack of its first thread");
         assert_eq!(

@@ -14,12 +14,16 @@ use crate::stat::{EventKind, Stat};
 use crate::sys::raw::Errno;
 use crate::sys::uffd::UffdError;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 /// Pages moved out per step.
 pub const EVICT_BATCH: usize = 64;
 
 /// Slots freed in one go whose pages are in the program, too.
 const SLOTS_A_TURN: usize = 256;
+
+/// Once nothing but pages that others have, too, could be taken out, such pages are, for so long.
+const UNSHARES_FOR: Duration = Duration::from_millis(250);
 
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would
 /// take them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
@@ -38,7 +42,7 @@ impl Pager {
     /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
     pub(crate) fn balance(&mut self) -> bool {
         let e = self.e;
-        if !e.budget.pressure() {
+        if !e.budget.pressure() || e.asks_for_more() && !e.budget.pressure() {
             return false;
         }
         if e.slots_wanted.load(Relaxed) {
@@ -156,12 +160,31 @@ impl Pager {
         true
     }
 
-    /// [`Pager::shrink`], on past pages that cannot be moved: once around the pages that have yet to prove hot, where
+    /// [`Pager::shrink`], on past pages that cannot be moved. If there are no others, those that other processes have,
+    /// too, are taken out as well.
+    ///
+    /// # Errors
+    /// As [`Pager::shrink_round`].
+    fn shrink_past_stuck(&mut self) -> Result<(), usize> {
+        let round = self.shrink_round();
+        if round.is_err() && self.keeps_shared() {
+            self.unshares_until = Some(Instant::now() + UNSHARES_FOR);
+            return self.shrink_round();
+        }
+        round
+    }
+
+    /// Whether pages that other processes have, too, stay in memory.
+    fn keeps_shared(&self) -> bool {
+        self.e.budget.shares_much() && self.unshares_until.is_none_or(|until| until < Instant::now())
+    }
+
+    /// [`Pager::shrink`], once around the pages that have yet to prove hot, where
     /// such pages stay, then around the others.
     ///
     /// # Errors
     /// None was moved; how many could not be.
-    fn shrink_past_stuck(&mut self) -> Result<(), usize> {
+    fn shrink_round(&mut self) -> Result<(), usize> {
         let e = self.e;
         let skipped = || e.stat.move_skipped.load(Relaxed);
         let first = skipped();
@@ -296,7 +319,12 @@ impl Pager {
 
     /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says
     /// so.
+    /// Pages that others have, too, stay as long as there are others: the copy would cost memory, and taking it out would free
+    /// none.
     pub(crate) fn unshare(&self, page: usize) -> bool {
+        if self.keeps_shared() {
+            return false;
+        }
         Stat::add(&self.e.stat.cow_unshared, 1);
         self.mm.unshare(page).is_ok()
     }

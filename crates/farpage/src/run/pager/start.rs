@@ -95,6 +95,7 @@ impl Engine {
             filled: 0,
             filled_before: 0,
             slot_hand: 0,
+            unshares_until: None,
             gives_way: false,
             zero_window: 1,
             scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),

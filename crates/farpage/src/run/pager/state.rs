@@ -74,6 +74,8 @@ pub struct Pager {
     pub(crate) filled_before: u64,
     /// Where the search for clean copies goes on.
     pub(crate) slot_hand: u32,
+    /// Until then, pages that other processes have, too, are taken out as others are.
+    pub(crate) unshares_until: Option<Instant>,
     /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.
     pub(crate) gives_way: bool,
     /// For pages that are copied into the program.

@@ -6,6 +6,7 @@ use crate::PAGE_SIZE;
 use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
+use crate::run::budget::turns::LATE;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
@@ -75,7 +76,8 @@ impl Pager {
         } else {
             // Faults wait for an event to be finished by its thread, or for frames: both need somebody else to run.
             self.e.wakeups.pager_waits.store(true, Ordering::Release);
-            self.sleep(Some(200_000));
+            let held = self.e.is_held();
+            self.sleep(Some(if held { LATE.as_nanos() as i64 / 4 } else { 200_000 }));
             self.e.wakeups.pager_waits.store(false, Ordering::Release);
             self.stay_awake(0, Instant::now());
         }
@@ -241,8 +243,13 @@ impl Pager {
     /// Serves what waits; what cannot be served yet stays.
     pub(crate) fn serve_waiting(&mut self) {
         let mut i = 0;
+        let held = !self.waiting.is_empty() && self.e.is_held();
         while i < self.waiting.len() {
             let fault = self.waiting[i];
+            if held && fault.since.elapsed() < LATE {
+                i += 1;
+                continue;
+            }
             match self.serve(fault) {
                 Outcome::Served => {
                     self.waiting.swap_remove(i);

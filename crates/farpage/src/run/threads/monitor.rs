@@ -7,30 +7,37 @@
 //! be overrun.
 
 use crate::PAGE_SIZE;
+use crate::conf::size;
 use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
+use crate::run::budget::kin::{Kin, pages};
+use crate::run::budget::share::{self, TreeLook, TreeShare};
 use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, StartPlan};
 use crate::run::fork::protocol::room_for_start;
 use crate::run::pager::start::PagerParts;
 use crate::run::stacks::MONITOR;
 use crate::run::state::{Engine, give_up, show_engine};
-use crate::run::told::{WarningKind, warn_once_in_tree};
+use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::stat::StatPage;
+use crate::swap::space::build::memory_most;
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::maps::mappings;
 use crate::sys::message::{message, warn};
 use crate::sys::proc::{Proc, Reach, reach, stack_start, thread_blocks};
-use crate::sys::raw::ErrnoText;
+use crate::sys::raw::{ErrnoText, gettid};
+use crate::sys::robust;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
+use crate::tree::strangers::{self, StrangersTotal};
+use crate::tree::{self, MemberKind, Segment};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// What the monitor holds open.
@@ -57,6 +64,13 @@ pub struct Monitor {
     failed: bool,
     /// How much of the budget is for compressed pages.
     share: PoolShare,
+    /// For a budget of so many pages.
+    divided: i64,
+    /// What of the tree's budget is this process's.
+    tree: Option<TreeShare>,
+    kin: Kin,
+    /// Forks so far.
+    forks: u64,
     stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
@@ -120,8 +134,39 @@ fn close_program_files(mut keep: Vec<RawFd>) {
     close_all_but(&keep);
 }
 
-fn pages(bytes: u64) -> i64 {
-    (bytes / PAGE_SIZE as u64) as i64
+/// Takes this thread's part in the tree: the kernel marks the place when the process ends.
+fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
+    if is_child {
+        tree::fork_child();
+        e.budget.promise(share::FLOOR);
+        e.budget.sample(0, e.budget.grown());
+    }
+    let (segment, mine) = (tree::segment()?, tree::mine()?);
+    if is_child {
+        mine.claim.add(share::FLOOR as u64);
+    }
+    mine.set_kind(MemberKind::Watched);
+    // Where that is refused, others find out by the process id.
+    if robust::mark_at_end(&mine.claim.owner).is_ok() {
+        mine.claim.owner.store(gettid(), SeqCst);
+    }
+    Some(TreeShare::new(segment, mine))
+}
+
+/// Says once in a tree that processes without the library have more than a tenth of its budget.
+fn strangers_warning(segment: &Segment, held: StrangersTotal) {
+    if !held.much || told::is_said(WarningKind::Strangers) {
+        return;
+    }
+    let (has, of) = (held.pages * PAGE_SIZE as u64, segment.budget() * PAGE_SIZE as u64);
+    let text = format!(
+        "programs that cannot load farpage's library (static, or with more rights) have {} of the budget of {}, and \
+         cannot be swapped out; the largest is process {}: the others make room",
+        size::format(has),
+        size::format(of),
+        held.largest
+    );
+    warn_once_in_tree(WarningKind::Strangers, &text);
 }
 
 impl Monitor {
@@ -145,6 +190,7 @@ impl Monitor {
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands.
         let opened = if is_child { None } else { e.open(&proc).ok() };
+        let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {
             e,
             proc,
@@ -163,14 +209,22 @@ impl Monitor {
             stuck: UnevictableEstimate::default(),
             others: Unmanaged::default(),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
+            divided: e.most_pages(),
+            tree: tree_share(e, is_child),
+            kin: Kin::of_child(if is_child { resident } else { share::forked_with() as i64 }),
+            forks: 0,
         })
     }
 
     fn run(&mut self) -> ! {
         loop {
             let asked = self.e.wakeups.monitor.load(SeqCst);
-            let pause = self.work();
-            futex::wait(&self.e.wakeups.monitor, asked, Some(pause.as_nanos() as u64));
+            let wanted = self.tree.as_ref().map(|tree| (&tree.mine.wake, tree.mine.wake.load(SeqCst)));
+            let pause = self.work().as_nanos() as u64;
+            match wanted {
+                Some(wanted) => futex::wait_any((&self.e.wakeups.monitor, asked), wanted, pause),
+                None => futex::wait(&self.e.wakeups.monitor, asked, Some(pause)),
+            }
         }
     }
 
@@ -206,6 +260,12 @@ impl Monitor {
         e.looked();
         while e.notes.take().is_some() {}
         e.notes.finish();
+        if let Some(tree) = self.tree.take() {
+            // This thread ends, and the process goes on: others look whether it is still there.
+            robust::forget();
+            tree.mine.set_kind(MemberKind::Stranger);
+            tree.mine.claim.owner.store(std::process::id(), SeqCst);
+        }
     }
 
     /// One sample and what follows from it; returns how long to sleep.
@@ -219,14 +279,28 @@ impl Monitor {
             Ok(Reach { resident, others, .. }) => (pages(resident), pages(others)),
             Err(_) => return Duration::from_millis(1), // the process is ending
         };
+        let forks = e.stat.forks.load(Relaxed);
+        if std::mem::replace(&mut self.forks, forks) != forks {
+            self.kin.forked();
+        }
+        let all = rss;
+        let shared = self.kin.shared(&self.proc, rss, e.stat.pgfault.load(Relaxed));
+        e.budget.shared_is(shared);
+        let rss = rss - shared;
         e.budget.sample(rss, before);
-        e.publish_levels(rss);
-        if others > e.budget.promised() {
+        e.publish_levels(all);
+        let gives = self.look_at_tree(rss);
+        if others > e.most_pages() {
             self.others.look_at_shared(e, &self.proc, &self.maps, &mut self.buffer);
         }
         if !e.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
-            let next = self.approach.step(look, &e.budget);
+            let mut next = self.approach.step(look, &e.budget);
+            while next == Next::Manage
+                && self.tree.as_ref().is_some_and(|tree| tree.puts_off(&e.budget, e.most_pages()))
+            {
+                next = self.approach.step(look, &e.budget);
+            }
             let asked = e.early_notes();
             if (next == Next::Manage || asked) && !self.failed {
                 e.charges.allow(0); // whoever is given more waits until memory is managed
@@ -266,7 +340,11 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        let moved = (rss - self.last_rss).abs() > 16;
+        if gives {
+            e.wake_writer();
+            e.kick_pager();
+        }
+        let moved = gives || (rss - self.last_rss).abs() > 16;
         self.last_rss = rss;
         self.quiet = if moved { 0 } else { self.quiet.saturating_add(1) };
         let room = e.budget.room().max(0) as u64;
@@ -294,6 +372,29 @@ impl Monitor {
         }
     }
 
+    /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after those
+    /// who cannot.
+    fn look_at_tree(&mut self, used: i64) -> bool {
+        let e = self.e;
+        let Some(tree) = &mut self.tree else { return false };
+        let load = |counter: &AtomicU64| counter.load(Relaxed);
+        tree.mine.swapped.store(e.table.swapped_pages(), Relaxed);
+        tree.mine.shared.store(e.budget.shared().max(0) as u64, Relaxed);
+        tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
+        let seen = TreeLook {
+            used: used.max(e.budget.total()),
+            major: load(&e.stat.pgmajfault),
+            faults: load(&e.stat.pgfault),
+            managed: e.is_active(),
+            most: e.most_pages(),
+        };
+        let gives = tree.look(&e.budget, seen);
+        if let Some(held) = strangers::look_after(tree.segment) {
+            strangers_warning(tree.segment, held);
+        }
+        gives
+    }
+
     /// Looks for new mappings when resident memory has grown by pages that the engine did not hand out.
     fn look_after(&mut self, rss: i64) {
         let e = self.e;
@@ -316,9 +417,27 @@ impl Monitor {
         self.others.look(e, (rss, unmanaged), &self.proc, &self.maps, &mut self.buffer);
     }
 
+    /// What was worked out for another budget follows it, if that has become another one by an eighth.
+    fn follow_budget(&mut self) {
+        let (e, pages) = (self.e, self.e.budget.promised().max(1));
+        if (pages - self.divided).abs() <= self.divided / 8 {
+            return;
+        }
+        self.divided = pages;
+        let bytes = pages as u64 * PAGE_SIZE as u64;
+        lock(&e.lru).resize(pages as usize);
+        // Its memory was reserved for the budget at the start.
+        let limit = self.share.resize(bytes.min(e.conf.ram));
+        match e.space.is_tiered() {
+            true => limit.into_iter().for_each(|limit| e.space.set_pool_limit(limit)),
+            false => e.space.set_pool_limit(memory_most(bytes.min(e.conf.ram))),
+        }
+    }
+
     /// Moves the border between pages as they are and compressed ones. Without a file there is nowhere else to go.
     fn divide_budget(&mut self) {
         let e = self.e;
+        self.follow_budget();
         if !e.space.is_tiered() {
             return;
         }
@@ -343,7 +462,8 @@ impl Monitor {
             out: e.table.swapped_pages(),
             unchanged: e.clean.unchanged_share(),
         };
-        let limit = self.share.decide(&e.controls, e.conf.ram, |share| share.turn(sample, &mut lru.distances));
+        let promised = e.budget.promised().max(1) as u64 * PAGE_SIZE as u64;
+        let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.distances));
         drop(lru);
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);

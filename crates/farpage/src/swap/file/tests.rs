@@ -43,6 +43,20 @@ fn device_file_is_created_unnamed_at_the_first_store() {
 }
 
 #[test]
+fn device_file_takes_what_others_leave_of_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let clusters = 40;
+    let device = FileDevice::open(2, dir.path(), Some(clusters * (CLUSTER_SLOTS * PAGE_SIZE) as u64)).unwrap();
+    // Others have all but two clusters.
+    device.share_size(|device, end, most| {
+        assert_eq!((device, most), (2, 40 * CLUSTER_SLOTS as u64));
+        end.min(2 * CLUSTER_SLOTS as u64)
+    });
+    let stored = (0..).take_while(|i| device.store(&page_of(*i).0, check_of(*i)).is_ok()).count();
+    assert_eq!(stored, 2 * CLUSTER_SLOTS - 1, "one slot is the header's");
+}
+
+#[test]
 fn device_file_random_pages_aligned_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();

@@ -6,8 +6,10 @@
 use super::table::FileSlot;
 use super::*;
 
-/// Space is asked for in steps of this many slots (64 MiB).
+/// Space is asked for in steps of this many slots (64 MiB), ...
 const GROW_SLOTS: u64 = 16 << 10;
+/// ... or of this part of all that there may be, for those that share it.
+const GROW_PART: u64 = 16;
 
 const _: () = assert!(GROW_SLOTS.is_multiple_of(CLUSTER_SLOTS as u64));
 
@@ -93,8 +95,13 @@ impl FileDevice {
         if own.slots.slots() > end {
             return true;
         }
-        let granted = open::grant(backing, end, GROW_SLOTS, self.keep_free);
-        let granted = (granted / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64).min(self.slots_max);
+        let whole = |slots: u64| slots / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
+        let step = whole(self.slots_max / GROW_PART).clamp(CLUSTER_SLOTS as u64, GROW_SLOTS);
+        let granted = whole(open::grant(backing, end, step, self.keep_free)).min(self.slots_max);
+        let granted = match self.sharing.get() {
+            Some(shared) if granted > end => whole(shared(self.index, granted, self.slots_max)).max(end),
+            _ => granted,
+        };
         if granted <= end {
             self.retry_second.store(now_second() + 1, Relaxed);
             return false;

@@ -1,0 +1,208 @@
+//! Trees, from outside: finds the segment of a process's tree among its descriptors, and says what is in it.
+//!
+//! Callers: `farpage stat` and `farpage set`. What is read is what its members say of themselves.
+
+use crate::failure::{Failure, Result};
+use crate::json::Object;
+use farpage::PAGE_SIZE;
+use farpage::internals::conf::size;
+use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME, Segment};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{Mode, OFlags};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A tree that was found.
+pub struct Tree {
+    /// The process whose descriptor was found.
+    pub pid: u32,
+    /// Its segment.
+    pub segment: &'static Segment,
+}
+
+/// Where a process has its tree's segment, and its inode.
+fn segment_of(pid: u32) -> Option<(PathBuf, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let name = format!("/memfd:{SEGMENT_NAME} (deleted)");
+    let is_one = |path: &PathBuf| fs::read_link(path).is_ok_and(|link| link.as_os_str() == name.as_str());
+    let path = entries.flatten().map(|entry| entry.path()).find(is_one)?;
+    let inode = fs::metadata(&path).ok()?.ino();
+    Some((path, inode))
+}
+
+/// The tree of a process.
+///
+/// # Errors
+/// It has none, or may not be looked at.
+pub fn of(pid: u32) -> Result<Tree> {
+    if !PathBuf::from(format!("/proc/{pid}")).exists() {
+        return Err(Failure::with_status(1, format!("cannot find process {pid}: no such process")));
+    }
+    let Some((path, _)) = segment_of(pid) else {
+        let why = match fs::read_dir(format!("/proc/{pid}/fd")) {
+            Err(e) => crate::failure::why(&e),
+            Ok(_) => "it does not run under farpage run".into(),
+        };
+        return Err(Failure::with_status(1, format!("cannot find the tree of process {pid}: {why}")));
+    };
+    open_at(pid, &path)
+}
+
+fn open_at(pid: u32, path: &PathBuf) -> Result<Tree> {
+    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| refused(pid, e))?;
+    open(pid, fd.as_fd())
+}
+
+/// The tree of process `pid`, whose segment this is.
+///
+/// # Errors
+/// It is none, or cannot be mapped.
+pub fn open(pid: u32, segment: BorrowedFd<'_>) -> Result<Tree> {
+    let segment = tree::open(segment).map_err(|e| refused(pid, e))?;
+    Ok(Tree { pid, segment })
+}
+
+fn refused(pid: u32, error: rustix::io::Errno) -> Failure {
+    let why = crate::failure::why(&error.into());
+    Failure::with_status(1, format!("cannot open the tree of process {pid}: {why}"))
+}
+
+/// Every tree that can be looked at, once.
+pub fn all() -> Vec<Tree> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<u32> = entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        if let Some((path, inode)) = segment_of(pid) {
+            found.entry(inode).or_insert((pid, path));
+        }
+    }
+    let mut trees: Vec<Tree> = found.into_values().filter_map(|(pid, path)| open_at(pid, &path).ok()).collect();
+    trees.sort_by_key(|tree| tree.pid);
+    trees
+}
+
+fn comm(pid: u32) -> String {
+    let text = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(text.trim_ascii_end()).escape_debug().to_string()
+}
+
+const fn bytes(pages: u64) -> u64 {
+    pages.saturating_mul(PAGE_SIZE as u64)
+}
+
+impl Tree {
+    fn budget(&self) -> Option<u64> {
+        Some(bytes(self.segment.budget())).filter(|bytes| *bytes < tree::UNLIMITED)
+    }
+
+    /// Members that live, the largest first.
+    fn members(&self) -> Vec<&Member> {
+        let mut members: Vec<&Member> = self.segment.living().collect();
+        members.sort_by_key(|m| std::cmp::Reverse(m.claim.pages(0)));
+        members
+    }
+
+    /// What stands in the way of a budget: members, and what they cannot go below.
+    pub fn floors(&self) -> String {
+        let largest: Vec<String> = self
+            .members()
+            .iter()
+            .take(3)
+            .map(|m| {
+                let pid = m.pid.load(Relaxed);
+                format!("process {pid} ({}) {}", comm(pid), size::format(bytes(m.claim.pages(0))))
+            })
+            .collect();
+        largest.join(", ")
+    }
+
+    /// Lines for people.
+    pub fn text(&self) -> String {
+        let (header, budget) = (&self.segment.header, self.budget());
+        let of = |pages: &std::sync::atomic::AtomicU64| size::format(bytes(pages.load(Relaxed)));
+        let members = self.members();
+        let strangers = members.iter().filter(|m| m.kind() == MemberKind::Stranger).count();
+        let mut text = format!(
+            "tree {} {}: budget {}, claimed {}, peak {}; {} processes, {strangers} without the library; {} refused, {} gave\n",
+            self.pid,
+            comm(self.pid),
+            budget.map_or("none".into(), size::format),
+            size::format(bytes(self.segment.claimed())),
+            of(&header.peak),
+            members.len(),
+            header.refused.load(Relaxed),
+            header.gives.load(Relaxed),
+        );
+        let _ = writeln!(
+            text,
+            "{:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} KIND",
+            "PID", "COMMAND", "CLAIM", "USED", "SHARED", "SWAPPED", "WANTS", "STALLS"
+        );
+        for m in members {
+            let pid = m.pid.load(Relaxed);
+            let _ = writeln!(
+                text,
+                "{pid:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {}",
+                comm(pid),
+                size::format(bytes(m.claim.pages(0))),
+                of(&m.used),
+                of(&m.shared),
+                of(&m.swapped),
+                of(&m.wants),
+                m.stalls.load(Relaxed),
+                m.kind().name()
+            );
+        }
+        text
+    }
+
+    /// The same for programs, bytes.
+    pub fn json(&self) -> Object {
+        let header = &self.segment.header;
+        let of = |pages: &std::sync::atomic::AtomicU64| bytes(pages.load(Relaxed));
+        let mut object = Object::default();
+        object.put("pid", self.pid);
+        object.put("budget_bytes", self.budget());
+        object.put("claimed_bytes", bytes(self.segment.claimed()));
+        object.put("peak_bytes", of(&header.peak));
+        object.put("strangers_peak_bytes", of(&header.strangers_peak));
+        object.put("refused", header.refused.load(Relaxed));
+        object.put("gives", header.gives.load(Relaxed));
+        object.put("pgmajfault", header.major.load(Relaxed));
+        object.put("joined", header.joined.load(Relaxed));
+        let largest = header.largest.list().into_iter().map(|process| {
+            let mut object = Object::default();
+            object.put("pid", process.pid);
+            object.put("name", process.name);
+            object.put("peak_bytes", bytes(process.peak));
+            object
+        });
+        object.put_list("largest", largest.collect());
+        let members = self.members().into_iter().map(|m| {
+            let mut object = Object::default();
+            object.put("pid", m.pid.load(Relaxed));
+            object.put("kind", m.kind().name());
+            object.put("claim_bytes", bytes(m.claim.pages(0)));
+            for (name, pages) in [
+                ("used_bytes", &m.used),
+                ("shared_bytes", &m.shared),
+                ("swapped_bytes", &m.swapped),
+                ("floor_bytes", &m.floor),
+                ("wants_bytes", &m.wants),
+            ] {
+                object.put(name, of(pages));
+            }
+            object.put("price_ns_per_s", m.price.load(Relaxed));
+            object.put("stalls", m.stalls.load(Relaxed));
+            object
+        });
+        object.put_list("members", members.collect());
+        object
+    }
+}

@@ -1,0 +1,95 @@
+//! What a process pays for, of the memory that it shares with its kin: the one it was forked from, and those that were
+//! forked from it.
+//!
+//! After a fork both have all pages, and each is there once. The kernel counts them for both (RssAnon), so adding up
+//! would double a tree at the moment of a fork; and a write that makes a page one's own does not show in that number.
+//! What adds up is the *proportional* share (PSS), which takes the kernel a walk through the page tables. So it is
+//! asked for now and then, and between that it is estimated: a page that was made one's own was a fault that neither
+//! the engine served nor resident memory grew by.
+//!
+//! Owner and caller: the monitor. No locks.
+
+use crate::PAGE_SIZE;
+use crate::sys::proc::{Proc, minor_faults, shared_anonymous_pages};
+use std::time::{Duration, Instant};
+
+/// Time between two measurements: as many times what one takes...
+const COST: u32 = 50;
+/// ... and at least so much.
+const BETWEEN: Duration = Duration::from_millis(50);
+/// Less than this part of resident memory is not worth counting: the kin has gone, or has pages of its own by now.
+const PART: i64 = 64;
+
+/// See the module header. Pages.
+#[derive(Debug, Default)]
+pub struct Kin {
+    /// Somebody may have the same pages.
+    related: bool,
+    /// Pages that others pay for, and counters, at the last measurement.
+    shared: i64,
+    resident: i64,
+    minor: u64,
+    served: u64,
+    next: Option<Instant>,
+}
+
+impl Kin {
+    /// Of a process that was forked when its parent had `pages`.
+    pub fn of_child(pages: i64) -> Kin {
+        Kin { related: pages > 0, shared: pages, resident: pages, minor: minor_faults(), ..Kin::default() }
+    }
+
+    /// A child was forked.
+    pub fn forked(&mut self) {
+        if !self.related {
+            (self.related, self.next) = (true, None);
+        }
+    }
+
+    /// Of `resident` pages, those that others pay for. `served`: faults that the engine has served so far.
+    pub fn shared(&mut self, proc: &Proc, resident: i64, served: u64) -> i64 {
+        if !self.related {
+            return 0;
+        }
+        let now = Instant::now();
+        if self.next.is_none_or(|next| now >= next) {
+            let Ok(shared) = shared_anonymous_pages(proc) else {
+                self.related = false;
+                return 0;
+            };
+            let took = now.elapsed();
+            self.next = Some(now + (took * COST).max(BETWEEN));
+            (self.shared, self.resident) = (shared.min(resident), resident);
+            (self.minor, self.served) = (minor_faults(), served);
+            self.related = self.shared > resident / PART;
+            return self.shared;
+        }
+        self.shared.saturating_sub(self.made_own(resident, minor_faults(), served)).clamp(0, resident)
+    }
+
+    /// Pages that were made this process's own since the last measurement.
+    fn made_own(&self, resident: i64, minor: u64, served: u64) -> i64 {
+        let grown = (resident - self.resident).max(0) as u64;
+        let others = (served - self.served.min(served)).max(grown);
+        minor.saturating_sub(self.minor).saturating_sub(others) as i64
+    }
+}
+
+/// Bytes as pages.
+pub(crate) fn pages(bytes: u64) -> i64 {
+    (bytes / PAGE_SIZE as u64) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_nobody_served_and_nothing_grew_by_made_a_page_its_own() {
+        let kin = Kin { related: true, shared: 1000, resident: 1000, minor: 50, served: 7, next: None };
+        assert_eq!(kin.made_own(1000, 50, 7), 0);
+        assert_eq!(kin.made_own(1000, 150, 7), 100);
+        assert_eq!(kin.made_own(1100, 150, 7), 0, "it has grown by as many");
+        assert_eq!(kin.made_own(1000, 150, 107), 0, "the engine has served as many");
+    }
+}

@@ -1,0 +1,457 @@
+//! This process's part of its tree's budget: when it asks for more, and when it gives.
+//!
+//! What it is promised is what it has claimed ([`crate::tree`]), so all that keeps a process within a budget keeps it
+//! within its part. The part changes by three rules, which each process applies for itself:
+//!
+//! 1. *Ask.* Who comes near to what it is promised claims a step more. If there is not as much, it says what it wants.
+//! 2. *Give.* While more is wanted than there is, the one for whom memory is worth least ([`Price`]) steers at a step
+//!    less, and gives back as its pages leave. All read the same prices, so all know who that is.
+//! 3. *Be honest.* The claim is never less than what the process has.
+//!
+//! Where no division helps, there are [`turns`](super::turns). A budget that is made smaller is more wanted than there
+//! is. A member that is stopped does not look, and is not asked.
+//!
+//! A process without an engine claims all that it could fill ([`hold`]), as long as that is little.
+//!
+//! Callers: the monitor at each look; the pager before it begins to reclaim ([`ask`]); program threads of processes
+//! without an engine. No locks.
+
+use crate::PAGE_SIZE;
+use crate::run::budget::Budget;
+use crate::run::budget::turns::{Turn, Turns};
+use crate::run::state::Engine;
+use crate::tree::{self, Member, MemberKind, Segment, now_us, strangers};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// The least that a process whose memory can be managed is left with, pages: what its engine and a few pages of all
+/// that it uses take.
+pub(crate) const FLOOR: i64 = 1024;
+/// A step is this part of what a process has...
+const STEP_PART: i64 = 8;
+/// ... and at least so many pages.
+const STEP_MIN: i64 = 256;
+/// ... or this part of what nobody claims.
+const FREE_PART: i64 = 4;
+/// Memory goes to somebody for whom it is worth more by so many eighths.
+const MARGIN_EIGHTHS: u64 = 10;
+/// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it.
+const ABSENT_US: u64 = 300_000;
+/// What a page that is needed again costs, ns.
+const REFAULT_NS: u64 = 30_000;
+/// What a page costs that leaves and comes back, ns.
+const ROUND_TRIP_NS: u64 = 105_000;
+/// Prices are worked out so often, microseconds.
+const PRICE_US: u64 = 20_000;
+
+/// What a process may always claim, however full the tree is: a few of its own, and less than an engine takes.
+const SMALL: u64 = 1024;
+
+/// The pages that the parent had when this process was forked: its children share them until somebody writes.
+static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
+
+/// In a forked child without an engine: takes a place of its own. What it has so far is its parent's.
+pub(crate) fn forked() {
+    let pages = tree::place().map_or(0, |member| member.claim.pages(0));
+    FORKED_WITH.store(pages, Relaxed);
+    if !tree::fork_child() && tree::segment().is_some() {
+        FORKED_WITH.store(0, Relaxed);
+    }
+}
+
+/// The pages of the parent that this process, a forked child, began with.
+pub(crate) fn forked_with() -> u64 {
+    FORKED_WITH.load(Relaxed)
+}
+
+/// A process without an engine could fill so many pages: claims them. False: there is not as much, or so much that
+/// others may want some of it back; somebody is to watch it.
+pub(crate) fn hold(pages: u64) -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
+    let pages = pages.saturating_sub(forked_with());
+    let now = mine.claim.pages(0);
+    mine.used.store(pages, Relaxed);
+    if pages <= now {
+        mine.claim.sub(now - pages);
+        return true;
+    }
+    let want = pages - now;
+    if pages <= SMALL {
+        mine.claim.add(want);
+        return true;
+    }
+    // A quarter of the budget is for those who can give.
+    if segment.free() < segment.budget() / 4 + want {
+        strangers::look_after(segment);
+        return false;
+    }
+    let got = segment.grow(mine, want);
+    if got < want {
+        mine.claim.sub(got);
+    }
+    got == want
+}
+
+/// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
+/// it does fill.
+const WATCHED_TIMES: i64 = 2;
+
+/// The price of a holder's memory: more than anybody else's.
+const HOLDS_PRICE: u64 = 1 << 50;
+
+fn step(pages: i64) -> i64 {
+    (pages / STEP_PART).max(STEP_MIN)
+}
+
+fn can_give(member: &Member, now: u64) -> bool {
+    let has_engine = matches!(member.kind(), MemberKind::Watched | MemberKind::Managed);
+    let looks = now.saturating_sub(member.looked_us.load(Relaxed)) < ABSENT_US;
+    has_engine && looks && member.target.load(Relaxed) > member.floor.load(Relaxed)
+}
+
+/// For whom memory is worth least, of those who can give.
+fn cheapest(segment: &Segment, now: u64) -> Option<&Member> {
+    segment.living().filter(|m| can_give(m, now)).min_by_key(|m| m.price.load(Relaxed))
+}
+
+/// The price of the one who wants most urgently, `mine` left out; `None`: nobody wants anything.
+fn highest_want(segment: &Segment, mine: &Member) -> Option<u64> {
+    let others = segment.living().filter(|m| !std::ptr::eq(*m, mine) && m.wants.load(Relaxed) > 0);
+    others.map(|m| m.price.load(Relaxed)).max()
+}
+
+fn is_worth_more(price: u64, than: u64) -> bool {
+    price.saturating_mul(8) > than.saturating_mul(MARGIN_EIGHTHS)
+}
+
+/// Asks for `want` pages more, at most up to `most` in all; how many there are more. The monitor, the pager.
+pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, most: i64) -> i64 {
+    // Where much is free, few steps: who claims more than it uses gives that back as soon as another wants it.
+    let want = want.max(segment.free() as i64 / FREE_PART).min(most - budget.promised());
+    if want <= 0 {
+        return 0;
+    }
+    let first = highest_want(segment, mine).is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
+    let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
+    if got > 0 {
+        budget.promise(budget.promised() + got);
+        mine.target.store(budget.promised().max(0) as u64, Relaxed);
+    }
+    mine.wants.store((want - got) as u64, Relaxed);
+    if got < want {
+        segment.header.refused.fetch_add(1, Relaxed);
+        if let Some(other) = cheapest(segment, now_us()).filter(|other| !std::ptr::eq(*other, mine)) {
+            other.ring();
+        }
+    }
+    got
+}
+
+impl Engine {
+    /// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's next
+    /// look, if there was not. The pager.
+    pub(crate) fn asks_for_more(&self) -> bool {
+        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+        if mine.wants.load(Relaxed) > 0 {
+            return false;
+        }
+        ask(segment, mine, &self.budget, step(self.budget.promised()), self.most_pages()) > 0
+    }
+
+    /// Whether this process waits for others ([`super::turns`]).
+    pub(crate) fn is_held(&self) -> bool {
+        tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
+    }
+
+    /// The most that this process may have, whatever its tree has.
+    pub(crate) fn most_pages(&self) -> i64 {
+        let alone = self.conf.ram / PAGE_SIZE as u64;
+        tree::segment().map_or(alone, Segment::most_of_one) as i64
+    }
+}
+
+/// What the monitor has seen at a look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TreeLook {
+    /// Pages that the process pays for.
+    pub used: i64,
+    /// Faults that read a device so far.
+    pub major: u64,
+    /// All faults so far.
+    pub faults: u64,
+    /// Memory is managed.
+    pub managed: bool,
+    /// The most that this process may have, pages.
+    pub most: i64,
+}
+
+/// The monitor's part.
+#[derive(Debug)]
+pub(crate) struct TreeShare {
+    pub(crate) segment: &'static Segment,
+    pub(crate) mine: &'static Member,
+    price: Price,
+    /// Faults that read a device, at the last look.
+    major: u64,
+    /// It has given since its price was worked out.
+    gave: bool,
+    turns: Turns,
+}
+
+/// What a page less would cost a process, in ns a second: pages that it needs again now, shared out over all that it
+/// has; and what it would pay if it needed one again only now, after it has been without any fault for so long. A young
+/// process is not idle, so for it that is its age. What it has and does not use costs nothing.
+#[derive(Debug)]
+struct Price {
+    since_us: u64,
+    /// Last fault or growth.
+    busy_us: u64,
+    begun_us: u64,
+    last: (u64, u64, i64),
+    /// Refaults a second, a mean.
+    rate: u64,
+}
+
+impl Price {
+    fn new(now: u64) -> Price {
+        Price { since_us: now, busy_us: now, begun_us: now, last: (0, 0, 0), rate: 0 }
+    }
+
+    /// The price now; `None`: it was worked out a moment ago.
+    fn next(&mut self, seen: &TreeLook, surplus: bool, now: u64) -> Option<u64> {
+        let us = now.saturating_sub(self.since_us);
+        if us < PRICE_US {
+            return None;
+        }
+        let (major, faults, used) = self.last;
+        let refaults = seen.major.saturating_sub(major) * 1_000_000 / us;
+        self.rate = (3 * self.rate + refaults) / 4;
+        let busy = seen.faults != faults || seen.used > used;
+        if busy {
+            self.busy_us = now;
+        }
+        (self.since_us, self.last) = (now, (seen.major, seen.faults, seen.used));
+        if surplus {
+            return Some(0);
+        }
+        let quiet = now - if busy { self.begun_us } else { self.busy_us };
+        let idle = ROUND_TRIP_NS * 1_000_000 / quiet.max(10_000);
+        Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle)
+    }
+}
+
+impl TreeShare {
+    pub(crate) fn new(segment: &'static Segment, mine: &'static Member) -> TreeShare {
+        TreeShare { segment, mine, price: Price::new(now_us()), major: 0, gave: false, turns: Turns::default() }
+    }
+
+    /// A look: says what there is, asks, and gives. Whether it gives: then it is to look again soon.
+    pub(crate) fn look(&mut self, budget: &Budget, seen: TreeLook) -> bool {
+        let (mine, now) = (self.mine, now_us());
+        let floor = FLOOR.max(budget.unmanaged() + budget.stuck() + STEP_MIN);
+        mine.used.store(seen.used.max(0) as u64, Relaxed);
+        let major = std::mem::replace(&mut self.major, seen.major);
+        self.segment.header.major.fetch_add(seen.major.saturating_sub(major), Relaxed);
+        self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
+        mine.floor.store(floor as u64, Relaxed);
+        mine.looked_us.store(now, Relaxed);
+        // Unless it is about to become another program.
+        if mine.kind() != MemberKind::Leaving {
+            mine.set_kind(if seen.managed { MemberKind::Managed } else { MemberKind::Watched });
+        }
+        self.be_honest(budget, seen.used);
+        if !seen.managed {
+            let enough = WATCHED_TIMES * seen.used.max(2 * FLOOR);
+            budget.promise(budget.promised().min(enough));
+        }
+        let unused = budget.promised() - seen.used;
+        let surplus = unused > 2 * budget.headroom() + step(budget.promised()) && seen.managed;
+        if let Some(price) = self.price.next(&seen, surplus, now) {
+            let all = seen.used.max(0) as u64 + mine.swapped.load(Relaxed);
+            let turn = self.turns.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
+            let price = match turn {
+                Turn::Free => price,
+                Turn::Holds => HOLDS_PRICE,
+                Turn::Held => 0,
+            };
+            mine.price.store(price, Relaxed);
+            self.gave = false;
+        }
+        let missing = 2 * budget.headroom() - budget.room();
+        if seen.managed && missing > 0 {
+            ask(self.segment, mine, budget, step(budget.promised()).max(missing), seen.most);
+        } else if seen.managed {
+            mine.wants.store(0, Relaxed);
+        }
+        self.give(budget, &seen, now)
+    }
+
+    /// Memory is not managed, and would have to be now: asks for as much as puts that off. Whether there is some.
+    pub(crate) fn puts_off(&self, budget: &Budget, most: i64) -> bool {
+        ask(self.segment, self.mine, budget, (budget.promised() / 2).max(FLOOR), most) > 0
+    }
+
+    /// The claim is what was promised, or what the process has, if that is more.
+    fn be_honest(&self, budget: &Budget, used: i64) {
+        let (claim, should) = (self.mine.claim.pages(0) as i64, budget.promised().max(used));
+        match should - claim {
+            more if more > 0 => self.mine.claim.add(more as u64),
+            less => self.mine.claim.sub((-less) as u64),
+        }
+        budget.claimed_is(should);
+        self.mine.target.store(budget.promised().max(0) as u64, Relaxed);
+    }
+
+    fn give(&mut self, budget: &Budget, seen: &TreeLook, now: u64) -> bool {
+        let promised = budget.promised();
+        let segment = self.segment;
+        let over = segment.claimed() as i64 - segment.budget() as i64;
+        // What is already being given is on its way.
+        let gives = |m: &Member| m.claim.pages(0).saturating_sub(m.target.load(Relaxed)) as i64;
+        let giving: i64 = segment.living().map(gives).sum();
+        let wanted: u64 =
+            segment.living().filter(|m| !std::ptr::eq(*m, self.mine)).map(|m| m.wants.load(Relaxed)).sum();
+        let demand = over - giving + (wanted as i64).min(segment.budget() as i64);
+        let price = self.mine.price.load(Relaxed);
+        if seen.used > promised + STEP_MIN {
+            return true; // what was given last has yet to leave
+        }
+        // What it gave may have been worth more than it thought: first it finds out.
+        if self.gave && price > 0 {
+            return false;
+        }
+        let is_mine = cheapest(segment, now).is_some_and(|m| std::ptr::eq(m, self.mine));
+        if demand <= 0 || !is_mine {
+            return false;
+        }
+        let forced = over - giving > 0;
+        if !forced && !highest_want(segment, self.mine).is_some_and(|other| is_worth_more(other, price)) {
+            return false;
+        }
+        // What is not used goes at once.
+        let spare = promised - seen.used - budget.headroom();
+        let less = demand.min(step(promised).max(spare)).min(promised - self.mine.floor.load(SeqCst) as i64);
+        if less <= 0 {
+            return false;
+        }
+        budget.promise(promised - less);
+        self.mine.target.store((promised - less) as u64, Relaxed);
+        self.gave = true;
+        segment.header.gives.fetch_add(1, Relaxed);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+
+    fn tree_of(pages: u64) -> &'static Segment {
+        tree::open(tree::create(pages * 4096, None).unwrap().as_fd()).unwrap()
+    }
+
+    struct Process {
+        share: TreeShare,
+        budget: Budget,
+        seen: TreeLook,
+    }
+
+    impl Process {
+        fn new(segment: &'static Segment, pid: u32, pages: i64) -> Process {
+            let mine = segment.member_for_test(pid);
+            mine.claim.add(pages as u64);
+            let seen = TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64 };
+            Process { share: TreeShare::new(segment, mine), budget: Budget::new(pages as u64), seen }
+        }
+
+        /// It has so many pages, and looks.
+        fn look(&mut self, used: i64, price: u64) -> bool {
+            self.seen.used = used;
+            self.budget.sample(used, self.budget.grown());
+            self.share.mine.price.store(price, Relaxed);
+            self.share.gave = false;
+            self.share.look(&self.budget, self.seen)
+        }
+    }
+
+    #[test]
+    fn who_needs_more_gets_what_is_free() {
+        let segment = tree_of(32_768);
+        let mut one = Process::new(segment, 1, 8_192);
+        one.look(8_100, 100);
+        let more = (32_768 - 8_192) / FREE_PART;
+        assert_eq!(one.budget.promised(), 8_192 + more);
+        assert_eq!(segment.claimed() as i64, 8_192 + more);
+        // It is honest about what it has beyond that.
+        one.look(20_000, 100);
+        assert!(segment.claimed() >= 20_000);
+    }
+
+    #[test]
+    fn the_cheapest_gives_what_another_wants_and_no_more_than_its_floor() {
+        let segment = tree_of(16_384);
+        let (mut idle, mut busy) = (Process::new(segment, 1, 12_288), Process::new(segment, 2, 4_096));
+        idle.look(12_000, 10);
+        for _ in 0..200 {
+            let had = busy.budget.promised();
+            busy.look(had, 10_000);
+            // What it steers at, it has a moment later.
+            let has = idle.budget.promised().min(12_000);
+            idle.look(has, 10);
+        }
+        assert!(segment.claimed() <= segment.budget(), "{}", segment.claimed());
+        assert_eq!(idle.budget.promised(), FLOOR);
+        assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
+    }
+
+    #[test]
+    fn equal_prices_move_nothing() {
+        let segment = tree_of(16_384);
+        let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
+        for _ in 0..20 {
+            one.look(8_190, 1_000);
+            two.look(8_190, 1_100);
+        }
+        assert_eq!((one.budget.promised(), two.budget.promised()), (8_192, 8_192));
+    }
+
+    #[test]
+    fn a_smaller_budget_is_reached_step_by_step() {
+        let segment = tree_of(16_384);
+        let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
+        segment.set_budget(8_192 * 4096);
+        for _ in 0..100 {
+            let (a, b) = (one.budget.promised(), two.budget.promised());
+            one.look(a.min(one.seen.used), 1_000);
+            two.look(b.min(two.seen.used), 900);
+        }
+        assert!(segment.claimed() <= 8_192 + 2 * STEP_MIN as u64, "{}", segment.claimed());
+        assert!(one.budget.promised() >= FLOOR && two.budget.promised() >= FLOOR);
+    }
+
+    #[test]
+    fn one_alone_follows_a_smaller_budget() {
+        let segment = tree_of(16_384);
+        let mut one = Process::new(segment, 1, 16_384);
+        segment.set_budget(8_192 * 4096);
+        for _ in 0..50 {
+            let has = one.budget.promised();
+            one.look(has, 1_000);
+        }
+        assert!((FLOOR..=8_192).contains(&one.budget.promised()), "{}", one.budget.promised());
+        assert!(segment.claimed() <= 8_192);
+    }
+
+    #[test]
+    fn prices_of_the_idle_fall_and_those_of_the_thrashing_rise() {
+        let mut price = Price::new(0);
+        let mut seen = TreeLook { used: 10_000, major: 0, faults: 1, managed: true, most: 0 };
+        let young = price.next(&seen, false, 20_000).unwrap();
+        assert!(price.next(&seen, false, 30_000).is_none());
+        let idle = price.next(&seen, false, 10_000_000).unwrap();
+        assert!(idle < young / 100, "{idle} {young}");
+        (seen.major, seen.faults) = (20_000, 20_000);
+        assert!(price.next(&seen, false, 10_100_000).unwrap() > 10 * idle);
+        assert_eq!(price.next(&seen, true, 10_200_000), Some(0));
+    }
+}

@@ -1,0 +1,526 @@
+//! The budget of a tree: all processes that were started under one `farpage run`.
+//!
+//! The launcher makes a *segment*, a memfd of fixed size that every process of the tree inherits and maps. Each process
+//! that has the library is a *member* with a place in it; what it may hold is its claim ([`farpage_swap::claims`]).
+//! Nobody serves and nobody locks: members read what the others say of themselves, and decide alike.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | here | the segment: how it is made, found and mapped; members, and their places |
+//! | [`strangers`] | processes without the library, and what the dead have left |
+//! | [`largest`] | the processes that had most, also when they have ended |
+//!
+//! Whoever can read a process can read its segment, and each member can write all of it. So the size is sealed, every
+//! number that is read is clamped, and there is no pointer in it: a member that lies can take memory or refuse to give
+//! it, as it could without; it cannot crash or read another.
+//!
+//! Callers: `run`, which makes its budget of what it gets here; the command. No locks. In this process there is one
+//! segment, mapped for good, and one place ([`mine`]).
+
+pub mod largest;
+pub mod strangers;
+
+use crate::PAGE_SIZE;
+use crate::sys::futex;
+use crate::sys::raw::Errno;
+use crate::sys::thread::without_signal;
+use farpage_swap::claims::{self, Claim};
+use largest::Largest;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// Names the segment's descriptor for programs that are started: `NUMBER:INODE`.
+pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
+/// As `/proc/PID/fd` shows it.
+pub const SEGMENT_NAME: &str = "farpage-tree";
+/// The first word of a segment, with its layout's version.
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT1");
+/// Processes of a tree that can be members at the same time.
+pub const MEMBERS: usize = 1024;
+/// Swap devices whose size is for the tree: the first ones.
+const FILES: usize = 4;
+
+/// What a member is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MemberKind {
+    /// It has the library and no engine: it claims all that it could fill, and gives nothing.
+    Dormant = 1,
+    /// Its engine watches it, and manages nothing yet.
+    Watched = 2,
+    /// Its memory is managed.
+    Managed = 3,
+    /// It is about to become another program, which may have the library or not.
+    Leaving = 4,
+    /// It has no library: others look what it has.
+    Stranger = 5,
+    /// The first process of a tree within this one, on behalf of which its launcher claims that tree's budget.
+    Nested = 6,
+}
+
+impl MemberKind {
+    fn of(number: u32) -> MemberKind {
+        match number {
+            2 => MemberKind::Watched,
+            3 => MemberKind::Managed,
+            4 => MemberKind::Leaving,
+            5 => MemberKind::Stranger,
+            6 => MemberKind::Nested,
+            _ => MemberKind::Dormant,
+        }
+    }
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemberKind::Dormant => "small",
+            MemberKind::Watched => "watched",
+            MemberKind::Managed => "managed",
+            MemberKind::Leaving => "starting",
+            MemberKind::Stranger => "stranger",
+            MemberKind::Nested => "nested",
+        }
+    }
+}
+
+/// A member's place. All numbers are pages where nothing else is said.
+#[repr(C, align(256))]
+#[derive(Debug)]
+pub struct Member {
+    /// What it may hold.
+    pub claim: Claim,
+    /// Its process id, as it sees itself.
+    pub pid: AtomicU32,
+    kind: AtomicU32,
+    /// The pid namespace of that id (its inode).
+    namespace: AtomicU64,
+    /// When the place was taken or last looked at by others, microseconds.
+    pub since_us: AtomicU64,
+    /// What it steers at: the claim, or less while it gives.
+    pub target: AtomicU64,
+    /// What it has.
+    pub used: AtomicU64,
+    /// Of its resident memory, what others pay for.
+    pub shared: AtomicU64,
+    /// What it has swapped out.
+    pub swapped: AtomicU64,
+    /// Its faults that had to wait for reclaim so far (a number).
+    pub stalls: AtomicU64,
+    /// What it cannot go below.
+    pub floor: AtomicU64,
+    /// What it was refused, while it still wants it.
+    pub wants: AtomicU64,
+    /// What a page less would cost it, in nanoseconds a second.
+    pub price: AtomicU64,
+    /// When it last looked, microseconds.
+    pub looked_us: AtomicU64,
+    /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
+    pub need: AtomicU64,
+    /// Who has waited longest comes first: since when it waits for its turn.
+    pub turn_us: AtomicU64,
+    /// Slots that its files have, by swap device.
+    files: [AtomicU64; FILES],
+    /// 1: it waits for others.
+    pub held: AtomicU32,
+    /// Its engine waits here.
+    pub wake: AtomicU32,
+}
+
+/// What is said of the tree. Pages.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Header {
+    magic: AtomicU64,
+    budget: AtomicU64,
+    /// What one process may have at most.
+    each: AtomicU64,
+    /// Places from 0 to this one were ever taken.
+    used_places: AtomicU32,
+    /// Warnings that were given, a bit each.
+    said: AtomicU32,
+    started_us: AtomicU64,
+    /// When somebody last looked after those who cannot do so themselves, microseconds.
+    swept_us: AtomicU64,
+    /// The largest sum that was seen.
+    pub peak: AtomicU64,
+    /// How often a member got less than it wanted, and how often one gave.
+    pub refused: AtomicU64,
+    /// See [`Header::refused`].
+    pub gives: AtomicU64,
+    /// Looks at which strangers had much, one after the other.
+    strangers_looks: AtomicU32,
+    /// The largest sum of strangers.
+    pub strangers_peak: AtomicU64,
+    /// Faults of all processes that read a device so far (a number).
+    pub major: AtomicU64,
+    /// Processes that were members so far.
+    pub joined: AtomicU64,
+    /// Those that had most.
+    pub largest: Largest,
+}
+
+/// The whole of it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Segment {
+    /// What is said of the tree.
+    pub header: Header,
+    members: [Member; MEMBERS],
+}
+
+const BYTES: usize = size_of::<Segment>();
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(std::ptr::null_mut());
+/// This process's place, plus one.
+static MINE: AtomicU32 = AtomicU32::new(0);
+/// Whose place that is: a child that shares this memory (`vfork`) has none.
+static HOME: AtomicU32 = AtomicU32::new(0);
+
+/// Microseconds of the clock that all processes share.
+pub fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+/// A tree without a budget for all.
+pub const UNLIMITED: u64 = 1 << 50;
+
+/// Makes the segment of a tree with a budget of `bytes`, of which each process may have `each` at most. By the launcher.
+///
+/// # Errors
+/// The kernel has no memory or no descriptor for it, or a limit on the size of files is below [`Segment`]'s.
+pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
+    let fd = memfd_create(SEGMENT_NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
+    let resize = || without_signal(libc::SIGXFSZ, || rustix::fs::ftruncate(&fd, BYTES as u64));
+    resize().or_else(|why| with_large_files(resize).map_err(|_| why))?;
+    fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
+    let segment = map(fd.as_fd())?;
+    segment.header.started_us.store(now_us(), Relaxed);
+    segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64, Relaxed);
+    segment.set_budget(bytes);
+    segment.header.magic.store(MAGIC, SeqCst);
+    Ok(fd)
+}
+
+/// A limit on the size of files (`ulimit -f`) is for this memory, too: it is raised for a moment, where that is allowed.
+fn with_large_files(act: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+    let before = getrlimit(Resource::Fsize);
+    let enough = |limit: Option<u64>| limit.map(|limit| limit.max(BYTES as u64));
+    let raised = Rlimit { current: enough(before.current), maximum: enough(before.maximum) };
+    setrlimit(Resource::Fsize, raised)?;
+    let result = act();
+    setrlimit(Resource::Fsize, before)?;
+    result
+}
+
+/// This process, which is in the tree of `outer`, is about to become the first of a tree within it, with a budget of
+/// `bytes`: claims as much of the outer one. The bytes that it may have. By the launcher.
+pub fn nest(outer: &Segment, bytes: u64) -> u64 {
+    let (pid, namespace) = (std::process::id(), own_namespace());
+    let mine = outer.living().find(|m| m.is(pid, namespace));
+    let mine = mine.or_else(|| outer.take(pid, pid, namespace, MemberKind::Nested).map(|place| &outer.members[place]));
+    let Some(mine) = mine else { return bytes };
+    mine.set_kind(MemberKind::Nested);
+    let (has, page) = (mine.claim.pages(0), PAGE_SIZE as u64);
+    let want = (bytes / page).saturating_sub(has);
+    (has + outer.grow(mine, want)) * page
+}
+
+/// A segment of another process, to be read or to be given another budget. By the command.
+///
+/// # Errors
+/// `INVAL`: it is none. Else as mmap.
+pub fn open(fd: BorrowedFd<'_>) -> Result<&'static Segment, Errno> {
+    if !is_segment(fd) {
+        return Err(Errno::INVAL);
+    }
+    let segment = map(fd)?;
+    match segment.header.magic.load(SeqCst) {
+        MAGIC => Ok(segment),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn map(fd: BorrowedFd<'_>) -> Result<&'static Segment, Errno> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { mmap(std::ptr::null_mut(), BYTES, prot, MapFlags::SHARED, fd, 0) }?;
+    // SAFETY: mapped for good, of this size, which is sealed; atomics only, for which any bytes are values.
+    Ok(unsafe { &*at.cast::<Segment>() })
+}
+
+/// Whether a descriptor from elsewhere is a segment that may be mapped.
+fn is_segment(fd: BorrowedFd<'_>) -> bool {
+    let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SIZE_SEALS));
+    sealed && fstat(fd).is_ok_and(|stat| stat.st_size == BYTES as i64)
+}
+
+/// What [`ENV_TREE_FD`] says: the descriptor's number and its inode.
+pub fn inherited() -> Option<(RawFd, u64)> {
+    let given = std::env::var(ENV_TREE_FD).ok()?;
+    let (fd, inode) = given.split_once(':')?;
+    Some((fd.parse().ok().filter(|fd| *fd >= 0)?, inode.parse().ok()?))
+}
+
+/// Whether the number still is the file with this inode. One system call; nothing is allocated.
+pub fn is_still(fd: RawFd, inode: u64) -> bool {
+    // SAFETY: only asked what it is; if it is not open, the answer is no.
+    fd >= 0 && fstat(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|stat| stat.st_ino == inode)
+}
+
+/// Maps the segment that this process inherited, and takes a place in it. Called once, by the initialiser. False: there
+/// is none, or no place is free.
+pub fn join() -> bool {
+    let Some((fd, _)) = inherited().filter(|(fd, inode)| is_still(*fd, *inode)) else { return false };
+    // SAFETY: open, and used only here.
+    let Ok(segment) = open(unsafe { BorrowedFd::borrow_raw(fd) }) else { return false };
+    SEGMENT.store(std::ptr::from_ref(segment).cast_mut(), SeqCst);
+    let pid = std::process::id();
+    let namespace = own_namespace();
+    // Another program was here before, or a parent has announced this one.
+    let before = segment.places().position(|m| m.is(pid, namespace) && m.is_taken());
+    let place = match before {
+        Some(place) => {
+            let member = &segment.members[place];
+            member.claim.owner.store(pid, SeqCst);
+            member.claim.begin();
+            member.begin(pid, namespace, MemberKind::Dormant);
+            Some(place)
+        }
+        None => segment.take(pid, pid, namespace, MemberKind::Dormant),
+    };
+    settle_at(place, pid)
+}
+
+fn settle_at(place: Option<usize>, pid: u32) -> bool {
+    MINE.store(place.map_or(0, |place| place as u32 + 1), SeqCst);
+    HOME.store(pid, SeqCst);
+    place.is_some()
+}
+
+/// In a forked child: its parent's place is not its own. Takes one; false: none is free.
+pub fn fork_child() -> bool {
+    let Some(segment) = segment() else { return false };
+    let pid = std::process::id();
+    settle_at(segment.take(pid, pid, own_namespace(), MemberKind::Dormant), pid)
+}
+
+/// This process wants its file of a swap device to have `end` slots, of `most` that all processes of the tree have there
+/// together: how many it gets.
+pub fn grow_file(device: u8, end: u64, most: u64) -> u64 {
+    match (segment(), place()) {
+        (Some(segment), Some(mine)) => segment.grow_file(mine, device.into(), end, most),
+        _ => end,
+    }
+}
+
+/// The process ends.
+pub fn leave() {
+    if let Some(member) = mine() {
+        member.claim.leave();
+    }
+}
+
+/// The segment of this process's tree.
+pub fn segment() -> Option<&'static Segment> {
+    // SAFETY: null, or mapped for good.
+    unsafe { SEGMENT.load(SeqCst).as_ref() }
+}
+
+/// This process's place.
+pub fn mine() -> Option<&'static Member> {
+    place().filter(|_| HOME.load(SeqCst) == std::process::id())
+}
+
+/// The place that was this process's, or that of the process that it was forked from. By who knows which: engine threads,
+/// which a child of `vfork` does not have, and a forked child before [`fork_child`].
+pub fn place() -> Option<&'static Member> {
+    let place = MINE.load(SeqCst).checked_sub(1)?;
+    segment().and_then(|segment| segment.members.get(place as usize))
+}
+
+/// The inode of the caller's pid namespace; 0: not to be found out.
+fn own_namespace() -> u64 {
+    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
+}
+
+impl Member {
+    fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
+        let sizes = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.wants, &self.need];
+        let others = [&self.price, &self.stalls];
+        sizes.iter().chain(&others).for_each(|number| number.store(0, Relaxed));
+        self.files.iter().for_each(|slots| slots.store(0, SeqCst));
+        self.held.store(0, Relaxed);
+        self.pid.store(pid, Relaxed);
+        self.namespace.store(namespace, Relaxed);
+        self.since_us.store(now_us(), Relaxed);
+        self.looked_us.store(now_us(), Relaxed);
+        self.set_kind(kind);
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> MemberKind {
+        MemberKind::of(self.kind.load(SeqCst))
+    }
+
+    /// It is something else now.
+    pub fn set_kind(&self, kind: MemberKind) {
+        self.kind.store(kind as u32, SeqCst);
+    }
+
+    fn is(&self, pid: u32, namespace: u64) -> bool {
+        self.pid.load(Relaxed) == pid && self.namespace.load(Relaxed) == namespace
+    }
+
+    fn is_taken(&self) -> bool {
+        self.claim.owner.load(SeqCst) != 0
+    }
+}
+
+impl Segment {
+    /// The tree's budget, pages.
+    pub fn budget(&self) -> u64 {
+        self.header.budget.load(SeqCst)
+    }
+
+    /// What one process may have at most, pages.
+    pub fn most_of_one(&self) -> u64 {
+        self.budget().min(self.header.each.load(SeqCst))
+    }
+
+    /// Gives it another one, of `bytes`. Members see it at their next look, at the latest in a fraction of a second.
+    pub fn set_budget(&self, bytes: u64) {
+        self.header.budget.store(bytes / PAGE_SIZE as u64, SeqCst);
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        self.places().filter(|m| m.claim.is_live()).for_each(Member::ring);
+    }
+
+    /// Places that were ever taken.
+    pub fn places(&self) -> impl Iterator<Item = &Member> {
+        let used = self.header.used_places.load(SeqCst) as usize;
+        self.members[..used.min(MEMBERS)].iter()
+    }
+
+    /// Members that live.
+    pub fn living(&self) -> impl Iterator<Item = &Member> {
+        self.places().filter(|m| m.claim.is_live())
+    }
+
+    /// Takes a free place.
+    fn take(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
+        let now = now_us();
+        for place in 0..MEMBERS {
+            self.header.used_places.fetch_max(place as u32 + 1, SeqCst);
+            let member = &self.members[place];
+            if member.claim.take(owner, now) {
+                self.header.joined.fetch_add(1, Relaxed);
+                member.begin(pid, namespace, kind);
+                return Some(place);
+            }
+        }
+        None
+    }
+
+    /// A member of this process that is nobody's, for tests.
+    #[cfg(test)]
+    pub(crate) fn member_for_test(&self, pid: u32) -> &Member {
+        &self.members[self.take(pid, pid, 1, MemberKind::Managed).unwrap()]
+    }
+
+    /// All that is claimed.
+    pub fn claimed(&self) -> u64 {
+        let sum = claims::total(self.places().map(|m| &m.claim), self.budget().max(1) * 4, now_us());
+        self.header.peak.fetch_max(sum, Relaxed);
+        sum
+    }
+
+    /// `member` wants so many pages more; how many it gets.
+    pub fn grow(&self, member: &Member, want: u64) -> u64 {
+        claims::grow(&member.claim, self.places().map(|m| &m.claim), self.budget(), want, now_us())
+    }
+
+    /// See [`grow_file`]. As with claims ([`claims`]), it is published first and looked at then.
+    fn grow_file(&self, member: &Member, device: usize, end: u64, most: u64) -> u64 {
+        let Some(slots) = member.files.get(device) else { return end };
+        let end = end.min(most);
+        let had = slots.swap(end, SeqCst);
+        let all = self.living().fold(0u64, |sum, m| sum.saturating_add(m.files[device].load(SeqCst).min(most)));
+        let granted = end.saturating_sub(all.saturating_sub(most)).max(had.min(end));
+        slots.store(granted, SeqCst);
+        granted
+    }
+
+    /// Pages that nobody claims.
+    pub fn free(&self) -> u64 {
+        self.budget().saturating_sub(self.claimed())
+    }
+
+    /// Notes that the warnings of these bits are given; whether they were before.
+    pub fn note_said(&self, bits: u32) -> bool {
+        self.header.said.fetch_or(bits, SeqCst) & bits == bits
+    }
+}
+
+impl Member {
+    /// Its engine is to look.
+    pub fn ring(&self) {
+        self.wake.fetch_add(1, SeqCst);
+        futex::wake_shared(&self.wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment_of(bytes: u64) -> &'static Segment {
+        open(create(bytes, None).unwrap().as_fd()).unwrap()
+    }
+
+    #[test]
+    fn a_segment_keeps_its_size_and_what_is_none_is_not_mapped() {
+        let fd = create(64 << 20, None).unwrap();
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+        let segment = open(fd.as_fd()).unwrap();
+        assert_eq!((segment.budget(), segment.claimed(), segment.free()), (16384, 0, 16384));
+        let other = memfd_create("other", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&other, BYTES as u64).unwrap();
+        assert!(open(other.as_fd()).is_err(), "not sealed");
+        fcntl_add_seals(&other, SIZE_SEALS).unwrap();
+        assert!(open(other.as_fd()).is_err(), "no magic word");
+    }
+
+    #[test]
+    fn files_of_all_members_have_their_size_together() {
+        let segment = segment_of(64 << 20);
+        let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
+        let (a, b) = (take(1), take(2));
+        let grow = |member, end| segment.grow_file(member, 1, end, 1000);
+        assert_eq!((grow(a, 600), grow(b, 300), grow(b, 600)), (600, 300, 400));
+        assert_eq!((grow(a, 700), grow(b, 500)), (600, 400), "nobody loses what it has");
+        a.claim.leave();
+        assert_eq!(grow(b, 1200), 1000);
+        assert_eq!(segment.grow_file(b, FILES, 5000, 1000), 5000, "not counted");
+    }
+
+    #[test]
+    fn places_are_taken_one_after_the_other_and_again() {
+        let segment = segment_of(64 << 20);
+        let take = |pid| segment.take(pid, pid, 1, MemberKind::Dormant);
+        assert_eq!((take(10), take(11), take(12)), (Some(0), Some(1), Some(2)));
+        segment.members[1].claim.leave();
+        assert_eq!((take(13), take(14)), (Some(1), Some(3)));
+        assert_eq!(segment.living().count(), 4);
+        assert_eq!(segment.grow(&segment.members[0], 10_000), 10_000);
+        assert_eq!(segment.grow(&segment.members[1], 10_000), 6_384);
+        assert_eq!(segment.free(), 0);
+    }
+}

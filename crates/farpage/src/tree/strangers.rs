@@ -1,0 +1,158 @@
+//! Processes of the tree that have no library: static programs, those with more rights than who started them. They
+//! count, and give nothing. And what was left behind by members that could not say that they end.
+//!
+//! A process that is about to become another program says so ([`leaving`], [`announce`]). If the program has the
+//! library, it takes that place over. If nobody has after [`SILENT_US`] and the process is still there, it is a
+//! stranger: whoever looks reads what it has, and claims it on its behalf.
+//!
+//! Callers: monitors at their looks, program threads of dormant processes when they were refused memory, the preload
+//! library around exec. No locks: the look is taken by one of them at a time, by a word with the time of the last one.
+//! No allocation.
+
+use super::{Member, MemberKind, Segment, mine, now_us, own_namespace, segment};
+use crate::sys::proc::{children_of, pages_of, started_us_of};
+use rustix::process::{Pid, test_kill_process};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// A program whose library has said nothing for so long has none.
+const SILENT_US: u64 = 50_000;
+/// Time between two looks.
+const LOOK_US: u64 = 20_000;
+/// More than this part of the budget is much...
+const MUCH_PART: u64 = 10;
+/// ... at so many looks, one after the other.
+const MUCH_LOOKS: u32 = 10;
+/// One look in so many is a close one.
+const CLOSELY: u64 = 64;
+/// What is started is rounded to ticks of 10 ms.
+const LATER_US: u64 = 1_000_000;
+
+/// This process, or (in a child of `vfork`) the calling one, is about to become another program. What it is now, for
+/// [`stays`].
+pub fn leaving() -> Option<MemberKind> {
+    let segment = segment()?;
+    let Some(member) = mine() else {
+        announce_to(segment, std::process::id());
+        return None;
+    };
+    let kind = member.kind();
+    if kind == MemberKind::Nested {
+        return Some(kind);
+    }
+    member.since_us.store(now_us(), Relaxed);
+    member.set_kind(MemberKind::Leaving);
+    Some(kind)
+}
+
+/// It could not become another program: it is what it was.
+pub fn stays(was: Option<MemberKind>) {
+    match (mine(), was, segment()) {
+        (Some(member), Some(kind), _) => member.set_kind(kind),
+        (None, _, Some(segment)) => {
+            let (pid, namespace) = (std::process::id(), own_namespace());
+            segment.places().filter(|m| m.is(pid, namespace)).for_each(|m| m.claim.leave());
+        }
+        _ => {}
+    }
+}
+
+/// A process was started with this id, as another program.
+pub fn announce(pid: u32) {
+    if let Some(segment) = segment() {
+        announce_to(segment, pid);
+    }
+}
+
+fn announce_to(segment: &Segment, pid: u32) {
+    let namespace = own_namespace();
+    if !segment.living().any(|m| m.is(pid, namespace)) {
+        segment.take(pid, pid, namespace, MemberKind::Leaving);
+    }
+}
+
+/// What strangers hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StrangersTotal {
+    /// All of them, pages.
+    pub pages: u64,
+    /// The largest one's process id.
+    pub largest: u32,
+    /// They have had much for a while: not just somebody who takes long to become another program.
+    pub much: bool,
+}
+
+/// Looks after those who cannot do so themselves. `None`: somebody has just done it.
+pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
+    let (now, last) = (now_us(), segment.header.swept_us.load(SeqCst));
+    if now.saturating_sub(last) < LOOK_US {
+        return None;
+    }
+    segment.header.swept_us.compare_exchange(last, now, SeqCst, SeqCst).ok()?;
+    let namespace = own_namespace();
+    let (mut held, mut most) = (StrangersTotal { pages: 0, largest: 0, much: false }, 0);
+    for member in segment.places().filter(|m| m.is_taken() && m.namespace.load(Relaxed) == namespace) {
+        let pages = look_at(segment, member, now);
+        held.pages += pages;
+        if pages > most {
+            (most, held.largest) = (pages, member.pid.load(Relaxed));
+        }
+    }
+    segment.header.strangers_peak.fetch_max(held.pages, Relaxed);
+    let looks = &segment.header.strangers_looks;
+    match held.pages > segment.budget() / MUCH_PART {
+        true => held.much = looks.fetch_add(1, Relaxed) >= MUCH_LOOKS,
+        false => looks.store(0, Relaxed),
+    }
+    Some(held)
+}
+
+/// Pages of a stranger; 0: it is none.
+fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
+    let pid = member.pid.load(Relaxed);
+    match member.kind() {
+        // The kernel says when these end.
+        MemberKind::Watched | MemberKind::Managed => 0,
+        MemberKind::Dormant | MemberKind::Nested => {
+            // Another process with the same id is looked for seldom: it takes the kernel some microseconds to tell.
+            let closely = (now / LOOK_US + u64::from(pid)) % CLOSELY == 0;
+            if member.claim.is_live() && !(if closely { is_there(pid, member) } else { exists(pid) }) {
+                member.claim.leave();
+            }
+            0
+        }
+        MemberKind::Leaving if now.saturating_sub(member.since_us.load(Relaxed)) < SILENT_US => 0,
+        MemberKind::Leaving => {
+            if is_there(pid, member) {
+                member.claim.owner.store(pid, SeqCst);
+                member.set_kind(MemberKind::Stranger);
+                return refresh(segment, member, pid);
+            }
+            member.claim.leave();
+            0
+        }
+        MemberKind::Stranger => refresh(segment, member, pid),
+    }
+}
+
+fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
+    let Some(pages) = pages_of(pid).filter(|_| is_there(pid, member)) else {
+        member.claim.leave();
+        return 0;
+    };
+    member.used.store(pages, Relaxed);
+    member.claim.set(pages);
+    segment.header.largest.note(pid, pages);
+    // What it starts announces itself only if it has the library.
+    children_of(pid, |child| announce_to(segment, child));
+    pages
+}
+
+fn exists(pid: u32) -> bool {
+    Pid::from_raw(pid as i32).is_some_and(|id| test_kill_process(id) != Err(rustix::io::Errno::SRCH))
+}
+
+/// Whether the process that took this place, or was announced there, still is.
+fn is_there(pid: u32, member: &Member) -> bool {
+    // Another one with the same id has begun later.
+    exists(pid) && started_us_of(pid).is_none_or(|started| started < member.since_us.load(Relaxed) + LATER_US)
+}
