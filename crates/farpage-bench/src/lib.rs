@@ -3,5 +3,6 @@
 
 pub mod compare;
 pub mod program;
+pub mod tree;
 
 use farpage_command::{failure, json, output};

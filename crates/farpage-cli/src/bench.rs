@@ -3,7 +3,7 @@
 use crate::failure::Result;
 use crate::stat_cmd::find;
 use clap::{Args, Subcommand};
-use farpage_bench::{compare, program};
+use farpage_bench::{compare, program, tree};
 use std::process::ExitCode;
 
 /// `farpage bench`.
@@ -23,6 +23,9 @@ pub enum BenchCommand {
     /// A program of yours on the kernel's swap and under farpage, with equal memory
     #[command(after_help = program::EXAMPLES)]
     Program(program::ProgramArgs),
+    /// Programs of several processes (make, Python's workers, pipes) on the kernel's swap and under one budget
+    #[command(after_help = tree::EXAMPLES)]
+    Tree(tree::TreeArgs),
 }
 
 /// Runs the subcommand.
@@ -33,6 +36,7 @@ pub fn main(args: &BenchArgs) -> Result<ExitCode> {
     match &args.command {
         BenchCommand::Compare(args) => compare::main(args, counter),
         BenchCommand::Program(args) => program::main(args),
+        BenchCommand::Tree(args) => tree::main(args),
     }
 }
 

@@ -21,6 +21,8 @@ const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 /// Priority of the swap device: above what the system may have.
 const SWAP_PRIORITY: i32 = 32_000;
 const SWAP_FLAG_PREFER: i32 = 0x8000;
+/// A limit that is none: what version 1 shows for it.
+const UNLIMITED: u64 = i64::MAX as u64 / 4096 * 4096;
 
 /// The second device kind of the comparison.
 #[derive(Debug, Clone)]
@@ -113,6 +115,22 @@ impl KernelSide {
         // SAFETY: the closure makes one write call and allocates nothing. "0" is the calling process.
         unsafe { command.pre_exec(move || list.write_at(b"0", 0).map(drop)) };
         Ok(())
+    }
+
+    /// A cgroup without a limit, to count the memory of all that runs in it.
+    ///
+    /// # Errors
+    /// As [`KernelSide::new`].
+    pub fn meter() -> Result<KernelSide> {
+        KernelSide::new(UNLIMITED, &SwapKind::None)
+    }
+
+    /// Anonymous memory of all processes in it now, bytes; `None`: it cannot be read.
+    pub fn anonymous(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.stat_file()).ok()?;
+        // Version 1, version 2.
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
+        value("total_rss ").or_else(|| value("anon "))
     }
 
     /// The statistics that must be read now and then, lest the kernel decides from stale ones and kills.

@@ -22,8 +22,9 @@ use crate::output;
 use clap::{Args, ValueEnum};
 use farpage::internals::conf::size;
 use farpage::internals::conf::{SwapSpec, parse_idle_poll};
-use report::Rows;
-use side::{Ended, Pager};
+pub use report::Rows;
+pub use side::Ended;
+use side::Pager;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -31,14 +32,14 @@ use std::process::ExitCode;
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
-Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of both. The limit
-counts all processes of the program, and files that it is the first to read; farpage's budget is for each process, and
-for anonymous memory: a fair comparison has one process and few files. Standard input is empty. A program that writes
-something else each time (times, addresses) is measured, and said to.
+Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of both. Both count
+all processes of the program; the limit counts files that it is the first to read, too, farpage's budget only anonymous
+memory: a fair comparison has few files. Standard input is empty. A program that writes something else each time (times,
+addresses) is measured, and said to.
 
-Columns: wall time, processor time of all CPUs, major faults (farpage's are those of the first process that read a swap
-device, the others count files and waited-for children, too), peak of resident anonymous memory of the first process
-(farpage's with its pool), the pool's peak, and how many times as fast as the kernel.
+Columns: wall time, processor time of all CPUs, major faults (farpage's are those that read a swap device, the others
+count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; without root, of the
+first process), the pool's peak, and how many times as fast as the kernel.
 
 Examples:
   sudo farpage bench program -- sort -S 1G big.txt
@@ -95,15 +96,23 @@ pub enum Against {
 }
 
 /// What is the same in all rounds.
-struct Setting<'a> {
-    args: &'a ProgramArgs,
+pub struct Setting<'a> {
+    /// The program and its arguments.
+    pub program: &'a [OsString],
     /// The kernel's limit, bytes.
-    ram: u64,
+    pub ram: u64,
     /// Size of its swap, bytes.
-    swap_bytes: u64,
+    pub swap_bytes: u64,
+    /// What it swaps to.
+    pub against: Against,
+    /// Where a swap file goes.
+    pub dir: &'a Path,
     /// Options of `farpage run`.
-    options: Vec<OsString>,
-    with_kernel: bool,
+    pub options: Vec<OsString>,
+    /// The kernel's side is measured.
+    pub with_kernel: bool,
+    /// Counts the memory of all processes where the kernel's side does not.
+    pub meter: Option<&'a KernelSide>,
 }
 
 /// One of each.
@@ -114,6 +123,13 @@ pub struct Round {
     farpage: Ended,
     /// farpage's budget, bytes.
     ram: u64,
+}
+
+impl Round {
+    /// farpage's largest resident anonymous memory, as a part of its budget.
+    pub fn peak_share(&self) -> f64 {
+        self.farpage.peak_rss_anon as f64 / self.ram.max(1) as f64
+    }
 }
 
 /// Runs the subcommand.
@@ -156,21 +172,26 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     catch_signals();
     let before = cpu_ticks();
     // Twice, so that no side has to read the program's files from a disk.
-    let first_output = side::run(&args.program, &Pager::Nobody)?.output;
-    let plain = side::run(&args.program, &Pager::Nobody)?;
+    let meter = if root { KernelSide::meter().ok() } else { None };
+    let meter = meter.as_ref();
+    let first_output = plain(&args.program, meter)?.output;
+    let plain = plain(&args.program, meter)?;
     let setting = Setting {
-        args,
+        program: &args.program,
+        against: args.against,
+        dir: &args.dir,
         ram: ram.unwrap_or((plain.peak_rss_anon / RAM_PART).next_multiple_of(1 << 20).max(RAM_MIN)),
         swap_bytes: swap_bytes.unwrap_or((4 * plain.peak_rss_anon).next_multiple_of(1 << 20).max(256 << 20)),
         options: options(args),
         with_kernel: root && !args.no_kernel,
+        meter,
     };
     let mut note = |text: String| {
         tell(&text);
         notes.push(text);
     };
     note(format!(
-        "{}: {} of anonymous memory in its first process as it is, --ram {}",
+        "{}: {} of anonymous memory as it is, --ram {}",
         args.program[0].to_string_lossy(),
         size::format(plain.peak_rss_anon),
         size::format(setting.ram)
@@ -180,14 +201,9 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         note(format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"));
     }
     if plain.peak_rss_anon < setting.ram {
-        note(String::from("its first process takes no more than --ram as it is"));
+        note(String::from("it takes no more than --ram as it is"));
     }
-    let mut rows = Rows { first_output, ..Rows::default() };
-    let mut plain = Some(plain);
-    for _ in 0..args.rounds {
-        let plain = plain.take().map_or_else(|| side::run(&args.program, &Pager::Nobody), Ok)?;
-        rows.rounds.push(round(&setting, plain)?);
-    }
+    let rows = measure(&setting, first_output, plain, args.rounds)?;
     tell(&rows.table());
     let complaints = rows.complaints();
     complaints.iter().for_each(|text| say(format_args!("farpage: bench: {text}")));
@@ -216,21 +232,43 @@ fn options(args: &ProgramArgs) -> Vec<OsString> {
     options
 }
 
+/// The program as it is, for the first time.
+///
+/// # Errors
+/// It cannot be started, or the bench was interrupted.
+pub fn plain(program: &[OsString], meter: Option<&KernelSide>) -> Result<Ended> {
+    side::run(program, &Pager::Nobody, meter)
+}
+
+/// All rounds; the first begins with `plain`.
+///
+/// # Errors
+/// A side could not be set up or started, or the bench was interrupted.
+pub fn measure(setting: &Setting<'_>, first_output: (u64, u64), plain: Ended, rounds: u64) -> Result<Rows> {
+    let mut rows = Rows { first_output, ..Rows::default() };
+    let mut plain = Some(plain);
+    for _ in 0..rounds {
+        let plain = plain.take().map_or_else(|| self::plain(setting.program, setting.meter), Ok)?;
+        rows.rounds.push(round(setting, plain)?);
+    }
+    Ok(rows)
+}
+
 /// Both sides, after the program as it is.
-fn round(setting: &Setting, plain: Ended) -> Result<Round> {
+fn round(setting: &Setting<'_>, plain: Ended) -> Result<Round> {
     let kernel = setting.with_kernel.then(|| kernel_run(setting)).transpose()?;
     let ram = setting.ram + kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
-    let farpage = side::run(&setting.args.program, &Pager::Farpage(ram, &setting.options))?;
+    let farpage = side::run(setting.program, &Pager::Farpage(ram, &setting.options), setting.meter)?;
     Ok(Round { plain, kernel, farpage, ram })
 }
 
-fn kernel_run(setting: &Setting) -> Result<Ended> {
-    let swap = match setting.args.against {
+fn kernel_run(setting: &Setting<'_>) -> Result<Ended> {
+    let swap = match setting.against {
         Against::Zram => SwapKind::Zram(setting.swap_bytes),
-        Against::File => SwapKind::File(setting.args.dir.clone(), setting.swap_bytes),
+        Against::File => SwapKind::File(setting.dir.to_path_buf(), setting.swap_bytes),
     };
     let kernel = KernelSide::new(setting.ram, &swap)?;
-    let ended = side::run(&setting.args.program, &Pager::Kernel(&kernel))?;
+    let ended = side::run(setting.program, &Pager::Kernel(&kernel), None)?;
     kernel.remove()?;
     Ok(ended)
 }

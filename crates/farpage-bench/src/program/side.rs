@@ -25,10 +25,11 @@ pub struct Ended {
     pub wall_s: f64,
     /// Processor time of it and of the children that it has waited for, user and system, seconds.
     pub cpu_s: f64,
-    /// Faults that read a device, those of files and of waited-for children included; under farpage the first process's
-    /// faults that read a swap device.
+    /// Faults that read a device, those of files and of waited-for children included; under farpage those of all
+    /// processes that read a swap device.
     pub major_faults: u64,
-    /// Most resident anonymous memory of the first process, bytes.
+    /// Most resident anonymous memory, bytes: of all its processes where there is a cgroup to count it, else of the
+    /// first one.
     pub peak_rss_anon: u64,
     /// Most memory of the compressed pool, bytes.
     pub pool_peak_bytes: u64,
@@ -57,11 +58,11 @@ pub enum Pager<'a> {
     Farpage(u64, &'a [OsString]),
 }
 
-/// Runs the program to its end.
+/// Runs the program to its end; `meter`: counts the memory of all its processes, where the kernel's side does not.
 ///
 /// # Errors
 /// It could not be started, or the bench was interrupted.
-pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
+pub fn run(program: &[OsString], pager: &Pager<'_>, meter: Option<&KernelSide>) -> Result<Ended> {
     let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
     let mut command = match (pager, &stats) {
         (Pager::Farpage(ram, options), Some(stats)) => {
@@ -86,8 +87,12 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
             Ok(())
         });
     }
-    if let Pager::Kernel(side) = pager {
-        side.contain(&mut command)?;
+    let cgroup = match pager {
+        Pager::Kernel(side) => Some(*side),
+        _ => meter,
+    };
+    if let Some(cgroup) = cgroup {
+        cgroup.contain(&mut command)?;
     }
     let start = Instant::now();
     let mut child = command.spawn().map_err(|e| {
@@ -96,10 +101,6 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
     })?;
     let group = Group(child.id() as i32);
     let reader = child.stdout.take().map(|pipe| std::thread::spawn(move || digest(pipe)));
-    let stat_file = match pager {
-        Pager::Kernel(side) => Some(side.stat_file()),
-        _ => None,
-    };
     let mut peak = 0;
     let (status, usage) = loop {
         if INTERRUPTED.load(Relaxed) {
@@ -107,10 +108,9 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
             let _ = child.wait();
             return Err(Failure::with_status(130, "interrupted"));
         }
-        if let Some(file) = &stat_file {
-            let _ = fs::read(file);
-        }
-        peak = peak.max(rss_anon(child.id()));
+        // (The kernel's side must be read now and then, lest the kernel decides from stale numbers and kills.)
+        let now = cgroup.and_then(KernelSide::anonymous);
+        peak = peak.max(now.unwrap_or_else(|| rss_anon(child.id())));
         if let Some(ended) = group.ended()? {
             break ended;
         }
@@ -143,8 +143,11 @@ pub fn run(program: &[OsString], pager: &Pager<'_>) -> Result<Ended> {
             let values = stats.map(Stats::read).unwrap_or_default();
             ended.managed = values.get("engine_started") == Some(&Value::Bool(true));
             let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
-            ended.major_faults = get("pgmajfault");
-            ended.peak_rss_anon = get("rss_anon_peak_bytes");
+            let tree = values.get("tree").and_then(|tree| tree.get("pgmajfault")).and_then(Value::as_u64);
+            ended.major_faults = tree.unwrap_or_else(|| get("pgmajfault"));
+            if cgroup.is_none() {
+                ended.peak_rss_anon = get("rss_anon_peak_bytes");
+            }
             ended.pool_peak_bytes = get("pool_peak_bytes");
         }
     }

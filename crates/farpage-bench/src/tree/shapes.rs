@@ -1,0 +1,161 @@
+//! What `farpage bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs;
+use std::io;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A program of several processes.
+#[derive(Debug)]
+pub struct Shape {
+    /// For the user.
+    pub name: &'static str,
+    /// For `sh -c`, in the directory with the files.
+    script: &'static str,
+}
+
+/// C files, and functions in each: a compiler takes some 60 MiB for one.
+const SOURCES: usize = 40;
+const FUNCTIONS: usize = 600;
+
+static SHAPES: [Shape; 9] = [
+    Shape { name: "make-j1", script: "make -s -j1" },
+    Shape { name: "make-j2", script: "make -s -j2" },
+    Shape { name: "make-j4", script: "make -s -j4" },
+    Shape { name: "make-j8", script: "make -s -j8" },
+    Shape { name: "fork", script: "python3 workers.py fork" },
+    Shape { name: "spawn", script: "python3 workers.py spawn" },
+    Shape { name: "prefork", script: "python3 prefork.py" },
+    Shape { name: "sort", script: "sort -S 60M lines | uniq -c | sort -S 60M -n | tail -3" },
+    Shape { name: "loop", script: "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; echo $i" },
+];
+
+const MAKEFILE: &str = "\
+all: $(patsubst %.c,%.built,$(wildcard *.c))
+%.built: %.c
+\t@cc -O1 -c $< -o /dev/null
+";
+
+const WORKERS: &str = "\
+import multiprocessing, sys
+
+def work(seed):
+    data = [(seed * 7919 + i) % 1000003 for i in range(1000000)]
+    total = 0
+    for _ in range(3):
+        total += sum(data[::17]) + sum(data[::3])
+    return total
+
+if __name__ == '__main__':
+    with multiprocessing.get_context(sys.argv[1]).Pool(8) as pool:
+        print(sum(pool.map(work, range(16), chunksize=1)))
+";
+
+const PREFORK: &str = "\
+import os
+MB, CHILDREN = 200, 8
+heap = bytearray(MB << 20)
+for i in range(0, MB << 20, 8):
+    if i % 4096 < 512:
+        heap[i] = i * 31 % 251
+children = []
+for child in range(CHILDREN):
+    pid = os.fork()
+    if pid == 0:
+        part = (MB << 20) // 10
+        for turn in range(3):
+            for i in range(child * part, (child + 1) * part, 4096):
+                heap[i] = (heap[i] + turn) % 251
+        os._exit(sum(heap[::65536]) % 100)
+    children.append(pid)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+";
+
+/// Those that are named; all, if none is.
+pub fn chosen(names: &[String]) -> Result<Vec<&'static Shape>, String> {
+    let find = |name: &String| {
+        let known = || SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().join(", ");
+        SHAPES.iter().find(|shape| shape.name == name).ok_or_else(|| format!("--shape: {name} is none of {}", known()))
+    };
+    if names.is_empty() { Ok(SHAPES.iter().collect()) } else { names.iter().map(find).collect() }
+}
+
+/// What the memory of all of make is taken from.
+pub fn make_j4() -> &'static Shape {
+    &SHAPES[2]
+}
+
+impl Shape {
+    /// Its memory is a part of what [`make_j4`] takes.
+    pub fn is_make(&self) -> bool {
+        self.name.starts_with("make")
+    }
+}
+
+/// The directory with the files of all shapes.
+#[derive(Debug)]
+pub struct Shapes(TempDir);
+
+impl Shapes {
+    /// Makes the files.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn make(directory: &Path) -> io::Result<Shapes> {
+        let dir = tempfile::Builder::new().prefix("farpage-bench-").tempdir_in(directory)?;
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text);
+        for i in 0..SOURCES {
+            write(&format!("source{i}.c"), &source(i))?;
+        }
+        let lines: String =
+            (0..1_500_000u64).map(|i| format!("{:x}\n", i.wrapping_mul(0x9e37_79b9) % 400_000)).collect();
+        write("lines", &lines)?;
+        write("Makefile", MAKEFILE)?;
+        write("workers.py", WORKERS)?;
+        write("prefork.py", PREFORK)?;
+        Ok(Shapes(dir))
+    }
+
+    /// The program and its arguments.
+    pub fn command(&self, shape: &Shape) -> Vec<OsString> {
+        let mut script = OsString::from("cd ");
+        script.push(self.0.path());
+        script.push(" && ");
+        script.push(shape.script);
+        vec!["sh".into(), "-c".into(), script]
+    }
+}
+
+/// A C file with many functions, each file others.
+fn source(seed: usize) -> String {
+    let mut text = String::new();
+    for i in 0..FUNCTIONS {
+        let (a, b, c) = ((seed * 31 + i) % 13 + 1, i % 7, i % 5 + 1);
+        let _ = writeln!(
+            text,
+            "int f{seed}_{i}(int *a, int n) {{ int s = {i}; for (int j = 0; j < n; j++) {{ s += a[j] * {a}; \
+             if (s & {}) s ^= a[(j * {c}) % n]; }} return s; }}",
+            1 << b
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_known_and_files_are_there() {
+        assert_eq!(chosen(&[]).unwrap().len(), SHAPES.len());
+        assert_eq!(chosen(&["sort".into()]).unwrap()[0].name, "sort");
+        assert!(chosen(&["nothing".into()]).unwrap_err().contains("make-j1, make-j2"));
+        assert!(make_j4().is_make() && make_j4().name == "make-j4");
+        let dir = tempfile::tempdir().unwrap();
+        let files = Shapes::make(dir.path()).unwrap();
+        assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), SOURCES + 4);
+        assert_ne!(source(1), source(2));
+    }
+}
