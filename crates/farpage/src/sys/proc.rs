@@ -220,7 +220,7 @@ pub fn minor_faults() -> u64 {
 }
 
 /// A file of another process, its beginning, read into `buf`. No allocation.
-fn read_of<'a>(pid: u32, name: impl std::fmt::Display, buf: &'a mut [u8]) -> Option<&'a [u8]> {
+fn read_of(pid: u32, name: impl std::fmt::Display, buf: &mut [u8]) -> Option<&[u8]> {
     let mut path = [0u8; 48];
     let mut cursor = std::io::Cursor::new(&mut path[..]);
     std::io::Write::write_fmt(&mut cursor, format_args!("/proc/{pid}/{name}\0")).ok()?;

@@ -114,7 +114,7 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
         MemberKind::Watched | MemberKind::Managed => 0,
         MemberKind::Dormant | MemberKind::Nested => {
             // Another process with the same id is looked for seldom: it takes the kernel some microseconds to tell.
-            let closely = (now / LOOK_US + u64::from(pid)) % CLOSELY == 0;
+            let closely = (now / LOOK_US + u64::from(pid)).is_multiple_of(CLOSELY);
             if member.claim.is_live() && !(if closely { is_there(pid, member) } else { exists(pid) }) {
                 member.claim.leave();
             }
