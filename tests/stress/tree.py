@@ -132,6 +132,9 @@ def shapes():
     Tree(40, MEMBER, 40, 1, 300, 3).end(out="right\n", percent=125)
     # Many short ones.
     Tree(32, "sh", "-c", "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done; echo right").end(out="right\n")
+    # More than there are places, which end without a word.
+    many = Tree(32, "sh", "-c", "i=0; while [ $i -lt 1100 ]; do (:); i=$((i+1)); done; /bin/true; echo right")
+    assert not many.end(out="right\n")
 
 
 def another_budget():

@@ -222,6 +222,9 @@ pub(crate) fn ready() {
 pub(crate) fn failed(why: &str) {
     warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
     CHARGES.allow(UNLIMITED);
+    if let Some(mine) = tree::mine() {
+        mine.is_left_to_others(std::process::id());
+    }
     enter(OFF);
 }
 

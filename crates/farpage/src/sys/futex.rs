@@ -43,8 +43,10 @@ pub fn wait_any(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), timeout_ns: u
     let until = [until / 1_000_000_000, until % 1_000_000_000];
     let args = [waiters.as_ptr() as usize, 2, 0, until.as_ptr() as usize, MONOTONIC, 0];
     // SAFETY: reads the words, the array and the time, all alive during the call. As for [`wait`].
-    if unsafe { syscall(nr::FUTEX_WAITV, args) } == Err(Errno::NOSYS) {
-        wait(own.0, own.1, Some(timeout_ns));
+    match unsafe { syscall(nr::FUTEX_WAITV, args) } {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        // An old kernel, or a filter that refuses it.
+        Err(_) => wait(own.0, own.1, Some(timeout_ns)),
     }
 }
 

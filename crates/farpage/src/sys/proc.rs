@@ -230,12 +230,12 @@ fn read_of(pid: u32, name: impl std::fmt::Display, buf: &mut [u8]) -> Option<&[u
     Some(&buf[..n])
 }
 
-/// Resident anonymous pages of another process; `None`: it is gone, or has no memory any more.
+/// Resident anonymous pages of another process, 0 if it has no memory any more; `None`: it is gone, or may not be read.
 pub fn pages_of(pid: u32) -> Option<u64> {
     let mut buf = [0u8; 128];
     let mut words = read_of(pid, "statm", &mut buf)?.split(|b| *b == b' ').map(number);
     let (resident, shared) = (words.nth(1)??, words.next()??);
-    (resident > 0).then(|| resident.saturating_sub(shared))
+    Some(resident.saturating_sub(shared))
 }
 
 /// The name of another process; zeros where there is none.

@@ -41,6 +41,10 @@ pub const SEGMENT_NAME: &str = "farpage-tree";
 const MAGIC: u64 = u64::from_le_bytes(*b"farpagT1");
 /// Processes of a tree that can be members at the same time.
 pub const MEMBERS: usize = 1024;
+/// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
+const ABSENT_US: u64 = 300_000;
+/// Those who ended without a word are looked for at least so often, where processes are started. Microseconds.
+const SWEEP_US: u64 = 1_000_000;
 /// Swap devices whose size is for the tree: the first ones.
 const FILES: usize = 4;
 
@@ -181,16 +185,17 @@ static MINE: AtomicU32 = AtomicU32::new(0);
 /// Whose place that is: a child that shares this memory (`vfork`) has none.
 static HOME: AtomicU32 = AtomicU32::new(0);
 
-/// Microseconds of the clock that all processes share.
+/// Microseconds of the clock that all processes share, and by which the kernel says when they began.
 pub fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 
 /// A tree without a budget for all.
 pub const UNLIMITED: u64 = 1 << 50;
 
-/// Makes the segment of a tree with a budget of `bytes`, of which each process may have `each` at most. By the launcher.
+/// Makes the segment of a tree with a budget of `bytes`, of which each process may have `each` at most. By the
+/// launcher.
 ///
 /// # Errors
 /// The kernel has no memory or no descriptor for it, or a limit on the size of files is below [`Segment`]'s.
@@ -207,7 +212,8 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// A limit on the size of files (`ulimit -f`) is for this memory, too: it is raised for a moment, where that is allowed.
+/// A limit on the size of files (`ulimit -f`) is for this memory, too: it is raised for a moment, where that is
+/// allowed.
 fn with_large_files(act: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
     let before = getrlimit(Resource::Fsize);
     let enough = |limit: Option<u64>| limit.map(|limit| limit.max(BYTES as u64));
@@ -310,8 +316,8 @@ pub fn fork_child() -> bool {
     settle_at(segment.take(pid, pid, own_namespace(), MemberKind::Dormant), pid)
 }
 
-/// This process wants its file of a swap device to have `end` slots, of `most` that all processes of the tree have there
-/// together: how many it gets.
+/// This process wants its file of a swap device to have `end` slots, of `most` that all processes of the tree have
+/// there together: how many it gets.
 pub fn grow_file(device: u8, end: u64, most: u64) -> u64 {
     match (segment(), place()) {
         (Some(segment), Some(mine)) => segment.grow_file(mine, device.into(), end, most),
@@ -337,8 +343,8 @@ pub fn mine() -> Option<&'static Member> {
     place().filter(|_| HOME.load(SeqCst) == std::process::id())
 }
 
-/// The place that was this process's, or that of the process that it was forked from. By who knows which: engine threads,
-/// which a child of `vfork` does not have, and a forked child before [`fork_child`].
+/// The place that was this process's, or that of the process that it was forked from. By who knows which: engine
+/// threads, which a child of `vfork` does not have, and a forked child before [`fork_child`].
 pub fn place() -> Option<&'static Member> {
     let place = MINE.load(SeqCst).checked_sub(1)?;
     segment().and_then(|segment| segment.members.get(place as usize))
@@ -371,6 +377,26 @@ impl Member {
     /// It is something else now.
     pub fn set_kind(&self, kind: MemberKind) {
         self.kind.store(kind as u32, SeqCst);
+    }
+
+    /// Its engine looks, so that what it wants and needs is true.
+    pub(crate) fn is_looking(&self, now_us: u64) -> bool {
+        let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
+        has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
+    }
+
+    /// Nobody looks in process `pid` any more, and it goes on: others look what it has.
+    pub(crate) fn is_left_to_others(&self, pid: u32) {
+        self.claim.owner.store(pid, SeqCst);
+        self.says_nothing();
+        self.set_kind(MemberKind::Stranger);
+    }
+
+    /// What it wanted, needed and had in files is no more.
+    fn says_nothing(&self) {
+        [&self.wants, &self.need, &self.price].iter().for_each(|number| number.store(0, Relaxed));
+        self.held.store(0, Relaxed);
+        self.files.iter().for_each(|slots| slots.store(0, SeqCst));
     }
 
     fn is(&self, pid: u32, namespace: u64) -> bool {
@@ -416,6 +442,17 @@ impl Segment {
 
     /// Takes a free place.
     fn take(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
+        // A shell's children end without a word, and perhaps nobody has an engine to look for them.
+        if now_us().saturating_sub(self.header.swept_us.load(SeqCst)) > SWEEP_US {
+            strangers::look_after(self);
+        }
+        self.take_free(owner, pid, namespace, kind).or_else(|| {
+            strangers::look_after(self);
+            self.take_free(owner, pid, namespace, kind)
+        })
+    }
+
+    fn take_free(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
         let now = now_us();
         for place in 0..MEMBERS {
             self.header.used_places.fetch_max(place as u32 + 1, SeqCst);
@@ -509,6 +546,19 @@ mod tests {
         a.claim.leave();
         assert_eq!(grow(b, 1200), 1000);
         assert_eq!(segment.grow_file(b, FILES, 5000, 1000), 5000, "not counted");
+    }
+
+    #[test]
+    fn places_of_those_who_ended_without_a_word_are_found() {
+        let segment = segment_of(64 << 20);
+        let namespace = own_namespace();
+        // No such processes.
+        let taken =
+            (0..MEMBERS as u32).filter_map(|i| segment.take_free(1, 0x7000_0000 + i, namespace, MemberKind::Dormant));
+        assert_eq!(taken.count(), MEMBERS);
+        let own = std::process::id();
+        assert_eq!(segment.take_free(own, own, namespace, MemberKind::Dormant), None);
+        assert!(segment.take(own, own, namespace, MemberKind::Dormant).is_some());
     }
 
     #[test]

@@ -29,25 +29,36 @@ const LATER_US: u64 = 1_000_000;
 
 /// This process, or (in a child of `vfork`) the calling one, is about to become another program. What it is now, for
 /// [`stays`].
-pub fn leaving() -> Option<MemberKind> {
+pub fn leaving() -> Option<Before> {
     let segment = segment()?;
     let Some(member) = mine() else {
         announce_to(segment, std::process::id());
         return None;
     };
-    let kind = member.kind();
-    if kind == MemberKind::Nested {
-        return Some(kind);
+    let before = Before { kind: member.kind(), owner: member.claim.owner.load(SeqCst) };
+    if before.kind != MemberKind::Nested {
+        member.since_us.store(now_us(), Relaxed);
+        member.set_kind(MemberKind::Leaving);
+        // An exec ends the thread at whose end the kernel marks the place; the process goes on.
+        member.claim.owner.store(std::process::id(), SeqCst);
     }
-    member.since_us.store(now_us(), Relaxed);
-    member.set_kind(MemberKind::Leaving);
-    Some(kind)
+    Some(before)
+}
+
+/// What a process was before it tried to become another program.
+#[derive(Debug, Clone, Copy)]
+pub struct Before {
+    kind: MemberKind,
+    owner: u32,
 }
 
 /// It could not become another program: it is what it was.
-pub fn stays(was: Option<MemberKind>) {
+pub fn stays(was: Option<Before>) {
     match (mine(), was, segment()) {
-        (Some(member), Some(kind), _) => member.set_kind(kind),
+        (Some(member), Some(before), _) => {
+            member.claim.owner.store(before.owner, SeqCst);
+            member.set_kind(before.kind);
+        }
         (None, _, Some(segment)) => {
             let (pid, namespace) = (std::process::id(), own_namespace());
             segment.places().filter(|m| m.is(pid, namespace)).for_each(|m| m.claim.leave());
@@ -110,9 +121,9 @@ pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
 fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
     let pid = member.pid.load(Relaxed);
     match member.kind() {
-        // The kernel says when these end.
-        MemberKind::Watched | MemberKind::Managed => 0,
-        MemberKind::Dormant | MemberKind::Nested => {
+        // The kernel says when these end, unless it was not allowed to.
+        MemberKind::Watched | MemberKind::Managed if member.claim.owner.load(SeqCst) != pid => 0,
+        MemberKind::Watched | MemberKind::Managed | MemberKind::Dormant | MemberKind::Nested => {
             // Another process with the same id is looked for seldom: it takes the kernel some microseconds to tell.
             let closely = (now / LOOK_US + u64::from(pid)).is_multiple_of(CLOSELY);
             if member.claim.is_live() && !(if closely { is_there(pid, member) } else { exists(pid) }) {
@@ -123,8 +134,7 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
         MemberKind::Leaving if now.saturating_sub(member.since_us.load(Relaxed)) < SILENT_US => 0,
         MemberKind::Leaving => {
             if is_there(pid, member) {
-                member.claim.owner.store(pid, SeqCst);
-                member.set_kind(MemberKind::Stranger);
+                member.is_left_to_others(pid);
                 return refresh(segment, member, pid);
             }
             member.claim.leave();
@@ -135,10 +145,13 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
 }
 
 fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
-    let Some(pages) = pages_of(pid).filter(|_| is_there(pid, member)) else {
+    let pages = pages_of(pid);
+    if pages == Some(0) || !is_there(pid, member) {
         member.claim.leave();
         return 0;
-    };
+    }
+    // If it may not be read now, what it had goes on counting.
+    let Some(pages) = pages else { return member.claim.pages(now_us()) };
     member.used.store(pages, Relaxed);
     member.claim.set(pages);
     segment.header.largest.note(pid, pages);

@@ -1,8 +1,8 @@
 //! How many pages the process has, and how many it may have.
 //!
-//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`kin`]). It is sampled by the monitor thread; in
-//! between, every engine thread that takes pages from the kernel or gives some back adds to `grown`. The sum is the
-//! estimate all decisions use, so an error lives until the next sample only.
+//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`kin`]). It
+//! is sampled by the monitor thread; in between, every engine thread that takes pages from the kernel or gives some
+//! back adds to `grown`. The sum is the estimate all decisions use, so an error lives until the next sample only.
 
 pub(crate) mod activation;
 pub mod charge;

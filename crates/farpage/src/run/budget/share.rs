@@ -34,8 +34,6 @@ const STEP_MIN: i64 = 256;
 const FREE_PART: i64 = 4;
 /// Memory goes to somebody for whom it is worth more by so many eighths.
 const MARGIN_EIGHTHS: u64 = 10;
-/// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it.
-const ABSENT_US: u64 = 300_000;
 /// What a page that is needed again costs, ns.
 const REFAULT_NS: u64 = 30_000;
 /// What a page costs that leaves and comes back, ns.
@@ -103,9 +101,7 @@ fn step(pages: i64) -> i64 {
 }
 
 fn can_give(member: &Member, now: u64) -> bool {
-    let has_engine = matches!(member.kind(), MemberKind::Watched | MemberKind::Managed);
-    let looks = now.saturating_sub(member.looked_us.load(Relaxed)) < ABSENT_US;
-    has_engine && looks && member.target.load(Relaxed) > member.floor.load(Relaxed)
+    member.is_looking(now) && member.target.load(Relaxed) > member.floor.load(Relaxed)
 }
 
 /// For whom memory is worth least, of those who can give.
@@ -115,7 +111,9 @@ fn cheapest(segment: &Segment, now: u64) -> Option<&Member> {
 
 /// The price of the one who wants most urgently, `mine` left out; `None`: nobody wants anything.
 fn highest_want(segment: &Segment, mine: &Member) -> Option<u64> {
-    let others = segment.living().filter(|m| !std::ptr::eq(*m, mine) && m.wants.load(Relaxed) > 0);
+    let now = now_us();
+    let wants = |m: &Member| m.wants.load(Relaxed) > 0 && m.is_looking(now);
+    let others = segment.living().filter(|m| !std::ptr::eq(*m, mine) && wants(m));
     others.map(|m| m.price.load(Relaxed)).max()
 }
 
@@ -147,8 +145,8 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
 }
 
 impl Engine {
-    /// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's next
-    /// look, if there was not. The pager.
+    /// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's
+    /// next look, if there was not. The pager.
     pub(crate) fn asks_for_more(&self) -> bool {
         let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
         if mine.wants.load(Relaxed) > 0 {
@@ -308,8 +306,11 @@ impl TreeShare {
         // What is already being given is on its way.
         let gives = |m: &Member| m.claim.pages(0).saturating_sub(m.target.load(Relaxed)) as i64;
         let giving: i64 = segment.living().map(gives).sum();
-        let wanted: u64 =
-            segment.living().filter(|m| !std::ptr::eq(*m, self.mine)).map(|m| m.wants.load(Relaxed)).sum();
+        let wanted: u64 = segment
+            .living()
+            .filter(|m| !std::ptr::eq(*m, self.mine) && m.is_looking(now))
+            .map(|m| m.wants.load(Relaxed))
+            .sum();
         let demand = over - giving + (wanted as i64).min(segment.budget() as i64);
         let price = self.mine.price.load(Relaxed);
         if seen.used > promised + STEP_MIN {
@@ -402,6 +403,22 @@ mod tests {
         assert!(segment.claimed() <= segment.budget(), "{}", segment.claimed());
         assert_eq!(idle.budget.promised(), FLOOR);
         assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
+    }
+
+    #[test]
+    fn who_is_stopped_wants_nothing() {
+        let segment = tree_of(16_384);
+        let (stopped, mut one) = (Process::new(segment, 1, 4_096), Process::new(segment, 2, 8_192));
+        let mine = stopped.share.mine;
+        mine.wants.store(9_000, Relaxed);
+        mine.price.store(HOLDS_PRICE, Relaxed);
+        assert_eq!(highest_want(segment, one.share.mine), Some(HOLDS_PRICE));
+        one.look(8_190, 1_000);
+        let before = one.budget.promised();
+        assert!(before <= 8_192, "another wants more urgently");
+        mine.looked_us.store(0, Relaxed);
+        one.look(8_190, 1_000);
+        assert!(one.budget.promised() > before);
     }
 
     #[test]

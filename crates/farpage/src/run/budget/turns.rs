@@ -1,11 +1,11 @@
 //! Turns: when more processes of a tree are busy than fit, some wait, so that the others get on.
 //!
-//! No division helps where the sum of what busy processes need is well above the budget: all of them read the same pages
-//! again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, and so does
-//! one that grows beside such a process and gets no more. Of those
-//! who do, as many *hold* as fit with all that they have, in memory or swapped out, the longest waiting first, and at
-//! least one. The others are held: their faults are answered, but late ([`LATE`]), so who has a lock or a pipe that a
-//! holder waits for goes on; nobody is stopped. Their memory costs nothing meanwhile, that of holders is dear.
+//! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
+//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, and
+//! so does one that grows beside such a process and gets no more. Of those who do, as many *hold* as fit with all that
+//! they have, in memory or swapped out, the longest waiting first, and at least one. The others are held: their faults
+//! are answered, but late ([`LATE`]), so who has a lock or a pipe that a holder waits for goes on; nobody is stopped.
+//! Their memory costs nothing meanwhile, that of holders is dear.
 //!
 //! A holder that no longer contends, because it ends or waits, makes room at once. Else its turn ends when others have
 //! waited for many times what it takes to bring in what it needs ([`turn_us`]).
@@ -67,7 +67,7 @@ impl Turns {
         all: u64,
         now: u64,
     ) -> Turn {
-        let wants = mine.wants.load(Relaxed) > 0 && others_contend(segment, mine);
+        let wants = mine.wants.load(Relaxed) > 0 && others_contend(segment, mine, now);
         if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
             self.contended_us = now;
         }
@@ -76,7 +76,7 @@ impl Turns {
             mine.turn_us.store(mine.since_us.load(Relaxed), Relaxed);
         }
         mine.need.store(if contends { all } else { 0 }, Relaxed);
-        let turn = if contends { turn_of(segment, mine) } else { Turn::Free };
+        let turn = if contends { turn_of(segment, mine, now) } else { Turn::Free };
         mine.held.store(u32::from(turn == Turn::Held), Relaxed);
         match turn {
             Turn::Holds => {
@@ -92,16 +92,21 @@ impl Turns {
     }
 }
 
-fn others_contend(segment: &Segment, mine: &Member) -> bool {
-    segment.living().any(|m| !std::ptr::eq(m, mine) && m.need.load(Relaxed) > 0)
+/// Who is stopped needs nothing.
+fn need_of(member: &Member, now: u64) -> u64 {
+    if member.is_looking(now) { member.need.load(Relaxed) } else { 0 }
 }
 
-fn turn_of(segment: &Segment, mine: &Member) -> Turn {
+fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
+    segment.living().any(|m| !std::ptr::eq(m, mine) && need_of(m, now) > 0)
+}
+
+fn turn_of(segment: &Segment, mine: &Member, now: u64) -> Turn {
     let key = |m: &Member| (m.turn_us.load(Relaxed), m.pid.load(Relaxed));
     let (budget, me) = (segment.budget(), key(mine));
     let (mut others, mut before, mut all, mut first) = (0, 0, 0, true);
     for m in segment.living() {
-        let need = m.need.load(Relaxed).min(budget);
+        let need = need_of(m, now).min(budget);
         if need == 0 {
             others += m.used.load(Relaxed).min(budget);
             continue;

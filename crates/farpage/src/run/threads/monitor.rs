@@ -136,9 +136,11 @@ fn close_program_files(mut keep: Vec<RawFd>) {
 
 /// Takes this thread's part in the tree: the kernel marks the place when the process ends.
 fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
-    if is_child {
-        tree::fork_child();
-        e.budget.promise(share::FLOOR);
+    if is_child && tree::segment().is_some() {
+        // Where no place is free, a part, as for a program that has lost its tree.
+        let placed = tree::fork_child();
+        let pages = if placed { share::FLOOR } else { share::FLOOR.max(pages(e.conf.ram) / 16) };
+        e.budget.promise(pages);
         e.budget.sample(0, e.budget.grown());
     }
     let (segment, mine) = (tree::segment()?, tree::mine()?);
@@ -263,8 +265,7 @@ impl Monitor {
         if let Some(tree) = self.tree.take() {
             // This thread ends, and the process goes on: others look whether it is still there.
             robust::forget();
-            tree.mine.set_kind(MemberKind::Stranger);
-            tree.mine.claim.owner.store(std::process::id(), SeqCst);
+            tree.mine.is_left_to_others(std::process::id());
         }
     }
 
