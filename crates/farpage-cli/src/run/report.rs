@@ -66,11 +66,8 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     }
     let bytes = |pages: u64| size::format(pages.saturating_mul(PAGE_SIZE as u64));
     let (peak, strangers) = (header.peak.load(Relaxed), header.strangers_peak.load(Relaxed));
-    row(
-        "all processes",
-        bytes(peak),
-        format!("claimed at most, by {joined} processes one after the other or together"),
-    );
+    let most = if peak > 0 { bytes(peak) } else { "-".into() };
+    row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
     if strangers > 0 {
         row("without library", bytes(strangers), "at most, of processes that cannot be managed".into());
     }
