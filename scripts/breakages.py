@@ -140,8 +140,6 @@ BREAKAGES = [
      [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
     ("give-way", "where nothing can be reclaimed the budget gives way", "run/pager/fill.rs",
      [("self.gives_way = there() == 0;", "")], ENGINE, "full_devices"),
-    ("tree-honest", "a process claims at least what it has", "run/budget/share.rs",
-     [("        self.be_honest(budget, seen.used);\n", "")], ENGINE, "who_needs_more"),
     ("tree-floor", "nobody gives more than it can do without", "run/budget/share.rs",
      [(".min(promised - self.mine.floor.load(SeqCst) as i64);", ";")], ENGINE, "no_more_than_its_floor"),
     ("tree-files", "a file's size is published before it is compared", "tree/mod.rs",
