@@ -20,7 +20,7 @@ pub fn start(heap: &'static Heap) {
     let Ok(text) = std::env::var(ENV_CONF) else { return };
     match Conf::parse(&text) {
         Ok(mut conf) => {
-            if !tree::join() && std::env::var_os(tree::ENV_TREE_FD).is_some() {
+            if !tree::joining::join() && std::env::var_os(tree::ENV_TREE_FD).is_some() {
                 alone(&mut conf);
             }
             if conf.quiet {

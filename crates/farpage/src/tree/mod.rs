@@ -7,6 +7,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | here | the segment: how it is made, found and mapped; members, and their places |
+//! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what the dead have left |
 //! | [`largest`] | the processes that had most, also when they have ended |
 //!
@@ -17,6 +18,7 @@
 //! Callers: `run`, which makes its budget of what it gets here; the command. No locks. In this process there is one
 //! segment, mapped for good, and one place ([`mine`]).
 
+pub mod joining;
 pub mod largest;
 pub mod strangers;
 
@@ -43,8 +45,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"farpagT1");
 pub const MEMBERS: usize = 1024;
 /// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
 const ABSENT_US: u64 = 300_000;
-/// Those who ended without a word are looked for at least so often, where processes are started. Microseconds.
-const SWEEP_US: u64 = 1_000_000;
 /// Swap devices whose size is for the tree: the first ones.
 const FILES: usize = 4;
 
@@ -279,41 +279,10 @@ pub fn is_still(fd: RawFd, inode: u64) -> bool {
     fd >= 0 && fstat(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|stat| stat.st_ino == inode)
 }
 
-/// Maps the segment that this process inherited, and takes a place in it. Called once, by the initialiser. False: there
-/// is none, or no place is free.
-pub fn join() -> bool {
-    let Some((fd, _)) = inherited().filter(|(fd, inode)| is_still(*fd, *inode)) else { return false };
-    // SAFETY: open, and used only here.
-    let Ok(segment) = open(unsafe { BorrowedFd::borrow_raw(fd) }) else { return false };
-    SEGMENT.store(std::ptr::from_ref(segment).cast_mut(), SeqCst);
-    let pid = std::process::id();
-    let namespace = own_namespace();
-    // Another program was here before, or a parent has announced this one.
-    let before = segment.places().position(|m| m.is(pid, namespace) && m.is_taken());
-    let place = match before {
-        Some(place) => {
-            let member = &segment.members[place];
-            member.claim.owner.store(pid, SeqCst);
-            member.claim.begin();
-            member.begin(pid, namespace, MemberKind::Dormant);
-            Some(place)
-        }
-        None => segment.take(pid, pid, namespace, MemberKind::Dormant),
-    };
-    settle_at(place, pid)
-}
-
 fn settle_at(place: Option<usize>, pid: u32) -> bool {
     MINE.store(place.map_or(0, |place| place as u32 + 1), SeqCst);
     HOME.store(pid, SeqCst);
     place.is_some()
-}
-
-/// In a forked child: its parent's place is not its own. Takes one; false: none is free.
-pub fn fork_child() -> bool {
-    let Some(segment) = segment() else { return false };
-    let pid = std::process::id();
-    settle_at(segment.take(pid, pid, own_namespace(), MemberKind::Dormant), pid)
 }
 
 /// This process wants its file of a swap device to have `end` slots, of `most` that all processes of the tree have
@@ -344,7 +313,7 @@ pub fn mine() -> Option<&'static Member> {
 }
 
 /// The place that was this process's, or that of the process that it was forked from. By who knows which: engine
-/// threads, which a child of `vfork` does not have, and a forked child before [`fork_child`].
+/// threads, which a child of `vfork` does not have, and a forked child before [`joining::fork_child`].
 pub fn place() -> Option<&'static Member> {
     let place = MINE.load(SeqCst).checked_sub(1)?;
     segment().and_then(|segment| segment.members.get(place as usize))
@@ -442,17 +411,6 @@ impl Segment {
 
     /// Takes a free place.
     fn take(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
-        // A shell's children end without a word, and perhaps nobody has an engine to look for them.
-        if now_us().saturating_sub(self.header.swept_us.load(SeqCst)) > SWEEP_US {
-            strangers::look_after(self);
-        }
-        self.take_free(owner, pid, namespace, kind).or_else(|| {
-            strangers::look_after(self);
-            self.take_free(owner, pid, namespace, kind)
-        })
-    }
-
-    fn take_free(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
         let now = now_us();
         for place in 0..MEMBERS {
             self.header.used_places.fetch_max(place as u32 + 1, SeqCst);
@@ -546,19 +504,6 @@ mod tests {
         a.claim.leave();
         assert_eq!(grow(b, 1200), 1000);
         assert_eq!(segment.grow_file(b, FILES, 5000, 1000), 5000, "not counted");
-    }
-
-    #[test]
-    fn places_of_those_who_ended_without_a_word_are_found() {
-        let segment = segment_of(64 << 20);
-        let namespace = own_namespace();
-        // No such processes.
-        let taken =
-            (0..MEMBERS as u32).filter_map(|i| segment.take_free(1, 0x7000_0000 + i, namespace, MemberKind::Dormant));
-        assert_eq!(taken.count(), MEMBERS);
-        let own = std::process::id();
-        assert_eq!(segment.take_free(own, own, namespace, MemberKind::Dormant), None);
-        assert!(segment.take(own, own, namespace, MemberKind::Dormant).is_some());
     }
 
     #[test]

@@ -51,7 +51,7 @@ static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn forked() {
     let pages = tree::place().map_or(0, |member| member.claim.pages(0));
     FORKED_WITH.store(pages, Relaxed);
-    if !tree::fork_child() && tree::segment().is_some() {
+    if !tree::joining::fork_child() && tree::segment().is_some() {
         FORKED_WITH.store(0, Relaxed);
     }
 }

@@ -138,7 +138,7 @@ fn close_program_files(mut keep: Vec<RawFd>) {
 fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     if is_child && tree::segment().is_some() {
         // Where no place is free, a part, as for a program that has lost its tree.
-        let placed = tree::fork_child();
+        let placed = tree::joining::fork_child();
         let pages = if placed { share::FLOOR } else { share::FLOOR.max(pages(e.conf.ram) / 16) };
         e.budget.promise(pages);
         e.budget.sample(0, e.budget.grown());
