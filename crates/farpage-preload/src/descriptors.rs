@@ -1,9 +1,8 @@
 //! Two descriptors that the program inherits have to last until its children exec: that of `/dev/userfaultfd`, because
 //! they may not open the device themselves (`--user`; a program that has given root up), and that of the tree's segment
-//! ([`farpage::tree`]). Programs that start others often close
-//! everything first (Python's `subprocess`, daemons, Java), or mark everything close-on-exec (apt), so the functions
-//! that do either are interposed and leave these alone. They say that it was done; whoever puts another descriptor in
-//! such a place (`dup2`) has the number.
+//! ([`farpage::tree`]). Programs that start others often close everything first (Python's `subprocess`, daemons, Java),
+//! or mark everything close-on-exec (apt), so the functions that do either are interposed and leave these alone. They
+//! say that it was done; whoever puts another descriptor in such a place (`dup2`) has the number.
 //!
 //! The program's own engine does not need them: it has what it needs in a table of its own, or mapped, for forked
 //! children, too.
@@ -203,8 +202,8 @@ pub unsafe extern "C" fn posix_spawn_file_actions_addclose(
     unsafe { real(actions, fd) }
 }
 
-/// As libc's; see the module header. What is below the last descriptor that stays is closed one by one: the child that does
-/// it is within libc, and knows no range with an end.
+/// As libc's; see the module header. What is below the last descriptor that stays is closed one by one: the child that
+/// does it is within libc, and knows no range with an end.
 ///
 /// # Safety
 /// As libc's.

@@ -15,8 +15,8 @@
 //!
 //! Whose word it is: a place has an *owner* (the id of a thread; the kernel sets [`DIED`] in it when that thread ends)
 //! and an *epoch*, one more with each owner. A claim has its epoch in the same word, and counts nothing in another one:
-//! else the next owner would have the last one's claim for a moment. What the dead had is given back by the kernel after
-//! it has marked the place, so it counts on for a while and fades ([`FADE_PAGES_US`]).
+//! else the next owner would have the last one's claim for a moment. What the dead had is given back by the kernel
+//! after it has marked the place, so it counts on for a while and fades ([`FADE_PAGES_US`]).
 //!
 //! Memory that a hostile member can write: every number is clamped where it is read, and there is nothing else.
 //!
@@ -263,12 +263,17 @@ mod loom_tests {
     use crate::sync::Arc;
     use loom::thread;
 
+    fn two() -> Arc<Vec<Claim>> {
+        let all: Vec<Claim> = (0..2).map(|_| Claim::new()).collect();
+        all.iter().enumerate().for_each(|(i, claim)| assert!(claim.take(i as u32 + 1, 1)));
+        Arc::new(all)
+    }
+
     /// Two that want all: together they never get more than there is.
     #[test]
     fn two_claims_at_once() {
         loom::model(|| {
-            let all: Arc<Vec<Claim>> = Arc::new((0..2).map(|_| Claim::new()).collect());
-            all.iter().enumerate().for_each(|(i, claim)| assert!(claim.take(i as u32 + 1, 1)));
+            let all = two();
             let (held, other) = (Arc::new(AtomicU32::new(0)), all.clone());
             let others = held.clone();
             let thread = thread::spawn(move || {
@@ -287,8 +292,7 @@ mod loom_tests {
     #[test]
     fn a_claim_and_a_release() {
         loom::model(|| {
-            let all: Arc<Vec<Claim>> = Arc::new((0..2).map(|_| Claim::new()).collect());
-            all.iter().enumerate().for_each(|(i, claim)| assert!(claim.take(i as u32 + 1, 1)));
+            let all = two();
             assert_eq!(grow(&all[1], all.iter(), 3, 3, 1), 3);
             let other = all.clone();
             let thread = thread::spawn(move || other[1].sub(2));
@@ -302,8 +306,7 @@ mod loom_tests {
     #[test]
     fn a_place_is_taken_over_while_another_claims() {
         loom::model(|| {
-            let all: Arc<Vec<Claim>> = Arc::new((0..2).map(|_| Claim::new()).collect());
-            assert!(all[0].take(1, 1) && all[1].take(2, 1));
+            let all = two();
             all[1].leave();
             let (held, other) = (Arc::new(AtomicU32::new(0)), all.clone());
             let others = held.clone();

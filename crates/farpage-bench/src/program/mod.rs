@@ -181,7 +181,7 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         against: args.against,
         dir: &args.dir,
         ram: ram.unwrap_or((plain.peak_rss_anon / RAM_PART).next_multiple_of(1 << 20).max(RAM_MIN)),
-        swap_bytes: swap_bytes.unwrap_or((4 * plain.peak_rss_anon).next_multiple_of(1 << 20).max(256 << 20)),
+        swap_bytes: swap_bytes.unwrap_or(swap_for(plain.peak_rss_anon)),
         options: options(args),
         with_kernel: root && !args.no_kernel,
         meter,
@@ -232,7 +232,12 @@ fn options(args: &ProgramArgs) -> Vec<OsString> {
     options
 }
 
-/// The program as it is, for the first time.
+/// Size of the kernel's swap for a program that takes `peak` bytes as it is.
+pub fn swap_for(peak: u64) -> u64 {
+    (4 * peak).next_multiple_of(1 << 20).max(256 << 20)
+}
+
+/// The program as it is.
 ///
 /// # Errors
 /// It cannot be started, or the bench was interrupted.

@@ -62,8 +62,8 @@ const RAM_PART: u64 = 3;
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Bad options, no root, or a side that could not be set up. What ended otherwise than as it is, is reported, and by the
-/// exit status.
+/// Bad options, no root, or a side that could not be set up. What ended otherwise than as it is, is reported, and by
+/// the exit status.
 pub fn main(args: &TreeArgs) -> Result<ExitCode> {
     let ram = args.ram.as_deref().map(size::parse).transpose().map_err(|e| Failure::new(format!("--ram: {e}")))?;
     let wanted = shapes::chosen(&args.shape).map_err(Failure::new)?;
@@ -100,6 +100,7 @@ fn measure(
     if shape.is_make() {
         peak = match *of_make {
             Some(peak) => peak,
+            None if std::ptr::eq(shape, shapes::make_j4()) => peak,
             None => plain(&files.command(shapes::make_j4()))?.peak_rss_anon,
         };
         *of_make = Some(peak);
@@ -108,7 +109,7 @@ fn measure(
     let setting = Setting {
         program: &program,
         ram,
-        swap_bytes: (4 * peak).next_multiple_of(1 << 20).max(256 << 20),
+        swap_bytes: program::swap_for(peak),
         against: Against::Zram,
         dir: Path::new(&args.dir),
         options: Vec::new(),

@@ -54,6 +54,10 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     out
 }
 
+fn of_pages(pages: u64) -> String {
+    size::format(pages.saturating_mul(PAGE_SIZE as u64))
+}
+
 /// Processes that are named.
 const LARGEST: usize = 5;
 
@@ -64,34 +68,32 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     if joined < 2 {
         return;
     }
-    let bytes = |pages: u64| size::format(pages.saturating_mul(PAGE_SIZE as u64));
     let (peak, strangers) = (header.peak.load(Relaxed), header.strangers_peak.load(Relaxed));
-    let most = if peak > 0 { bytes(peak) } else { "-".into() };
+    let most = if peak > 0 { of_pages(peak) } else { "-".into() };
     row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
     if strangers > 0 {
-        row("without library", bytes(strangers), "at most, of processes that cannot be managed".into());
+        row("without library", of_pages(strangers), "at most, of processes that cannot be managed".into());
     }
     for (i, process) in header.largest.list().into_iter().take(LARGEST).enumerate() {
         let title = if i == 0 { "largest" } else { "" };
-        row(title, bytes(process.peak), format!("{} ({})", process.name, process.pid));
+        row(title, of_pages(process.peak), format!("{} ({})", process.name, process.pid));
     }
     row("first process", String::new(), "what follows is of this one".into());
 }
 
 fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     let pages = |name: &str| page.get(name);
-    let bytes = |pages: u64| size::format(pages.saturating_mul(PAGE_SIZE as u64));
     let (out, zero, clean) = (pages("pswpout"), pages("swpout_zero"), pages("swpout_clean"));
     let mut more = format!("{out} pages");
     if zero.saturating_add(clean) > 0 {
         more.push_str(&format!(", besides {zero} all zero and {clean} unchanged"));
     }
-    row("swapped out", bytes(out), more);
+    row("swapped out", of_pages(out), more);
     let (back, ahead) = (pages("pswpin"), pages("swap_ra"));
     let hits = pages("swap_ra_hit");
     let used =
         if hits > 0 { format!(", {:.1}% of them used", 100.0 * hits as f64 / ahead as f64) } else { String::new() };
-    row("swapped in", bytes(back), format!("{back} pages, {ahead} by readahead{used}"));
+    row("swapped in", of_pages(back), format!("{back} pages, {ahead} by readahead{used}"));
     let (pool, packed, orig) = (pages("pool_bytes"), pages("pool_compressed_bytes"), pages("pool_orig_bytes"));
     if orig > 0 {
         let share = |part: u64| part as f64 / packed.max(1) as f64;

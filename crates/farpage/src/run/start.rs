@@ -117,8 +117,8 @@ fn look(more: u64) {
     }
 }
 
-/// In a tree a process without an engine claims so much at most beyond what it could fill, bytes, and looks again when it
-/// was given as much. The least is [`LOOK_BYTES_MIN`].
+/// In a tree a process without an engine claims so much at most beyond what it could fill, bytes, and looks again when
+/// it was given as much. The least is [`LOOK_BYTES_MIN`].
 const LOOK_BYTES_MAX: u64 = 16 << 20;
 
 /// Starts the engine, and waits for it if that is wanted.

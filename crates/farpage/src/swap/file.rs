@@ -64,8 +64,8 @@ const WRITE_ERRORS_MAX: u32 = 16;
 /// After this many failed reads in a row too: so many pages, each tried three times.
 const READ_ERRORS_MAX: u32 = 3 * 16;
 
-/// Several processes may have `most` slots together in their files of this device. This one wants `end` in all, and gets
-/// the result.
+/// Several processes may have `most` slots together in their files of this device. This one wants `end` in all, and
+/// gets the result.
 pub type SharedSize = fn(device: u8, end: u64, most: u64) -> u64;
 
 /// Swap in a file.

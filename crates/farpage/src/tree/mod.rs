@@ -146,7 +146,6 @@ pub struct Header {
     used_places: AtomicU32,
     /// Warnings that were given, a bit each.
     said: AtomicU32,
-    started_us: AtomicU64,
     /// When somebody last looked after those who cannot do so themselves, microseconds.
     swept_us: AtomicU64,
     /// The largest sum that was seen.
@@ -205,7 +204,6 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     resize().or_else(|why| with_large_files(resize).map_err(|_| why))?;
     fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
     let segment = map(fd.as_fd())?;
-    segment.header.started_us.store(now_us(), Relaxed);
     segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64, Relaxed);
     segment.set_budget(bytes);
     segment.header.magic.store(MAGIC, SeqCst);
@@ -326,11 +324,9 @@ fn own_namespace() -> u64 {
 
 impl Member {
     fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let sizes = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.wants, &self.need];
-        let others = [&self.price, &self.stalls];
-        sizes.iter().chain(&others).for_each(|number| number.store(0, Relaxed));
-        self.files.iter().for_each(|slots| slots.store(0, SeqCst));
-        self.held.store(0, Relaxed);
+        let numbers = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.stalls];
+        numbers.iter().for_each(|number| number.store(0, Relaxed));
+        self.says_nothing();
         self.pid.store(pid, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);
@@ -361,7 +357,7 @@ impl Member {
         self.set_kind(MemberKind::Stranger);
     }
 
-    /// What it wanted, needed and had in files is no more.
+    /// It wants and needs nothing, and has nothing in files.
     fn says_nothing(&self) {
         [&self.wants, &self.need, &self.price].iter().for_each(|number| number.store(0, Relaxed));
         self.held.store(0, Relaxed);

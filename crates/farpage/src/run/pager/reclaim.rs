@@ -319,8 +319,8 @@ impl Pager {
 
     /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says
     /// so.
-    /// Pages that others have, too, stay as long as there are others: the copy would cost memory, and taking it out would free
-    /// none.
+    /// Pages that others have, too, stay as long as there are others: the copy would cost memory, and taking it out
+    /// would free none.
     pub(crate) fn unshare(&self, page: usize) -> bool {
         if self.keeps_shared() {
             return false;

@@ -373,8 +373,8 @@ impl Monitor {
         }
     }
 
-    /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after those
-    /// who cannot.
+    /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after
+    /// those who cannot.
     fn look_at_tree(&mut self, used: i64) -> bool {
         let e = self.e;
         let Some(tree) = &mut self.tree else { return false };
