@@ -104,7 +104,7 @@ impl Tree {
     /// Members that live, the largest first.
     fn members(&self) -> Vec<&Member> {
         let mut members: Vec<&Member> = self.segment.living().collect();
-        members.sort_by_key(|m| std::cmp::Reverse(m.claim.pages(0)));
+        members.sort_by_key(|m| std::cmp::Reverse(m.claim.held()));
         members
     }
 
@@ -116,7 +116,7 @@ impl Tree {
             .take(3)
             .map(|m| {
                 let pid = m.pid.load(Relaxed);
-                format!("process {pid} ({}) {}", comm(pid), size::format(bytes(m.claim.pages(0))))
+                format!("process {pid} ({}) {}", comm(pid), size::format(bytes(m.claim.held())))
             })
             .collect();
         largest.join(", ")
@@ -150,7 +150,7 @@ impl Tree {
                 text,
                 "{pid:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {}",
                 comm(pid),
-                size::format(bytes(m.claim.pages(0))),
+                size::format(bytes(m.claim.held())),
                 of(&m.used),
                 of(&m.shared),
                 of(&m.swapped),
@@ -188,7 +188,7 @@ impl Tree {
             let mut object = Object::default();
             object.put("pid", m.pid.load(Relaxed));
             object.put("kind", m.kind().name());
-            object.put("claim_bytes", bytes(m.claim.pages(0)));
+            object.put("claim_bytes", bytes(m.claim.held()));
             for (name, pages) in [
                 ("used_bytes", &m.used),
                 ("shared_bytes", &m.shared),

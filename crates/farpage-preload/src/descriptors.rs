@@ -13,7 +13,7 @@
 use crate::interpose::{found, next, no_such_function};
 use crate::userfaultfds::registered;
 use farpage::internals::probe::inherited_device;
-use farpage::internals::tree;
+use farpage::internals::tree::{self, FileId};
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -30,18 +30,26 @@ struct Kept {
     /// [`NONE`]: there is none.
     number: AtomicU32,
     /// Which file it is.
+    device: AtomicU64,
     inode: AtomicU64,
 }
 
-static KEPT: [Kept; 2] = [const { Kept { number: AtomicU32::new(NONE), inode: AtomicU64::new(0) } }; 2];
+impl Kept {
+    fn file(&self) -> FileId {
+        FileId { device: self.device.load(Relaxed), inode: self.inode.load(Relaxed) }
+    }
+}
+
+static KEPT: [Kept; 2] =
+    [const { Kept { number: AtomicU32::new(NONE), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; 2];
 const NONE: u32 = u32::MAX;
 
 /// Looks the functions up. By the initialiser: later, a child of `vfork` may ask.
 pub fn find() {
-    let device = inherited_device().and_then(|fd| Some((fd.as_raw_fd(), rustix::fs::fstat(fd).ok()?.st_ino)));
-    let segment = tree::inherited().filter(|(fd, inode)| tree::is_still(*fd, *inode));
-    for (kept, (fd, inode)) in KEPT.iter().zip([device, segment].into_iter().flatten()) {
-        kept.inode.store(inode, Relaxed);
+    let device = inherited_device().and_then(|fd| Some((fd.as_raw_fd(), FileId::of(fd).ok()?)));
+    for (kept, (fd, file)) in KEPT.iter().zip([device, tree::inherited()].into_iter().flatten()) {
+        kept.device.store(file.device, Relaxed);
+        kept.inode.store(file.inode, Relaxed);
         kept.number.store(u32::try_from(fd).unwrap_or(NONE), Relaxed);
     }
     REAL_CLOSE.store(next(c"close"), Relaxed);
@@ -56,7 +64,7 @@ pub fn find() {
 fn kept(first: c_uint, last: c_uint) -> impl Iterator<Item = c_uint> {
     let of = move |kept: &Kept| {
         let number = Some(kept.number.load(Relaxed)).filter(|n| *n != NONE && (first..=last).contains(n))?;
-        tree::is_still(number as i32, kept.inode.load(Relaxed)).then_some(number)
+        kept.file().is_at(number as i32).then_some(number)
     };
     KEPT.iter().filter_map(of)
 }
@@ -222,7 +230,9 @@ pub unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(
     let close_from = |from| unsafe { real(actions, from) };
     let last = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX).max());
     let Some(kept) = last else { return close_from(from) };
-    for fd in from..kept as c_int {
+    // Above the limit libc takes no number; the program can have opened none there.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    for fd in from..u64::from(kept).min(limit) as c_int {
         // SAFETY: caller's promise.
         let error = unsafe { posix_spawn_file_actions_addclose(actions, fd) };
         if error != 0 {

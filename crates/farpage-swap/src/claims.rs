@@ -84,10 +84,25 @@ impl Claim {
         self.owner.store(DIED, SeqCst);
     }
 
+    /// Another has seen that `owner` has left. Not if the place has a new owner since.
+    pub fn owner_has_left(&self, owner: u32) {
+        let _ = self.owner.compare_exchange(owner, DIED, SeqCst, SeqCst);
+    }
+
+    /// The place of `from` is that of `to` from now on; false: it has another owner by now, or none.
+    pub fn hand_over(&self, from: u32, to: u32) -> bool {
+        from & DIED == 0 && self.owner.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
+    }
+
     /// Whether somebody owns the place and lives.
     pub fn is_live(&self) -> bool {
         let owner = self.owner.load(SeqCst);
         owner != 0 && owner & DIED == 0
+    }
+
+    /// What its owner has claimed, whether it lives or not.
+    pub fn held(&self) -> u64 {
+        self.word.load(SeqCst) & PAGES
     }
 
     /// Pages that are claimed here, also for what the dead still have.
@@ -181,6 +196,19 @@ mod tests {
         assert!(!all[0].take(8, 550), "not while it counts");
         assert!(all[0].take(8, 1051));
         assert_eq!(all[0].pages(1051), 0);
+    }
+
+    #[test]
+    fn who_sees_late_that_an_owner_has_left_takes_nothing_from_the_next_one() {
+        let place = Claim::new();
+        assert!(place.take(7, 1));
+        place.leave();
+        assert!(!place.hand_over(7, 9) && place.take(8, 1));
+        place.owner_has_left(7);
+        assert!(place.is_live());
+        assert!(!place.hand_over(7, 9) && place.hand_over(8, 9));
+        place.owner_has_left(9);
+        assert!(!place.is_live());
     }
 
     #[test]

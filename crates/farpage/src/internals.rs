@@ -134,8 +134,8 @@ pub mod sys {
 
 pub mod tree {
     pub use crate::tree::{
-        ENV_TREE_FD, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited, is_still, nest,
-        open,
+        ENV_TREE_FD, FileId, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited,
+        is_in_nest, named, nest, open,
     };
     pub mod strangers {
         pub use crate::tree::strangers::{announce, leaving, stays};

@@ -27,7 +27,7 @@ use farpage::internals::probe::{self, Probe};
 use farpage::internals::run::build::{address_space_bytes, commit_bytes};
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
-use farpage::internals::tree;
+use farpage::internals::tree::{self, Segment};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
@@ -105,9 +105,10 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let mut image = Image::new(&path, &args.program)?;
     image.set(conf::ENV_CONF, conf_text.as_bytes())?;
     // Open until the exec.
-    let segment = new_tree(all, &conf, &note);
+    let outer = outer_tree();
+    let segment = new_tree(outer, all, &conf, &note);
     match &segment {
-        Ok(segment) => image.set(tree::ENV_TREE_FD, named(segment)?.as_bytes())?,
+        Ok((_, name)) => image.set(tree::ENV_TREE_FD, name.as_bytes())?,
         Err(failure) => {
             if !args.quiet {
                 say(format_args!("{failure}\n  going on with that budget for each process"));
@@ -129,8 +130,8 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         return Err(image.failure(&image.exec()));
     }
     let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
-    let ended = supervise::run(&image)?;
-    let tree = segment.ok().and_then(|fd| trees::open(ended.pid as u32, fd.as_fd()).ok());
+    let ended = supervise::run(&image, outer)?;
+    let tree = segment.ok().and_then(|(fd, _)| trees::open(ended.pid as u32, fd.as_fd()).ok());
     if args.stats {
         let table = report::table(&ended, &name, conf.ram, tree.as_ref());
         let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());
@@ -144,28 +145,34 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     ended.leave()
 }
 
+/// The tree that this process is in.
+fn outer_tree() -> Option<&'static Segment> {
+    let (fd, _) = tree::inherited()?;
+    // SAFETY: open, and not owned.
+    tree::open(unsafe { BorrowedFd::borrow_raw(fd) }).ok()
+}
+
 /// Makes the segment of a tree with a budget of `bytes`, with a number that programs leave alone. Within another tree,
 /// as much of its budget is claimed for this one, or what there is.
-fn new_tree(all: Option<u64>, conf: &Conf, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<OwnedFd> {
+fn new_tree(
+    outer: Option<&Segment>,
+    all: Option<u64>,
+    conf: &Conf,
+    note: &dyn Fn(&dyn std::fmt::Display),
+) -> Result<(OwnedFd, String)> {
     let mut bytes = all.unwrap_or(tree::UNLIMITED);
     let each = (conf.ram < bytes).then_some(conf.ram);
-    if let Some((fd, _)) = tree::inherited().filter(|(fd, inode)| tree::is_still(*fd, *inode))
-        // SAFETY: open, and not owned.
-        && let Ok(outer) = tree::open(unsafe { BorrowedFd::borrow_raw(fd) })
-    {
+    if let Some(outer) = outer {
         let least = conf::RAM_MIN.min(bytes);
         bytes = tree::nest(outer, bytes.min(outer.budget() * PAGE_SIZE as u64)).max(least);
         note(&format_args!("within another farpage run, whose budget leaves {}", size::format(bytes)));
     }
-    let made = tree::create(bytes, each).map_err(io::Error::from).and_then(|fd| keep_across_exec(fd.as_fd()));
+    let made = tree::create(bytes, each).map_err(io::Error::from).and_then(|fd| {
+        let fd = keep_across_exec(fd.as_fd())?;
+        let name = tree::named(fd.as_fd())?;
+        Ok((fd, name))
+    });
     made.map_err(|e| Failure::new(format!("cannot make the memory that all processes of a tree share: {}", why(&e))))
-}
-
-/// What a tree's segment is called in the environment.
-fn named(segment: &OwnedFd) -> Result<String> {
-    let stat = rustix::fs::fstat(segment)
-        .map_err(|e| Failure::new(format!("cannot look at the tree's segment: {}", why(&e.into()))))?;
-    Ok(format!("{}:{}", segment.as_raw_fd(), stat.st_ino))
 }
 
 /// Budget, devices and switches, with everything checked that needs no privilege and no file system. And the budget of

@@ -8,6 +8,7 @@ use super::exec::Image;
 use super::keep_across_exec;
 use crate::failure::{Failure, Result, why};
 use crate::page::{Found, Page};
+use farpage::internals::tree::{self, Segment};
 use farpage::internals::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};
 use std::fs::File;
@@ -80,11 +81,11 @@ impl Ended {
     }
 }
 
-/// Runs the image as a child until it ends.
+/// Runs the image as a child until it ends. `outer`: the tree that this process is in.
 ///
 /// # Errors
 /// No page, no process, or the exec failed.
-pub fn run(image: &Image) -> Result<Ended> {
+pub fn run(image: &Image, outer: Option<&Segment>) -> Result<Ended> {
     let fail = |what: &str, e: &io::Error| Failure::new(format!("cannot {what}: {}", why(e)));
     let page = stat_page().map_err(|e| fail("make the statistics page", &e))?;
     let (mut exec_error, exec_error_end) = io::pipe().map_err(|e| fail("make a pipe", &e))?;
@@ -100,6 +101,7 @@ pub fn run(image: &Image) -> Result<Ended> {
     if pid == 0 {
         drop(exec_error);
         signals.restore();
+        outer.inspect(|outer| tree::is_in_nest(outer));
         let error = exec_child(image, &page);
         let _ = io::Write::write_all(&mut &exec_error_end, &error.raw_os_error().unwrap_or(0).to_ne_bytes());
         // SAFETY: ends the child without running the parent's exit handlers.

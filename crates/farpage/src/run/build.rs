@@ -75,7 +75,7 @@ impl Engine {
         // managed nothing.
         let table = unsafe { PageTable::new(arena.table) };
         let controls = Controls::new(conf.tune.clone());
-        let claimed = tree::mine().map(|member| member.claim.pages(0).max(share::FLOOR as u64));
+        let claimed = tree::mine().map(|member| member.claim.held().max(share::FLOOR as u64));
         let mut budget = Budget::new(claimed.unwrap_or(conf.ram.div_ceil(PAGE_SIZE as u64)));
         budget.hold(&controls);
         let mut lru = Lru::new((conf.ram / PAGE_SIZE as u64) as usize);

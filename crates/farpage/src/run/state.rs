@@ -73,8 +73,12 @@ pub struct Wakeups {
     pub writer: AtomicU32,
     /// The writer's thread id, 0 before it runs.
     pub writer_tid: AtomicU32,
+    /// The pager's thread id, 0 before it runs.
+    pub pager_tid: AtomicU32,
     /// Counts requests to the monitor.
     pub monitor: AtomicU32,
+    /// The process is idle, and the monitor sleeps for long: who sees it do something wakes it.
+    pub monitor_rests: AtomicBool,
     /// Counts the monitor's looks before activation; 0: it has not begun.
     pub monitor_looks: AtomicU32,
     /// Nobody wakes this word: to wait for it is to sleep.

@@ -190,12 +190,21 @@ pub fn rss_shared_pages(status: &OwnedFd) -> Result<u64, Errno> {
     kib.map(|kib| kib * 1024 / crate::PAGE_SIZE as u64).ok_or(Errno::INVAL)
 }
 
-/// Pages of this process's anonymous memory that others have too, in proportion: resident ones less what
-/// `smaps_rollup` calls its share. Takes the kernel some microseconds for each MiB.
+/// Resident anonymous memory of this process that others have, too, pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shared {
+    /// What others pay for, in proportion.
+    pub paid_by_others: i64,
+    /// All of it.
+    pub all: i64,
+}
+
+/// What of this process's anonymous memory others have, too, by `smaps_rollup`. Takes the kernel some microseconds for
+/// each MiB.
 ///
 /// # Errors
 /// As openat and pread; `INVAL` if the text is not as expected.
-pub fn shared_anonymous_pages(proc: &Proc) -> Result<i64, Errno> {
+pub fn shared_anonymous_pages(proc: &Proc) -> Result<Shared, Errno> {
     let file = proc.file("self/smaps_rollup")?;
     let mut buf = [0u8; 2048];
     let n = pread(&file, &mut buf, 0)?;
@@ -204,8 +213,13 @@ pub fn shared_anonymous_pages(proc: &Proc) -> Result<i64, Errno> {
         let text = lines.find_map(|line| line.strip_prefix(name))?;
         number(text.trim_ascii().strip_suffix(b" kB")?)
     };
-    match (kib(b"Anonymous:"), kib(b"Pss_Anon:")) {
-        (Some(all), Some(own)) => Ok(all.saturating_sub(own) as i64 * 1024 / crate::PAGE_SIZE as i64),
+    let pages = |kib: u64| kib as i64 * 1024 / crate::PAGE_SIZE as i64;
+    match (kib(b"Anonymous:"), kib(b"Pss_Anon:"), kib(b"Private_Dirty:")) {
+        (Some(resident), Some(share), Some(own)) => Ok(Shared {
+            paid_by_others: pages(resident.saturating_sub(share)),
+            // Its own pages of files are among them, too, but a program writes few.
+            all: pages(resident.saturating_sub(own)),
+        }),
         _ => Err(Errno::INVAL),
     }
 }

@@ -3,7 +3,7 @@
 //! Callers: the initialiser, forked children. No locks.
 
 use super::strangers;
-use super::{MemberKind, SEGMENT, Segment, inherited, is_still, now_us, open, own_namespace, segment, settle_at};
+use super::{Member, MemberKind, SEGMENT, Segment, inherited, now_us, open, own_namespace, segment, settle_at};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -13,25 +13,20 @@ const SWEEP_US: u64 = 1_000_000;
 /// Maps the segment that this process inherited, and takes a place in it. Called once, by the initialiser. False: there
 /// is none, or no place is free.
 pub fn join() -> bool {
-    let Some((fd, _)) = inherited().filter(|(fd, inode)| is_still(*fd, *inode)) else { return false };
+    let Some((fd, _)) = inherited() else { return false };
     // SAFETY: open, and used only here.
     let Ok(segment) = open(unsafe { BorrowedFd::borrow_raw(fd) }) else { return false };
     SEGMENT.store(std::ptr::from_ref(segment).cast_mut(), SeqCst);
     let pid = std::process::id();
     let namespace = own_namespace();
-    // Another program was here before, or a parent has announced this one.
-    let before = segment.places().position(|m| m.is(pid, namespace) && m.is_taken());
-    let place = match before {
-        Some(place) => {
-            let member = &segment.members[place];
-            member.claim.owner.store(pid, SeqCst);
-            member.claim.begin();
-            member.begin(pid, namespace, MemberKind::Dormant);
-            Some(place)
-        }
-        None => take(segment, pid, namespace),
-    };
-    settle_at(place, pid)
+    // Another program was here before, or a parent has announced this one. Unless somebody has just found it gone.
+    let is_before = |m: &Member| m.is(pid, namespace) && m.claim.hand_over(m.claim.owner.load(SeqCst), pid);
+    let before = segment.places().position(is_before);
+    if let Some(place) = before {
+        segment.members[place].claim.begin();
+        segment.members[place].begin(pid, namespace, MemberKind::Dormant);
+    }
+    settle_at(before.or_else(|| take(segment, pid, namespace)), pid)
 }
 
 /// In a forked child: its parent's place is not its own. Takes one; false: none is free.

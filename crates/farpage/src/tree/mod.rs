@@ -28,14 +28,14 @@ use crate::sys::raw::Errno;
 use crate::sys::thread::without_signal;
 use farpage_swap::claims::{self, Claim};
 use largest::Largest;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Names the segment's descriptor for programs that are started: `NUMBER:INODE`.
+/// Names the segment's descriptor for programs that are started: `NUMBER:DEVICE:INODE`.
 pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
@@ -45,6 +45,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"farpagT1");
 pub const MEMBERS: usize = 1024;
 /// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
 const ABSENT_US: u64 = 300_000;
+/// What a forked child of a process with managed memory takes for itself at first, pages.
+const CHILD: u64 = 2048;
+/// How long a fork waits for them at most, microseconds.
+const CHILD_WAIT_US: u64 = 500_000;
 /// Swap devices whose size is for the tree: the first ones.
 const FILES: usize = 4;
 
@@ -120,12 +124,14 @@ pub struct Member {
     pub wants: AtomicU64,
     /// What a page less would cost it, in nanoseconds a second.
     pub price: AtomicU64,
-    /// When it last looked, microseconds.
+    /// When it last looked, or will look again if it is idle, microseconds.
     pub looked_us: AtomicU64,
     /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
     pub need: AtomicU64,
     /// Who has waited longest comes first: since when it waits for its turn.
     pub turn_us: AtomicU64,
+    /// What it keeps free for a child that it is about to fork.
+    pub for_child: AtomicU64,
     /// Slots that its files have, by swap device.
     files: [AtomicU64; FILES],
     /// 1: it waits for others.
@@ -229,10 +235,21 @@ pub fn nest(outer: &Segment, bytes: u64) -> u64 {
     let mine = outer.living().find(|m| m.is(pid, namespace));
     let mine = mine.or_else(|| outer.take(pid, pid, namespace, MemberKind::Nested).map(|place| &outer.members[place]));
     let Some(mine) = mine else { return bytes };
+    // First: from here on nobody but this function changes the claim.
     mine.set_kind(MemberKind::Nested);
-    let (has, page) = (mine.claim.pages(0), PAGE_SIZE as u64);
+    let (has, page) = (mine.claim.held(), PAGE_SIZE as u64);
     let want = (bytes / page).saturating_sub(has);
     (has + outer.grow(mine, want)) * page
+}
+
+/// This process was forked by one that has a tree of its own now ([`nest`]), which claims for it.
+pub fn is_in_nest(outer: &Segment) {
+    let (pid, namespace) = (std::process::id(), own_namespace());
+    let mine = outer.living().filter(|m| m.is(pid, namespace));
+    mine.for_each(|m| {
+        m.set_kind(MemberKind::Nested);
+        m.claim.set(0);
+    });
 }
 
 /// A segment of another process, to be read or to be given another budget. By the command.
@@ -264,17 +281,46 @@ fn is_segment(fd: BorrowedFd<'_>) -> bool {
     sealed && fstat(fd).is_ok_and(|stat| stat.st_size == BYTES as i64)
 }
 
-/// What [`ENV_TREE_FD`] says: the descriptor's number and its inode.
-pub fn inherited() -> Option<(RawFd, u64)> {
-    let given = std::env::var(ENV_TREE_FD).ok()?;
-    let (fd, inode) = given.split_once(':')?;
-    Some((fd.parse().ok().filter(|fd| *fd >= 0)?, inode.parse().ok()?))
+/// Which file a descriptor is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    /// The device that has it.
+    pub device: u64,
+    /// Its inode there.
+    pub inode: u64,
 }
 
-/// Whether the number still is the file with this inode. One system call; nothing is allocated.
-pub fn is_still(fd: RawFd, inode: u64) -> bool {
-    // SAFETY: only asked what it is; if it is not open, the answer is no.
-    fd >= 0 && fstat(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|stat| stat.st_ino == inode)
+impl FileId {
+    /// Of a descriptor that is open.
+    ///
+    /// # Errors
+    /// As fstat.
+    pub fn of(fd: BorrowedFd<'_>) -> Result<FileId, Errno> {
+        fstat(fd).map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    /// Whether this number still is a descriptor of it. One system call; nothing is allocated.
+    pub fn is_at(self, fd: RawFd) -> bool {
+        // SAFETY: only asked what it is; if it is not open, the answer is no.
+        fd >= 0 && FileId::of(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(self)
+    }
+}
+
+/// What [`ENV_TREE_FD`] is to say of a descriptor.
+///
+/// # Errors
+/// As fstat.
+pub fn named(fd: BorrowedFd<'_>) -> Result<String, Errno> {
+    FileId::of(fd).map(|file| format!("{}:{}:{}", fd.as_raw_fd(), file.device, file.inode))
+}
+
+/// What [`ENV_TREE_FD`] says, if it is still true.
+pub fn inherited() -> Option<(RawFd, FileId)> {
+    let given = std::env::var(ENV_TREE_FD).ok()?;
+    let mut parts = given.splitn(3, ':');
+    let fd: RawFd = parts.next()?.parse().ok()?;
+    let file = FileId { device: parts.next()?.parse().ok()?, inode: parts.next()?.parse().ok()? };
+    file.is_at(fd).then_some((fd, file))
 }
 
 fn settle_at(place: Option<usize>, pid: u32) -> bool {
@@ -359,17 +405,13 @@ impl Member {
 
     /// It wants and needs nothing, and has nothing in files.
     fn says_nothing(&self) {
-        [&self.wants, &self.need, &self.price].iter().for_each(|number| number.store(0, Relaxed));
+        [&self.wants, &self.need, &self.price, &self.for_child].iter().for_each(|number| number.store(0, Relaxed));
         self.held.store(0, Relaxed);
         self.files.iter().for_each(|slots| slots.store(0, SeqCst));
     }
 
     fn is(&self, pid: u32, namespace: u64) -> bool {
         self.pid.load(Relaxed) == pid && self.namespace.load(Relaxed) == namespace
-    }
-
-    fn is_taken(&self) -> bool {
-        self.claim.owner.load(SeqCst) != 0
     }
 }
 
@@ -426,16 +468,32 @@ impl Segment {
         &self.members[self.take(pid, pid, 1, MemberKind::Managed).unwrap()]
     }
 
-    /// All that is claimed.
+    /// All that is claimed, also for children that are about to be forked.
     pub fn claimed(&self) -> u64 {
         let sum = claims::total(self.places().map(|m| &m.claim), self.budget().max(1) * 4, now_us());
         self.header.peak.fetch_max(sum, Relaxed);
-        sum
+        sum + self.for_children()
+    }
+
+    fn for_children(&self) -> u64 {
+        self.living().map(|m| m.for_child.load(Relaxed).min(CHILD)).sum()
     }
 
     /// `member` wants so many pages more; how many it gets.
     pub fn grow(&self, member: &Member, want: u64) -> u64 {
-        claims::grow(&member.claim, self.places().map(|m| &m.claim), self.budget(), want, now_us())
+        let limit = self.budget().saturating_sub(self.for_children());
+        claims::grow(&member.claim, self.places().map(|m| &m.claim), limit, want, now_us())
+    }
+
+    /// `member` is about to fork a child, which has what its parent has, and will need some pages of its own: waits,
+    /// for a while, until they are there, and keeps them free until [`Segment::child_is_made`].
+    pub(crate) fn wait_for_room_of_child(&self, member: &Member) {
+        member.for_child.store(CHILD, SeqCst);
+        let since = now_us();
+        while self.claimed() > self.budget() && now_us() - since < CHILD_WAIT_US {
+            self.wake_all();
+            futex::wait(&AtomicU32::new(0), 0, Some(5_000_000));
+        }
     }
 
     /// See [`grow_file`]. As with claims ([`claims`]), it is published first and looked at then.

@@ -13,11 +13,13 @@ use super::{Member, MemberKind, Segment, mine, now_us, own_namespace, segment};
 use crate::sys::proc::{children_of, pages_of, started_us_of};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 /// A program whose library has said nothing for so long has none.
 const SILENT_US: u64 = 50_000;
 /// Time between two looks.
-const LOOK_US: u64 = 20_000;
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+const LOOK_US: u64 = LOOK.as_micros() as u64;
 /// More than this part of the budget is much...
 const MUCH_PART: u64 = 10;
 /// ... at so many looks, one after the other.
@@ -35,6 +37,7 @@ pub fn leaving() -> Option<Before> {
         announce_to(segment, std::process::id());
         return None;
     };
+    wake_first(segment);
     let before = Before { kind: member.kind(), owner: member.claim.owner.load(SeqCst) };
     if before.kind != MemberKind::Nested {
         member.since_us.store(now_us(), Relaxed);
@@ -78,6 +81,7 @@ fn announce_to(segment: &Segment, pid: u32) {
     let namespace = own_namespace();
     if !segment.living().any(|m| m.is(pid, namespace)) {
         segment.take(pid, pid, namespace, MemberKind::Leaving);
+        wake_first(segment);
     }
 }
 
@@ -92,6 +96,20 @@ pub struct StrangersTotal {
     pub much: bool,
 }
 
+/// Whether there is somebody who cannot look after itself, and `mine` is the first who could.
+pub fn are_left_to(segment: &Segment, mine: &Member) -> bool {
+    let now = now_us();
+    let cannot = |m: &Member| matches!(m.kind(), MemberKind::Leaving | MemberKind::Stranger);
+    segment.living().any(cannot) && segment.living().find(|m| m.is_looking(now)).is_some_and(|m| std::ptr::eq(m, mine))
+}
+
+/// A program is about to be started in its place: if those who look rest, one is to look soon.
+fn wake_first(segment: &Segment) {
+    let now = now_us();
+    let first = segment.living().find(|m| m.is_looking(now));
+    first.filter(|m| m.looked_us.load(Relaxed) > now).into_iter().for_each(Member::ring);
+}
+
 /// Looks after those who cannot do so themselves. `None`: somebody has just done it.
 pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
     let (now, last) = (now_us(), segment.header.swept_us.load(SeqCst));
@@ -101,7 +119,7 @@ pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
     segment.header.swept_us.compare_exchange(last, now, SeqCst, SeqCst).ok()?;
     let namespace = own_namespace();
     let (mut held, mut most) = (StrangersTotal { pages: 0, largest: 0, much: false }, 0);
-    for member in segment.places().filter(|m| m.is_taken() && m.namespace.load(Relaxed) == namespace) {
+    for member in segment.living().filter(|m| m.namespace.load(Relaxed) == namespace) {
         let pages = look_at(segment, member, now);
         held.pages += pages;
         if pages > most {
@@ -119,35 +137,37 @@ pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
 
 /// Pages of a stranger; 0: it is none.
 fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
-    let pid = member.pid.load(Relaxed);
+    let (owner, pid) = (member.claim.owner.load(SeqCst), member.pid.load(Relaxed));
     match member.kind() {
         // The kernel says when these end, unless it was not allowed to.
-        MemberKind::Watched | MemberKind::Managed if member.claim.owner.load(SeqCst) != pid => 0,
+        MemberKind::Watched | MemberKind::Managed if owner != pid => 0,
         MemberKind::Watched | MemberKind::Managed | MemberKind::Dormant | MemberKind::Nested => {
             // Another process with the same id is looked for seldom: it takes the kernel some microseconds to tell.
             let closely = (now / LOOK_US + u64::from(pid)).is_multiple_of(CLOSELY);
-            if member.claim.is_live() && !(if closely { is_there(pid, member) } else { exists(pid) }) {
-                member.claim.leave();
+            if !(if closely { is_there(pid, member) } else { exists(pid) }) {
+                member.claim.owner_has_left(owner);
             }
             0
         }
         MemberKind::Leaving if now.saturating_sub(member.since_us.load(Relaxed)) < SILENT_US => 0,
         MemberKind::Leaving => {
-            if is_there(pid, member) {
-                member.is_left_to_others(pid);
-                return refresh(segment, member, pid);
+            let has_joined = |other: &Member| !std::ptr::eq(other, member) && other.is(pid, own_namespace());
+            if !is_there(pid, member) || segment.living().any(has_joined) {
+                member.claim.owner_has_left(owner);
+                return 0;
             }
-            member.claim.leave();
-            0
+            member.is_left_to_others(pid);
+            refresh(segment, member, pid)
         }
         MemberKind::Stranger => refresh(segment, member, pid),
     }
 }
 
 fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
+    let owner = member.claim.owner.load(SeqCst);
     let pages = pages_of(pid);
     if pages == Some(0) || !is_there(pid, member) {
-        member.claim.leave();
+        member.claim.owner_has_left(owner);
         return 0;
     }
     // If it may not be read now, what it had goes on counting.

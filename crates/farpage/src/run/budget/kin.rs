@@ -10,10 +10,11 @@
 //! Owner and caller: the monitor. No locks.
 
 use crate::PAGE_SIZE;
-use crate::sys::proc::{Proc, minor_faults, shared_anonymous_pages};
+use crate::sys::cpu;
+use crate::sys::proc::{Proc, Shared, minor_faults, shared_anonymous_pages};
 use std::time::{Duration, Instant};
 
-/// Time between two measurements: as many times what one takes...
+/// Time between two measurements: as many times the CPU time of one...
 const COST: u32 = 50;
 /// ... and at least so much.
 const BETWEEN: Duration = Duration::from_millis(50);
@@ -25,8 +26,8 @@ const PART: i64 = 64;
 pub struct Kin {
     /// Somebody may have the same pages.
     related: bool,
-    /// Pages that others pay for, and counters, at the last measurement.
-    shared: i64,
+    /// What others have, too, and counters, at the last measurement.
+    shared: Shared,
     resident: i64,
     minor: u64,
     served: u64,
@@ -36,7 +37,8 @@ pub struct Kin {
 impl Kin {
     /// Of a process that was forked when its parent had `pages`.
     pub fn of_child(pages: i64) -> Kin {
-        Kin { related: pages > 0, shared: pages, resident: pages, minor: minor_faults(), ..Kin::default() }
+        let shared = Shared { paid_by_others: pages, all: pages };
+        Kin { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..Kin::default() }
     }
 
     /// A child was forked.
@@ -46,25 +48,28 @@ impl Kin {
         }
     }
 
-    /// Of `resident` pages, those that others pay for. `served`: faults that the engine has served so far.
-    pub fn shared(&mut self, proc: &Proc, resident: i64, served: u64) -> i64 {
+    /// Of `resident` pages, those that others have, too. `served`: faults that the engine has served so far.
+    pub fn shared(&mut self, proc: &Proc, resident: i64, served: u64) -> Shared {
         if !self.related {
-            return 0;
+            return Shared::default();
         }
         let now = Instant::now();
         if self.next.is_none_or(|next| now >= next) {
+            // On a busy machine a measurement takes longer and costs the same.
+            let before = cpu::own_time();
             let Ok(shared) = shared_anonymous_pages(proc) else {
                 self.related = false;
-                return 0;
+                return Shared::default();
             };
-            let took = now.elapsed();
+            let took = cpu::own_time() - before;
             self.next = Some(now + (took * COST).max(BETWEEN));
-            (self.shared, self.resident) = (shared.min(resident), resident);
+            (self.shared, self.resident) = (shared, resident);
             (self.minor, self.served) = (minor_faults(), served);
-            self.related = self.shared > resident / PART;
-            return self.shared;
+            self.related = shared.paid_by_others > resident / PART;
         }
-        self.shared.saturating_sub(self.made_own(resident, minor_faults(), served)).clamp(0, resident)
+        let own = self.made_own(resident, minor_faults(), served);
+        let less = |pages: i64| pages.saturating_sub(own).clamp(0, resident);
+        Shared { paid_by_others: less(self.shared.paid_by_others), all: less(self.shared.all) }
     }
 
     /// Pages that were made this process's own since the last measurement.
@@ -86,7 +91,8 @@ mod tests {
 
     #[test]
     fn a_fault_that_nobody_served_and_nothing_grew_by_made_a_page_its_own() {
-        let kin = Kin { related: true, shared: 1000, resident: 1000, minor: 50, served: 7, next: None };
+        let shared = Shared { paid_by_others: 500, all: 1000 };
+        let kin = Kin { related: true, shared, resident: 1000, minor: 50, served: 7, next: None };
         assert_eq!(kin.made_own(1000, 50, 7), 0);
         assert_eq!(kin.made_own(1000, 150, 7), 100);
         assert_eq!(kin.made_own(1100, 150, 7), 0, "it has grown by as many");

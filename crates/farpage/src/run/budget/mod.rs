@@ -13,6 +13,7 @@ pub(crate) mod unmanaged;
 
 use crate::conf::tuning::{Controller, Controls};
 use crate::mm::watermarks::{Watermarks, excess};
+use crate::sys::proc::Shared;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Budget of one process, in pages.
@@ -37,6 +38,8 @@ pub struct Budget {
     stuck: AtomicI64,
     /// Resident pages that others pay for ([`kin`]).
     shared: AtomicI64,
+    /// Those that others have, too.
+    common: AtomicI64,
 }
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
@@ -56,6 +59,7 @@ impl Budget {
             unmanaged: AtomicI64::new(0),
             stuck: AtomicI64::new(0),
             shared: AtomicI64::new(0),
+            common: AtomicI64::new(0),
         }
     }
 
@@ -135,9 +139,15 @@ impl Budget {
         self.stuck.store(pages, Relaxed);
     }
 
-    /// So many resident pages are others' too, who pay for them.
-    pub fn shared_is(&self, pages: i64) {
-        self.shared.store(pages, Relaxed);
+    /// As many resident pages are others' too.
+    pub fn shared_is(&self, pages: Shared) {
+        self.shared.store(pages.paid_by_others, Relaxed);
+        self.common.store(pages.all, Relaxed);
+    }
+
+    /// Resident pages that others have, too.
+    pub fn common(&self) -> i64 {
+        self.common.load(Relaxed)
     }
 
     /// Resident pages that others pay for.

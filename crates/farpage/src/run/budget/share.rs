@@ -22,6 +22,7 @@ use crate::run::budget::turns::{Turn, Turns};
 use crate::run::state::Engine;
 use crate::tree::{self, Member, MemberKind, Segment, now_us, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
 
 /// The least that a process whose memory can be managed is left with, pages: what its engine and a few pages of all
 /// that it uses take.
@@ -49,7 +50,7 @@ static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 
 /// In a forked child without an engine: takes a place of its own. What it has so far is its parent's.
 pub(crate) fn forked() {
-    let pages = tree::place().map_or(0, |member| member.claim.pages(0));
+    let pages = tree::place().map_or(0, |member| member.claim.held());
     FORKED_WITH.store(pages, Relaxed);
     if !tree::joining::fork_child() && tree::segment().is_some() {
         FORKED_WITH.store(0, Relaxed);
@@ -65,8 +66,11 @@ pub(crate) fn forked_with() -> u64 {
 /// others may want some of it back; somebody is to watch it.
 pub(crate) fn hold(pages: u64) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
+    if mine.kind() == MemberKind::Nested {
+        return true; // the launcher of another tree, which claims for that
+    }
     let pages = pages.saturating_sub(forked_with());
-    let now = mine.claim.pages(0);
+    let now = mine.claim.held();
     mine.used.store(pages, Relaxed);
     if pages <= now {
         mine.claim.sub(now - pages);
@@ -104,17 +108,38 @@ fn can_give(member: &Member, now: u64) -> bool {
     member.is_looking(now) && member.target.load(Relaxed) > member.floor.load(Relaxed)
 }
 
-/// For whom memory is worth least, of those who can give.
-fn cheapest(segment: &Segment, now: u64) -> Option<&Member> {
-    segment.living().filter(|m| can_give(m, now)).min_by_key(|m| m.price.load(Relaxed))
+/// What the members of a tree say, in one pass over them. Pages.
+struct Said<'a> {
+    /// What is being given: targets that claims have yet to follow.
+    giving: i64,
+    /// What the others want.
+    wanted: u64,
+    /// The price of that one of them who wants most urgently; `None`: nobody wants anything.
+    highest_want: Option<u64>,
+    /// For whom memory is worth least, of all who can give.
+    cheapest: Option<&'a Member>,
 }
 
-/// The price of the one who wants most urgently, `mine` left out; `None`: nobody wants anything.
-fn highest_want(segment: &Segment, mine: &Member) -> Option<u64> {
-    let now = now_us();
-    let wants = |m: &Member| m.wants.load(Relaxed) > 0 && m.is_looking(now);
-    let others = segment.living().filter(|m| !std::ptr::eq(*m, mine) && wants(m));
-    others.map(|m| m.price.load(Relaxed)).max()
+impl<'a> Said<'a> {
+    fn to(mine: &Member, segment: &'a Segment) -> Said<'a> {
+        let now = now_us();
+        let mut said = Said { giving: 0, wanted: 0, highest_want: None, cheapest: None };
+        let mut least = u64::MAX;
+        for m in segment.living() {
+            if m.is_looking(now) {
+                said.giving += m.claim.held().saturating_sub(m.target.load(Relaxed)) as i64;
+            }
+            let (wants, price) = (m.wants.load(Relaxed), m.price.load(Relaxed));
+            if wants > 0 && !std::ptr::eq(m, mine) && m.is_looking(now) {
+                said.wanted = said.wanted.saturating_add(wants);
+                said.highest_want = said.highest_want.max(Some(price));
+            }
+            if (said.cheapest.is_none() || price < least) && can_give(m, now) {
+                (said.cheapest, least) = (Some(m), price);
+            }
+        }
+        said
+    }
 }
 
 fn is_worth_more(price: u64, than: u64) -> bool {
@@ -128,7 +153,8 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     if want <= 0 {
         return 0;
     }
-    let first = highest_want(segment, mine).is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
+    let said = Said::to(mine, segment);
+    let first = said.highest_want.is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
     let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
     if got > 0 {
         budget.promise(budget.promised() + got);
@@ -137,9 +163,7 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     mine.wants.store((want - got) as u64, Relaxed);
     if got < want {
         segment.header.refused.fetch_add(1, Relaxed);
-        if let Some(other) = cheapest(segment, now_us()).filter(|other| !std::ptr::eq(*other, mine)) {
-            other.ring();
-        }
+        said.cheapest.filter(|other| !std::ptr::eq(*other, mine)).into_iter().for_each(Member::ring);
     }
     got
 }
@@ -280,7 +304,15 @@ impl TreeShare {
         } else if seen.managed {
             mine.wants.store(0, Relaxed);
         }
-        self.give(budget, &seen, now)
+        self.give(budget, &seen)
+    }
+
+    /// The process is idle. How long until the next look: `pause`, but somebody has to look after strangers. Others can
+    /// wake it ([`Member::ring`]).
+    pub(crate) fn rests(&self, pause: Duration) -> Duration {
+        let pause = if strangers::are_left_to(self.segment, self.mine) { strangers::LOOK } else { pause };
+        self.mine.looked_us.store(now_us() + pause.as_micros() as u64, Relaxed);
+        pause
     }
 
     /// Memory is not managed, and would have to be now: asks for as much as puts that off. Whether there is some.
@@ -290,7 +322,7 @@ impl TreeShare {
 
     /// The claim is what was promised, or what the process has, if that is more.
     fn be_honest(&self, budget: &Budget, used: i64) {
-        let (claim, should) = (self.mine.claim.pages(0) as i64, budget.promised().max(used));
+        let (claim, should) = (self.mine.claim.held() as i64, budget.promised().max(used));
         match should - claim {
             more if more > 0 => self.mine.claim.add(more as u64),
             less => self.mine.claim.sub((-less) as u64),
@@ -299,19 +331,9 @@ impl TreeShare {
         self.mine.target.store(budget.promised().max(0) as u64, Relaxed);
     }
 
-    fn give(&mut self, budget: &Budget, seen: &TreeLook, now: u64) -> bool {
+    fn give(&mut self, budget: &Budget, seen: &TreeLook) -> bool {
         let promised = budget.promised();
         let segment = self.segment;
-        let over = segment.claimed() as i64 - segment.budget() as i64;
-        // What is already being given is on its way.
-        let gives = |m: &Member| m.claim.pages(0).saturating_sub(m.target.load(Relaxed)) as i64;
-        let giving: i64 = segment.living().map(gives).sum();
-        let wanted: u64 = segment
-            .living()
-            .filter(|m| !std::ptr::eq(*m, self.mine) && m.is_looking(now))
-            .map(|m| m.wants.load(Relaxed))
-            .sum();
-        let demand = over - giving + (wanted as i64).min(segment.budget() as i64);
         let price = self.mine.price.load(Relaxed);
         if seen.used > promised + STEP_MIN {
             return true; // what was given last has yet to leave
@@ -320,12 +342,17 @@ impl TreeShare {
         if self.gave && price > 0 {
             return false;
         }
-        let is_mine = cheapest(segment, now).is_some_and(|m| std::ptr::eq(m, self.mine));
+        let said = Said::to(self.mine, segment);
+        // What is already being given is on its way.
+        let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
+        let demand = over + (said.wanted as i64).min(segment.budget() as i64);
+        let is_mine = said.cheapest.is_some_and(|m| std::ptr::eq(m, self.mine));
         if demand <= 0 || !is_mine {
+            // It may be idle.
+            said.cheapest.filter(|_| over > 0).into_iter().for_each(Member::ring);
             return false;
         }
-        let forced = over - giving > 0;
-        if !forced && !highest_want(segment, self.mine).is_some_and(|other| is_worth_more(other, price)) {
+        if over <= 0 && !said.highest_want.is_some_and(|other| is_worth_more(other, price)) {
             return false;
         }
         // What is not used goes at once.
@@ -412,7 +439,7 @@ mod tests {
         let mine = stopped.share.mine;
         mine.wants.store(9_000, Relaxed);
         mine.price.store(HOLDS_PRICE, Relaxed);
-        assert_eq!(highest_want(segment, one.share.mine), Some(HOLDS_PRICE));
+        assert_eq!(Said::to(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
         one.look(8_190, 1_000);
         let before = one.budget.promised();
         assert!(before <= 8_192, "another wants more urgently");

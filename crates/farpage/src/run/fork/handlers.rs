@@ -162,7 +162,7 @@ pub extern "C" fn parent() {
 /// The fork is over, in either process.
 fn end(f: &Fork) {
     f.prepared.store(0, SeqCst);
-    f.reserved.store(0, SeqCst);
+    f.is_over();
     f.oversight.unlock();
     f.open_gates();
     f.lock.unlock();

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | the engine's descriptors | they wait in a socket ([`super::channel`]), of which the program's table gets one end; above its limit if all numbers below are taken |
 //! | room in the table of the child's engine | the limit allows what that opens, or can be raised for its start |
+//! | memory | a few pages of the tree's budget; waited for, for a while (`Segment::wait_for_room_of_child`) |
 //! | threads | as many as the child's engine has stand by in the parent until the copy is made; then the child has a while to get its own |
 //!
 //! The threads that stand by hold what the forking thread does. When the program changes that, they end, and others are
@@ -24,6 +25,7 @@ use crate::sys::limit::with_room;
 use crate::sys::message::warn;
 use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
+use crate::tree;
 use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -145,6 +147,14 @@ impl Fork {
         futex::wake_all(&self.closed);
     }
 
+    /// What was reserved is the child's, or not needed. In either process.
+    pub(super) fn is_over(&self) {
+        self.reserved.store(0, SeqCst);
+        if let Some(parent) = tree::place() {
+            parent.for_child.store(0, SeqCst);
+        }
+    }
+
     /// The calling thread has reserved what it needs and has not forked yet, or not finished.
     fn is_reserved(&self) -> bool {
         self.reserved.load(SeqCst) == thread_pointer()
@@ -179,6 +189,9 @@ impl Engine {
         // A handler of the program's, before a fork, may fork.
         if f.is_reserved() {
             return Ok(());
+        }
+        if self.is_active() {
+            wait_for_room_of_child();
         }
         // A handler of a signal as well.
         let mask = block_signals();
@@ -215,9 +228,15 @@ pub fn release() {
     f.dismiss();
     lock(&f.fork_state).lose_channel();
     f.channel.wait_idle();
-    f.reserved.store(0, SeqCst);
+    f.is_over();
     f.open_monitor_gate();
     f.lock.unlock();
+}
+
+fn wait_for_room_of_child() {
+    if let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) {
+        segment.wait_for_room_of_child(mine);
+    }
 }
 
 /// Says so once, also for the children.

@@ -61,7 +61,9 @@ impl Pager {
             return made_room;
         }
         self.filled_before = self.filled;
-        (self.shrink(EVICT_BATCH) > 0) | made_room
+        let moved = self.shrink(EVICT_BATCH) > 0;
+        let keeps = !moved && e.budget.over_limit() > 0 && self.keeps_shared();
+        moved || keeps && self.shrink_past_stuck().is_ok() || made_room
     }
 
     /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many.
@@ -176,7 +178,13 @@ impl Pager {
 
     /// Whether pages that other processes have, too, stay in memory.
     fn keeps_shared(&self) -> bool {
-        self.e.budget.shares_much() && self.unshares_until.is_none_or(|until| until < Instant::now())
+        let e = self.e;
+        if !e.budget.shares_much() || self.unshares_until.is_some_and(|until| until >= Instant::now()) {
+            return false;
+        }
+        // Unless what it has alone is not enough.
+        let alone = lock(&e.lru).active_len() as i64 - e.budget.common();
+        alone > e.budget.over_limit() + RESIDENT_MIN as i64
     }
 
     /// [`Pager::shrink`], once around the pages that have yet to prove hot, where

@@ -96,6 +96,7 @@ impl Engine {
             filled_before: 0,
             slot_hand: 0,
             unshares_until: None,
+            idle_turns: 0,
             gives_way: false,
             zero_window: 1,
             scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
@@ -160,6 +161,7 @@ impl Engine {
             self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
             spawn(PAGER, main, pager as usize, THREAD_NAME)
         });
+        self.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
         if let Err(error) = started {
             // With its userfaultfd the registrations go, and nobody waits for a page.
             self.active.store(false, Ordering::SeqCst);

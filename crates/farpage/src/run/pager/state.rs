@@ -76,6 +76,8 @@ pub struct Pager {
     pub(crate) slot_hand: u32,
     /// Until then, pages that other processes have, too, are taken out as others are.
     pub(crate) unshares_until: Option<Instant>,
+    /// Turns without anything to do, one after the other.
+    pub(crate) idle_turns: u32,
     /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.
     pub(crate) gives_way: bool,
     /// For pages that are copied into the program.

@@ -11,15 +11,22 @@ use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::stat::{EventKind, Stat};
+use crate::sys::futex;
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{MESSAGES_MAX, Message};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// Between two looks at threads that have yet to tell a change.
 const NAP: Duration = Duration::from_micros(50);
+
+/// How long the pager sleeps at most: where a forking thread cannot kick it, that waits for so long...
+const NAP_MAX: Duration = Duration::from_millis(20);
+/// ... and after so many turns without anything to do, for [`REST`].
+const IDLE_TURNS: u32 = 100;
+const REST: Duration = Duration::from_secs(5);
 
 impl Pager {
     /// One turn: messages, then faults, then one step of background work, or sleep.
@@ -54,6 +61,7 @@ impl Pager {
         if !colocated || self.e.budget.over_limit() > 0 {
             worked |= self.balance();
         }
+        self.wake_others(got > 0 || worked);
         if got > 0 {
             if self.affinity.is_apart() {
                 self.spin.served(&self.e.controls, Instant::now());
@@ -70,7 +78,9 @@ impl Pager {
                     trace.flush();
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
-                self.sleep(Some(self.cpu_latency.sleep(Duration::from_millis(20)).as_nanos() as i64));
+                let most = if self.idle_turns < IDLE_TURNS { NAP_MAX } else { REST };
+                self.idle_turns = self.idle_turns.saturating_add(1);
+                self.sleep(Some(self.cpu_latency.sleep(most).as_nanos() as i64));
                 self.stay_awake(0, Instant::now());
             }
         } else {
@@ -83,6 +93,19 @@ impl Pager {
         }
     }
 
+    /// After a turn: a process in which something happens is not idle.
+    fn wake_others(&mut self, busy: bool) {
+        if !busy {
+            return;
+        }
+        self.idle_turns = 0;
+        let rests = &self.e.wakeups.monitor_rests;
+        if rests.load(Relaxed) && rests.swap(false, SeqCst) {
+            self.e.wakeups.monitor.fetch_add(1, SeqCst);
+            futex::wake_all(&self.e.wakeups.monitor);
+        }
+    }
+
     /// Waits for a message, a kick or a read, at most `timeout_ns`.
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
         let reads = self.prefetch.queue.fd().unwrap_or(self.kick.as_fd());
@@ -91,7 +114,8 @@ impl Pager {
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
         let fds = [messages, self.kick.as_fd(), reads];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let timeout = timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: 0, tv_nsec: ns });
+        let timeout =
+            timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 });
         let woken = poll(&mut fds, timeout.as_ref()).is_ok();
         let [_, kicked, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
         if kicked {

@@ -30,15 +30,21 @@ use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::maps::mappings;
 use crate::sys::message::{message, warn};
-use crate::sys::proc::{Proc, Reach, reach, stack_start, thread_blocks};
+use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blocks};
 use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::robust;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
-use crate::tree::strangers::{self, StrangersTotal};
+use crate::tree::strangers;
 use crate::tree::{self, MemberKind, Segment};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+
+/// A managed process in which nothing has changed for so long is looked at less often...
+const CALM: Duration = Duration::from_millis(250);
+/// ... and after so long it is idle: it is looked at every [`REST`], or when it has a fault.
+const IDLE: Duration = Duration::from_secs(2);
+const REST: Duration = Duration::from_secs(1);
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -57,7 +63,12 @@ pub struct Monitor {
     scanned_rss: i64,
     pinned: Instant,
     last_rss: i64,
-    quiet: u32,
+    /// Faults so far, at the last look.
+    last_faults: u64,
+    /// When something last changed.
+    moved: Instant,
+    /// The program's CPU time, between these two, at the last look while it rested.
+    program: [Duration; 2],
     /// Before activation: how near it is.
     approach: Approach,
     /// Activation failed; said once.
@@ -155,8 +166,10 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
-/// Says once in a tree that processes without the library have more than a tenth of its budget.
-fn strangers_warning(segment: &Segment, held: StrangersTotal) {
+/// Looks after processes without the library, if nobody has just done so; says once in a tree that they have more than
+/// a tenth of its budget.
+fn look_after_strangers(segment: &Segment) {
+    let Some(held) = strangers::look_after(segment) else { return };
     if !held.much || told::is_said(WarningKind::Strangers) {
         return;
     }
@@ -205,7 +218,9 @@ impl Monitor {
             scanned_rss: 0,
             pinned: now,
             last_rss: 0,
-            quiet: 0,
+            last_faults: 0,
+            moved: now,
+            program: [Duration::ZERO; 2],
             approach: Approach::default(),
             failed: false,
             stuck: UnevictableEstimate::default(),
@@ -222,12 +237,38 @@ impl Monitor {
         loop {
             let asked = self.e.wakeups.monitor.load(SeqCst);
             let wanted = self.tree.as_ref().map(|tree| (&tree.mine.wake, tree.mine.wake.load(SeqCst)));
-            let pause = self.work().as_nanos() as u64;
-            match wanted {
-                Some(wanted) => futex::wait_any((&self.e.wakeups.monitor, asked), wanted, pause),
-                None => futex::wait(&self.e.wakeups.monitor, asked, Some(pause)),
+            let mut pause = Some(self.work());
+            while let Some(time) = pause {
+                let time = time.as_nanos() as u64;
+                match wanted {
+                    Some(wanted) => futex::wait_any((&self.e.wakeups.monitor, asked), wanted, time),
+                    None => futex::wait(&self.e.wakeups.monitor, asked, Some(time)),
+                }
+                let is_asked = self.e.wakeups.monitor.load(SeqCst) != asked
+                    || wanted.is_some_and(|(word, seen)| word.load(SeqCst) != seen);
+                pause = if is_asked { None } else { self.rest_on() };
             }
         }
+    }
+
+    /// How long to go on sleeping: the process is idle, and has done nothing since the last look, so there is nothing
+    /// to be seen. `None`: it may have.
+    fn rest_on(&mut self) -> Option<Duration> {
+        let wakeups = &self.e.wakeups;
+        if !wakeups.monitor_rests.load(SeqCst) {
+            return None;
+        }
+        let tids = [&wakeups.pager_tid, &wakeups.writer_tid].map(|tid| tid.load(Relaxed));
+        let [least, most] = cpu::time_without(&[tids[0], tids[1], self.e.decompressor.tid()])?;
+        let [at_least, at_most] = std::mem::replace(&mut self.program, [least, most]);
+        if least > at_most || most < at_least {
+            return None;
+        }
+        let Some(tree) = &self.tree else { return Some(REST) };
+        if strangers::are_left_to(tree.segment, tree.mine) {
+            look_after_strangers(tree.segment);
+        }
+        Some(tree.rests(REST))
     }
 
     /// A turn, unless a fork is going on.
@@ -287,7 +328,7 @@ impl Monitor {
         let all = rss;
         let shared = self.kin.shared(&self.proc, rss, e.stat.pgfault.load(Relaxed));
         e.budget.shared_is(shared);
-        let rss = rss - shared;
+        let rss = rss - shared.paid_by_others;
         e.budget.sample(rss, before);
         e.publish_levels(all);
         let gives = self.look_at_tree(rss);
@@ -345,11 +386,27 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
+        self.pause(gives, rss)
+    }
+
+    /// How long to sleep while memory is managed.
+    fn pause(&mut self, gives: bool, rss: i64) -> Duration {
+        let (e, now) = (self.e, Instant::now());
+        // Who grows by memory that is not managed yet has faults, too.
+        let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
         let moved = gives || (rss - self.last_rss).abs() > 16;
-        self.last_rss = rss;
-        self.quiet = if moved { 0 } else { self.quiet.saturating_add(1) };
+        if moved || faults != self.last_faults {
+            self.moved = now;
+        }
+        (self.last_rss, self.last_faults) = (rss, faults);
+        let quiet = now - self.moved;
+        let rests = quiet > IDLE;
+        e.wakeups.monitor_rests.store(rests, SeqCst);
+        if rests {
+            return self.tree.as_ref().map_or(REST, |tree| tree.rests(REST));
+        }
         let room = e.budget.room().max(0) as u64;
-        let calm = if self.quiet < 200 { 1_000 } else { 4_000 };
+        let calm = if quiet < CALM { 1_000 } else { 4_000 };
         Duration::from_micros((room * 7 / 10).clamp(calm, 20_000))
     }
 
@@ -390,9 +447,7 @@ impl Monitor {
             most: e.most_pages(),
         };
         let gives = tree.look(&e.budget, seen);
-        if let Some(held) = strangers::look_after(tree.segment) {
-            strangers_warning(tree.segment, held);
-        }
+        look_after_strangers(tree.segment);
         gives
     }
 
@@ -400,7 +455,8 @@ impl Monitor {
     fn look_after(&mut self, rss: i64) {
         let e = self.e;
         let now = Instant::now();
-        if now - self.pinned > Duration::from_millis(20) {
+        // A thread that begins has faults.
+        if now - self.pinned > Duration::from_millis(20) && self.moved >= self.pinned {
             self.pin_threads();
         }
         let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;

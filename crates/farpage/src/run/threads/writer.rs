@@ -17,10 +17,14 @@ const FREES_A_TURN: usize = 256;
 /// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
 const COMPACT_A_TURN: usize = 256;
 
+/// After so many turns without anything to do, the next one is ten seconds later, unless somebody wakes it.
+const IDLE_TURNS: u32 = 100;
+
 pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(b"farpage-writer");
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    let mut idle = 0u32;
     loop {
         let seen = e.wakeups.writer.load(Acquire);
         e.fork.pass_gate(|| e.keep_up(WRITER));
@@ -31,6 +35,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         e.fork.writer_gate.lock();
         let (worked, low) = turn(e);
         e.fork.writer_gate.unlock();
+        idle = if worked { 0 } else { idle.saturating_add(1) };
         if worked {
             if e.wakeups.pager_waits.load(Acquire) {
                 e.kick_pager();
@@ -39,7 +44,8 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
                 e.kick_pager();
             }
         } else {
-            futex::wait(&e.wakeups.writer, seen, Some(20_000_000));
+            let pause = if idle < IDLE_TURNS { 20_000_000 } else { 10_000_000_000 };
+            futex::wait(&e.wakeups.writer, seen, Some(pause));
         }
     }
 }
