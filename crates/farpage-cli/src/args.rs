@@ -138,7 +138,7 @@ pub struct RunArgs {
     /// Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
-    /// Run the program as this user (only root; the program keeps no privilege)
+    /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
     #[arg(long, value_name = "NAME|UID[:GID]")]
     pub user: Option<String>,
     /// Keep a checksum of every swapped-out page and abort on a mismatch

@@ -479,6 +479,12 @@ impl Segment {
         self.living().map(|m| m.for_child.load(Relaxed).min(CHILD)).sum()
     }
 
+    /// Of that, what processes claim that have the library and no engine.
+    pub(crate) fn dormant(&self) -> u64 {
+        let dormant = self.living().filter(|m| m.kind() == MemberKind::Dormant);
+        dormant.fold(0, |sum, m| sum.saturating_add(m.claim.held()))
+    }
+
     /// `member` wants so many pages more; how many it gets.
     pub fn grow(&self, member: &Member, want: u64) -> u64 {
         let limit = self.budget().saturating_sub(self.for_children());
@@ -545,6 +551,25 @@ mod tests {
         assert!(open(other.as_fd()).is_err(), "not sealed");
         fcntl_add_seals(&other, SIZE_SEALS).unwrap();
         assert!(open(other.as_fd()).is_err(), "no magic word");
+    }
+
+    #[test]
+    fn a_fork_keeps_room_for_its_child() {
+        let segment = segment_of(64 << 20);
+        let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
+        let (parent, other) = (take(1), take(2));
+        assert_eq!(segment.grow(parent, 10_000), 10_000);
+        segment.wait_for_room_of_child(parent);
+        assert_eq!(segment.claimed(), 10_000 + CHILD);
+        assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "nobody else gets it");
+        parent.for_child.store(0, SeqCst);
+        assert_eq!(segment.grow(other, 10_000), CHILD);
+        // There is none, and nobody who gives: not for ever.
+        segment.wait_for_room_of_child(parent);
+        assert_eq!(segment.claimed(), 16_384 + CHILD);
+        // What a dead one has kept is there again.
+        parent.claim.leave();
+        assert!(segment.claimed() <= 16_384);
     }
 
     #[test]

@@ -44,6 +44,8 @@ const PRICE_US: u64 = 20_000;
 
 /// What a process may always claim, however full the tree is: a few of its own, and less than an engine takes.
 const SMALL: u64 = 1024;
+/// And up to this part of the budget as long as all processes without an engine claim less than half of it.
+const SMALL_PART: u64 = 10;
 
 /// The pages that the parent had when this process was forked: its children share them until somebody writes.
 static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
@@ -77,7 +79,7 @@ pub(crate) fn hold(pages: u64) -> bool {
         return true;
     }
     let want = pages - now;
-    if pages <= SMALL {
+    if is_small(segment, pages, want) {
         mine.claim.add(want);
         return true;
     }
@@ -91,6 +93,13 @@ pub(crate) fn hold(pages: u64) -> bool {
         mine.claim.sub(got);
     }
     got == want
+}
+
+/// Whether others make room for a process without an engine that could fill `pages`, `want` more than it claims: an
+/// engine would not be worth it, and some programs must have one thread.
+fn is_small(segment: &Segment, pages: u64, want: u64) -> bool {
+    let budget = segment.budget();
+    pages <= SMALL || pages <= budget / SMALL_PART && segment.dormant() + want <= budget / 2
 }
 
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
@@ -430,6 +439,20 @@ mod tests {
         assert!(segment.claimed() <= segment.budget(), "{}", segment.claimed());
         assert_eq!(idle.budget.promised(), FLOOR);
         assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
+    }
+
+    #[test]
+    fn small_processes_are_left_alone_until_they_have_half_of_all() {
+        let segment = tree_of(50_000);
+        assert!(is_small(segment, 5_000, 5_000) && !is_small(segment, 5_001, 5_001));
+        for pid in 1..=5 {
+            assert!(is_small(segment, 5_000, 5_000));
+            let member = segment.member_for_test(pid);
+            member.set_kind(MemberKind::Dormant);
+            member.claim.add(5_000);
+        }
+        assert!(!is_small(segment, 5_000, 5_000));
+        assert!(is_small(segment, SMALL, SMALL), "in any case");
     }
 
     #[test]
