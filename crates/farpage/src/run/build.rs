@@ -32,7 +32,7 @@ use crate::sys::raw::gettid;
 use crate::tree;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -127,6 +127,7 @@ impl Engine {
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             hopeless: AtomicBool::new(false),
+            no_gift_until_us: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),
             clean: CleanSlotPolicy::default(),

@@ -153,6 +153,8 @@ pub struct Engine {
     pub(crate) alone: AtomicBool,
     /// It cannot be managed here.
     pub(crate) hopeless: AtomicBool,
+    /// Until then nobody waits for memory that another process of the tree gives: none came in time. Microseconds.
+    pub(crate) no_gift_until_us: AtomicU64,
     /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).
     pub(crate) retired: AtomicBool,
     /// What a load takes.

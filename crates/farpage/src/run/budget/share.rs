@@ -20,9 +20,10 @@ use crate::PAGE_SIZE;
 use crate::run::budget::Budget;
 use crate::run::budget::turns::{Turn, Turns};
 use crate::run::state::Engine;
+use crate::sys::futex;
 use crate::tree::{self, Member, MemberKind, Segment, now_us, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The least that a process whose memory can be managed is left with, pages: what its engine and a few pages of all
 /// that it uses take.
@@ -41,6 +42,9 @@ const REFAULT_NS: u64 = 30_000;
 const ROUND_TRIP_NS: u64 = 105_000;
 /// Prices are worked out so often, microseconds.
 const PRICE_US: u64 = 20_000;
+
+/// Who has had no fault for so long is idle, microseconds.
+const BUSY_US: u64 = 200_000;
 
 /// What a process may always claim, however full the tree is: a few of its own, and less than an engine takes.
 const SMALL: u64 = 1024;
@@ -105,6 +109,11 @@ fn is_small(segment: &Segment, pages: u64, want: u64) -> bool {
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
 /// it does fill.
 const WATCHED_TIMES: i64 = 2;
+
+/// How long a fault waits for memory that another gives, before pages of its own process go...
+const GIFT_WAIT_MAX: Duration = Duration::from_millis(2);
+/// ... and between two looks.
+const GIFT_LOOK_NS: u64 = 100_000;
 
 /// The price of a holder's memory: more than anybody else's.
 const HOLDS_PRICE: u64 = 1 << 50;
@@ -182,10 +191,43 @@ impl Engine {
     /// next look, if there was not. The pager.
     pub(crate) fn asks_for_more(&self) -> bool {
         let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        if mine.wants.load(Relaxed) > 0 {
+        mine.wants.load(Relaxed) == 0 && self.asks(segment, mine)
+    }
+
+    fn asks(&self, segment: &Segment, mine: &Member) -> bool {
+        ask(segment, mine, &self.budget, step(self.budget.promised()), self.most_pages()) > 0
+    }
+
+    /// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
+    pub(crate) fn is_being_given(&self) -> bool {
+        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+        if mine.wants.load(Relaxed) == 0
+            || mine.claim.held() > mine.target.load(Relaxed)
+            || now_us() < self.no_gift_until_us.load(Relaxed)
+        {
             return false;
         }
-        ask(segment, mine, &self.budget, step(self.budget.promised()), self.most_pages()) > 0
+        let (said, price) = (Said::to(mine, segment), mine.price.load(Relaxed));
+        let gives = |m: &Member| !std::ptr::eq(m, mine) && is_worth_more(price, m.price.load(Relaxed));
+        let comes = said.giving > 0 || said.cheapest.is_some_and(gives);
+        comes && said.highest_want.is_none_or(|other| other <= price)
+    }
+
+    /// Waits for that, a moment, and asks for it. Whether there is more now.
+    pub(crate) fn takes_what_is_given(&self) -> bool {
+        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+        let since = Instant::now();
+        while self.is_being_given() {
+            if since.elapsed() > GIFT_WAIT_MAX {
+                self.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
+                return false;
+            }
+            futex::wait(&self.wakeups.never, 0, Some(GIFT_LOOK_NS));
+            if self.asks(segment, mine) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether this process waits for others ([`super::turns`]).
@@ -256,7 +298,8 @@ impl Price {
         let (major, faults, used) = self.last;
         let refaults = seen.major.saturating_sub(major) * 1_000_000 / us;
         self.rate = (3 * self.rate + refaults) / 4;
-        let busy = seen.faults != faults || seen.used > used;
+        // What is managed grows by faults; while pages leave, the pool grows before they are gone.
+        let busy = seen.faults != faults || !seen.managed && seen.used > used;
         if busy {
             self.busy_us = now;
         }
@@ -267,6 +310,11 @@ impl Price {
         let quiet = now - if busy { self.begun_us } else { self.busy_us };
         let idle = ROUND_TRIP_NS * 1_000_000 / quiet.max(10_000);
         Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle)
+    }
+
+    /// Something has happened lately. Who is idle needs no room.
+    fn is_busy(&self, now: u64) -> bool {
+        now.saturating_sub(self.busy_us) < BUSY_US
     }
 }
 
@@ -308,7 +356,7 @@ impl TreeShare {
             self.gave = false;
         }
         let missing = 2 * budget.headroom() - budget.room();
-        if seen.managed && missing > 0 {
+        if seen.managed && missing > 0 && self.price.is_busy(now) {
             ask(self.segment, mine, budget, step(budget.promised()).max(missing), seen.most);
         } else if seen.managed {
             mine.wants.store(0, Relaxed);
@@ -347,10 +395,6 @@ impl TreeShare {
         if seen.used > promised + STEP_MIN {
             return true; // what was given last has yet to leave
         }
-        // What it gave may have been worth more than it thought: first it finds out.
-        if self.gave && price > 0 {
-            return false;
-        }
         let said = Said::to(self.mine, segment);
         // What is already being given is on its way.
         let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
@@ -364,15 +408,17 @@ impl TreeShare {
         if over <= 0 && !said.highest_want.is_some_and(|other| is_worth_more(other, price)) {
             return false;
         }
-        // What is not used goes at once.
+        // What is not used goes at once. What was given last may have been worth more than it seemed: it is found out
+        // before more goes.
         let spare = promised - seen.used - budget.headroom();
-        let less = demand.min(step(promised).max(spare)).min(promised - self.mine.floor.load(SeqCst) as i64);
+        let most = if self.gave && price > 0 { 0 } else { step(promised) };
+        let less = demand.min(most.max(spare)).min(promised - self.mine.floor.load(SeqCst) as i64);
         if less <= 0 {
             return false;
         }
         budget.promise(promised - less);
-        self.mine.target.store((promised - less) as u64, Relaxed);
-        self.gave = true;
+        self.be_honest(budget, seen.used);
+        self.gave |= less > spare;
         segment.header.gives.fetch_add(1, Relaxed);
         true
     }

@@ -45,6 +45,9 @@ impl Pager {
         if !e.budget.pressure() || e.asks_for_more() && !e.budget.pressure() {
             return false;
         }
+        if e.budget.over_limit() == 0 && e.is_being_given() {
+            return false;
+        }
         if e.slots_wanted.load(Relaxed) {
             self.reclaim_slots();
         }
@@ -104,7 +107,7 @@ impl Pager {
     /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self) -> bool {
         let e = self.e;
-        if self.drop_one() {
+        if self.drop_one() || e.takes_what_is_given() {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
