@@ -106,7 +106,7 @@ unit:
 	cargo test --workspace --profile checked --quiet
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
-LOOM_PREEMPTIONS ?= 3
+LOOM_PREEMPTIONS ?= 2
 models:
 	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
 		cargo test -p farpage-swap --release --quiet --lib loom_tests
@@ -185,10 +185,10 @@ stress: build build-checked test-programs
 		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
 	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
 		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
-	$(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/clones 32 1
+	$(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/clones 16 1
 	$(CHECKED) run --ram 32M --verify -- $(TESTS)/handlers 96 3
-	$(CHECKED) run --ram 32M --verify -- $(TESTS)/wipe 96
-	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/huge 48 20; else echo "skipped: huge needs root"; fi
+	$(CHECKED) run --ram 32M --verify -- $(TESTS)/wipe 48
+	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/huge 48 12; else echo "skipped: huge needs root"; fi
 	$(CHECKED) run --ram 24M -- $(TESTS)/arenas 32 300
 	tests/stress/mallocs.py $(CHECKED) $(TESTS)/mallocs
 	$(CHECKED) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message

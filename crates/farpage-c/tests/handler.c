@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, BYTES = 32 << 20, SIGNALS = 150, BLOCKS = 256 };
+enum { PAGE = 4096, BYTES = 32 << 20, SIGNALS = 60, BLOCKS = 256 };
 
 static volatile unsigned char *memory;
 static volatile uint32_t dice = 1;

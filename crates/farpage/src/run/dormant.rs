@@ -196,16 +196,17 @@ pub(super) fn publish(stat: &Stat, reach: Reach) {
 
 /// A last look, for who reads the statistics of a program that has ended. By the library's finaliser.
 pub fn end() {
-    if let Some(plan) = dormant() {
+    let Some(plan) = dormant() else { return };
+    let (stat, mine) = (plan.stat(), tree::mine());
+    // There are many small ones, which begin and end all the time, and nobody asks for those.
+    if stat.is_some() || mine.is_some_and(|member| member.claim.held() > share::SMALL) {
         let reach = here(0);
-        if let Some(stat) = plan.stat() {
-            publish(stat, reach);
-        }
+        stat.into_iter().for_each(|stat| publish(stat, reach));
         if let Some(segment) = tree::segment() {
             segment.header.largest.note(std::process::id(), reach.resident / PAGE_SIZE as u64);
         }
-        tree::leave();
     }
+    tree::leave();
 }
 
 /// On the engine's first thread: where it is to live.

@@ -47,7 +47,7 @@ const PRICE_US: u64 = 20_000;
 const BUSY_US: u64 = 200_000;
 
 /// What a process may always claim, however full the tree is: a few of its own, and less than an engine takes.
-const SMALL: u64 = 1024;
+pub(crate) const SMALL: u64 = 1024;
 /// And up to this part of the budget as long as all processes without an engine claim less than half of it.
 const SMALL_PART: u64 = 10;
 
