@@ -35,8 +35,8 @@ class Alone(Situation):
         os.chown(self.dir, user.pw_uid, user.pw_gid)
         page.chmod(0o644)
         command = ["env", f"HOME={self.dir}", "chromium", "--headless", "--disable-gpu", "--dump-dom", f"file://{page}"]
-        # Without its sandbox, and with hardly more than it takes: its zygote must have one thread all the same.
-        for ram, options, switches in (("1G", ["--user", "nobody"], []), *[("300M", [], ["--no-sandbox"])] * 3):
+        # Without its sandbox, and with little more than it takes: its zygote must have one thread all the same.
+        for ram, options, switches in (("1G", ["--user", "nobody"], []), *[("400M", [], ["--no-sandbox"])] * 2):
             ours = self.run_farpage(*command, *switches, ram=ram, options=options, cwd=self.dir)
             self.assertIn(">499500</p>", ours.stdout, ours.stderr)
             self.assertEqual(ours.returncode, 0)

@@ -343,7 +343,7 @@ impl TreeShare {
             budget.promise(budget.promised().min(enough));
         }
         let unused = budget.promised() - seen.used;
-        let surplus = unused > 2 * budget.headroom() + step(budget.promised()) && seen.managed;
+        let surplus = unused > 2 * budget.headroom() + step(budget.promised());
         if let Some(price) = self.price.next(&seen, surplus, now) {
             let all = seen.used.max(0) as u64 + mine.swapped.load(Relaxed);
             let turn = self.turns.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
@@ -374,7 +374,9 @@ impl TreeShare {
 
     /// Memory is not managed, and would have to be now: asks for as much as puts that off. Whether there is some.
     pub(crate) fn puts_off(&self, budget: &Budget, most: i64) -> bool {
-        ask(self.segment, self.mine, budget, (budget.promised() / 2).max(FLOOR), most) > 0
+        // Nobody is to swap for it.
+        let want = (budget.promised() / 2).max(FLOOR).min(self.segment.free() as i64);
+        want > 0 && ask(self.segment, self.mine, budget, want, most) > 0
     }
 
     /// The claim is what was promised, or what the process has, if that is more.
