@@ -49,6 +49,10 @@ const ABSENT_US: u64 = 300_000;
 const CHILD: u64 = 2048;
 /// How long a fork waits for them at most, microseconds.
 const CHILD_WAIT_US: u64 = 500_000;
+/// How long they are kept at most: the wait and a fork...
+const CHILD_MOST_US: u64 = 1_000_000;
+/// ... and after the fork, until the child has claimed them.
+const CHILD_CLAIMS_US: u64 = 20_000;
 /// Swap devices whose size is for the tree: the first ones.
 const FILES: usize = 4;
 
@@ -130,8 +134,8 @@ pub struct Member {
     pub need: AtomicU64,
     /// Who has waited longest comes first: since when it waits for its turn.
     pub turn_us: AtomicU64,
-    /// What it keeps free for a child that it is about to fork.
-    pub for_child: AtomicU64,
+    /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
+    pub for_child_until_us: AtomicU64,
     /// Slots that its files have, by swap device.
     files: [AtomicU64; FILES],
     /// 1: it waits for others.
@@ -405,7 +409,9 @@ impl Member {
 
     /// It wants and needs nothing, and has nothing in files.
     fn says_nothing(&self) {
-        [&self.wants, &self.need, &self.price, &self.for_child].iter().for_each(|number| number.store(0, Relaxed));
+        [&self.wants, &self.need, &self.price, &self.for_child_until_us]
+            .iter()
+            .for_each(|number| number.store(0, Relaxed));
         self.held.store(0, Relaxed);
         self.files.iter().for_each(|slots| slots.store(0, SeqCst));
     }
@@ -476,7 +482,9 @@ impl Segment {
     }
 
     fn for_children(&self) -> u64 {
-        self.living().map(|m| m.for_child.load(Relaxed).min(CHILD)).sum()
+        let now = now_us();
+        let forks = |m: &&Member| (now..now + CHILD_MOST_US).contains(&m.for_child_until_us.load(Relaxed));
+        self.living().filter(forks).count() as u64 * CHILD
     }
 
     /// Of that, what processes claim that have the library and no engine.
@@ -491,15 +499,21 @@ impl Segment {
         claims::grow(&member.claim, self.places().map(|m| &m.claim), limit, want, now_us())
     }
 
-    /// `member` is about to fork a child, which has what its parent has, and will need some pages of its own: waits,
-    /// for a while, until they are there, and keeps them free until [`Segment::child_is_made`].
-    pub(crate) fn wait_for_room_of_child(&self, member: &Member) {
-        member.for_child.store(CHILD, SeqCst);
+    /// `member` is about to fork a child, which has what its parent has, and will need some pages of its own: keeps
+    /// them free, for the fork at most, and waits for a while until they are there. Whether they are.
+    pub(crate) fn wait_for_room_of_child(&self, member: &Member) -> bool {
         let since = now_us();
-        while self.claimed() > self.budget() && now_us() - since < CHILD_WAIT_US {
+        member.for_child_until_us.store(since + CHILD_MOST_US - 1, SeqCst);
+        if self.claimed() > self.budget() {
             self.wake_all();
+        }
+        while self.claimed() > self.budget() {
+            if now_us() - since > CHILD_WAIT_US {
+                return false;
+            }
             futex::wait(&AtomicU32::new(0), 0, Some(5_000_000));
         }
+        true
     }
 
     /// See [`grow_file`]. As with claims ([`claims`]), it is published first and looked at then.
@@ -525,6 +539,11 @@ impl Segment {
 }
 
 impl Member {
+    /// A child was forked: it will claim for itself in a moment.
+    pub(crate) fn has_forked(&self) {
+        self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
+    }
+
     /// Its engine is to look.
     pub fn ring(&self) {
         self.wake.fetch_add(1, SeqCst);
@@ -559,13 +578,14 @@ mod tests {
         let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
         let (parent, other) = (take(1), take(2));
         assert_eq!(segment.grow(parent, 10_000), 10_000);
-        segment.wait_for_room_of_child(parent);
+        assert!(segment.wait_for_room_of_child(parent));
         assert_eq!(segment.claimed(), 10_000 + CHILD);
         assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "nobody else gets it");
-        parent.for_child.store(0, SeqCst);
-        assert_eq!(segment.grow(other, 10_000), CHILD);
-        // There is none, and nobody who gives: not for ever.
-        segment.wait_for_room_of_child(parent);
+        parent.has_forked();
+        std::thread::sleep(std::time::Duration::from_micros(CHILD_CLAIMS_US + 1000));
+        assert_eq!(segment.grow(other, 10_000), CHILD, "nor is it kept for ever");
+        // There is none, and nobody who gives: it goes on all the same.
+        assert!(!segment.wait_for_room_of_child(parent));
         assert_eq!(segment.claimed(), 16_384 + CHILD);
         // What a dead one has kept is there again.
         parent.claim.leave();

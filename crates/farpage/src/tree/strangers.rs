@@ -37,13 +37,13 @@ pub fn leaving() -> Option<Before> {
         announce_to(segment, std::process::id());
         return None;
     };
-    wake_first(segment);
     let before = Before { kind: member.kind(), owner: member.claim.owner.load(SeqCst) };
     if before.kind != MemberKind::Nested {
         member.since_us.store(now_us(), Relaxed);
         member.set_kind(MemberKind::Leaving);
         // An exec ends the thread at whose end the kernel marks the place; the process goes on.
         member.claim.owner.store(std::process::id(), SeqCst);
+        wake_first(segment);
     }
     Some(before)
 }

@@ -41,6 +41,11 @@ impl Kin {
         Kin { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..Kin::default() }
     }
 
+    /// Others may have the same pages.
+    pub fn is_related(&self) -> bool {
+        self.related
+    }
+
     /// A child was forked.
     pub fn forked(&mut self) {
         if !self.related {

@@ -14,11 +14,14 @@ pub(crate) mod unmanaged;
 use crate::conf::tuning::{Controller, Controls};
 use crate::mm::watermarks::{Watermarks, excess};
 use crate::sys::proc::Shared;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Budget of one process, in pages.
 #[derive(Debug)]
 pub struct Budget {
+    /// Held while claim and promise change: pager and monitor both change them ([`share`]).
+    pub(crate) share: Mutex<()>,
     /// What was promised: of a tree's budget the part that this process has claimed ([`share`]).
     promised: AtomicI64,
     /// What it may still have while it gives memory back: at least what was promised.
@@ -49,6 +52,7 @@ impl Budget {
     /// A budget of `promised` pages.
     pub fn new(promised: u64) -> Budget {
         Budget {
+            share: Mutex::new(()),
             promised: AtomicI64::new(promised as i64),
             claimed: AtomicI64::new(promised as i64),
             overshoot_margin: AtomicI64::new(0),

@@ -14,9 +14,10 @@
 //! A process without an engine claims all that it could fill ([`hold`]), as long as that is little.
 //!
 //! Callers: the monitor at each look; the pager before it begins to reclaim ([`ask`]); program threads of processes
-//! without an engine. No locks.
+//! without an engine. Lock: [`Budget::share`], for a few instructions, inside of all others.
 
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::run::budget::Budget;
 use crate::run::budget::turns::{Turn, Turns};
 use crate::run::state::Engine;
@@ -85,6 +86,10 @@ pub(crate) fn hold(pages: u64) -> bool {
     let want = pages - now;
     if is_small(segment, pages, want) {
         mine.claim.add(want);
+        if pages > SMALL && segment.claimed() > segment.budget() {
+            // All who could make room may be idle.
+            Said::to(mine, segment).cheapest.into_iter().for_each(Member::ring);
+        }
         return true;
     }
     // A quarter of the budget is for those who can give.
@@ -173,11 +178,13 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     }
     let said = Said::to(mine, segment);
     let first = said.highest_want.is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
+    let held = lock(&budget.share);
     let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
     if got > 0 {
         budget.promise(budget.promised() + got);
         mine.target.store(budget.promised().max(0) as u64, Relaxed);
     }
+    drop(held);
     mine.wants.store((want - got) as u64, Relaxed);
     if got < want {
         segment.header.refused.fetch_add(1, Relaxed);
@@ -284,6 +291,11 @@ struct Price {
     rate: u64,
 }
 
+/// What a page would cost that is needed again only now, after so many microseconds.
+fn idle_price(quiet_us: u64) -> u64 {
+    ROUND_TRIP_NS * 1_000_000 / quiet_us.max(10_000)
+}
+
 impl Price {
     fn new(now: u64) -> Price {
         Price { since_us: now, busy_us: now, begun_us: now, last: (0, 0, 0), rate: 0 }
@@ -308,8 +320,7 @@ impl Price {
             return Some(0);
         }
         let quiet = now - if busy { self.begun_us } else { self.busy_us };
-        let idle = ROUND_TRIP_NS * 1_000_000 / quiet.max(10_000);
-        Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle)
+        Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle_price(quiet))
     }
 
     /// Something has happened lately. Who is idle needs no room.
@@ -340,6 +351,7 @@ impl TreeShare {
         self.be_honest(budget, seen.used);
         if !seen.managed {
             let enough = WATCHED_TIMES * seen.used.max(2 * FLOOR);
+            let _held = lock(&budget.share);
             budget.promise(budget.promised().min(enough));
         }
         let unused = budget.promised() - seen.used;
@@ -364,9 +376,17 @@ impl TreeShare {
         self.give(budget, &seen)
     }
 
+    /// More is claimed than there is, and not all have given what they can.
+    pub(crate) fn is_somebody_to_give(&self) -> bool {
+        self.segment.claimed() > self.segment.budget() && Said::to(self.mine, self.segment).cheapest.is_some()
+    }
+
     /// The process is idle. How long until the next look: `pause`, but somebody has to look after strangers. Others can
     /// wake it ([`Member::ring`]).
     pub(crate) fn rests(&self, pause: Duration) -> Duration {
+        if self.mine.price.load(Relaxed) > 0 {
+            self.mine.price.store(idle_price(now_us().saturating_sub(self.price.busy_us)), Relaxed);
+        }
         let pause = if strangers::are_left_to(self.segment, self.mine) { strangers::LOOK } else { pause };
         self.mine.looked_us.store(now_us() + pause.as_micros() as u64, Relaxed);
         pause
@@ -381,6 +401,7 @@ impl TreeShare {
 
     /// The claim is what was promised, or what the process has, if that is more.
     fn be_honest(&self, budget: &Budget, used: i64) {
+        let _held = lock(&budget.share);
         let (claim, should) = (self.mine.claim.held() as i64, budget.promised().max(used));
         match should - claim {
             more if more > 0 => self.mine.claim.add(more as u64),
@@ -418,7 +439,10 @@ impl TreeShare {
         if less <= 0 {
             return false;
         }
-        budget.promise(promised - less);
+        {
+            let _held = lock(&budget.share);
+            budget.promise(budget.promised() - less);
+        }
         self.be_honest(budget, seen.used);
         self.gave |= less > spare;
         segment.header.gives.fetch_add(1, Relaxed);
@@ -501,6 +525,22 @@ mod tests {
         }
         assert!(!is_small(segment, 5_000, 5_000));
         assert!(is_small(segment, SMALL, SMALL), "in any case");
+    }
+
+    #[test]
+    fn who_rests_becomes_cheaper_all_the_same_and_sees_that_others_need_something() {
+        let segment = tree_of(16_384);
+        let mut idle = Process::new(segment, 1, 8_192);
+        idle.look(8_000, 1_000_000);
+        idle.share.mine.price.store(1_000_000, Relaxed);
+        idle.share.price.busy_us = now_us() - 100_000_000;
+        assert_eq!(idle.share.rests(Duration::from_secs(1)), Duration::from_secs(1));
+        assert!(idle.share.mine.price.load(Relaxed) < 2_000);
+        assert!(!idle.share.is_somebody_to_give());
+        let small = segment.member_for_test(2);
+        small.set_kind(MemberKind::Dormant);
+        small.claim.add(9_000);
+        assert!(idle.share.is_somebody_to_give());
     }
 
     #[test]

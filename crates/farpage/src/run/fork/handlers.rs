@@ -17,6 +17,7 @@ use crate::sys::futex;
 use crate::sys::message::fatal;
 use crate::sys::raw::{gettid, nr, syscall};
 use crate::sys::thread::{block_signals, restore_signals, thread_pointer};
+use crate::tree::{self, Member};
 use std::sync::atomic::Ordering::SeqCst;
 
 unsafe extern "C" {
@@ -154,6 +155,7 @@ pub extern "C" fn parent() {
     fork_state.lose_channel();
     Stat::add(&e.stat.forks, 1);
     e.stat.events.note(EventKind::Fork, 0, 0);
+    tree::place().into_iter().for_each(Member::has_forked);
     let mask = f.mask.load(SeqCst);
     end(f);
     restore_signals(mask);
@@ -162,7 +164,7 @@ pub extern "C" fn parent() {
 /// The fork is over, in either process.
 fn end(f: &Fork) {
     f.prepared.store(0, SeqCst);
-    f.is_over();
+    f.reserved.store(0, SeqCst);
     f.oversight.unlock();
     f.open_gates();
     f.lock.unlock();

@@ -27,11 +27,14 @@ use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
 use crate::tree;
 use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long a fork waits for what is missing where it cannot be refused.
 const RESERVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// After a wait for memory in vain no other fork waits for so long, microseconds.
+const IN_VAIN_US: u64 = 2_000_000;
 
 impl Engine {
     /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
@@ -147,14 +150,6 @@ impl Fork {
         futex::wake_all(&self.closed);
     }
 
-    /// What was reserved is the child's, or not needed. In either process.
-    pub(super) fn is_over(&self) {
-        self.reserved.store(0, SeqCst);
-        if let Some(parent) = tree::place() {
-            parent.for_child.store(0, SeqCst);
-        }
-    }
-
     /// The calling thread has reserved what it needs and has not forked yet, or not finished.
     fn is_reserved(&self) -> bool {
         self.reserved.load(SeqCst) == thread_pointer()
@@ -228,14 +223,17 @@ pub fn release() {
     f.dismiss();
     lock(&f.fork_state).lose_channel();
     f.channel.wait_idle();
-    f.is_over();
+    f.reserved.store(0, SeqCst);
     f.open_monitor_gate();
     f.lock.unlock();
 }
 
+/// Not again for a while if it was in vain: then nobody has anything to give.
 fn wait_for_room_of_child() {
-    if let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) {
-        segment.wait_for_room_of_child(mine);
+    static NOT_BEFORE_US: AtomicU64 = AtomicU64::new(0);
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return };
+    if tree::now_us() >= NOT_BEFORE_US.load(SeqCst) && !segment.wait_for_room_of_child(mine) {
+        NOT_BEFORE_US.store(tree::now_us() + IN_VAIN_US, SeqCst);
     }
 }
 

@@ -172,7 +172,8 @@ impl Pager {
     /// As [`Pager::shrink_round`].
     fn shrink_past_stuck(&mut self) -> Result<(), usize> {
         let round = self.shrink_round();
-        if round.is_err() && self.keeps_shared() {
+        // Not where it has given up for a fork, or for want of a frame.
+        if round.is_err_and(|refused| refused > 0) && self.keeps_shared() {
             self.unshares_until = Some(Instant::now() + UNSHARES_FOR);
             return self.shrink_round();
         }

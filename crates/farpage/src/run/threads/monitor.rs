@@ -252,7 +252,7 @@ impl Monitor {
     }
 
     /// How long to go on sleeping: the process is idle, and has done nothing since the last look, so there is nothing
-    /// to be seen. `None`: it may have.
+    /// to be seen. `None`: it may have, or others have.
     fn rest_on(&mut self) -> Option<Duration> {
         let wakeups = &self.e.wakeups;
         if !wakeups.monitor_rests.load(SeqCst) {
@@ -265,8 +265,15 @@ impl Monitor {
             return None;
         }
         let Some(tree) = &self.tree else { return Some(REST) };
+        // What others do is to be seen: who shares pages with it, and who has more than there is.
+        if self.kin.is_related() {
+            return None;
+        }
         if strangers::are_left_to(tree.segment, tree.mine) {
             look_after_strangers(tree.segment);
+        }
+        if tree.is_somebody_to_give() {
+            return None;
         }
         Some(tree.rests(REST))
     }

@@ -33,9 +33,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
             exit_thread(); // the pager could not be started
         }
         e.fork.writer_gate.lock();
-        let (worked, low) = turn(e);
+        let (worked, tended, low) = turn(e);
         e.fork.writer_gate.unlock();
-        idle = if worked { 0 } else { idle.saturating_add(1) };
+        idle = if worked || tended { 0 } else { idle.saturating_add(1) };
         if worked {
             if e.wakeups.pager_waits.load(Acquire) {
                 e.kick_pager();
@@ -50,8 +50,9 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     }
 }
 
-/// One turn of the writer, inside of its gate. Whether there was something to do, and whether the swap cache is low.
-pub(crate) fn turn(e: &Engine) -> (bool, bool) {
+/// One turn of the writer, inside of its gate. Whether there was something to do, whether the devices were put in order,
+/// and whether the swap cache is low.
+pub(crate) fn turn(e: &Engine) -> (bool, bool, bool) {
     let mut worked = e.free_pending(FREES_A_TURN) > 0;
     if wanted(e) {
         worked |= write_some(e, WRITE_BATCH, queued_batch(e.level().missing())).0 > 0;
@@ -61,13 +62,12 @@ pub(crate) fn turn(e: &Engine) -> (bool, bool) {
         e.account_pool();
     }
     // A little each turn: what is stored and freed in the pool leaves holes.
-    if e.space.compact(COMPACT_A_TURN) > 0 {
-        e.account_pool();
-    }
-    if e.space.tend(!worked) {
+    let compacted = e.space.compact(COMPACT_A_TURN) > 0;
+    let tended = e.space.tend(!worked);
+    if compacted || tended {
         e.account_pool();
     }
     // Before the gate opens: a fork behind it must not copy a lock that is held.
     let cached = lock(&e.lru).cached_len();
-    (worked, cached < e.cached_target() / 2)
+    (worked, compacted || tended, cached < e.cached_target() / 2)
 }
