@@ -69,9 +69,9 @@ for rule in ("stream", "exact", "vma"):
 
 # Nor is there on a disk with heads. Only where pages are wanted in the order in which they went out, nothing but their places says so.
 SEEKS = FILE + ",fault=seeks:1"
-counters, _, _ = run("random", "stream", SEEKS, "12M", MB // 2)
+counters, _, _ = run("random", "stream", SEEKS, "16M", MB // 2)
 assert counters["swap_ra"] * 10 < counters["pswpin"], "read ahead at random"
-counters, _, _ = run("order", "stream", SEEKS, "12M", MB // 2)
+counters, _, _ = run("order", "stream", SEEKS, "16M", MB // 2)
 assert counters["swap_ra"] * 10 > counters["pswpin"], "not read in the order of the slots"
 counters, _, _ = run("order", "stream")
 assert counters["swap_ra"] * 50 < counters["pswpin"], "memory has no heads"
