@@ -128,5 +128,16 @@ class Stat(Situation):
                     yield fd
 
 
+class Nested(Situation):
+    def test_a_tree_within_a_tree_is_claimed_once(self):
+        """Also where the launcher stays as the parent: the program is no process of the outer tree."""
+        inner = f"{FARPAGE} run --ram 60M --stats -- sh -c 'sleep 0.2; {FARPAGE} stat --json'"
+        ours = self.run_farpage("sh", "-c", inner, ram="200M")
+        self.assertEqual(ours.returncode, 0, ours.stderr)
+        outer = next(tree for tree in json.loads(ours.stdout)["trees"] if tree["budget_bytes"] == 200 << 20)
+        claims = sorted((member["kind"], member["claim_bytes"] >> 20) for member in outer["members"])
+        self.assertEqual(claims, [("nested", 0), ("nested", 60), ("small", 0)])
+
+
 if __name__ == "__main__":
     unittest.main()
