@@ -21,8 +21,8 @@ BY_NAME = {
     "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all _IO_list_lock _IO_list_unlock pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
     "in a panic, which ends the process": """
-        __cxa_thread_atexit_impl __pthread_key_create __tls_get_addr _dl_find_object pthread_key_create pthread_key_delete
-        pthread_mutex_lock pthread_mutex_unlock pthread_once pthread_setspecific realpath""",
+        __cxa_thread_atexit_impl __pthread_key_create __tls_get_addr _dl_find_object pthread_key_create
+        pthread_key_delete pthread_mutex_lock pthread_mutex_unlock pthread_once pthread_setspecific realpath""",
     "a keeper of regions, which is not started under run": "pthread_detach",
     "what realpath has allocated; zstd, where it was given no allocator": "free",
 }

@@ -1,4 +1,5 @@
-//! Which CPU runs the caller, for whatever is spread over CPUs. An answer may be old when it is used.
+//! Which CPU runs the caller, for whatever is spread over CPUs (an answer may be old when it is used), and how much CPU
+//! time threads have used.
 
 use super::raw::{gettid, nr, syscall};
 use rustix::time::{ClockId, clock_gettime};

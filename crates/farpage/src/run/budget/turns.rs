@@ -17,8 +17,8 @@ use crate::tree::{Member, Segment};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Pages a second that were here before and are read again: whoever needs more, an eighth of its time, contends. Less is
-/// the price of sharing: to take turns costs more, because all that a process has goes out and comes back.
+/// Pages a second that were here before and are read again: whoever needs more, an eighth of its time, contends. Less
+/// is the price of sharing: to take turns costs more, because all that a process has goes out and comes back.
 const CONTENDS: u64 = 5000;
 /// Who needs less than this many pages is not held up: shells, drivers.
 const NEED_MIN: u64 = 2048;

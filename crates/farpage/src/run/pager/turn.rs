@@ -11,7 +11,6 @@ use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::stat::{EventKind, Stat};
-use crate::sys::futex;
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{MESSAGES_MAX, Message};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -101,8 +100,7 @@ impl Pager {
         self.idle_turns = 0;
         let rests = &self.e.wakeups.monitor_rests;
         if rests.load(Relaxed) && rests.swap(false, SeqCst) {
-            self.e.wakeups.monitor.fetch_add(1, SeqCst);
-            futex::wake_all(&self.e.wakeups.monitor);
+            self.e.ring_monitor();
         }
     }
 

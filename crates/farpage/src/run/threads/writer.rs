@@ -50,8 +50,8 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     }
 }
 
-/// One turn of the writer, inside of its gate. Whether there was something to do, whether the devices were put in order,
-/// and whether the swap cache is low.
+/// One turn of the writer, inside of its gate. Whether there was something to do, whether the devices were put in
+/// order, and whether the swap cache is low.
 pub(crate) fn turn(e: &Engine) -> (bool, bool, bool) {
     let mut worked = e.free_pending(FREES_A_TURN) > 0;
     if wanted(e) {
