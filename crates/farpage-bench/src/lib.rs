@@ -1,6 +1,7 @@
 //! Measurements for users: commands of `farpage bench`. Those for who works on farpage are the command `farpage-bench`
 //! (`src/main.rs`), which uses some of this.
 
+pub mod anonymous;
 pub mod compare;
 pub mod program;
 pub mod tree;

@@ -10,13 +10,14 @@
 use super::content::Content;
 use super::side::rss_anon;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
+use crate::anonymous;
 use crate::failure::{Failure, Result, why};
 use clap::ValueEnum;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, Region};
 use farpage_swap::splice::Linking;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
 use std::io::{BufRead, Write};
@@ -137,18 +138,14 @@ struct Anonymous;
 impl Source for Anonymous {
     fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
         let bytes = pages as usize * PAGE_SIZE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }
-        .map_err(|e| format!("cannot map memory: {e}"))?;
+        let base = anonymous::map(bytes).map_err(|e| format!("cannot map memory: {e}"))?;
         // SAFETY: just mapped.
         Ok(unsafe { Memory::new(base as usize, pages) })
     }
 
     fn unmap(&self, memory: Memory) {
         // SAFETY: the whole mapping of `map`; its user has given it up.
-        let _ = unsafe { munmap(memory.address() as *mut c_void, memory.pages as usize * PAGE_SIZE) };
+        let _ = unsafe { libc::munmap(memory.address() as *mut c_void, memory.pages as usize * PAGE_SIZE) };
     }
 }
 

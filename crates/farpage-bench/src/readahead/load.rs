@@ -5,8 +5,8 @@ use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
+use farpage_bench::anonymous;
 use farpage_bench::compare::histogram::Histogram;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -114,11 +114,7 @@ impl Words {
             let mut region = pager.region(bytes).map_err(|e| Failure::new(format!("cannot make a region: {e}")))?;
             return Ok(Words { base: region.as_mut_ptr().cast(), len, region: Some(region) });
         }
-        // SAFETY: a new mapping at an address of the kernel's choice; it stays as long as the process.
-        let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }
-        .map_err(|e| Failure::new(format!("cannot map {bytes} bytes: {e}")))?;
+        let base = anonymous::map(bytes).map_err(|e| Failure::new(format!("cannot map {bytes} bytes: {e}")))?;
         Ok(Words { base: base.cast(), len, region: None })
     }
 
