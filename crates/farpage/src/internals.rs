@@ -106,6 +106,11 @@ pub mod swap {
             pub use crate::swap::space::build::check_memory;
         }
     }
+    pub mod zram {
+        pub mod lz4 {
+            pub use crate::swap::zram::lz4::{Compressor, bound, decompress};
+        }
+    }
 }
 
 pub mod sys {

@@ -9,8 +9,8 @@ use farpage::internals::conf::{Alg, SwapSpec};
 use farpage::internals::mem::units::Page;
 use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
+use farpage::internals::swap::zram::lz4;
 use farpage::internals::swap::{Entry, SwapSpace};
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -90,6 +90,10 @@ pub fn wrong(what: &str, number: usize) -> Failure {
     Failure::new(format!("bench: page {number} came back wrong from {what}"))
 }
 
+pub fn compressor() -> Result<lz4::Compressor> {
+    lz4::Compressor::new().ok_or_else(|| Failure::new("bench: no state for LZ4"))
+}
+
 /// How a space is asked.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
@@ -115,8 +119,8 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     ];
     let mut samplers: Vec<[Sampler; 3]> =
         (0..ways.len() + 2).map(|_| [0, 1, 2].map(|_| Sampler::new(n * rounds))).collect();
-    let mut table = CompressTable::small();
-    let mut out = vec![0; get_maximum_output_size(PAGE_SIZE)];
+    let mut compressor = compressor()?;
+    let mut out = vec![0; lz4::bound(PAGE_SIZE)];
     let mut kept: Vec<Vec<Option<Entry>>> = vec![vec![None; n]; ways.len()];
     // What a device makes when it is filled for the first time, and when pages are replaced for the first time, is not
     // what a page costs. From then on every page replaces one.
@@ -141,7 +145,7 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
         compressed.resize_with(n, || Vec::with_capacity(PAGE_SIZE + 64));
         for (from, to) in source.iter().zip(&mut compressed) {
             write.time(|| {
-                let len = compress_into_with_table(from, &mut out, &mut table).unwrap_or(0);
+                let len = compressor.compress(from, &mut out).unwrap_or(0);
                 to.clear();
                 to.extend_from_slice(&out[..len]);
             });
@@ -150,7 +154,7 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
             let ok = read.time(|| {
                 let bytes = &mut out[..compressed[i].len()];
                 bytes.copy_from_slice(&compressed[i]);
-                decompress_into(bytes, &mut target[..]).is_ok()
+                lz4::decompress(bytes, &mut target[..]).is_some()
             });
             (ok && *target == source[i]).then_some(()).ok_or_else(|| wrong("LZ4", i))?;
         }

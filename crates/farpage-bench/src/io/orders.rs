@@ -4,14 +4,14 @@
 //! it must decompress all. What that costs and brings is in these rows: *read rand* uses whole units, *read one* one
 //! page of each.
 
-use super::measure::{pages, shuffled, space, wrong};
+use super::measure::{compressor, pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::{Alg, SwapSpec};
 use farpage::internals::mem::units::Page;
+use farpage::internals::swap::zram::lz4;
 use farpage::internals::swap::{Entry, SwapSpace};
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 /// Orders 0, 2 and 4.
 const UNITS: [usize; 3] = [1, 4, 16];
@@ -66,28 +66,27 @@ fn device(name: &'static str, space: &SwapSpace, source: &[Page], unit: usize, r
 fn units(source: &[Page], unit: usize, rounds: usize) -> Result<Vec<Row>> {
     let count = source.len() / unit;
     let mut samplers = [0, 1, 2].map(|_| Sampler::new(count * rounds));
-    // The small table holds 16-bit positions: enough for 64 KiB.
-    let mut table = CompressTable::small();
-    let mut out = vec![0; get_maximum_output_size(unit * PAGE_SIZE)];
+    let mut compressor = compressor()?;
+    let mut out = vec![0; lz4::bound(unit * PAGE_SIZE)];
     let mut compressed: Vec<Vec<u8>> = (0..count).map(|_| Vec::with_capacity(unit * PAGE_SIZE + 64)).collect();
     let target = pages(unit)?;
     let one = &mut pages(1)?[0];
     for _ in 0..rounds {
         for (group, to) in source.chunks(unit).zip(&mut compressed) {
             samplers[0].time(|| {
-                let len = compress_into_with_table(group.as_flattened(), &mut out, &mut table).unwrap_or(0);
+                let len = compressor.compress(group.as_flattened(), &mut out).unwrap_or(0);
                 to.clear();
                 to.extend_from_slice(&out[..len]);
             });
         }
         for number in shuffled(count) {
             let from = &source[number * unit..(number + 1) * unit];
-            let ok = samplers[1].time(|| decompress_into(&compressed[number], target.as_flattened_mut()).is_ok());
+            let ok = samplers[1].time(|| lz4::decompress(&compressed[number], target.as_flattened_mut()).is_some());
             (ok && *target == *from).then_some(()).ok_or_else(|| wrong("LZ4", number))?;
             // One page is wanted: the unit is decompressed, and a page of it copied.
             let wanted = number % unit;
             let ok = samplers[2].time(|| {
-                let ok = decompress_into(&compressed[number], target.as_flattened_mut()).is_ok();
+                let ok = lz4::decompress(&compressed[number], target.as_flattened_mut()).is_some();
                 *one = target[wanted];
                 ok
             });

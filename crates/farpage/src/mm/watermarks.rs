@@ -19,6 +19,9 @@ const EVICT_MIN: usize = 64;
 /// Pages of a batch that leaves regions at most.
 pub const EVICT_MAX: usize = 256;
 
+/// Pages above its limit from which on a program gives free frames back.
+const RELEASE_MIN: i64 = 32;
+
 /// Where reclaim of one engine begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watermarks {
@@ -104,11 +107,16 @@ impl Level {
         n.clamp(0, stored as i64) as usize
     }
 
-    /// A frame whose page has just been stored goes back to the kernel, because the pool has grown for that page. One
-    /// is left for a fault that waits, until what was promised is at stake.
-    pub fn gives_frame_back(self) -> bool {
+    /// Free frames that go back to the kernel because the process is above its limit: all that is too much, but not a
+    /// few pages. Two system calls, each of which interrupts other CPUs, take any number of neighbours. One frame is
+    /// left for a fault that waits, until what was promised is at stake.
+    pub fn frames_to_release(self) -> usize {
         let excess = excess(self.room);
-        excess > 0 && (self.free > 0 || excess > self.marks.low)
+        if excess < RELEASE_MIN {
+            return 0;
+        }
+        let left = usize::from(excess <= self.marks.low);
+        self.free.saturating_sub(left).min(excess as usize)
     }
 
     /// Free frames that are never needed again (copies leave them so). They go back to the kernel before any page does.
@@ -156,8 +164,9 @@ mod tests {
         let marks = Watermarks::of_program(300, 1 << 16);
         assert_eq!((marks.at(9, 512).missing(), marks.at(9, 500).missing(), marks.at(-9, 600).missing()), (0, 12, 9));
         assert!(marks.at(9, 255).is_short() && marks.at(-1, 999).is_short() && !marks.at(0, 256).is_short());
-        let back = |room, free| marks.at(room, free).gives_frame_back();
-        assert!(back(-1, 1) && back(-301, 0) && !back(-300, 0) && !back(0, 9));
+        let back = |room, free| marks.at(room, free).frames_to_release();
+        assert_eq!([back(9, 99), back(-31, 99), back(-32, 99), back(-300, 1), back(-301, 1)], [0, 0, 32, 0, 1]);
+        assert_eq!([back(-90, 61), back(-301, 400)], [60, 301]);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) const WRITE_BATCH: usize = 32;
 /// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some
 /// microseconds a page), so not many; they are the oldest.
 const TAKE: usize = 8;
+/// Frames emptied at once at most: what the discard area has room for.
+const EMPTIED_MAX: usize = DISCARD_AREA_BYTES / PAGE_SIZE;
 
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
@@ -79,8 +81,7 @@ struct QueuedPage {
 }
 
 /// Stores the oldest cached pages and frees their frames: until `want` have been stored in memory or `queue` (at most
-/// [`BATCH_MAX`]) wait for a file. While the process is above its limit, frames go back to the kernel. Returns the
-/// frames freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A
+/// [`BATCH_MAX`]) wait for a file. Returns the frames freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A
 /// fault on a page in writeback waits, so what is stored in memory is published page by page; only what a file takes
 /// waits for the others of its batch.
 pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
@@ -119,7 +120,18 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     }
     let stored = store_queued(e, &waiting[..n]);
     e.account_pool();
+    release_excess(e);
     (freed + stored, refused || stored < n)
+}
+
+/// The pool has grown for what was stored: as many free frames go back to the kernel.
+fn release_excess(e: &Engine) {
+    let mut left = e.level().frames_to_release();
+    while left > 0 {
+        let Some((first, n)) = e.frames.take_free(left.min(EMPTIED_MAX)) else { return };
+        release_run(e, first, n, n as i64);
+        left -= n;
+    }
 }
 
 /// Finds or makes the copy of the page in `frame`.
@@ -187,11 +199,7 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }
-    if e.budget.over_limit() > 0 && e.level().gives_frame_back() {
-        release(e, frame);
-    } else {
-        e.frames.put_free(frame, 1);
-    }
+    e.frames.put_free(frame, 1);
 }
 
 /// The page could not be stored: it stays in the swap cache.
@@ -217,11 +225,6 @@ fn put_back(e: &Engine, node: Node, frame: FrameNo) {
     }
 }
 
-/// Gives a frame's page back to the kernel.
-fn release(e: &Engine, frame: FrameNo) {
-    release_run(e, frame, 1, 1);
-}
-
 /// Gives the pages of `n` neighbouring frames back to the kernel: moved into the discard area, from where they can be
 /// dropped without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot
 /// be emptied become free ones.
@@ -230,7 +233,7 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
         return;
     }
     let discard_area = lock(&e.discard_area);
-    let Some(mm) = discard_area.as_ref().filter(|_| n <= DISCARD_AREA_BYTES / PAGE_SIZE) else {
+    let Some(mm) = discard_area.as_ref().filter(|_| n <= EMPTIED_MAX) else {
         e.frames.put_free(first, n);
         return;
     };

@@ -24,6 +24,7 @@
 //! what is read of it there stays true. Others (words, forwardings) come and go without.
 
 mod codec;
+pub mod lz4;
 mod promote;
 mod promote_policy;
 mod recompress;

@@ -6,12 +6,12 @@
 //! it is in (`tests/damage.rs`). With zstd's default build the contexts come from the C heap: the crate feature
 //! `with-rust-allocator` moves them.
 
+use super::lz4;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::sys::cpu;
 use crate::sys::mutex::Mutex;
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Codec states of each kind, shared by CPUs where there are more: more threads than this at a time wait.
@@ -27,7 +27,7 @@ pub struct Encoder {
 }
 
 enum EncoderKind {
-    Lz4(CompressTable),
+    Lz4(lz4::Compressor),
     Zstd(zstd::bulk::Compressor<'static>),
 }
 
@@ -81,13 +81,12 @@ impl Codec {
     pub fn compress<R>(&self, page: &Page, then: impl FnOnce(&[u8]) -> R) -> Option<R> {
         with_state(&self.encoders, |state| {
             if state.is_none() {
-                *state = Some(Encoder::new(self.alg, self.level)?);
-                // An LZ4 table and its output; a zstd context of level 1 for small inputs.
-                self.bytes.fetch_add(if self.alg == Alg::Lz4 { 13 << 10 } else { 100 << 10 }, Relaxed);
+                let encoder = state.insert(Encoder::new(self.alg, self.level)?);
+                self.bytes.fetch_add(encoder.bytes(), Relaxed);
             }
             let encoder = state.as_mut()?;
             let len = match &mut encoder.kind {
-                EncoderKind::Lz4(table) => compress_into_with_table(page, &mut encoder.out, table).ok()?,
+                EncoderKind::Lz4(compressor) => compressor.compress(page, &mut encoder.out)?,
                 EncoderKind::Zstd(context) => context.compress_to_buffer(&page[..], &mut encoder.out[..]).ok()?,
             };
             encoder.out.get(..len).map(then)
@@ -110,7 +109,7 @@ impl Codec {
     /// The page that was compressed to `bytes`; `false`: they are not what `compress` made.
     pub fn decompress(&self, bytes: &[u8], into: &mut Page) -> bool {
         match self.alg {
-            Alg::Lz4 => decompress_into(bytes, &mut into[..]).is_ok_and(|n| n == PAGE_SIZE),
+            Alg::Lz4 => lz4::decompress(bytes, &mut into[..]) == Some(PAGE_SIZE),
             Alg::Zstd => with_state(&self.decoders, |state| {
                 if state.is_none() {
                     *state = zstd::bulk::Decompressor::new().ok();
@@ -126,13 +125,23 @@ impl Codec {
 impl Encoder {
     fn new(alg: Alg, level: i32) -> Option<Encoder> {
         let (kind, room) = match alg {
-            Alg::Lz4 => (EncoderKind::Lz4(CompressTable::small()), get_maximum_output_size(PAGE_SIZE)),
+            Alg::Lz4 => (EncoderKind::Lz4(lz4::Compressor::new()?), lz4::bound(PAGE_SIZE)),
             Alg::Zstd => {
                 let context = zstd::bulk::Compressor::new(level).ok()?;
                 (EncoderKind::Zstd(context), zstd::zstd_safe::compress_bound(PAGE_SIZE))
             }
         };
         Some(Encoder { kind, out: vec![0; room].into_boxed_slice() })
+    }
+
+    /// Memory that it takes, about.
+    fn bytes(&self) -> u64 {
+        let state = match &self.kind {
+            EncoderKind::Lz4(compressor) => compressor.bytes(),
+            // A context of level 1 for small inputs.
+            EncoderKind::Zstd(_) => 96 << 10,
+        };
+        (state + self.out.len()) as u64
     }
 }
 
