@@ -8,7 +8,14 @@
 //!     |            page moved out             |  |          take_free            |        |
 //!     +---------------------------------------|--+  <----------------------------+        |
 //!     +------------------------------------------------------- released to the kernel ----+
+//!
+//!            take_empty, page moved in           its content is elsewhere             given back
+//!   Empty  ------------------------>  in use  ------------------------>  Spent  ----------------------> Empty
 //! ```
+//! *Spent* frames have a page that was the program's. It may be somebody else's, too: what a program gives to a pipe
+//! (`vmsplice`) or a socket (`MSG_ZEROCOPY`) stays there until it is read or sent, whatever becomes of the program's
+//! mapping. So nothing is ever written to such a page again; all that is done with it is to give it back to the kernel.
+//!
 //! Taking several frames prefers neighbours: moving a run of pages costs a sixth of moving them one by one.
 //!
 //! The pool is one mutex; it is held for bit operations only, never during a system call. Lock order: after the LRU
@@ -110,12 +117,13 @@ fn named((first, n): (usize, usize)) -> (FrameNo, usize) {
 struct FrameSets {
     empty: Bits,
     free: Bits,
+    spent: Bits,
 }
 
 impl FrameSets {
     /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
     fn check_in_use(&self, f: FrameNo) {
-        if self.empty.contains(f.index()) || self.free.contains(f.index()) {
+        if [&self.empty, &self.free, &self.spent].iter().any(|set| set.contains(f.index())) {
             fatal("a frame was given back twice: this is a bug in farpage");
         }
     }
@@ -131,7 +139,8 @@ impl Frames {
     /// Frames over `part`, all empty.
     pub fn new(part: Part) -> Frames {
         let n = part.len / PAGE_SIZE;
-        Frames { part, state: Mutex::new(FrameSets { empty: Bits::new(n, true), free: Bits::new(n, false) }) }
+        let sets = FrameSets { empty: Bits::new(n, true), free: Bits::new(n, false), spent: Bits::new(n, false) };
+        Frames { part, state: Mutex::new(sets) }
     }
 
     fn state(&self) -> MutexGuard<'_, FrameSets> {
@@ -153,6 +162,12 @@ impl Frames {
         self.state().free.count
     }
 
+    /// Frames whose page is of no worth, spent ones included: what could go back to the kernel.
+    pub fn worthless_count(&self) -> usize {
+        let state = self.state();
+        state.free.count + state.spent.count
+    }
+
     /// Frames that have a page, of worth or not: what the arena costs.
     pub fn present_count(&self) -> usize {
         self.len() - self.state().empty.count
@@ -166,7 +181,7 @@ impl Frames {
     /// Frames that nobody uses, with or without a page.
     pub fn unused_count(&self) -> usize {
         let state = self.state();
-        state.free.count + state.empty.count
+        state.free.count + state.spent.count + state.empty.count
     }
 
     /// Up to `want` neighbouring frames without pages.
@@ -202,6 +217,25 @@ impl Frames {
             state.check_in_use(f);
             state.free.insert(f.index());
         });
+    }
+
+    /// Frames `[first, first + n)` have pages that were the program's, and that it does not need.
+    pub fn put_spent(&self, first: FrameNo, n: usize) {
+        let mut state = self.state();
+        first.run(n).for_each(|f| {
+            state.check_in_use(f);
+            state.spent.insert(f.index());
+        });
+    }
+
+    /// Up to `want` neighbouring spent frames. Their pages can be given back, nothing else.
+    pub fn take_spent(&self, want: usize) -> Option<(FrameNo, usize)> {
+        self.state().spent.take_run(want).map(named)
+    }
+
+    /// Spent frames.
+    pub fn spent_count(&self) -> usize {
+        self.state().spent.count
     }
 
     /// Address of a frame.

@@ -19,9 +19,6 @@ const EVICT_MIN: usize = 64;
 /// Pages of a batch that leaves regions at most.
 pub const EVICT_MAX: usize = 256;
 
-/// Pages above its limit from which on a program gives free frames back.
-const RELEASE_MIN: i64 = 32;
-
 /// Where reclaim of one engine begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watermarks {
@@ -107,28 +104,10 @@ impl Level {
         n.clamp(0, stored as i64) as usize
     }
 
-    /// Free frames that go back to the kernel because the process is above its limit: all that is too much, but not a
-    /// few pages. Two system calls, each of which interrupts other CPUs, take any number of neighbours. One frame is
-    /// left for a fault that waits, until what was promised is at stake.
-    pub fn frames_to_release(self) -> usize {
-        let excess = excess(self.room);
-        if excess < RELEASE_MIN {
-            return 0;
-        }
-        let left = usize::from(excess <= self.marks.low);
-        self.free.saturating_sub(left).min(excess as usize)
-    }
-
     /// Free frames that are never needed again (copies leave them so). They go back to the kernel before any page does.
     pub fn surplus(self) -> usize {
         let surplus = self.free.saturating_sub(self.marks.frames) as i64;
         surplus.min(self.marks.high - self.room).max(0) as usize
-    }
-
-    /// Free frames that go back to the kernel, so that there is room for pages that are copied in, `copied` at a time.
-    pub fn to_copy(self, copied: usize) -> usize {
-        let spare = self.marks.frames / 2;
-        if self.room >= copied as i64 { 0 } else { self.free.saturating_sub(spare).min(spare) }
     }
 }
 
@@ -164,16 +143,10 @@ mod tests {
         let marks = Watermarks::of_program(300, 1 << 16);
         assert_eq!((marks.at(9, 512).missing(), marks.at(9, 500).missing(), marks.at(-9, 600).missing()), (0, 12, 9));
         assert!(marks.at(9, 255).is_short() && marks.at(-1, 999).is_short() && !marks.at(0, 256).is_short());
-        let back = |room, free| marks.at(room, free).frames_to_release();
-        assert_eq!([back(9, 99), back(-31, 99), back(-32, 99), back(-300, 1), back(-301, 1)], [0, 0, 32, 0, 1]);
-        assert_eq!([back(-90, 61), back(-301, 400)], [60, 301]);
     }
 
     #[test]
-    fn free_frames_become_room_where_there_is_none() {
-        let marks = Watermarks::of_program(300, 1 << 16);
-        let copies = |room, free| marks.at(room, free).to_copy(8);
-        assert_eq!([copies(8, 999), copies(7, 256), copies(7, 300), copies(-9, 999)], [0, 0, 44, 256]);
+    fn regions_keep_as_much_room_as_free_frames() {
         let marks = Watermarks::of_regions(1 << 16, 8192);
         assert_eq!([(0, 512), (0, 600), (500, 600), (512, 600)].map(|(r, f)| marks.at(r, f).surplus()), [0, 88, 12, 0]);
         let back = |room, free| marks.at(room, free).to_give_back(16);

@@ -239,9 +239,11 @@ impl Engine {
         futex::wake_one(&self.wakeups.writer);
     }
 
-    /// What there is of room and frames, and what there should be. Takes the frames' lock.
+    /// What there is of room and frames, and what there should be: what may be taken from the kernel is as good as a
+    /// frame that can be given back to it. Takes the frames' lock.
     pub fn level(&self) -> Level {
-        self.budget.watermarks().at(self.budget.room(), self.frames.free_count())
+        let room = self.budget.room();
+        self.budget.watermarks().at(room, self.frames.worthless_count() + room.max(0) as usize)
     }
 
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
@@ -336,7 +338,7 @@ impl Engine {
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);
         set(&s.cached_bytes, cached * page);
-        set(&s.free_frames_bytes, self.frames.free_count() as u64 * page);
+        set(&s.free_frames_bytes, self.frames.worthless_count() as u64 * page);
         set(&s.unmanaged_bytes, self.budget.unmanaged() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
         let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;

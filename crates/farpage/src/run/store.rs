@@ -3,10 +3,12 @@
 //! A writer takes the oldest cached page (`Cached -> Writeback`), looks at it (zero, unchanged, new), stores it, and
 //! publishes the slot (`Writeback -> Swapped`). Pages for a file are collected and go out as one batch. If the page was
 //! discarded by the program meanwhile, the last step fails and the slot is freed. A page whose store fails stays in the
-//! swap cache: nothing is ever given up before its copy is complete.
+//! swap cache: nothing is ever given up before its copy is complete. The memory of what has been stored goes back to the
+//! kernel in runs of frames.
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::DISCARD_AREA_BYTES;
+use crate::mem::frame::Frames;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::run::page_table::{Node, State};
@@ -22,6 +24,8 @@ pub(crate) const WRITE_BATCH: usize = 32;
 /// Pages taken over under one acquisition of the lists' lock. A fault on one waits until it is stored (some
 /// microseconds a page), so not many; they are the oldest.
 const TAKE: usize = 8;
+/// Frames whose pages have been stored go back to the kernel when there are so many.
+const RELEASE_MIN: usize = 128;
 /// Frames emptied at once at most: what the discard area has room for.
 const EMPTIED_MAX: usize = DISCARD_AREA_BYTES / PAGE_SIZE;
 
@@ -120,18 +124,37 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     }
     let stored = store_queued(e, &waiting[..n]);
     e.account_pool();
-    release_excess(e);
+    release_stored(e);
     (freed + stored, refused || stored < n)
 }
 
-/// The pool has grown for what was stored: as many free frames go back to the kernel.
-fn release_excess(e: &Engine) {
-    let mut left = e.level().frames_to_release();
-    while left > 0 {
-        let Some((first, n)) = e.frames.take_free(left.min(EMPTIED_MAX)) else { return };
-        release_run(e, first, n, n as i64);
-        left -= n;
+/// Gives the memory of frames that nobody needs back to the kernel; how many pages. Those whose content has been stored
+/// come first.
+pub(crate) fn release_unused(e: &Engine) -> usize {
+    let before = e.frames.worthless_count();
+    release_sets(e, before, &[Frames::take_spent, Frames::take_free])
+}
+
+/// The same for what has been stored, once that is many pages: two system calls, each of which interrupts other CPUs,
+/// take any number of neighbours.
+fn release_stored(e: &Engine) {
+    let spent = e.frames.spent_count();
+    if spent >= RELEASE_MIN {
+        release_sets(e, spent, &[Frames::take_spent]);
     }
+}
+
+fn release_sets(e: &Engine, most: usize, sets: &[fn(&Frames, usize) -> Option<(FrameNo, usize)>]) -> usize {
+    let (mut looked, mut released) = (0, 0);
+    for take in sets {
+        while looked < most
+            && let Some((first, n)) = take(&e.frames, EMPTIED_MAX.min(most - looked))
+        {
+            released += release_run(e, first, n, n as i64);
+            looked += n;
+        }
+    }
+    released
 }
 
 /// Finds or makes the copy of the page in `frame`.
@@ -199,7 +222,7 @@ fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile
     }
-    e.frames.put_free(frame, 1);
+    e.frames.put_spent(frame, 1);
 }
 
 /// The page could not be stored: it stays in the swap cache.
@@ -221,21 +244,21 @@ fn put_back(e: &Engine, node: Node, frame: FrameNo) {
     } else {
         drop(lru);
         e.release_frame_entry(frame);
-        e.frames.put_free(frame, 1);
+        e.frames.put_spent(frame, 1);
     }
 }
 
 /// Gives the pages of `n` neighbouring frames back to the kernel: moved into the discard area, from where they can be
-/// dropped without an event. `resident`: how many of them are memory (the shared zero page is not). Frames that cannot
-/// be emptied become free ones.
-pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
+/// dropped without an event; how many were. `resident`: how many of them are memory (the shared zero page is not).
+/// Frames that cannot be emptied become spent ones.
+pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) -> usize {
     if n == 0 {
-        return;
+        return 0;
     }
     let discard_area = lock(&e.discard_area);
     let Some(mm) = discard_area.as_ref().filter(|_| n <= EMPTIED_MAX) else {
-        e.frames.put_free(first, n);
-        return;
+        e.frames.put_spent(first, n);
+        return 0;
     };
     let base = e.arena.discard_area.base;
     let mut done = 0;
@@ -253,8 +276,9 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) {
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
     drop(discard_area);
     e.frames.put_empty(first, done);
-    e.frames.put_free(first + done, n - done);
+    e.frames.put_spent(first + done, n - done);
     e.budget.add(-resident.min(done as i64));
+    done
 }
 
 #[cfg(test)]

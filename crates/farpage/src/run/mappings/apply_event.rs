@@ -44,7 +44,7 @@ impl Pager {
                         let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
                         if won {
                             freed.extend(e.frame_entries.take(f));
-                            e.frames.put_free(f, 1);
+                            e.frames.put_spent(f, 1);
                         }
                         won
                     }

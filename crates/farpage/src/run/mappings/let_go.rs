@@ -17,7 +17,7 @@ use crate::mem::units::{Page, USER_END, Vpn};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::mappings::notice_ring::Note;
 use crate::run::page_table::{Node, State, leaf_end};
-use crate::run::pager::scratch::COPY_MAX;
+use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
@@ -210,7 +210,7 @@ impl Pager {
     fn load_some(&mut self, vpn: Vpn, end: Vpn) -> Step {
         let e = self.e;
         let base = self.scratch.0.as_mut_ptr() as usize;
-        let mut entries = [None; COPY_MAX];
+        let mut entries = [None; SCRATCH_PAGES];
         let swapped = vpn.up_to(end).map_while(|vpn| e.table.swapped(vpn));
         entries.iter_mut().zip(swapped).for_each(|(to, entry)| *to = Some(entry));
         let entries: Vec<Entry> = entries.iter().map_while(|entry| *entry).collect();

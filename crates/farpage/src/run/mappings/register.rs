@@ -114,7 +114,7 @@ impl Engine {
                 lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
                 drop(lru);
                 self.release_frame_entry(f);
-                self.frames.put_free(f, 1);
+                self.frames.put_spent(f, 1);
             }
         }
     }

@@ -96,8 +96,7 @@ impl Pager {
     /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
     fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
         let e = self.e;
-        let Some(zeros) = self.take_zeros(1) else { return Outcome::Later };
-        let placed = self.fill_zeros(vpn, zeros);
+        let Some(placed) = self.fill_zeros(vpn, 1) else { return Outcome::Later };
         if placed.done == 0 {
             return self.resolve_refusal(vpn, placed.stop);
         }
@@ -140,8 +139,7 @@ impl Pager {
         let e = self.e;
         let mut at = from;
         while at < to {
-            let Some(zeros) = self.take_zeros((to - at).min(ZERO_PAGES)) else { break };
-            let placed = self.fill_zeros(at, zeros);
+            let Some(placed) = self.fill_zeros(at, (to - at).min(ZERO_PAGES)) else { break };
             let mut batch = PageBatch::default();
             for node in at.up_to(at + placed.done).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -171,7 +169,7 @@ impl Pager {
         drop(lru);
         e.frame_entries.set(f, None);
         let page = vpn.addr();
-        let mut result = if self.should_copy(1) { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
+        let mut result = if self.room() > 0 { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
         for _ in 0..2 {
             if result != Err(UffdError::Busy) {
                 break;
@@ -189,7 +187,7 @@ impl Pager {
                 if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
                     return Some(self.recache(vpn, node, f, (entry, ahead), stop));
                 }
-                e.frames.put_free(f, 1);
+                e.frames.put_spent(f, 1);
             }
             Err(stop) => return Some(self.recache(vpn, node, f, (entry, ahead), stop)),
         }

@@ -30,6 +30,7 @@ mod begin;
 pub(crate) mod windows;
 
 use crate::mem::units::Vpn;
+use crate::run::pager::fill::Filled;
 use crate::run::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
 use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
@@ -165,21 +166,19 @@ impl Pager {
         let (vpn, frame) = (window.start + from, window.frame + from);
         // SAFETY: the frames are this window's, and nothing writes to them any more.
         unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
-        let placed = if self.should_copy(to - from) {
-            let placed = self.copy_in(vpn, e.frames.addr(frame), to - from);
-            e.frames.put_free(frame, to - from);
-            placed
-        } else {
-            self.fill_frames(vpn, frame, to - from)
-        };
+        let n = self.new_pages(to - from);
+        let placed = if n > 0 { self.copy_in(vpn, e.frames.addr(frame), n) } else { Filled { done: 0, stop: None } };
+        e.frames.put_free(frame, to - from);
         self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)
     }
 
-    /// Drops the oldest window that is not on its way from a file.
-    pub(crate) fn drop_one(&mut self) -> bool {
+    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`.
+    pub(crate) fn drop_one(&mut self, wanted: Option<Vpn>) -> bool {
         self.reap();
-        let idle = self.prefetch.windows.iter().enumerate().filter(|(_, w)| w.loaded.is_some() || w.ticket.is_some());
+        let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
+        let windows = self.prefetch.windows.iter().enumerate();
+        let idle = windows.filter(|(_, w)| is_idle(w) && !wanted.is_some_and(|vpn| w.has(vpn)));
         let Some((at, _)) = idle.min_by_key(|(_, w)| w.tag) else { return false };
         let window = self.prefetch.windows.swap_remove(at);
         self.throw_away(window);

@@ -7,7 +7,7 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::run::page_table::{Node, State};
-use crate::run::pager::scratch::COPY_MAX;
+use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::stat::{EventKind, Stat};
@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Pages moved out per step.
 pub const EVICT_BATCH: usize = 64;
+
+/// Pages that a fault stores for itself at least, and that wait for a file at most.
+const WRITE_MIN: usize = 8;
 
 /// Slots freed in one go whose pages are in the program, too.
 const SLOTS_A_TURN: usize = 256;
@@ -81,19 +84,10 @@ impl Pager {
         entries.len()
     }
 
-    /// Gives free frames back to the kernel, so that there is room for pages that are copied in.
-    fn keep_room(&mut self) -> bool {
-        let e = self.e;
-        let mut want = e.level().to_copy(COPY_MAX);
-        if want == 0 {
-            return false;
-        }
-        while want > 0 {
-            let Some((first, n)) = e.frames.take_free(want.min(EVICT_BATCH)) else { break };
-            store::release_run(e, first, n, n as i64);
-            want -= n;
-        }
-        true
+    /// Gives frames back to the kernel that nobody needs, so that there is room for pages that are to come in.
+    fn keep_room(&self) -> bool {
+        let few = self.room() < SCRATCH_PAGES && self.e.frames.worthless_count() >= SCRATCH_PAGES;
+        few && store::release_unused(self.e) > 0
     }
 
     /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for
@@ -104,10 +98,12 @@ impl Pager {
         }
     }
 
-    /// Frames are needed now and the budget is used up: reclaims in this thread. False: nothing can be reclaimed.
-    pub(crate) fn reclaim_now(&mut self) -> bool {
+    /// Room for `want` pages is needed now, the first of them `vpn`, and the budget is used up: reclaims in this thread.
+    /// As long as what was promised is not at stake, what it gives back is granted to the fault that waits. False:
+    /// nothing can be reclaimed.
+    pub(crate) fn reclaim_now(&mut self, vpn: Vpn, want: usize) -> bool {
         let e = self.e;
-        if self.drop_one() || e.takes_what_is_given() {
+        if self.gives_back(want) || self.drop_one(Some(vpn)) || e.takes_what_is_given() {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
@@ -124,8 +120,9 @@ impl Pager {
             } else if few {
                 vain = self.shrink_past_stuck().err();
             }
-            let (freed, refused) = store::write_some(e, 8, 8);
-            if e.frames.free_count() > 0 {
+            let batch = want.clamp(WRITE_MIN, EVICT_BATCH);
+            let (freed, refused) = store::write_some(e, batch, WRITE_MIN);
+            if self.gives_back(want) {
                 return true;
             }
             if refused {
@@ -135,6 +132,9 @@ impl Pager {
                 continue;
             }
             if freed == 0 {
+                if self.gives_back(1) {
+                    return true;
+                }
                 if vain.is_some_and(|refused| self.is_nothing_left(refused)) {
                     return false;
                 }
@@ -143,6 +143,20 @@ impl Pager {
             }
         }
         false
+    }
+
+    /// If there are frames that nobody needs for what is missing to `want` pages of room, gives them back. True: there is
+    /// room, or some pages are granted.
+    pub(crate) fn gives_back(&mut self, want: usize) -> bool {
+        let e = self.e;
+        if self.room() + e.frames.worthless_count() < want {
+            return false;
+        }
+        let released = store::release_unused(e);
+        if released > 0 && e.budget.over_limit() <= e.budget.watermarks().low {
+            self.granted = released.min(want);
+        }
+        self.granted > 0 || self.room() > 0
     }
 
     /// After a round in which `refused` pages could not be moved and none could: whether nobody has a page that could
@@ -312,8 +326,8 @@ impl Pager {
                 return Some((done, done));
             }
             if result == Err(UffdError::Present) {
-                // The frame has a page although it should not: use it as a free one from now on.
-                e.frames.put_free(first, 1);
+                // The frame has a page although it should not: it goes back to the kernel with others.
+                e.frames.put_spent(first, 1);
                 e.frames.put_empty(first + 1, got - 1);
                 return Some((0, 0));
             }

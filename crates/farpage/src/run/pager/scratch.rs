@@ -1,12 +1,13 @@
-//! Engine memory that pages are copied from.
+//! Engine memory that pages are loaded into, and copied from into the program.
 //!
 //! Callers: who puts pages into the program, on the pager's thread. No locks.
 
 use crate::mem::units::Page;
+use crate::mm::READAHEAD_MAX;
 
-/// Pages of a run that are copied; longer runs are moved.
-pub(crate) const COPY_MAX: usize = 8;
+/// Pages that are loaded and placed at once.
+pub(crate) const SCRATCH_PAGES: usize = READAHEAD_MAX as usize;
 
-/// Engine memory for the pages of a run that is copied into the program.
+/// As many pages of engine memory.
 #[repr(align(4096))]
-pub(crate) struct Scratch(pub(crate) [Page; COPY_MAX]);
+pub(crate) struct Scratch(pub(crate) [Page; SCRATCH_PAGES]);

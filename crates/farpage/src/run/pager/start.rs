@@ -15,7 +15,7 @@ use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::RobustLists;
-use crate::run::pager::scratch::{COPY_MAX, Scratch};
+use crate::run::pager::scratch::{SCRATCH_PAGES, Scratch};
 use crate::run::pager::state::{Pager, THREAD_NAME, Transit};
 use crate::run::pager::trace::Recorder;
 use crate::run::stacks::{PAGER, WRITER};
@@ -97,9 +97,9 @@ impl Engine {
             slot_hand: 0,
             unshares_until: None,
             idle_turns: 0,
-            gives_way: false,
+            granted: 0,
             zero_window: 1,
-            scratch: Box::new(Scratch([[0; PAGE_SIZE]; COPY_MAX])),
+            scratch: Box::new(Scratch([[0; PAGE_SIZE]; SCRATCH_PAGES])),
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),

@@ -78,9 +78,9 @@ pub struct Pager {
     pub(crate) unshares_until: Option<Instant>,
     /// Turns without anything to do, one after the other.
     pub(crate) idle_turns: u32,
-    /// Nothing could be reclaimed for the fault that is being served: it may have a page above the budget.
-    pub(crate) gives_way: bool,
-    /// For pages that are copied into the program.
+    /// Pages that the fault that is being served may have although there is no room.
+    pub(crate) granted: usize,
+    /// What pages are loaded into on their way to the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,

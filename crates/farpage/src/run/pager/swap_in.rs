@@ -2,7 +2,6 @@
 //!
 //! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
 
-use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::mm::READAHEAD_MAX;
@@ -11,6 +10,7 @@ use crate::run::page_table::State;
 use crate::run::pager::fault::run_around;
 use crate::run::pager::prefetch::windows::Inflight;
 use crate::run::pager::readahead::{LIST_MAX, Plan, bounds, pages_of, single};
+use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::stat::{EventKind, Stat};
@@ -153,30 +153,41 @@ impl Pager {
     /// touch (`wait`), or are mapped.
     fn swap_in_each(&mut self, mapping: (Vpn, Vpn), list: &[Vpn], window: Window, wait: bool) -> Outcome {
         let (e, vpn) = (self.e, list[0]);
+        let room = self.new_pages(list.len());
+        // Pages that wait keep their frames. The others are copied.
         let mut frames = Vec::with_capacity(list.len());
-        let mut run = self.frames_or_new(list.len());
-        while let Some((first, n)) = run {
+        while wait
+            && frames.len() + 1 < list.len().min(room)
+            && let Some((first, n)) = self.buffer_frames(list.len() - 1 - frames.len(), 1)
+        {
             frames.extend(first.run(n));
-            run = if frames.len() < list.len() { e.frames.take_free(list.len() - frames.len()) } else { None };
         }
         let give_back = |frames: &[FrameNo]| frames.iter().for_each(|f| e.frames.put_free(*f, 1));
+        let most = if wait { frames.len() + 1 } else { room }.min(SCRATCH_PAGES);
         let swapped = |v: &Vpn| e.table.swapped(*v).map(|entry| (*v, entry));
-        let found: Vec<(Vpn, Entry)> = list.iter().filter_map(swapped).take(frames.len()).collect();
-        if found.first().is_none_or(|(first, _)| *first != vpn) {
+        let found: Vec<(Vpn, Entry)> = list.iter().filter_map(swapped).take(most).collect();
+        if room == 0 || found.first().is_none_or(|(first, _)| *first != vpn) {
             give_back(&frames);
             return Outcome::Later;
         }
         let entries: Vec<Entry> = found.iter().map(|(_, entry)| *entry).collect();
+        let (first, rest) = self.scratch.0.split_at_mut(1);
         // SAFETY: free frames that were taken: present and ours, each named once.
-        let page = |f: &FrameNo| unsafe { e.frames.page_mut(*f) };
-        let mut pages: Vec<&mut Page> = frames[..found.len()].iter().map(page).collect();
+        let kept = frames.iter().map(|f| unsafe { e.frames.page_mut(*f) });
+        let others = rest.iter_mut().take(if wait { 0 } else { SCRATCH_PAGES });
+        let mut pages: Vec<&mut Page> = first.iter_mut().chain(kept).chain(others).take(found.len()).collect();
         let (loaded, error) = e.space.load_many(&entries, &mut pages);
         drop(pages);
-        give_back(&frames[loaded..]);
+        let kept = frames.len().min(loaded.saturating_sub(1));
+        give_back(&frames[kept..]);
+        frames.truncate(kept);
         if loaded == 0 {
             return match error {
                 // Perhaps it is not the first page that cannot be read.
-                Some(_) if list.len() > 1 => self.swap_in_each(mapping, &list[..1], single(vpn), wait),
+                Some(_) if list.len() > 1 => {
+                    self.granted = room;
+                    self.swap_in_each(mapping, &list[..1], single(vpn), wait)
+                }
                 Some(error) => {
                     let stop = self.poison(vpn, entries[0], &error);
                     self.resolve_refusal(vpn, stop)
@@ -186,23 +197,18 @@ impl Pager {
         }
         let mut came = 0;
         for (i, (at, entry)) in found[..loaded].iter().enumerate() {
-            let f = frames[i];
+            let frame = if i > 0 { frames.get(i - 1) } else { None };
+            let content = frame.map_or_else(|| std::ptr::from_ref(&self.scratch.0[i]) as usize, |f| e.frames.addr(*f));
             // SAFETY: just loaded, owned.
-            unsafe { e.verify_run(*at, &[*entry], e.frames.addr(f)) };
-            if wait && i > 0 {
-                self.add_to_swap_cache(*at, f, *entry);
+            unsafe { e.verify_run(*at, &[*entry], content) };
+            if let Some(f) = frame {
+                self.add_to_swap_cache(*at, *f, *entry);
                 came += 1;
                 continue;
             }
-            let placed = if self.should_copy(1) {
-                let placed = self.copy_in(*at, e.frames.addr(f), 1);
-                e.frames.put_free(f, 1);
-                placed
-            } else {
-                self.fill_frames(*at, f, 1)
-            };
+            let placed = self.copy_in(*at, content, 1);
             if i == 0 && placed.done == 0 {
-                give_back(&frames[1..loaded]);
+                give_back(&frames);
                 return self.resolve_refusal(vpn, placed.stop);
             }
             self.map_swapped_in(*at, &[*entry][..placed.done], i == 0);
@@ -231,21 +237,19 @@ impl Pager {
         Stat::add(&e.stat.pswpin, 1);
     }
 
-    /// Loads and places up to `n` swapped pages from `vpn` on. `wanted`: a thread waits for the first one.
+    /// Loads and places up to `n` swapped pages from `vpn` on, as far as there is room. `wanted`: a thread waits for the
+    /// first one.
     fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
-        let Some((buffer, got)) = self.take_buffer(n, wanted) else { return Ran::nothing(None) };
-        let base = self.buffer_addr(buffer);
-        let mut entries: Vec<Entry> = Vec::with_capacity(got);
-        let mut pages: Vec<&mut Page> = Vec::with_capacity(got);
-        for i in 0..got.min(READAHEAD_MAX as usize) {
-            let Some(entry) = e.table.swapped(vpn + i) else { break };
-            entries.push(entry);
-            // SAFETY: the buffer has `got` pages, present and ours, each named once.
-            pages.push(unsafe { &mut *((base + i * PAGE_SIZE) as *mut Page) });
+        let n_max = n.min(SCRATCH_PAGES);
+        let got = if wanted { self.new_pages(n_max) } else { n_max.min(self.room_for(n_max)) };
+        let entries: Vec<Entry> = vpn.up_to(vpn + got).map_while(|vpn| e.table.swapped(vpn)).collect();
+        if entries.is_empty() {
+            return Ran::nothing(None);
         }
-        let from_file = wanted && entries.first().is_some_and(|entry| !e.space.is_synchronous(*entry));
+        let from_file = wanted && !e.space.is_synchronous(entries[0]);
         let since = Instant::now();
+        let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
         let (loaded, error) = e.space.load_many(&entries, &mut pages);
         drop(pages);
         if wanted && entries.len() == 1 {
@@ -254,21 +258,19 @@ impl Pager {
         Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
         if let (0, true, Some(error)) = (loaded, wanted, error) {
             // Perhaps it is not the first page that cannot be read.
-            // SAFETY: as above.
-            let alone = n > 1 && e.space.load(entries[0], unsafe { &mut *(base as *mut Page) }).is_ok();
-            self.release_buffer(buffer, 0, got);
-            if alone {
+            if n > 1 && e.space.load(entries[0], &mut self.scratch.0[0]).is_ok() {
+                self.granted = got;
                 return self.swap_in_run(vpn, 1, true);
             }
             return Ran::nothing(self.poison(vpn, entries[0], &error));
         }
-        // SAFETY: just loaded, owned.
-        unsafe { e.verify_run(vpn, &entries[..loaded], base) };
-        self.release_buffer(buffer, loaded, got);
         if loaded == 0 {
             return Ran::nothing(None);
         }
-        let placed = self.fill_from(vpn, buffer, 0, loaded);
+        let base = self.scratch.0.as_ptr() as usize;
+        // SAFETY: just loaded, into memory that is this thread's.
+        unsafe { e.verify_run(vpn, &entries[..loaded], base) };
+        let placed = self.copy_in(vpn, base, loaded);
         self.map_swapped_in(vpn, &entries[..placed.done], wanted);
         let stop = match placed.done < loaded {
             true => Some(placed.stop),

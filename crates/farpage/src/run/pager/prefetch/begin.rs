@@ -65,10 +65,10 @@ impl Pager {
                 true => far < depth,
                 false => far < COMPRESSED_DEPTH && self.decompressor_pays(),
             };
-        if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one()) {
+        if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one(None)) {
             return None;
         }
-        let (frame, n) = match e.frames.take_free(n) {
+        let (frame, n) = match self.buffer_frames(n, n) {
             Some((frame, got)) if got >= WINDOW_MIN => (frame, got),
             Some((frame, got)) => {
                 e.frames.put_free(frame, got);
@@ -94,14 +94,14 @@ impl Pager {
         if !crowded || e.space.rings().refused() || !queued() {
             return false;
         }
-        if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one() {
+        if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one(None) {
             return false;
         }
         let windows = self.prefetch.windows.iter().map(PrefetchWindow::pages);
         let (start, end) = clear_of(vpn, (start, end), windows);
         let want = (end - start).min(READAHEAD_MAX as usize);
         let (start, end) = if stream.down { (end - want, end) } else { (start, start + want) };
-        let Some((frame, got)) = e.frames.take_free(want) else { return false };
+        let Some((frame, got)) = self.buffer_frames(want, want) else { return false };
         let (start, n) = if got == want { (start, want) } else { (vpn, got.min(end - vpn)) };
         if n < got {
             e.frames.put_free(frame + n, got - n);

@@ -107,10 +107,3 @@ pub(crate) struct Prefetch {
     /// Whether the decompressor pays; begun with the first window that it could have.
     pub(super) trial: Option<Trial>,
 }
-
-impl Prefetch {
-    /// Whether a window has the page.
-    pub(crate) fn has(&self, vpn: Vpn) -> bool {
-        self.windows.iter().any(|w| w.has(vpn))
-    }
-}
