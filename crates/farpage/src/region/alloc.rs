@@ -229,14 +229,12 @@ impl PagerCore {
         }
     }
 
-    /// A frame that was to be moved was copied. It goes back to the kernel if the budget has no room for both: the next
-    /// fault would find it free, and so on, without end where nothing can be moved (a region that the program has
-    /// locked).
+    /// A frame that was to be moved was copied. It goes back to the kernel if its page may have been a region's, or the
+    /// budget has no room for both: the next fault would find it free, and so on, without end where nothing can be moved
+    /// (a region that the program has locked).
     fn copied_instead(&self, f: FrameNo) {
-        // SAFETY: the caller's frame, whose content is elsewhere.
-        if self.room() < 0 && unsafe { discard(self.frames.addr(f) as *mut std::ffi::c_void, PAGE_SIZE) }.is_ok() {
-            self.frames.put_empty(f, 1);
-            self.held.fetch_sub(1, Relaxed);
+        if self.room() < 0 || !self.wp_sweeps {
+            self.release(&[f]);
         } else {
             self.frames.put_free(f, 1);
         }

@@ -254,7 +254,10 @@ impl PagerCore {
 
     /// What there is of room and free frames, and what there should be. Takes the frames' lock.
     pub fn level(&self) -> Level {
-        self.watermarks().at(self.room(), self.frames.free_count())
+        let room = self.room();
+        // In thread mode frames are not used twice: what may be taken from the kernel is as good as one.
+        let new = if self.wp_sweeps { 0 } else { room.max(0) as usize };
+        self.watermarks().at(room, self.frames.free_count() + new)
     }
 
     /// Pages that wait in the swap cache for a second chance, at most: in thread mode.
@@ -371,6 +374,7 @@ impl PagerCore {
     /// Drops the content of pages: they are None afterwards, or Outside (`gone`). Pinned pages stay unless `gone`.
     pub(super) fn discard(&self, first: u32, end: u32, gone: bool) {
         let to = if gone { PageState::Outside } else { PageState::None };
+        let mut frames: Vec<FrameNo> = Vec::new();
         let mut at = first;
         while at < end {
             let n = (end - at).min(64);
@@ -416,13 +420,15 @@ impl PagerCore {
                     PageState::Cached(f) => {
                         let entry = self.frame_entries.take(f);
                         self.free_entry(entry);
-                        self.frames.put_free(f, 1);
+                        frames.push(f);
                     }
                     PageState::None | PageState::Outside => {}
                 }
                 let seen = if gone { seen.with_pins(0) } else { *seen };
                 self.space.word(at + i as u32).unlock(seen, to);
             }
+            self.release(&frames);
+            frames.clear();
             at += n;
         }
     }

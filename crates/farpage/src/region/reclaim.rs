@@ -269,8 +269,11 @@ impl PagerCore {
         free.len() - before
     }
 
-    /// Frames that are never needed again go before any page does.
+    /// Frames that are never needed again go before any page does; first those that could not be given back at once.
     fn give_back_surplus(&self) {
+        if let Some((first, n)) = self.frames.take_spent(SURPLUS) {
+            self.release(&first.run(n).collect::<Vec<_>>());
+        }
         let want = self.level().surplus().min(SURPLUS);
         let mut frames: Vec<FrameNo> = Vec::with_capacity(want);
         while frames.len() < want {
@@ -280,15 +283,17 @@ impl PagerCore {
         self.release(&frames);
     }
 
-    /// Frames whose content is safe elsewhere: free, or back to the kernel, with one system call.
+    /// Frames whose content is safe elsewhere: free, or back to the kernel, with one system call. In thread mode all go
+    /// back: their pages were a region's ([`crate::mem::frame`], spent).
     fn give_back(&self, frames: &[FrameNo]) {
-        let (gone, kept) = frames.split_at(self.level().to_give_back(frames.len()));
+        let most = if self.wp_sweeps { self.level().to_give_back(frames.len()) } else { frames.len() };
+        let (gone, kept) = frames.split_at(most);
         kept.iter().for_each(|f| self.frames.put_free(*f, 1));
         self.release(gone);
     }
 
     /// Gives the pages of frames back to the kernel, which are the caller's and have no content of worth.
-    fn release(&self, frames: &[FrameNo]) {
+    pub(super) fn release(&self, frames: &[FrameNo]) {
         if frames.is_empty() {
             return;
         }
@@ -296,7 +301,7 @@ impl PagerCore {
         frames.iter().for_each(|f| add_page(&mut ranges, self.frames.addr(*f)));
         // SAFETY: the frames are the caller's and their content is worthless.
         if unsafe { self.discard_ranges(&ranges) }.is_err() {
-            frames.iter().for_each(|f| self.frames.put_free(*f, 1));
+            frames.iter().for_each(|f| self.frames.put_spent(*f, 1));
             return;
         }
         frames.iter().for_each(|f| self.frames.put_empty(*f, 1));

@@ -103,3 +103,49 @@ fn locked_regions_are_taken_out_too() {
     drop(region);
     assert_eq!(pager.region(12 << 20).unwrap().as_ptr().cast(), at);
 }
+
+/// Pages that were given to a pipe keep their content there, whatever becomes of the memory that had them.
+#[test]
+fn what_is_in_a_pipe_is_never_written_again() {
+    const GIVEN: usize = 200;
+    for mode in [FaultMode::Signal, FaultMode::Thread] {
+        let built = Pager::builder().budget(8 << 20).swap([file()]).fault_mode(mode).build();
+        let Ok(pager) = built else {
+            println!("skipped in mode {mode:?}: {}", built.unwrap_err());
+            continue;
+        };
+        let mut region = pager.region(32 << 20).unwrap();
+        let words = region.len() / 8;
+        (0..words).for_each(|at| region.view_mut::<u64>()[at] = mix(at as u64));
+        let first = words / 512 - GIVEN;
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        rustix::pipe::fcntl_setpipe_size(&write, 1 << 20).unwrap();
+        for page in first..first + GIVEN {
+            let part =
+                libc::iovec { iov_base: region.as_ptr().wrapping_add(page * PAGE_SIZE) as *mut _, iov_len: PAGE_SIZE };
+            // Touched here: a system call on what is absent fails in signal mode.
+            assert_eq!(region.view::<u64>()[page * 512], mix(page as u64 * 512));
+            // SAFETY: memory of the region.
+            let given = unsafe { libc::vmsplice(std::os::fd::AsRawFd::as_raw_fd(&write), &part, 1, 0) };
+            assert_eq!(given, PAGE_SIZE as isize, "{}", std::io::Error::last_os_error());
+        }
+        for _ in 0..3 {
+            (0..first).for_each(|page| region.view_mut::<u64>()[page * 512 + 1] ^= 1);
+        }
+        let mut content = [0u8; PAGE_SIZE];
+        for page in first..first + GIVEN {
+            let mut done = 0;
+            while done < PAGE_SIZE {
+                done += rustix::io::read(&read, &mut content[done..]).unwrap();
+            }
+            let (read, _) = content.as_chunks::<8>();
+            for (at, word) in read.iter().enumerate() {
+                assert_eq!(
+                    u64::from_ne_bytes(*word),
+                    mix((page * 512 + at) as u64),
+                    "{mode:?}: page {page}, word {at}"
+                );
+            }
+        }
+    }
+}
