@@ -32,7 +32,7 @@ use crate::sys::raw::gettid;
 use crate::tree;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -111,6 +111,7 @@ impl Engine {
             exclude: plan.exclude.clone(),
             managed: Mutex::new(PageRanges::new()),
             candidates: Mutex::new(Vec::new()),
+            left_out: AtomicI64::new(0),
             notes: Notes::default(),
             recent: Recent::default(),
             charges: &CHARGES,

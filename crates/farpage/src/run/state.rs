@@ -51,7 +51,7 @@ use crate::sys::thread::{Start, spawn};
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
@@ -119,6 +119,9 @@ pub struct Engine {
     pub managed: Mutex<PageRanges>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// Pages that the program was given since the monitor's last look, and that stayed without management
+    /// ([`crate::run::mappings::discovery`]).
+    pub left_out: AtomicI64,
     /// What program threads tell.
     pub notes: Notes,
     /// What they need not tell.

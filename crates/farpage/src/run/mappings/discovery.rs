@@ -3,7 +3,10 @@
 //! | what | from whom | when |
 //! | --- | --- | --- |
 //! | a *note* ([`crate::run::mappings::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::run::budget::charge`]), the thread waits until it is registered |
-//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out |
+//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out, and by more than may be left out |
+//!
+//! While the budget has room, memory that the program is given is left out: a fault that goes through the pager costs
+//! several times what the kernel's own does, and to register a mapping and to follow its end as much as a dozen faults.
 //!
 //! Program threads run the first half of this file, the pager the second. No locks in the first: see
 //! [`crate::run::mappings::notice_ring`].
@@ -25,6 +28,9 @@ use std::time::{Duration, Instant};
 /// How long a program's thread waits at most for its mapping to be registered, or for a look. It is late then, not
 /// wrong.
 const ADOPTION_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// New memory of up to this part of the room is left to the kernel.
+const LEFT_OUT_PART: i64 = 4;
 
 impl Engine {
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
@@ -119,6 +125,26 @@ impl Engine {
         futex::wake_all(&self.wakeups.monitor_looks);
     }
 
+    /// Whether `[start, end)` (bytes), which is new, need not be managed yet: with all that was left out since the
+    /// monitor's last look it is a small part of the room in the budget. Its first touches are the kernel's then, and
+    /// often it is given back before its pages are so many that it is looked for. Pager only.
+    fn can_wait(&self, start: usize, end: usize) -> bool {
+        if self.is_known(start, end) {
+            return false;
+        }
+        let new = ((end - start) / PAGE_SIZE) as i64;
+        let waits = self.left_out.fetch_add(new, SeqCst) + new <= self.may_be_left_out();
+        if !waits {
+            self.ring_monitor();
+        }
+        waits
+    }
+
+    /// Pages that may be filled without management: the monitor looks several times meanwhile.
+    pub(crate) fn may_be_left_out(&self) -> i64 {
+        self.budget.room().max(0) / LEFT_OUT_PART
+    }
+
     /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
     /// so that it grows by faults that can be made to wait; after a while in any case. Called on a program thread, also
     /// in signal handlers.
@@ -187,6 +213,7 @@ impl Pager {
                 Note::Thread(block) => e.pin_thread(block),
                 Note::LetGo(start, end) => self.letting_go.push((start, end)),
                 Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
+                Note::Mapping(start, end) if e.can_wait(start, end) => {}
                 Note::Mapping(start, end) => {
                     self.adopt_mappings(start, end);
                     if let Some((first, last)) = lock(&e.managed).covering(Vpn::of(start)) {
@@ -195,6 +222,8 @@ impl Pager {
                 }
             }
         }
+        // Nobody was given it, as far as is known.
+        news.retain(|(start, end)| ((end - start) / PAGE_SIZE) as i64 > e.may_be_left_out());
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {
             self.adopt_mappings(start, end);

@@ -469,8 +469,9 @@ impl Monitor {
         let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;
         let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
         let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
-        let step = (e.budget.promised() / 1024).max(32);
+        let step = (e.budget.promised() / 1024).max(32) + e.may_be_left_out();
         let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.scanned_rss;
+        e.left_out.store(0, Relaxed);
         if unmanaged > self.unmanaged + step || overdue {
             self.find_mappings();
             self.unmanaged = unmanaged;
