@@ -155,7 +155,7 @@ fields! {
         hot_bytes,
         /// Pages in the swap cache: taken out of the program, still in RAM.
         cached_bytes,
-        /// Free frames kept for swap-in.
+        /// Frames that nobody needs: to read ahead into, or on their way back to the kernel.
         free_frames_bytes,
         /// Pages whose only copy is on a swap device.
         swapped_bytes,

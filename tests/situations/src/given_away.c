@@ -176,9 +176,13 @@ static void read_by_uring(int fd, char *given, char *memory)
 		die("io_uring");
 	char *sq = mmap(NULL, params.sq_off.array + params.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, ring,
 			IORING_OFF_SQ_RING);
+	char *cq = mmap(NULL, params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
+			MAP_SHARED, ring, IORING_OFF_CQ_RING);
 	struct io_uring_sqe *sqe = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
-	if (sq == MAP_FAILED || (void *)sqe == MAP_FAILED)
+	if (sq == MAP_FAILED || cq == MAP_FAILED || (void *)sqe == MAP_FAILED)
 		die("mmap");
+	uint32_t *head = (uint32_t *)(cq + params.cq_off.head), *done = (uint32_t *)(cq + params.cq_off.tail);
+	uint32_t *cq_mask = (uint32_t *)(cq + params.cq_off.ring_mask);
 	churn(memory);
 	for (int i = 0; i < GIVEN; i++) {
 		*sqe = (struct io_uring_sqe){ .opcode = IORING_OP_READ_FIXED, .fd = fd, .off = (uint64_t)i * PAGE, .len = PAGE,
@@ -188,7 +192,11 @@ static void read_by_uring(int fd, char *given, char *memory)
 		__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
 		if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
 			die("io_uring_enter");
-		/* The completion queue is as long as it gets: what is not read is kept by the kernel. */
+		while (__atomic_load_n(done, __ATOMIC_ACQUIRE) == *head)
+			usleep(50);
+		if (((struct io_uring_cqe *)(cq + params.cq_off.cqes))[*head & *cq_mask].res != PAGE)
+			die("read");
+		__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
 	}
 }
 

@@ -14,7 +14,7 @@
 //! ```
 //! *Spent* frames have a page that was the program's. It may be somebody else's, too: what a program gives to a pipe
 //! (`vmsplice`) or a socket (`MSG_ZEROCOPY`) stays there until it is read or sent, whatever becomes of the program's
-//! mapping. So nothing is ever written to such a page again; all that is done with it is to give it back to the kernel.
+//! mapping. So no other content is ever written to such a page; all that is done with it is to give it back to the kernel.
 //!
 //! Taking several frames prefers neighbours: moving a run of pages costs a sixth of moving them one by one.
 //!
@@ -61,6 +61,13 @@ impl Bits {
     fn take_run(&mut self, want: usize) -> Option<(usize, usize)> {
         let run = self.find_run(want)?;
         Some(self.take(run))
+    }
+
+    /// Takes up to `want` neighbouring numbers: the first run from the search position on, however short.
+    fn take_first_run(&mut self, want: usize) -> Option<(usize, usize)> {
+        let (first, _) = self.find_run(1)?;
+        let len = (first..self.words.len() * 64).take(want).take_while(|f| self.contains(*f)).count();
+        (len > 0).then(|| self.take((first, len)))
     }
 
     fn take(&mut self, (first, len): (usize, usize)) -> (usize, usize) {
@@ -230,7 +237,7 @@ impl Frames {
 
     /// Up to `want` neighbouring spent frames. Their pages can be given back, nothing else.
     pub fn take_spent(&self, want: usize) -> Option<(FrameNo, usize)> {
-        self.state().spent.take_run(want).map(named)
+        self.state().spent.take_first_run(want).map(named)
     }
 
     /// Spent frames.

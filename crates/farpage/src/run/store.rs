@@ -8,7 +8,6 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::DISCARD_AREA_BYTES;
-use crate::mem::frame::Frames;
 use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Page, Vpn};
 use crate::run::page_table::{Node, State};
@@ -131,28 +130,35 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
 /// Gives the memory of frames that nobody needs back to the kernel; how many pages. Those whose content has been stored
 /// come first.
 pub(crate) fn release_unused(e: &Engine) -> usize {
-    let before = e.frames.worthless_count();
-    release_sets(e, before, &[Frames::take_spent, Frames::take_free])
+    let most = e.frames.worthless_count();
+    let spent = release_spent(e, most);
+    let mut looked = spent;
+    let mut released = spent;
+    while looked < most
+        && let Some((first, n)) = e.frames.take_free(EMPTIED_MAX.min(most - looked))
+    {
+        released += release_run(e, first, n, n as i64);
+        looked += n;
+    }
+    released
 }
 
 /// The same for what has been stored, once that is many pages: two system calls, each of which interrupts other CPUs,
 /// take any number of neighbours.
 fn release_stored(e: &Engine) {
-    let spent = e.frames.spent_count();
-    if spent >= RELEASE_MIN {
-        release_sets(e, spent, &[Frames::take_spent]);
+    if e.frames.spent_count() >= RELEASE_MIN {
+        release_spent(e, e.frames.spent_count());
     }
 }
 
-fn release_sets(e: &Engine, most: usize, sets: &[fn(&Frames, usize) -> Option<(FrameNo, usize)>]) -> usize {
+/// Gives up to `most` spent frames back; how many. Those that cannot be given back now stay spent.
+fn release_spent(e: &Engine, most: usize) -> usize {
     let (mut looked, mut released) = (0, 0);
-    for take in sets {
-        while looked < most
-            && let Some((first, n)) = take(&e.frames, EMPTIED_MAX.min(most - looked))
-        {
-            released += release_run(e, first, n, n as i64);
-            looked += n;
-        }
+    while looked < most
+        && let Some((first, n)) = e.frames.take_spent(EMPTIED_MAX.min(most - looked))
+    {
+        released += release_run(e, first, n, n as i64);
+        looked += n;
     }
     released
 }
@@ -213,7 +219,7 @@ fn store_queued(e: &Engine, waiting: &[Option<QueuedPage>]) -> usize {
     stored
 }
 
-/// The copy is complete: the page's word says so from now on, and the frame is free.
+/// The copy is complete: the page's word says so from now on, and the frame is spent.
 fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     let to = stored.map_or(State::None, State::Swapped);
     if let (Some(pages), Some(entry)) = (&e.slot_pages, stored) {
@@ -261,16 +267,21 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) -
         return 0;
     };
     let base = e.arena.discard_area.base;
-    let mut done = 0;
-    for _ in 0..2 {
+    let (mut done, mut unshared) = (0, usize::MAX);
+    while done < n {
         let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
         // SAFETY: the frames are ours; the discard area belongs to the holder of its lock.
-        done += unsafe { mm.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
-        if done == n {
+        let moved = unsafe { mm.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+        done += moved;
+        if moved == 0 && unshared == done {
             break;
         }
-        // SAFETY: the frame is owned here and has a page.
-        unsafe { e.frames.unshare(first + done) };
+        if done < n && unshared != done {
+            // A forked child has the next one, too: after one write it is ours alone.
+            unshared = done;
+            // SAFETY: the frame is owned here and has a page.
+            unsafe { e.frames.unshare(first + done) };
+        }
     }
     // SAFETY: nobody else uses the discard area; its userfaultfd reports no events.
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };

@@ -3,7 +3,7 @@
 //! | what | from whom | when |
 //! | --- | --- | --- |
 //! | a *note* ([`crate::run::mappings::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::run::budget::charge`]), the thread waits until it is registered |
-//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out, and by more than may be left out |
+//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out, or too much was left out |
 //!
 //! While the budget has room, memory that the program is given is left out: a fault that goes through the pager costs
 //! several times what the kernel's own does, and to register a mapping and to follow its end as much as a dozen faults.
@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 /// wrong.
 const ADOPTION_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// New memory of up to this part of the room is left to the kernel.
-const LEFT_OUT_PART: i64 = 4;
+/// New memory of up to this part of the room is left to the kernel: should all of it be filled, there is room left.
+const LEFT_OUT_PART: i64 = 2;
 
 impl Engine {
     /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is). Called on a
@@ -126,23 +126,24 @@ impl Engine {
     }
 
     /// Whether `[start, end)` (bytes), which is new, need not be managed yet: with all that was left out since the
-    /// monitor's last look it is a small part of the room in the budget. Its first touches are the kernel's then, and
-    /// often it is given back before its pages are so many that it is looked for. Pager only.
+    /// monitor's last look at all mappings, it is a part of the room in the budget. Its first touches are the kernel's
+    /// then, and often it is given back before it is looked for. Pager only.
     fn can_wait(&self, start: usize, end: usize) -> bool {
         if self.is_known(start, end) {
             return false;
         }
-        let new = ((end - start) / PAGE_SIZE) as i64;
-        let waits = self.left_out.fetch_add(new, SeqCst) + new <= self.may_be_left_out();
+        self.left_out.fetch_add(((end - start) / PAGE_SIZE) as i64, SeqCst);
+        let waits = !self.leaves_out_too_much();
         if !waits {
             self.ring_monitor();
         }
         waits
     }
 
-    /// Pages that may be filled without management: the monitor looks several times meanwhile.
-    pub(crate) fn may_be_left_out(&self) -> i64 {
-        self.budget.room().max(0) / LEFT_OUT_PART
+    /// Whether what was left out is too much for the room that there is by now.
+    pub(crate) fn leaves_out_too_much(&self) -> bool {
+        let left_out = self.left_out.load(SeqCst);
+        left_out > 0 && left_out * LEFT_OUT_PART > self.budget.room()
     }
 
     /// `len` bytes at `start` are a new mapping or about to be filled: returns when its pages are served by the engine,
@@ -222,8 +223,9 @@ impl Pager {
                 }
             }
         }
-        // Nobody was given it, as far as is known.
-        news.retain(|(start, end)| ((end - start) / PAGE_SIZE) as i64 > e.may_be_left_out());
+        // Mostly nothing is mapped there (again).
+        let is_there = |start, end| self.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
+        news.retain(|(start, end)| is_there(*start, *end) && !e.can_wait(*start, *end));
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {
             self.adopt_mappings(start, end);

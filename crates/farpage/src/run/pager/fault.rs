@@ -2,7 +2,7 @@
 //! that are likely wanted next. Where the pages come from: [`crate::run::pager::fill`].
 //!
 //! A fault is served in this order:
-//! 1. *Reserve* ([`Pager::reserve`]): a frame or room for a new page. Only here may something be reclaimed.
+//! 1. *Reserve* ([`Pager::reserve`]): room for a new page. Only here may something be reclaimed.
 //! 2. *Look* at the mapping and at the page's word.
 //! 3. *Fill*. Nothing is taken out of the program between the look and the fill, so what was seen still holds. (A
 //!    writer may take a page of the swap cache; that is told by a compare-and-swap.)

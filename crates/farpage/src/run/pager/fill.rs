@@ -9,7 +9,8 @@
 //! by us ([`crate::mem::frame`]). And to move one into the program interrupts every CPU that has run a thread of the
 //! process since the last time; a copy interrupts nobody.
 //!
-//! Callers: `fault`, `swap_in`, `prefetch`, on the pager's thread. Locks: those of `frame`.
+//! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`, and
+//! that of the frames in it.
 
 use crate::PAGE_SIZE;
 use crate::mem::units::{FrameNo, Vpn};
@@ -22,6 +23,11 @@ use crate::run::store;
 use crate::sys::message::fatal;
 use crate::sys::raw::ErrnoText;
 use crate::sys::uffd::UffdError;
+
+/// Rounds of reclaim for one fault; each of them makes some room, mostly enough.
+const ROUNDS_MAX: usize = 64;
+/// Frames that are given back for what is wanted next, at least.
+const RELEASE_MIN: usize = 16;
 
 /// Result of putting a run of pages into place.
 pub(crate) struct Filled {
@@ -40,18 +46,20 @@ impl Pager {
     pub(crate) fn reserve(&mut self, vpn: Vpn) {
         let e = self.e;
         self.granted = 0;
+        self.reap();
         let state = e.table.node(vpn).map_or(State::None, |node| e.table.state(node));
         let want = match state {
             State::Cached(_) | State::Writeback(_) => return, // it has a frame
+            State::Swapped(_) if self.prefetch.is_on_its_way(vpn) => return, // it will be reserved for when it is here
             State::None => self.zero_window.clamp(1, ZERO_MAX_TIGHT) as usize,
             State::Mapped(_) | State::Swapped(_) => 1,
         };
         if self.room() < want && e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
             self.evict_all();
         }
-        // Each time makes some room.
-        for _ in 0..=want {
-            if self.room() >= want || self.granted > 0 {
+        for _ in 0..ROUNDS_MAX {
+            let before = self.room();
+            if before >= want || self.granted > 0 {
                 return;
             }
             if !self.reclaim_now(vpn, want) {
@@ -59,6 +67,9 @@ impl Pager {
                     self.granted = 1;
                 }
                 return;
+            }
+            if self.room() <= before && before > 0 {
+                return; // no more is to be had
             }
         }
     }
@@ -68,11 +79,12 @@ impl Pager {
         self.e.budget.room().max(0) as usize
     }
 
-    /// Pages that the budget has room for. If that is less than `n`, and there are frames that nobody needs for the rest,
-    /// they are given back first.
+    /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that nobody needs, they
+    /// are given back first.
     pub(crate) fn room_for(&self, n: usize) -> usize {
-        let room = self.room();
-        if room < n && room + self.e.frames.worthless_count() >= n {
+        let missing = n.saturating_sub(self.room());
+        // A few pages are not worth two system calls.
+        if missing > 0 && self.e.frames.worthless_count() >= missing.min(RELEASE_MIN) {
             store::release_unused(self.e);
         }
         self.room()
@@ -118,10 +130,13 @@ impl Pager {
         }
     }
 
-    /// Up to `n` neighbouring frames to load pages into that nobody waits for: free ones, or new ones, if there is room
-    /// for as many and for `spare` more pages; `None`: there are none just now.
+    /// Up to `n` neighbouring frames to load pages into that nobody waits for, if there is room for `spare` pages
+    /// besides: free ones, or new ones; `None`: there are none just now.
     pub(crate) fn buffer_frames(&mut self, n: usize, spare: usize) -> Option<(FrameNo, usize)> {
         let e = self.e;
+        if self.room_for(spare) < spare {
+            return None;
+        }
         if let Some(run) = e.frames.take_free_run(n) {
             return Some(run);
         }

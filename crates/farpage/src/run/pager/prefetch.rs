@@ -173,13 +173,14 @@ impl Pager {
         (placed.done, placed.stop)
     }
 
-    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`.
+    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`; first those that
+    /// nobody has asked for.
     pub(crate) fn drop_one(&mut self, wanted: Option<Vpn>) -> bool {
         self.reap();
         let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
         let windows = self.prefetch.windows.iter().enumerate();
         let idle = windows.filter(|(_, w)| is_idle(w) && !wanted.is_some_and(|vpn| w.has(vpn)));
-        let Some((at, _)) = idle.min_by_key(|(_, w)| w.tag) else { return false };
+        let Some((at, _)) = idle.min_by_key(|(_, w)| (w.asked.is_some(), w.tag)) else { return false };
         let window = self.prefetch.windows.swap_remove(at);
         self.throw_away(window);
         true

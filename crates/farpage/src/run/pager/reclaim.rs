@@ -99,8 +99,8 @@ impl Pager {
     }
 
     /// Room for `want` pages is needed now, the first of them `vpn`, and the budget is used up: reclaims in this thread.
-    /// As long as what was promised is not at stake, what it gives back is granted to the fault that waits. False:
-    /// nothing can be reclaimed.
+    /// As long as what was promised is not at stake, what it gives back is granted to the fault that waits. False: it is
+    /// at stake, or nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self, vpn: Vpn, want: usize) -> bool {
         let e = self.e;
         if self.gives_back(want) || self.drop_one(Some(vpn)) || e.takes_what_is_given() {
@@ -132,7 +132,7 @@ impl Pager {
                 continue;
             }
             if freed == 0 {
-                if self.gives_back(1) {
+                if e.frames.worthless_count() > 0 && self.gives_back(1) {
                     return true;
                 }
                 if vain.is_some_and(|refused| self.is_nothing_left(refused)) {
@@ -149,11 +149,14 @@ impl Pager {
     /// room, or some pages are granted.
     pub(crate) fn gives_back(&mut self, want: usize) -> bool {
         let e = self.e;
+        // Where much is too much, many at a time.
+        let at_stake = e.budget.over_limit() > e.budget.watermarks().low;
+        let want = if at_stake { want.max(EVICT_BATCH) } else { want };
         if self.room() + e.frames.worthless_count() < want {
             return false;
         }
         let released = store::release_unused(e);
-        if released > 0 && e.budget.over_limit() <= e.budget.watermarks().low {
+        if e.budget.over_limit() <= e.budget.watermarks().low {
             self.granted = released.min(want);
         }
         self.granted > 0 || self.room() > 0

@@ -3,7 +3,6 @@
 //! Callers: the monitor, when the budget is near; in a child [`crate::run::fork::restart`]; both on the monitor's
 //! thread. Locks: that of `discard_area`.
 
-use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::open::open;
 use crate::mem::units::Vpn;
@@ -15,7 +14,6 @@ use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::RobustLists;
-use crate::run::pager::scratch::{SCRATCH_PAGES, Scratch};
 use crate::run::pager::state::{Pager, THREAD_NAME, Transit};
 use crate::run::pager::trace::Recorder;
 use crate::run::stacks::{PAGER, WRITER};
@@ -99,7 +97,8 @@ impl Engine {
             idle_turns: 0,
             granted: 0,
             zero_window: 1,
-            scratch: Box::new(Scratch([[0; PAGE_SIZE]; SCRATCH_PAGES])),
+            // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
+            scratch: unsafe { Box::new_zeroed().assume_init() },
             waiting: Vec::with_capacity(1024),
             scans: Vec::new(),
             refused: Vec::new(),

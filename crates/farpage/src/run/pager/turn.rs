@@ -10,6 +10,7 @@ use crate::run::budget::turns::LATE;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
+use crate::run::store;
 use crate::stat::{EventKind, Stat};
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{MESSAGES_MAX, Message};
@@ -75,6 +76,9 @@ impl Pager {
                 }
                 if let Some(trace) = &mut self.trace {
                     trace.flush();
+                }
+                if self.e.budget.over_limit() > 0 {
+                    store::release_unused(self.e);
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
                 let most = if self.idle_turns < IDLE_TURNS { NAP_MAX } else { REST };

@@ -469,10 +469,9 @@ impl Monitor {
         let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;
         let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
         let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
-        let step = (e.budget.promised() / 1024).max(32) + e.may_be_left_out();
+        let step = (e.budget.promised() / 1024).max(32) + e.left_out.load(Relaxed);
         let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.scanned_rss;
-        e.left_out.store(0, Relaxed);
-        if unmanaged > self.unmanaged + step || overdue {
+        if unmanaged > self.unmanaged + step || overdue || e.leaves_out_too_much() {
             self.find_mappings();
             self.unmanaged = unmanaged;
             (self.scanned, self.scanned_rss) = (now, rss);
@@ -540,6 +539,7 @@ impl Monitor {
     /// Hands mappings that are not managed yet to the pager.
     fn find_mappings(&mut self) {
         let e = self.e;
+        e.left_out.store(0, Relaxed);
         let mut parts = Vec::new();
         let mut found = Vec::new();
         let result = mappings(&self.maps, &mut self.buffer, |m, _| {

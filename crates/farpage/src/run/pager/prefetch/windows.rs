@@ -107,3 +107,10 @@ pub(crate) struct Prefetch {
     /// Whether the decompressor pays; begun with the first window that it could have.
     pub(super) trial: Option<Trial>,
 }
+
+impl Prefetch {
+    /// Whether the page is being read by the queue and is not there yet, as far as is known.
+    pub(crate) fn is_on_its_way(&self, vpn: Vpn) -> bool {
+        self.windows.iter().any(|w| w.has(vpn) && w.loaded.is_none() && w.ticket.is_none())
+    }
+}
