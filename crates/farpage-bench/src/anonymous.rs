@@ -1,7 +1,7 @@
 //! Plain anonymous memory, asked for as programs do: from libc.
 //!
-//! `rustix` would make the system call itself. `farpage run` may hear late of such memory (`docs/user/compatibility.md`),
-//! and what is measured would then have no budget at first.
+//! `rustix` would make the system call itself. `farpage run` may hear late of such memory
+//! (`docs/user/compatibility.md`), and what is measured would then have no budget at first.
 
 use std::ffi::c_void;
 use std::io;

@@ -14,7 +14,8 @@
 //! ```
 //! *Spent* frames have a page that was the program's. It may be somebody else's, too: what a program gives to a pipe
 //! (`vmsplice`) or a socket (`MSG_ZEROCOPY`) stays there until it is read or sent, whatever becomes of the program's
-//! mapping. So no other content is ever written to such a page; all that is done with it is to give it back to the kernel.
+//! mapping. So no other content is ever written to such a page; all that is done with it is to give it back to the
+//! kernel.
 //!
 //! Taking several frames prefers neighbours: moving a run of pages costs a sixth of moving them one by one.
 //!
@@ -208,31 +209,27 @@ impl Frames {
         self.state().free.take_run(want).map(named)
     }
 
-    /// Frames `[first, first + n)` have lost their pages.
-    pub fn put_empty(&self, first: FrameNo, n: usize) {
+    fn put(&self, first: FrameNo, n: usize, set: impl Fn(&mut FrameSets) -> &mut Bits) {
         let mut state = self.state();
         first.run(n).for_each(|f| {
             state.check_in_use(f);
-            state.empty.insert(f.index());
+            set(&mut state).insert(f.index());
         });
+    }
+
+    /// Frames `[first, first + n)` have lost their pages.
+    pub fn put_empty(&self, first: FrameNo, n: usize) {
+        self.put(first, n, |sets| &mut sets.empty);
     }
 
     /// Frames `[first, first + n)` have pages that nobody needs.
     pub fn put_free(&self, first: FrameNo, n: usize) {
-        let mut state = self.state();
-        first.run(n).for_each(|f| {
-            state.check_in_use(f);
-            state.free.insert(f.index());
-        });
+        self.put(first, n, |sets| &mut sets.free);
     }
 
     /// Frames `[first, first + n)` have pages that were the program's, and that it does not need.
     pub fn put_spent(&self, first: FrameNo, n: usize) {
-        let mut state = self.state();
-        first.run(n).for_each(|f| {
-            state.check_in_use(f);
-            state.spent.insert(f.index());
-        });
+        self.put(first, n, |sets| &mut sets.spent);
     }
 
     /// Up to `want` neighbouring spent frames. Their pages can be given back, nothing else.

@@ -37,7 +37,7 @@ pub struct Level {
     pub marks: Watermarks,
     /// Room in the budget, pages; negative above it.
     pub room: i64,
-    /// Frames that are free and have a page.
+    /// Frames that are free and have a page; where no page is used twice, also what may be taken from the kernel.
     pub free: usize,
 }
 

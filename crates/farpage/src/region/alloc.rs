@@ -229,9 +229,9 @@ impl PagerCore {
         }
     }
 
-    /// A frame that was to be moved was copied. It goes back to the kernel if its page may have been a region's, or the
-    /// budget has no room for both: the next fault would find it free, and so on, without end where nothing can be moved
-    /// (a region that the program has locked).
+    /// A frame that was to be moved was copied. It goes back to the kernel if its page may have been a region's, or if
+    /// the budget has no room for both: the next fault would find it free, and so on, without end where nothing can be
+    /// moved (a region that the program has locked).
     fn copied_instead(&self, f: FrameNo) {
         if self.room() < 0 || !self.wp_sweeps {
             self.release(&[f]);

@@ -374,10 +374,10 @@ impl PagerCore {
     /// Drops the content of pages: they are None afterwards, or Outside (`gone`). Pinned pages stay unless `gone`.
     pub(super) fn discard(&self, first: u32, end: u32, gone: bool) {
         let to = if gone { PageState::Outside } else { PageState::None };
-        let mut frames: Vec<FrameNo> = Vec::new();
         let mut at = first;
         while at < end {
             let n = (end - at).min(64);
+            let mut frames: Vec<FrameNo> = Vec::new();
             let mut locked = [None; 64];
             let mut mapped = 0u64;
             let mut lists = None;
@@ -428,7 +428,6 @@ impl PagerCore {
                 self.space.word(at + i as u32).unlock(seen, to);
             }
             self.release(&frames);
-            frames.clear();
             at += n;
         }
     }

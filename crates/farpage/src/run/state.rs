@@ -119,8 +119,8 @@ pub struct Engine {
     pub managed: Mutex<PageRanges>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
-    /// Pages that the program was given since the monitor's last look at all mappings, and that stayed without management
-    /// ([`crate::run::mappings::discovery`]).
+    /// Pages that the program was given since the monitor's last look at all mappings, and that stayed without
+    /// management ([`crate::run::mappings::discovery`]).
     pub left_out: AtomicI64,
     /// What program threads tell.
     pub notes: Notes,

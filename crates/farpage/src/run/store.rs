@@ -3,8 +3,8 @@
 //! A writer takes the oldest cached page (`Cached -> Writeback`), looks at it (zero, unchanged, new), stores it, and
 //! publishes the slot (`Writeback -> Swapped`). Pages for a file are collected and go out as one batch. If the page was
 //! discarded by the program meanwhile, the last step fails and the slot is freed. A page whose store fails stays in the
-//! swap cache: nothing is ever given up before its copy is complete. The memory of what has been stored goes back to the
-//! kernel in runs of frames.
+//! swap cache: nothing is ever given up before its copy is complete. The memory of what has been stored goes back to
+//! the kernel in runs of frames.
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::DISCARD_AREA_BYTES;
@@ -84,9 +84,9 @@ struct QueuedPage {
 }
 
 /// Stores the oldest cached pages and frees their frames: until `want` have been stored in memory or `queue` (at most
-/// [`BATCH_MAX`]) wait for a file. Returns the frames freed, and whether a device refused a page. Called by the writer and, in direct reclaim, by the pager. A
-/// fault on a page in writeback waits, so what is stored in memory is published page by page; only what a file takes
-/// waits for the others of its batch.
+/// [`BATCH_MAX`]) wait for a file. Returns the frames freed, and whether a device refused a page. Called by the writer
+/// and, in direct reclaim, by the pager. A fault on a page in writeback waits, so what is stored in memory is published
+/// page by page; only what a file takes waits for the others of its batch.
 pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     let (mut freed, mut refused) = (0, false);
     let mut waiting = [None::<QueuedPage>; BATCH_MAX];
@@ -127,38 +127,32 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     (freed + stored, refused || stored < n)
 }
 
-/// Gives the memory of frames that nobody needs back to the kernel; how many pages. Those whose content has been stored
-/// come first.
+/// Gives the memory of frames that nobody needs back to the kernel; how many pages.
 pub(crate) fn release_unused(e: &Engine) -> usize {
-    let most = e.frames.worthless_count();
-    let spent = release_spent(e, most);
-    let mut looked = spent;
-    let mut released = spent;
-    while looked < most
-        && let Some((first, n)) = e.frames.take_free(EMPTIED_MAX.min(most - looked))
-    {
-        released += release_run(e, first, n, n as i64);
-        looked += n;
-    }
-    released
+    release_spent(e) + release(e, e.frames.free_count(), |n| e.frames.take_free(n))
 }
 
 /// The same for what has been stored, once that is many pages: two system calls, each of which interrupts other CPUs,
 /// take any number of neighbours.
 fn release_stored(e: &Engine) {
     if e.frames.spent_count() >= RELEASE_MIN {
-        release_spent(e, e.frames.spent_count());
+        release_spent(e);
     }
 }
 
-/// Gives up to `most` spent frames back; how many. Those that cannot be given back now stay spent.
-fn release_spent(e: &Engine, most: usize) -> usize {
-    let (mut looked, mut released) = (0, 0);
-    while looked < most
-        && let Some((first, n)) = e.frames.take_spent(EMPTIED_MAX.min(most - looked))
+fn release_spent(e: &Engine) -> usize {
+    release(e, e.frames.spent_count(), |n| e.frames.take_spent(n))
+}
+
+/// Gives up to `most` frames back, in the runs that `take` has; how many. Those that cannot be given back now stay
+/// spent, and are not tried twice.
+fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usize)>) -> usize {
+    let (mut tried, mut released) = (0, 0);
+    while tried < most
+        && let Some((first, n)) = take(EMPTIED_MAX.min(most - tried))
     {
         released += release_run(e, first, n, n as i64);
-        looked += n;
+        tried += n;
     }
     released
 }

@@ -96,7 +96,7 @@ impl Pager {
     /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
     fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
         let e = self.e;
-        let Some(placed) = self.fill_zeros(vpn, 1) else { return Outcome::Later };
+        let placed = self.fill_zeros(vpn, 1);
         if placed.done == 0 {
             return self.resolve_refusal(vpn, placed.stop);
         }
@@ -139,7 +139,7 @@ impl Pager {
         let e = self.e;
         let mut at = from;
         while at < to {
-            let Some(placed) = self.fill_zeros(at, (to - at).min(ZERO_PAGES)) else { break };
+            let placed = self.fill_zeros(at, (to - at).min(ZERO_PAGES));
             let mut batch = PageBatch::default();
             for node in at.up_to(at + placed.done).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -149,7 +149,7 @@ impl Pager {
             }
             Stat::add(&e.stat.swpin_zero, placed.done as u64);
             at += placed.done;
-            if placed.stop.is_some() {
+            if placed.done == 0 || placed.stop.is_some() {
                 return (at, placed.stop);
             }
         }

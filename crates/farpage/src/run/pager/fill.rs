@@ -1,16 +1,17 @@
 //! Putting pages into the program, and what a refusal means.
 //!
-//! Every page that comes in is a new one of the kernel, into which its content is copied. (A page of the swap cache goes
-//! back as it is: [`Pager::refault`].) A fault begins with [`Pager::reserve`], which sees to it that the budget has room
-//! for a page, and reclaims if it has not. If nothing can be reclaimed (every device full) the budget gives way by a
-//! page, with a warning, not the program. Everything else in this file takes what there is, and never reclaims.
+//! Every page that comes in is a new one of the kernel, into which its content is copied. (Without room for that, a
+//! page of the swap cache goes back as it is: [`Pager::refault`].) A fault begins with [`Pager::reserve`], which sees to
+//! it that the budget has room for a page, and reclaims if it has not. If nothing can be reclaimed (every device full)
+//! the budget gives way by a page, with a warning, not the program. Everything else in this file takes what there is,
+//! and never reclaims.
 //!
-//! *Why no page is used twice.* A page that was the program's may be in a pipe or a socket, too, and must not be written
-//! by us ([`crate::mem::frame`]). And to move one into the program interrupts every CPU that has run a thread of the
-//! process since the last time; a copy interrupts nobody.
+//! *Why no page is used twice.* A page that was the program's may be in a pipe or a socket, too, and must not be
+//! written by us ([`crate::mem::frame`]). And to move one into the program interrupts every CPU that has run a thread of
+//! the process since the last time; a copy interrupts nobody.
 //!
-//! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`, and
-//! that of the frames in it.
+//! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`,
+//! and that of the frames in it.
 
 use crate::PAGE_SIZE;
 use crate::mem::units::{FrameNo, Vpn};
@@ -38,9 +39,9 @@ pub(crate) struct Filled {
 }
 
 impl Pager {
-    /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for as
-    /// many as were zero-filled for the last first touch, if this is one. May reclaim, and so may change the state of any
-    /// page; nothing after it in a fault does.
+    /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for
+    /// as many as were zero-filled for the last first touch, if this is one. May reclaim, and so may change the state
+    /// of any page; nothing after it in a fault does.
     ///
     /// What was reserved is not kept from others. If somebody else takes it, the fault waits, and is reserved for anew.
     pub(crate) fn reserve(&mut self, vpn: Vpn) {
@@ -79,8 +80,8 @@ impl Pager {
         self.e.budget.room().max(0) as usize
     }
 
-    /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that nobody needs, they
-    /// are given back first.
+    /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that nobody needs,
+    /// they are given back first.
     pub(crate) fn room_for(&self, n: usize) -> usize {
         let missing = n.saturating_sub(self.room());
         // A few pages are not worth two system calls.
@@ -97,14 +98,17 @@ impl Pager {
         n.min(if room == 0 { std::mem::take(&mut self.granted) } else { room })
     }
 
-    /// Puts up to `n` zero pages at `vpn`, as far as there is room; `None`: there is none just now.
-    pub(crate) fn fill_zeros(&mut self, vpn: Vpn, n: usize) -> Option<Filled> {
+    /// Puts up to `n` zero pages at `vpn`, as far as there is room.
+    pub(crate) fn fill_zeros(&mut self, vpn: Vpn, n: usize) -> Filled {
         let n = self.new_pages(n);
-        (n > 0).then(|| self.copy_in(vpn, zero_pages(), n))
+        self.copy_in(vpn, zero_pages(), n)
     }
 
     /// Copies `n` pages from engine memory at `src` into new kernel pages at `vpn`.
     pub(crate) fn copy_in(&mut self, vpn: Vpn, src: usize, n: usize) -> Filled {
+        if n == 0 {
+            return Filled { done: 0, stop: None };
+        }
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
         let (bytes, result) = unsafe { self.mm.copy_pages(vpn.addr(), src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;

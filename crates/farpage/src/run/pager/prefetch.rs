@@ -30,7 +30,6 @@ mod begin;
 pub(crate) mod windows;
 
 use crate::mem::units::Vpn;
-use crate::run::pager::fill::Filled;
 use crate::run::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
 use crate::run::pager::state::{Outcome, Pager};
 use crate::stat::Stat;
@@ -167,7 +166,7 @@ impl Pager {
         // SAFETY: the frames are this window's, and nothing writes to them any more.
         unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
         let n = self.new_pages(to - from);
-        let placed = if n > 0 { self.copy_in(vpn, e.frames.addr(frame), n) } else { Filled { done: 0, stop: None } };
+        let placed = self.copy_in(vpn, e.frames.addr(frame), n);
         e.frames.put_free(frame, to - from);
         self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)

@@ -98,9 +98,9 @@ impl Pager {
         }
     }
 
-    /// Room for `want` pages is needed now, the first of them `vpn`, and the budget is used up: reclaims in this thread.
-    /// As long as what was promised is not at stake, what it gives back is granted to the fault that waits. False: it is
-    /// at stake, or nothing can be reclaimed.
+    /// Room for `want` pages is needed now, the first of them `vpn`, and the budget is used up: reclaims in this
+    /// thread. As long as what was promised is not at stake, what it gives back is granted to the fault that waits.
+    /// False: it is at stake, or nothing can be reclaimed.
     pub(crate) fn reclaim_now(&mut self, vpn: Vpn, want: usize) -> bool {
         let e = self.e;
         if self.gives_back(want) || self.drop_one(Some(vpn)) || e.takes_what_is_given() {
@@ -145,8 +145,8 @@ impl Pager {
         false
     }
 
-    /// If there are frames that nobody needs for what is missing to `want` pages of room, gives them back. True: there is
-    /// room, or some pages are granted.
+    /// If there are frames that nobody needs for what is missing to `want` pages of room, gives them back. True: there
+    /// is room, or some pages are granted.
     pub(crate) fn gives_back(&mut self, want: usize) -> bool {
         let e = self.e;
         // Where much is too much, many at a time.

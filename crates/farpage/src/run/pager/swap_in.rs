@@ -237,8 +237,8 @@ impl Pager {
         Stat::add(&e.stat.pswpin, 1);
     }
 
-    /// Loads and places up to `n` swapped pages from `vpn` on, as far as there is room. `wanted`: a thread waits for the
-    /// first one.
+    /// Loads and places up to `n` swapped pages from `vpn` on, as far as there is room. `wanted`: a thread waits for
+    /// the first one.
     fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
         let n_max = n.min(SCRATCH_PAGES);
