@@ -8,3 +8,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// The same of a list that has room for one more then, for locks under which nothing may be allocated. What the list
+/// had before is to be dropped after the lock.
+pub fn lock_with_room<T>(list: &Mutex<Vec<T>>) -> (MutexGuard<'_, Vec<T>>, Vec<T>) {
+    let mut spare = Vec::new();
+    loop {
+        let mut locked = lock(list);
+        if locked.len() < locked.capacity() {
+            return (locked, spare);
+        }
+        if spare.capacity() > locked.len() {
+            spare.append(&mut locked);
+            std::mem::swap(&mut *locked, &mut spare);
+            return (locked, spare);
+        }
+        let wanted = 2 * locked.len() + 8;
+        drop(locked);
+        spare = Vec::with_capacity(wanted);
+    }
+}

@@ -11,10 +11,10 @@
 
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
+use super::places::Place;
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
 use crate::mem::units::Page;
 use crate::mm::watermarks::EVICT_MAX;
 use crate::sys::message::fatal_fmt;
@@ -163,11 +163,9 @@ impl PagerCore {
             return;
         }
         count(&self.wp_sweeps_done, 1);
-        let places = lock(&self.places).clone();
-        for place in places {
-            let (first, pages) = place;
-            let mut from = first;
-            for page in first..first + pages {
+        for (place, pages) in self.space.places.with_words(0..u32::MAX) {
+            let (mut from, end) = (pages.start, pages.end);
+            for page in pages {
                 let word = self.space.word(page);
                 if word.look().pins() == 0 {
                     word.clear_writable();
@@ -177,13 +175,13 @@ impl PagerCore {
                 self.protect(place, from, page);
                 from = page + 1;
             }
-            self.protect(place, from, first + pages);
+            self.protect(place, from, end);
         }
     }
 
     /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought
     /// in meanwhile is writable by its word, whatever this does to it.
-    fn protect(&self, place: (u32, u32), from: u32, to: u32) {
+    fn protect(&self, place: Place, from: u32, to: u32) {
         if from == to {
             return;
         }
@@ -196,7 +194,7 @@ impl PagerCore {
                 // A region that is being opened or closed is not registered, and has no pages.
                 UffdError::Absent if !mapped() => break,
                 // Another one is there by now, and smaller: all its pages came in since, writable by their words.
-                UffdError::Absent if !lock(&self.places).contains(&place) => break,
+                UffdError::Absent if !self.space.places.contains(place) => break,
                 // It has been opened since.
                 UffdError::Absent if absent == 0 => absent += 1,
                 other => fatal_fmt(format_args!("cannot write-protect a region: {other:?}")),

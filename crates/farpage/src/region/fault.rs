@@ -84,6 +84,7 @@ impl PagerCore {
                 continue;
             }
             match seen.state() {
+                PageState::Outside if self.space.touch(page) => continue,
                 PageState::Outside => return Served::Outside,
                 PageState::Mapped(_) if waited && (!write || seen.is_writable()) => return Served::Done,
                 _ => {}
@@ -145,7 +146,8 @@ impl PagerCore {
             Hint::Random => Window::single(page.into()),
             Hint::Sequential => Window::of(page.into(), ZERO_WINDOW),
             Hint::Normal => {
-                let is_there = |page: u64| self.space.word(page as u32).look().state() != PageState::None;
+                let state = |page: u64| self.space.word(page as u32).look().state();
+                let is_there = |page| !matches!(state(page), PageState::None | PageState::Outside);
                 lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW, is_there)
             }
         }

@@ -228,11 +228,11 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     e.swap.create_files();
     let refused = |what| move |why| format!("cannot register {what}: {why:?}");
     e.uffd.register(e.frame_memory.0.base, e.frame_memory.0.len).map_err(refused("frames"))?;
-    for &(first, pages) in lock(&e.places).iter() {
-        let (start, len) = (e.space.addr(first), pages as usize * PAGE_SIZE);
+    for place in e.space.places.each() {
+        let (start, len) = (e.space.addr(place.first), place.pages as usize * PAGE_SIZE);
         e.uffd.register_protectable(start, len).map_err(refused("a region"))?;
         // A fork does not copy the write protection.
-        for page in first..first + pages {
+        for page in e.space.places.with_words(place.first..place.end()).flat_map(|(_, pages)| pages) {
             let word = e.space.word(page);
             let seen = word.look();
             if let PageState::Mapped(_) = seen.state() {
@@ -243,6 +243,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
         let mut touched = None;
         let look = |start, end| {
             for page in (start..end).step_by(PAGE_SIZE).filter_map(|at| e.space.page_at(at)) {
+                e.space.touch(page);
                 match e.space.word(page).look().state() {
                     PageState::Mapped(_) => {}
                     PageState::None => e.found(page),
@@ -272,8 +273,8 @@ fn close_off(owner: &Owner) {
     owner.core.pid.store(0, SeqCst);
     let pager = Arc::as_ptr(&owner.core);
     PAGERS.iter().for_each(|entry: &RegistryEntry| entry.after_fork(|shown| !std::ptr::eq(shown, pager)));
-    for &(first, pages) in lock(&owner.core.places).iter() {
-        if let Err(errno) = owner.core.space.forbid(first, pages as usize) {
+    for place in owner.core.space.places.each() {
+        if let Err(errno) = owner.core.space.forbid(place) {
             crate::sys::message::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
         }
     }

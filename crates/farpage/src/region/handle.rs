@@ -6,12 +6,12 @@ use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::fault::Served;
 use super::owner::Owner;
 use super::pager_core::PagerCore;
+use super::places::Place;
 use super::readahead::ReadaheadStats;
 use super::stats::Stats;
 use super::view::Plain;
 use super::word::{Hint, PINS_MAX, PageState};
 use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
 use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
 use rustix::io::Errno;
@@ -58,13 +58,12 @@ impl Pager {
             return Err(Error::ZeroSize);
         }
         let _inside = e.enter();
-        let Some(first) = place_for(e, pages) else { return Err(Error::TooLarge(bytes)) };
-        let pages = pages as u32;
-        if let Err(error) = e.open(first, pages) {
-            lock(&e.places).retain(|place| *place != (first, pages));
-            return Err(error);
-        }
-        Ok(Region { core: Arc::new(Core { owner: self.owner.clone(), first, pages, bytes }) })
+        let most = e.space.pages();
+        let fits = u32::try_from(pages).ok().filter(|pages| (*pages as usize) < most);
+        let place = fits.and_then(|pages| e.space.places.reserve(pages, most as u32));
+        let Some(place) = place else { return Err(Error::TooLarge(bytes)) };
+        e.open(place)?;
+        Ok(Region { core: Arc::new(Core { owner: self.owner.clone(), place, bytes }) })
     }
 
     /// Changes the budget, bytes. A smaller one is reached by and by.
@@ -110,30 +109,11 @@ fn errno_of(refused: UffdError) -> Errno {
     if let UffdError::Other(errno) = refused { errno } else { Errno::FAULT }
 }
 
-/// Reserves a place for `pages` pages, with a page between regions that nobody may touch.
-fn place_for(e: &PagerCore, pages: usize) -> Option<u32> {
-    let mut places = lock(&e.places);
-    let (mut from, mut at) = (1usize, places.len());
-    for (i, (first, len)) in places.iter().enumerate() {
-        if from.checked_add(pages)? < *first as usize {
-            at = i;
-            break;
-        }
-        from = (*first + *len) as usize + 1;
-    }
-    if from.checked_add(pages)? >= e.space.pages() {
-        return None;
-    }
-    places.insert(at, (from as u32, pages as u32));
-    Some(from as u32)
-}
-
 /// A region's place; goes when region and pins are gone.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) owner: Arc<Owner>,
-    pub(super) first: u32,
-    pub(super) pages: u32,
+    pub(super) place: Place,
     bytes: usize,
 }
 
@@ -142,7 +122,7 @@ impl Drop for Core {
         let e = &self.owner.core;
         if e.is_here() {
             let _inside = e.enter();
-            e.close(self.first, self.pages);
+            e.close(self.place);
         }
     }
 }
@@ -171,10 +151,10 @@ impl Region {
             Advice::WillNeed => return self.prefetch(range),
             Advice::DontNeed => {
                 let _inside = e.enter();
-                let first = self.core.first + range.start.div_ceil(PAGE_SIZE) as u32;
+                let first = self.core.place.first + range.start.div_ceil(PAGE_SIZE) as u32;
                 let whole =
                     if range.end == self.core.bytes { range.end.next_multiple_of(PAGE_SIZE) } else { range.end };
-                let end = self.core.first + (whole / PAGE_SIZE) as u32;
+                let end = self.core.place.first + (whole / PAGE_SIZE) as u32;
                 if first < end {
                     e.discard(first, end, false);
                 }
@@ -182,8 +162,13 @@ impl Region {
             }
         };
         let _inside = e.enter();
-        for page in first..end {
-            let word = e.space.word(page);
+        let place = self.core.place;
+        if (first, end) == (place.first, place.end()) {
+            e.space.places.set_hint(place, hint);
+        } else {
+            e.space.touch_all(first..end);
+        }
+        for word in e.space.places.with_words(first..end).flat_map(|(_, pages)| pages).map(|page| e.space.word(page)) {
             let seen = word.lock();
             word.unlock(seen.with_hint(hint), seen.state());
         }
@@ -203,6 +188,7 @@ impl Region {
         let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
         let end = end.min((u64::from(first) + most) as u32);
         let _inside = e.enter();
+        e.space.touch_all(first..end);
         // Twice: what comes later may have pushed some out again, at least into the swap cache.
         for page in (first..end).chain(first..end) {
             // On probation the last of many would push the first ones out.
@@ -227,6 +213,7 @@ impl Region {
         // Dropped after the gate is left: its drop passes it too.
         let mut guard = Pin { core: self.core.clone(), first, end: first };
         let _inside = e.enter();
+        e.space.touch_all(first..end);
         while guard.end < end {
             let word = e.space.word(guard.end);
             let seen = word.lock();
@@ -274,7 +261,7 @@ impl Region {
     pub fn set_readahead(&self, tuning: ReadaheadTuning) -> Result<(), Error> {
         let e = self.core()?;
         let _inside = e.enter();
-        e.readahead.tune(self.core.first, tuning);
+        e.readahead.tune(self.core.place.first, tuning);
         Ok(())
     }
 
@@ -285,7 +272,7 @@ impl Region {
     pub fn readahead_stats(&self) -> Result<ReadaheadStats, Error> {
         let e = self.core()?;
         let _inside = e.enter();
-        Ok(e.readahead.stats(self.core.first))
+        Ok(e.readahead.stats(self.core.place.first))
     }
 
     /// Makes a page present, as for a read.
@@ -308,7 +295,7 @@ impl Region {
             return Err(Error::Range { start, end, len });
         }
         let end_page = if start == end { start / PAGE_SIZE } else { end.div_ceil(PAGE_SIZE) };
-        Ok((self.core.first + (start / PAGE_SIZE) as u32, self.core.first + end_page as u32))
+        Ok((self.core.place.first + (start / PAGE_SIZE) as u32, self.core.place.first + end_page as u32))
     }
 }
 
@@ -316,7 +303,7 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let base = self.core.owner.core.space.addr(self.core.first);
+        let base = self.core.owner.core.space.addr(self.core.place.first);
         // SAFETY: the region's pages are mapped as long as core lives; what is absent is brought in when touched and
         // reads as zeros before the first write.
         unsafe { std::slice::from_raw_parts(base as *const u8, self.core.bytes) }
@@ -325,7 +312,7 @@ impl Deref for Region {
 
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let base = self.core.owner.core.space.addr(self.core.first);
+        let base = self.core.owner.core.space.addr(self.core.place.first);
         // SAFETY: as for `deref`; exclusive, because self is.
         unsafe { std::slice::from_raw_parts_mut(base as *mut u8, self.core.bytes) }
     }

@@ -30,6 +30,7 @@
 //! | `builder`, `owner` | how a pager is made; its threads, from start to end |
 //! | `pager_core` | what they share; memory account; discarding; the lock order |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
+//! | `places` | which regions there are, and which of their pages have words |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
 //! | `registry` | the living pagers, for the handler |
 //! | `swap_in` | bringing pages in from devices |
@@ -54,6 +55,7 @@ mod handle;
 mod lists;
 mod owner;
 mod pager_core;
+mod places;
 mod prefetch;
 mod publish;
 mod readahead;

@@ -3,6 +3,7 @@
 //! | lock | guards | held for |
 //! | --- | --- | --- |
 //! | a page's word (`word`) | the page | one fault, move or store |
+//! | `Places` | which regions there are, and which of their pages have words | a look-up |
 //! | `readahead`, `zero_streams` | what comes in together | a look-up |
 //! | `PrefetchPosts` | posts of readahead | a copy |
 //! | `to_free` | entries that faults are done with | a push |
@@ -18,6 +19,7 @@
 use super::error::Error;
 use super::gate::Gate;
 use super::lists::PageLists;
+use super::places::Place;
 use super::prefetch::posts::PrefetchPosts;
 use super::readahead::RegionReadahead;
 use super::space::{OwnMapping, Space};
@@ -47,9 +49,6 @@ use farpage_swap::workingset::{Pages, Rank};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
-
-/// A region's page takes so many bytes besides: its word and its links.
-pub const WORDS_BYTES: u64 = 16;
 
 /// Most reclaim threads of a pager.
 pub const RECLAIMERS_MAX: usize = 8;
@@ -106,8 +105,8 @@ pub struct PagerCore {
     pub prefetch_posts: PrefetchPosts,
     /// Entries to be freed; never longer than it was made.
     pub to_free: Mutex<Vec<Entry>>,
-    /// Where `reclaim_slots` goes on: pages of all regions, counted through.
-    pub slot_hand: AtomicU64,
+    /// The page where `reclaim_slots` goes on.
+    pub slot_hand: AtomicU32,
     /// Whether keeping clean copies pays.
     pub clean: CleanSlotPolicy,
     /// The feedback controllers, and what they are held at.
@@ -139,8 +138,6 @@ pub struct PagerCore {
     pub wp_sweeps_done: AtomicU64,
     /// Wake-ups.
     pub wakeups: ReclaimWakeups,
-    /// Pages in use by regions: (first, pages), sorted.
-    pub places: Mutex<Vec<(u32, u32)>>,
     /// The process that the pager works in. In a forked child that does not inherit it there are no threads and no
     /// regions.
     pub pid: AtomicU32,
@@ -160,7 +157,7 @@ pub struct PagerCore {
     pub limit: AtomicI64,
     /// Pages present in regions and frames.
     pub held: AtomicI64,
-    /// Pages of pool and tables, as of the last look.
+    /// Pages of the pool and of the devices' tables, as of the last look.
     pub overhead: AtomicI64,
     /// Pages whose only copy is on a device.
     pub swapped: AtomicI64,
@@ -233,17 +230,21 @@ impl PagerCore {
     /// Pages that count against the budget.
     #[inline]
     pub fn total(&self) -> i64 {
-        self.held.load(Relaxed) + self.overhead.load(Relaxed)
+        self.held.load(Relaxed) + self.beside()
+    }
+
+    /// Pages of pool and tables.
+    #[inline]
+    fn beside(&self) -> i64 {
+        self.overhead.load(Relaxed) + (self.space.places.bytes() / PAGE_SIZE as u64) as i64
     }
 
     /// Looks at the size of pool and tables again, and publishes what is known now.
     pub fn look_at_overhead(&self) {
         let usage = self.swap.usage();
         self.divide_budget(&usage);
-        let region_pages: u64 = lock(&self.places).iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let bytes = usage.pool_bytes + usage.meta_bytes + region_pages * WORDS_BYTES;
-        self.overhead.store((bytes / PAGE_SIZE as u64) as i64, Relaxed);
-        self.publish(&usage, region_pages);
+        self.overhead.store(((usage.pool_bytes + usage.meta_bytes) / PAGE_SIZE as u64) as i64, Relaxed);
+        self.publish(&usage);
     }
 
     /// From when until when reclaim runs.
@@ -274,7 +275,7 @@ impl PagerCore {
     /// much that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        self.overhead.load(Relaxed) < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep(&self.controls)
+        self.beside() < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep(&self.controls)
     }
 
     /// The page in a frame.
@@ -335,44 +336,49 @@ impl PagerCore {
         }
     }
 
-    /// Makes `[first, first + pages)` a region.
-    pub(super) fn open(&self, first: u32, pages: u32) -> Result<(), Error> {
-        let os = |what: &'static str| move |errno| Error::Os { what, errno };
-        self.space.open(first, pages as usize, true).map_err(os("cannot map a region"))?;
-        let registered = self.uffd.register_protectable(self.space.addr(first), pages as usize * PAGE_SIZE);
-        if let Err(refused) = registered {
-            let _ = self.space.open(first, pages as usize, false);
+    /// Makes a place a region; if that cannot be, the place is free again.
+    pub(super) fn open(&self, place: Place) -> Result<(), Error> {
+        if let Err(errno) = self.space.open(place) {
+            self.space.places.free(place);
+            return Err(Error::Os { what: "cannot map a region", errno });
+        }
+        let (at, len) = (self.space.addr(place.first), place.pages as usize * PAGE_SIZE);
+        if let Err(refused) = self.uffd.register_protectable(at, len) {
+            self.give_up(place);
             let errno = if let UffdError::Other(errno) = refused { errno } else { rustix::io::Errno::NOMEM };
             return Err(Error::Os { what: "cannot register a region", errno });
         }
-        for page in first..first + pages {
-            let word = self.space.word(page);
-            let seen = word.lock();
-            word.unlock(seen.with_pins(0).with_hint(super::word::Hint::Normal), PageState::None);
-        }
-        self.readahead.open(first, pages);
+        self.readahead.open(place.first, place.pages);
+        self.space.places.set_open(place, true);
         self.look_at_overhead();
         Ok(())
     }
 
     /// Takes a region's pages back. Threads that still access it are ended by SIGSEGV or SIGBUS.
-    pub(super) fn close(&self, first: u32, pages: u32) {
-        self.readahead.close(first);
-        self.discard(first, first + pages, true);
+    pub(super) fn close(&self, place: Place) {
+        self.readahead.close(place.first);
+        self.space.places.set_open(place, false);
+        self.discard(place.first, place.end(), true);
         self.free_now();
-        // First: a thread that still reads must not find the kernel's zeros where its content was.
-        let _ = self.space.forbid(first, pages as usize);
-        let _ = self.uffd.unregister(self.space.addr(first), pages as usize * PAGE_SIZE);
-        if self.space.open(first, pages as usize, false).is_err() {
-            // The place must not be used again; it stays empty.
-            return;
-        }
-        lock(&self.places).retain(|place| *place != (first, pages));
+        self.give_up(place);
         self.look_at_overhead();
+    }
+
+    /// Frees a place whose pages have neither words nor content; one that the kernel does not let go stays empty.
+    fn give_up(&self, place: Place) {
+        if self.space.close(place).is_ok() {
+            self.space.places.free(place);
+        }
     }
 
     /// Drops the content of pages: they are None afterwards, or Outside (`gone`). Pinned pages stay unless `gone`.
     pub(super) fn discard(&self, first: u32, end: u32, gone: bool) {
+        let known = self.space.places.with_words(first..end);
+        known.for_each(|(_, pages)| self.discard_known(pages.start, pages.end, gone));
+    }
+
+    /// The same of pages that have words.
+    fn discard_known(&self, first: u32, end: u32, gone: bool) {
         let to = if gone { PageState::Outside } else { PageState::None };
         let mut at = first;
         while at < end {

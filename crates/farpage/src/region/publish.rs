@@ -2,7 +2,7 @@
 //!
 //! Caller: the thread that reclaims. The lock of the last time is a leaf, which is only tried.
 
-use super::pager_core::{PagerCore, WORDS_BYTES};
+use super::pager_core::PagerCore;
 use crate::PAGE_SIZE;
 use crate::conf::tuning::Controller;
 use crate::swap::Usage;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const SELDOM: Duration = Duration::from_millis(100);
 
 impl PagerCore {
-    /// Brings the levels up to date, and now and then readahead by region. `region_pages`: pages of all regions.
-    pub(super) fn publish(&self, usage: &Usage, region_pages: u64) {
+    /// Brings the levels up to date, and now and then readahead by region.
+    pub(super) fn publish(&self, usage: &Usage) {
         let page = PAGE_SIZE as u64;
         let bytes = |pages: i64| pages.max(0) as u64 * page;
         let s = &*self.stat;
@@ -27,8 +27,8 @@ impl PagerCore {
             (&s.free_frames_bytes, self.frames.free_count() as u64 * page),
             (&s.swapped_bytes, bytes(self.swapped.load(Relaxed))),
             (&s.pinned_bytes, bytes(self.pinned.load(Relaxed))),
-            (&s.managed_bytes, region_pages * page),
-            (&s.meta_bytes, usage.meta_bytes + region_pages * WORDS_BYTES),
+            (&s.managed_bytes, self.space.places.pages() * page),
+            (&s.meta_bytes, usage.meta_bytes + self.space.places.bytes()),
         ] {
             level.store(now, Relaxed);
         }

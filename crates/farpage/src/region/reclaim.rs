@@ -16,7 +16,6 @@ use super::pager_core::{PagerCore, count};
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::conf::tuning::Controller;
-use crate::mem::lock::lock;
 use crate::mem::units::FrameNo;
 use crate::mem::units::Page;
 use crate::swap::{Entry, StoreError};
@@ -312,36 +311,30 @@ impl PagerCore {
     /// stored anew. How many; 0: there are hardly any. A compressed copy of what is in a file too just goes.
     fn reclaim_slots(&self, want: usize) -> usize {
         let mut copies: Vec<Entry> = Vec::with_capacity(want);
-        let places = lock(&self.places).clone();
-        let pages: u64 = places.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let start = self.slot_hand.load(Relaxed) % pages.max(1);
-        let mut left = pages.min(RECLAIM_SLOTS_LOOK as u64);
-        let mut skip = start;
-        for &(first, n) in places.iter().chain(&places) {
-            let from = skip.min(u64::from(n)) as u32;
-            skip -= u64::from(from);
-            for page in first + from..first + n {
-                if left == 0 || copies.len() == want {
-                    break;
-                }
-                left -= 1;
-                self.slot_hand.fetch_add(1, Relaxed);
-                let word = self.space.word(page);
-                if !matches!(word.look().state(), PageState::Mapped(Some(_))) {
-                    continue;
-                }
-                let Some(seen) = word.try_lock() else { continue };
-                // What takes no memory of the pool can stay.
-                if let PageState::Mapped(Some(entry)) = seen.state()
-                    && !self.swap.keep(entry)
-                {
-                    copies.push(entry);
-                    word.unlock(seen, PageState::Mapped(None));
-                } else {
-                    word.unlock(seen, seen.state());
-                }
+        let start = self.slot_hand.load(Relaxed);
+        let (known, mut at) = (&self.space.places, start);
+        let pages = known.with_words(start..u32::MAX).chain(known.with_words(0..start)).flat_map(|(_, pages)| pages);
+        for page in pages.take(RECLAIM_SLOTS_LOOK) {
+            if copies.len() == want {
+                break;
+            }
+            at = page + 1;
+            let word = self.space.word(page);
+            if !matches!(word.look().state(), PageState::Mapped(Some(_))) {
+                continue;
+            }
+            let Some(seen) = word.try_lock() else { continue };
+            // What takes no memory of the pool can stay.
+            if let PageState::Mapped(Some(entry)) = seen.state()
+                && !self.swap.keep(entry)
+            {
+                copies.push(entry);
+                word.unlock(seen, PageState::Mapped(None));
+            } else {
+                word.unlock(seen, seen.state());
             }
         }
+        self.slot_hand.store(at, Relaxed);
         copies.iter().for_each(|entry| self.free_entry(Some(*entry)));
         copies.len()
     }

@@ -1,20 +1,24 @@
 //! The address space of a pager's regions, the pages' words and list links, and where the fault handler finds them.
 //!
 //! A pager reserves one range of addresses for all its regions, so that a fault's address is an index: no search, no
-//! lock. Words and links of the whole range are reserved too and cost memory where a region was only.
+//! lock. Words and links of the whole range are reserved too. They cost memory where pages of a region are used only
+//! (`places`).
 //!
-//! Callers: everything in `region`. No lock: a page's word is its lock, its links belong to the lists' lock.
+//! Callers: everything in `region`. No lock but that of `places`, a leaf: a page's word is its lock, its links belong
+//! to the lists' lock.
 
-use super::word::PageWord;
+use super::places::{LEAF, Place, Places};
+use super::word::{PageState, PageWord};
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
 use crate::mem::open::open;
-use crate::sys::raw::discard;
 use farpage_swap::lru::{Links, NIL};
 use farpage_swap::workingset::{Pages, Rank, Shadow};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pages of a pager's address space: 1 TiB; less where that much cannot be reserved.
@@ -35,9 +39,14 @@ impl OwnMapping {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
         let mapping = OwnMapping(Part { base: base as usize, len });
-        // SAFETY: our own new mapping. Huge pages would blur the page-wise accounting; without them it still works.
-        let _ = unsafe { madvise(base, len, Advice::LinuxNoHugepage) };
+        mapping.without_huge_pages();
         Ok(mapping)
+    }
+
+    /// Huge pages would blur the page-wise accounting. Without this it still works.
+    fn without_huge_pages(&self) {
+        // SAFETY: changes how the kernel backs the memory, not its content.
+        let _ = unsafe { madvise(self.0.base as *mut c_void, self.0.len, Advice::LinuxNoHugepage) };
     }
 
     /// A forked child shall not have it: it would read zeros where pages are swapped out.
@@ -64,6 +73,10 @@ pub struct Space {
     words: OwnMapping,
     links: OwnMapping,
     pages: usize,
+    /// A forked child has the memory, too.
+    inherit: bool,
+    /// Where the regions are.
+    pub places: Places,
 }
 
 impl Space {
@@ -88,7 +101,7 @@ impl Space {
         }
         let tables = |len| OwnMapping::new(len, ProtFlags::READ);
         let (words, links) = (tables(pages * 8)?, tables(pages * 8)?);
-        let space = Space { memory, words, links, pages };
+        let space = Space { memory, words, links, pages, inherit, places: Places::default() };
         // Numbers beyond the end are taken for the last page.
         space.open_tables(pages - 1, 1)?;
         Ok(space)
@@ -120,6 +133,22 @@ impl Space {
         unsafe { &*(self.words.0.base as *const PageWord).add((page as usize).min(self.pages - 1)) }
     }
 
+    /// Sees to it that a page of a region has a word that is not Outside; `false`: no open region is there. To be
+    /// asked before such a page's word is changed.
+    #[inline]
+    pub fn touch(&self, page: u32) -> bool {
+        self.word(page).look().state() != PageState::Outside
+            || self.places.touch(page, |pages, hint| pages.for_each(|page| self.word(page).begin(hint)))
+    }
+
+    /// The same of some neighbours, which are a region's.
+    pub fn touch_all(&self, pages: Range<u32>) {
+        let leaves = (pages.start / LEAF + 1..pages.end.div_ceil(LEAF)).map(|leaf| leaf * LEAF);
+        std::iter::once(pages.start).chain(leaves).filter(|page| pages.contains(page)).for_each(|page| {
+            self.touch(page);
+        });
+    }
+
     #[inline]
     fn link(&self, page: u32) -> &[AtomicU32; 2] {
         // SAFETY: as for `word`.
@@ -135,19 +164,33 @@ impl Space {
         Ok(())
     }
 
-    /// Makes pages accessible (to be registered), or inaccessible and empty.
+    /// Makes pages accessible, to be registered.
     ///
     /// # Errors
     /// The kernel's: too many mappings, no memory for page tables.
-    pub fn open(&self, first: u32, pages: usize, accessible: bool) -> Result<(), Errno> {
-        let (at, len) = (self.addr(first) as *mut c_void, pages * PAGE_SIZE);
-        if accessible {
-            self.open_tables(first as usize, pages)?;
-            // SAFETY: inside our reservation; no region is there yet.
-            return unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+    pub fn open(&self, place: Place) -> Result<(), Errno> {
+        self.open_tables(place.first as usize, place.pages as usize)?;
+        let (at, len) = (self.addr(place.first) as *mut c_void, place.pages as usize * PAGE_SIZE);
+        // SAFETY: inside our reservation; no region is there yet.
+        unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }
+    }
+
+    /// Makes pages inaccessible and empty, at once: a thread that still reads must not find the kernel's zeros. By a new
+    /// mapping: what is left of an old one that had pages cannot be joined with others, and a region over two mappings
+    /// could not be filled across their border.
+    ///
+    /// # Errors
+    /// The kernel's. The place must not be used again then.
+    pub fn close(&self, place: Place) -> Result<(), Errno> {
+        let (first, pages) = (place.first, place.pages as usize);
+        let memory = ManuallyDrop::new(OwnMapping(Part { base: self.addr(first), len: pages * PAGE_SIZE }));
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: inside our reservation; the region is being dropped: nobody has references into it.
+        unsafe { mmap_anonymous(memory.0.base as *mut c_void, memory.0.len, ProtFlags::empty(), flags) }?;
+        memory.without_huge_pages();
+        if !self.inherit {
+            memory.not_in_children()?;
         }
-        // SAFETY: the region is being dropped: nobody has references into it.
-        unsafe { discard(at, len) }?;
         for table in [&self.words, &self.links] {
             let from = (table.0.base + first as usize * 8).next_multiple_of(PAGE_SIZE);
             let to = (table.0.base + (first as usize + pages) * 8) & !(PAGE_SIZE - 1);
@@ -156,15 +199,15 @@ impl Space {
                 let _ = unsafe { madvise(from as *mut c_void, to - from, Advice::LinuxDontNeed) };
             }
         }
-        self.forbid(first, pages)
+        Ok(())
     }
 
     /// Makes every access to pages a SIGSEGV.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn forbid(&self, first: u32, pages: usize) -> Result<(), Errno> {
-        let (at, len) = (self.addr(first) as *mut c_void, pages * PAGE_SIZE);
+    pub fn forbid(&self, place: Place) -> Result<(), Errno> {
+        let (at, len) = (self.addr(place.first) as *mut c_void, place.pages as usize * PAGE_SIZE);
         // SAFETY: inside our reservation; takes rights away, changes no content.
         unsafe { mprotect(at, len, MprotectFlags::empty()) }
     }

@@ -4,7 +4,7 @@
 //!   63            16  15  14     8   7   6  5   4    3   2  0
 //!  |   payload      | un  |  pins  | wr | hint | W | B | kind |
 //!
-//!   Outside  0   no region here
+//!   Outside  0   no region here, or nobody has needed the page's word yet (`places`)
 //!   None     1   never touched, or zero: an absent page that reads as zeros
 //!   Mapped   2   in the region; payload: entry of a copy on a device that may be the same (0: none)
 //!   Cached   3   in the swap cache; payload: the frame (32 bits), above it the credit (16 bits)
@@ -47,7 +47,7 @@ pub const PINS_MAX: u32 = 127;
 /// Decoded kind and payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
-    /// No region here.
+    /// No region here, or one whose words around this page nobody has needed yet.
     Outside,
     /// Reads as zeros.
     None,
@@ -207,6 +207,12 @@ impl Seen {
 }
 
 impl PageWord {
+    /// The first word of a page of a region. For [`super::places`], under its lock: the page is Outside, and nobody makes
+    /// such a page busy.
+    pub fn begin(&self, hint: Hint) {
+        self.0.store(Seen(PageState::None.encode()).with_hint(hint).0, Ordering::Release);
+    }
+
     /// A look; it may be old the next moment.
     #[inline]
     pub fn look(&self) -> Seen {

@@ -112,7 +112,7 @@ fn a_child_can_drop_what_it_inherited_and_build_its_own() {
 #[test]
 fn a_region_dropped_under_a_thread_ends_the_process() {
     use std::os::unix::process::ExitStatusExt;
-    for test in ["drop_under_threads", "drop_under_threads_in_thread_mode"] {
+    for test in ["drop_under_threads", "drop_untouched_under_threads", "drop_under_threads_in_thread_mode"] {
         for _ in 0..3 {
             let out = in_a_process(&format!("signals::{test}"));
             let said = String::from_utf8_lossy(&out.stdout);
@@ -129,39 +129,48 @@ fn a_region_dropped_under_a_thread_ends_the_process() {
 #[test]
 #[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
 fn drop_under_threads() {
-    drop_under(FaultMode::Signal);
+    drop_under(FaultMode::Signal, true);
+}
+
+#[test]
+#[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
+fn drop_untouched_under_threads() {
+    drop_under(FaultMode::Signal, false);
 }
 
 #[test]
 #[ignore = "ends its process; run by a_region_dropped_under_a_thread_ends_the_process"]
 fn drop_under_threads_in_thread_mode() {
-    drop_under(FaultMode::Thread);
+    drop_under(FaultMode::Thread, true);
 }
 
-fn drop_under(mode: FaultMode) {
+/// A region is dropped while threads read it; `full`: its pages have content, else hardly any has a word.
+fn drop_under(mode: FaultMode, full: bool) {
     let pager = match Pager::builder().budget(4 << 20).fault_mode(mode).build() {
         Ok(pager) => pager,
         Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => return println!("skipped: {error}"),
         Err(error) => panic!("{error}"),
     };
-    let mut region = pager.region(16 << 20).unwrap();
+    let pages = if full { 4096 } else { 1 << 20 };
+    let mut region = pager.region(pages * PAGE_SIZE).unwrap();
     let base = region.as_ptr() as usize;
-    for page in 0..4096usize {
-        region[page * PAGE_SIZE..][..8].copy_from_slice(&(page as u64 + 1).to_ne_bytes());
+    let word = move |page: usize| if full { page as u64 + 1 } else { 0 };
+    for page in (0..pages).filter(|_| full) {
+        region[page * PAGE_SIZE..][..8].copy_from_slice(&word(page).to_ne_bytes());
     }
     let threads: Vec<_> = (0..2u64)
         .map(|t| {
             std::thread::spawn(move || {
                 for i in 0..u64::MAX {
-                    let page = mix(i ^ t << 40) as usize % 4096;
+                    let page = mix(i ^ t << 40) as usize % pages;
                     // SAFETY: not safe, and that is what is tested: the region goes away.
-                    let word = unsafe { ((base + page * PAGE_SIZE) as *const u64).read_volatile() };
-                    assert_eq!(word, page as u64 + 1);
+                    let read = unsafe { ((base + page * PAGE_SIZE) as *const u64).read_volatile() };
+                    assert_eq!(read, word(page));
                 }
             })
         })
         .collect();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(std::time::Duration::from_millis(if full { 100 } else { 5 }));
     drop(region);
     for thread in threads {
         let _ = thread.join();

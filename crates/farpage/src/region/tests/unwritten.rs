@@ -8,7 +8,7 @@ fn read_over_and_over(pager: &Pager) -> Region {
     let mut region = pager.region(24 << 20).unwrap();
     (0..pages(&region)).for_each(|page| region[page * PAGE_SIZE] = content(page));
     (0..2).for_each(|_| read(&region, 0));
-    assert!(pager.owner.core.stays_unwritten(region.core.first));
+    assert!(pager.owner.core.stays_unwritten(region.core.place.first));
     region
 }
 
@@ -27,7 +27,7 @@ fn read(region: &Region, from: usize) {
 
 /// Pages that came in write-protected and are there.
 fn unwritten(region: &Region) -> Vec<usize> {
-    let (first, space) = (region.core.first, &region.core.owner.core.space);
+    let (first, space) = (region.core.place.first, &region.core.owner.core.space);
     (0..pages(region)).filter(|&page| space.word(first + page as u32).look().is_unwritten()).collect()
 }
 
@@ -59,12 +59,12 @@ fn a_write_to_an_unwritten_page_is_seen() {
     some.iter().for_each(|page| region[page * PAGE_SIZE + 9] = 77);
     // But for some that just left.
     assert!(pager.stats().unwrap().wp_fault as usize > before.wp_fault as usize + some.len() / 2);
-    assert!(!pager.owner.core.stays_unwritten(region.core.first), "before any of them has left");
+    assert!(!pager.owner.core.stays_unwritten(region.core.place.first), "before any of them has left");
     (0..2).for_each(|_| read(&region, 0));
     some.iter().for_each(|page| assert_eq!(region[page * PAGE_SIZE + 9], 77, "page {page}"));
     // A program that now writes what it reads is not made to fault twice for long.
     (0..pages(&region)).for_each(|page| region[page * PAGE_SIZE + 9] = region[page * PAGE_SIZE] + 1);
-    assert!(!pager.owner.core.stays_unwritten(region.core.first));
+    assert!(!pager.owner.core.stays_unwritten(region.core.place.first));
     assert_eq!(unwritten(&region), Vec::<usize>::new());
     read(&region, 0);
     (0..pages(&region)).for_each(|page| assert_eq!(region[page * PAGE_SIZE + 9], content(page) + 1, "page {page}"));
@@ -115,7 +115,7 @@ fn threads_that_hardly_write_find_what_they_wrote() {
                             at(i).write_volatile(versions[i]);
                         }
                     }
-                    let is_sure = pager.owner.core.stays_unwritten(region.core.first);
+                    let is_sure = pager.owner.core.stays_unwritten(region.core.place.first);
                     sure.fetch_add(usize::from(is_sure), Ordering::Relaxed);
                 }
             });
@@ -133,7 +133,7 @@ fn what_is_written_while_pages_come_in_protected_is_kept() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let first = lock(&core.places).first().map(|place| place.0);
+                let first = core.space.places.each().next().map(|place| place.first);
                 first
                     .into_iter()
                     .for_each(|page| _ = core.readahead.write_protect(page, |t| (0..999).for_each(|_| t.left(true))));
