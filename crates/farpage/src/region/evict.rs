@@ -11,7 +11,7 @@
 
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
-use super::places::Place;
+use super::places::RegionPlace;
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::PAGE_SIZE;
@@ -181,7 +181,7 @@ impl PagerCore {
 
     /// Write-protects pages of a region. The words of those that were not busy say so already; a page that is brought
     /// in meanwhile is writable by its word, whatever this does to it.
-    fn protect(&self, place: Place, from: u32, to: u32) {
+    fn protect(&self, place: RegionPlace, from: u32, to: u32) {
         if from == to {
             return;
         }

@@ -6,7 +6,7 @@ use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::fault::Served;
 use super::owner::Owner;
 use super::pager_core::PagerCore;
-use super::places::Place;
+use super::places::RegionPlace;
 use super::readahead::ReadaheadStats;
 use super::stats::Stats;
 use super::view::Plain;
@@ -113,7 +113,7 @@ fn errno_of(refused: UffdError) -> Errno {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) owner: Arc<Owner>,
-    pub(super) place: Place,
+    pub(super) place: RegionPlace,
     bytes: usize,
 }
 

@@ -19,7 +19,7 @@
 use super::error::Error;
 use super::gate::Gate;
 use super::lists::PageLists;
-use super::places::Place;
+use super::places::RegionPlace;
 use super::prefetch::posts::PrefetchPosts;
 use super::readahead::RegionReadahead;
 use super::space::{OwnMapping, Space};
@@ -337,7 +337,7 @@ impl PagerCore {
     }
 
     /// Makes a place a region; if that cannot be, the place is free again.
-    pub(super) fn open(&self, place: Place) -> Result<(), Error> {
+    pub(super) fn open(&self, place: RegionPlace) -> Result<(), Error> {
         if let Err(errno) = self.space.open(place) {
             self.space.places.free(place);
             return Err(Error::Os { what: "cannot map a region", errno });
@@ -355,7 +355,7 @@ impl PagerCore {
     }
 
     /// Takes a region's pages back. Threads that still access it are ended by SIGSEGV or SIGBUS.
-    pub(super) fn close(&self, place: Place) {
+    pub(super) fn close(&self, place: RegionPlace) {
         self.readahead.close(place.first);
         self.space.places.set_open(place, false);
         self.discard(place.first, place.end(), true);
@@ -365,7 +365,7 @@ impl PagerCore {
     }
 
     /// Frees a place whose pages have neither words nor content; one that the kernel does not let go stays empty.
-    fn give_up(&self, place: Place) {
+    fn give_up(&self, place: RegionPlace) {
         if self.space.close(place).is_ok() {
             self.space.places.free(place);
         }

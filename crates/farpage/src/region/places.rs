@@ -27,14 +27,14 @@ const _: () = assert!(LEAF as u64 * BYTES_PER_PAGE == 2 * PAGE_SIZE as u64);
 
 /// A region's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RegionPlace {
     /// The first.
     pub first: u32,
     /// How many.
     pub pages: u32,
 }
 
-impl Place {
+impl RegionPlace {
     /// The first page behind it.
     pub fn end(self) -> u32 {
         self.first + self.pages
@@ -48,8 +48,8 @@ impl Place {
 
 /// What is known of a region.
 #[derive(Debug)]
-struct Known {
-    place: Place,
+struct KnownPlace {
+    place: RegionPlace,
     /// Its pages get words: it is registered.
     open: bool,
     /// For pages that get their words.
@@ -58,12 +58,12 @@ struct Known {
     leaves: Box<[u64]>,
 }
 
-impl Known {
+impl KnownPlace {
     /// Of a region whose place is not known yet.
-    fn new(pages: u32) -> Known {
+    fn new(pages: u32) -> KnownPlace {
         let leaves = pages.div_ceil(LEAF) as usize + 1; // the first one may be a part
-        let place = Place { first: 0, pages };
-        Known { place, open: false, hint: Hint::Normal, leaves: vec![0; leaves.div_ceil(64)].into() }
+        let place = RegionPlace { first: 0, pages };
+        KnownPlace { place, open: false, hint: Hint::Normal, leaves: vec![0; leaves.div_ceil(64)].into() }
     }
 
     /// Where the bit of a leaf is.
@@ -94,15 +94,15 @@ impl Known {
 #[derive(Debug, Default)]
 pub struct Places {
     /// Sorted.
-    all: Mutex<Vec<Known>>,
+    all: Mutex<Vec<KnownPlace>>,
     /// Bytes of all words and links.
     bytes: AtomicU64,
 }
 
 impl Places {
     /// Takes a place for `pages` pages below `end`, with a page between regions that nobody may touch.
-    pub fn reserve(&self, pages: u32, end: u32) -> Option<Place> {
-        let mut known = Known::new(pages);
+    pub fn reserve(&self, pages: u32, end: u32) -> Option<RegionPlace> {
+        let mut known = KnownPlace::new(pages);
         let (mut all, spare) = lock_with_room(&self.all);
         let (mut from, mut at) = (1, all.len());
         for (i, other) in all.iter().enumerate() {
@@ -123,14 +123,14 @@ impl Places {
     }
 
     /// The region's pages get words from now on, or no more.
-    pub fn set_open(&self, place: Place, open: bool) {
+    pub fn set_open(&self, place: RegionPlace, open: bool) {
         if let Some(known) = lock(&self.all).iter_mut().find(|known| known.place == place) {
             known.open = open;
         }
     }
 
     /// The place can be used again: there are no words.
-    pub fn free(&self, place: Place) {
+    pub fn free(&self, place: RegionPlace) {
         let mut all = lock(&self.all);
         let at = all.iter().position(|known| known.place == place);
         let gone = at.map(|at| all.remove(at));
@@ -160,7 +160,7 @@ impl Places {
 
     /// Which of these pages have words: neighbours of one region together, in ascending order. What gets some meanwhile
     /// may be left out; the lock is only held for each step.
-    pub fn with_words(&self, pages: Range<u32>) -> impl Iterator<Item = (Place, Range<u32>)> + '_ {
+    pub fn with_words(&self, pages: Range<u32>) -> impl Iterator<Item = (RegionPlace, Range<u32>)> + '_ {
         let mut at = pages.start;
         std::iter::from_fn(move || {
             let (place, found) = self.next_with_words(at).filter(|(_, found)| found.start < pages.end)?;
@@ -170,7 +170,7 @@ impl Places {
     }
 
     /// The first ones from `from` on.
-    fn next_with_words(&self, from: u32) -> Option<(Place, Range<u32>)> {
+    fn next_with_words(&self, from: u32) -> Option<(RegionPlace, Range<u32>)> {
         let all = lock(&self.all);
         let at = all.partition_point(|known| known.place.end() <= from);
         all[at..].iter().find_map(|known| {
@@ -184,14 +184,14 @@ impl Places {
     }
 
     /// Pages of the region that get their words from now on have this hint.
-    pub fn set_hint(&self, place: Place, hint: Hint) {
+    pub fn set_hint(&self, place: RegionPlace, hint: Hint) {
         if let Some(known) = lock(&self.all).iter_mut().find(|known| known.place == place) {
             known.hint = hint;
         }
     }
 
     /// The regions, in ascending order; as of the moment when each is asked for.
-    pub fn each(&self) -> impl Iterator<Item = Place> + '_ {
+    pub fn each(&self) -> impl Iterator<Item = RegionPlace> + '_ {
         let mut from = 0;
         std::iter::from_fn(move || {
             let place = self.at_or_behind(from)?;
@@ -200,13 +200,13 @@ impl Places {
         })
     }
 
-    fn at_or_behind(&self, from: u32) -> Option<Place> {
+    fn at_or_behind(&self, from: u32) -> Option<RegionPlace> {
         let all = lock(&self.all);
         all.get(all.partition_point(|known| known.place.first < from)).map(|known| known.place)
     }
 
     /// There is such a region.
-    pub fn contains(&self, place: Place) -> bool {
+    pub fn contains(&self, place: RegionPlace) -> bool {
         self.at_or_behind(place.first) == Some(place)
     }
 
@@ -235,7 +235,7 @@ mod tests {
         let places = Places::default();
         let small = places.reserve(10, 100_000).unwrap();
         let large = places.reserve(2000, 100_000).unwrap();
-        assert_eq!((small, large), (Place { first: 1, pages: 10 }, Place { first: 12, pages: 2000 }));
+        assert_eq!((small, large), (RegionPlace { first: 1, pages: 10 }, RegionPlace { first: 12, pages: 2000 }));
         assert!(!places.touch(20, |_, _| panic!("it is not open yet")));
         [small, large].iter().for_each(|place| places.set_open(*place, true));
         assert_eq!((touched(&places, 0), places.bytes()), (None, 0));
@@ -274,11 +274,11 @@ mod tests {
         let made: Vec<_> = (0..5).map(|_| places.reserve(9, 60).unwrap()).collect();
         assert_eq!(made.iter().map(|p| p.first).collect::<Vec<_>>(), [1, 11, 21, 31, 41]);
         assert!(places.reserve(9, 60).is_none() && places.reserve(8, 60).is_some());
-        assert!(places.contains(made[1]) && !places.contains(Place { first: 12, pages: 9 }));
+        assert!(places.contains(made[1]) && !places.contains(RegionPlace { first: 12, pages: 9 }));
         places.free(made[1]);
         places.free(made[2]);
         assert!(places.reserve(20, 60).is_none(), "a page between regions is nobody's");
-        assert_eq!(places.reserve(19, 60), Some(Place { first: 11, pages: 19 }));
+        assert_eq!(places.reserve(19, 60), Some(RegionPlace { first: 11, pages: 19 }));
         assert_eq!(places.each().map(|p| p.first).collect::<Vec<_>>(), [1, 11, 31, 41, 51]);
     }
 }

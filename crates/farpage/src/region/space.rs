@@ -7,7 +7,7 @@
 //! Callers: everything in `region`. No lock but that of `places`, a leaf: a page's word is its lock, its links belong
 //! to the lists' lock.
 
-use super::places::{LEAF, Place, Places};
+use super::places::{LEAF, Places, RegionPlace};
 use super::word::{PageState, PageWord};
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
@@ -168,20 +168,20 @@ impl Space {
     ///
     /// # Errors
     /// The kernel's: too many mappings, no memory for page tables.
-    pub fn open(&self, place: Place) -> Result<(), Errno> {
+    pub fn open(&self, place: RegionPlace) -> Result<(), Errno> {
         self.open_tables(place.first as usize, place.pages as usize)?;
         let (at, len) = (self.addr(place.first) as *mut c_void, place.pages as usize * PAGE_SIZE);
         // SAFETY: inside our reservation; no region is there yet.
         unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 
-    /// Makes pages inaccessible and empty, at once: a thread that still reads must not find the kernel's zeros. By a new
-    /// mapping: what is left of an old one that had pages cannot be joined with others, and a region over two mappings
-    /// could not be filled across their border.
+    /// Makes pages inaccessible and empty, at once: a thread that still reads must not find the kernel's zeros. By a
+    /// new mapping: what is left of an old one that had pages cannot be joined with others, and a region over two
+    /// mappings could not be filled across their border.
     ///
     /// # Errors
     /// The kernel's. The place must not be used again then.
-    pub fn close(&self, place: Place) -> Result<(), Errno> {
+    pub fn close(&self, place: RegionPlace) -> Result<(), Errno> {
         let (first, pages) = (place.first, place.pages as usize);
         let memory = ManuallyDrop::new(OwnMapping(Part { base: self.addr(first), len: pages * PAGE_SIZE }));
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -206,7 +206,7 @@ impl Space {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn forbid(&self, place: Place) -> Result<(), Errno> {
+    pub fn forbid(&self, place: RegionPlace) -> Result<(), Errno> {
         let (at, len) = (self.addr(place.first) as *mut c_void, place.pages as usize * PAGE_SIZE);
         // SAFETY: inside our reservation; takes rights away, changes no content.
         unsafe { mprotect(at, len, MprotectFlags::empty()) }

@@ -207,8 +207,8 @@ impl Seen {
 }
 
 impl PageWord {
-    /// The first word of a page of a region. For [`super::places`], under its lock: the page is Outside, and nobody makes
-    /// such a page busy.
+    /// The first word of a page of a region. For [`super::places`], under its lock: the page is Outside, and nobody
+    /// makes such a page busy.
     pub fn begin(&self, hint: Hint) {
         self.0.store(Seen(PageState::None.encode()).with_hint(hint).0, Ordering::Release);
     }
