@@ -12,9 +12,13 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// The thread.
 pub fn main(e: &PagerCore) {
-    while !e.wakeups.stop.load(SeqCst) {
+    loop {
         let working = e.enter_work();
         let seen = e.prefetch_posts.word.load(SeqCst);
+        // After the counter, which is counted up for the end, too.
+        if e.wakeups.stop.load(SeqCst) {
+            return;
+        }
         if let Some(window) = e.prefetch_posts.take() {
             e.read_ahead(&window);
             continue;

@@ -57,9 +57,13 @@ pub fn main(e: &PagerCore, index: usize) {
     e.reclaimers[index].store(crate::sys::raw::gettid(), SeqCst);
     let w = &e.wakeups;
     let mut running = false;
-    while !w.stop.load(SeqCst) {
+    loop {
         let working = e.enter_work();
         let (work, help) = (w.work.load(SeqCst), w.help.load(SeqCst));
+        // After the counters: what is counted up for the end must not be taken for what was seen before.
+        if w.stop.load(SeqCst) {
+            return;
+        }
         let wanted = if first { e.wanted(running) } else { e.helpers() >= index };
         running = wanted;
         if first && !wanted {
@@ -320,10 +324,11 @@ impl PagerCore {
             }
             at = page + 1;
             let word = self.space.word(page);
-            if !matches!(word.look().state(), PageState::Mapped(Some(_))) {
+            let look = word.look();
+            if !matches!(look.state(), PageState::Mapped(Some(_))) {
                 continue;
             }
-            let Some(seen) = word.try_lock() else { continue };
+            let Some(seen) = word.try_lock_if(look) else { continue };
             // What takes no memory of the pool can stay.
             if let PageState::Mapped(Some(entry)) = seen.state()
                 && !self.swap.keep(entry)

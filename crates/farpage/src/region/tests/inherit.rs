@@ -149,6 +149,22 @@ fn pages_are_swapped_out_again_after_a_fork() {
     assert_eq!(stats.over_budget, 0, "{stats:?}");
 }
 
+/// The child's threads begin while the fork is not over yet, and end before they have done anything. (Fails by not
+/// ending.)
+#[test]
+fn a_child_may_drop_the_pager_at_once() {
+    for _ in 0..100 {
+        let pager = inherited(SwapSpec::defaults());
+        let mut region = pager.region(PAGE_SIZE).unwrap();
+        region[0] = 1;
+        let child = fork(move || {
+            drop((region, pager));
+            true
+        });
+        ended_well(child);
+    }
+}
+
 #[test]
 fn thread_mode_is_refused() {
     let built = Pager::builder().fault_mode(FaultMode::Thread).inherit(true).build();
