@@ -244,15 +244,16 @@ impl PagerCore {
     /// be read again. In thread mode.
     pub(super) fn poison(&self, addr: usize) {
         let Some(page) = self.space.page_at(addr) else { return };
-        let Some(seen) = self.space.word(page).try_lock() else { return }; // somebody else brings it in
-        let mut result = Ok(());
-        if let PageState::Swapped(_) = seen.state() {
-            result = self.uffd.poison(self.space.addr(page), true);
-            while result == Err(UffdError::Retry) {
-                result = self.uffd.poison(self.space.addr(page), true);
-            }
-            self.poisoned.fetch_add(u32::from(result.is_ok()), Relaxed);
+        let look = self.space.word(page).look();
+        if !matches!(look.state(), PageState::Swapped(_)) {
+            return;
         }
+        let Some(seen) = self.space.word(page).try_lock_if(look) else { return }; // somebody else brings it in
+        let mut result = self.uffd.poison(self.space.addr(page), true);
+        while result == Err(UffdError::Retry) {
+            result = self.uffd.poison(self.space.addr(page), true);
+        }
+        self.poisoned.fetch_add(u32::from(result.is_ok()), Relaxed);
         self.space.word(page).unlock(seen, seen.state());
         match result {
             Ok(()) | Err(UffdError::Present) => {}

@@ -21,6 +21,7 @@ use crate::sys::message::fatal_fmt;
 use crate::sys::raw::{ErrnoText, discard};
 use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Pages;
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -163,7 +164,12 @@ impl PagerCore {
             return;
         }
         count(&self.wp_sweeps_done, 1);
-        for (place, pages) in self.space.places.with_words(0..u32::MAX) {
+        self.protect_all_of(0..u32::MAX);
+    }
+
+    /// The same of some pages, of whatever regions.
+    fn protect_all_of(&self, pages: Range<u32>) {
+        for (place, pages) in self.space.places.with_words(pages) {
             let (mut from, end) = (pages.start, pages.end);
             for page in pages {
                 let word = self.space.word(page);
@@ -193,8 +199,8 @@ impl PagerCore {
                 UffdError::Retry => {}
                 // A region that is being opened or closed is not registered, and has no pages.
                 UffdError::Absent if !mapped() => break,
-                // Another one is there by now, and smaller: all its pages came in since, writable by their words.
-                UffdError::Absent if !self.space.places.contains(place) => break,
+                // Others are there by now. Some of their words may say already that they are protected.
+                UffdError::Absent if !self.space.places.contains(place) => return self.protect_all_of(from..to),
                 // It has been opened since.
                 UffdError::Absent if absent == 0 => absent += 1,
                 other => fatal_fmt(format_args!("cannot write-protect a region: {other:?}")),

@@ -188,7 +188,6 @@ impl Region {
         let most = (e.limit.load(Relaxed) / 2).max(1) as u64;
         let end = end.min((u64::from(first) + most) as u32);
         let _inside = e.enter();
-        e.space.touch_all(first..end);
         // Twice: what comes later may have pushed some out again, at least into the swap cache.
         for page in (first..end).chain(first..end) {
             // On probation the last of many would push the first ones out.
@@ -213,8 +212,8 @@ impl Region {
         // Dropped after the gate is left: its drop passes it too.
         let mut guard = Pin { core: self.core.clone(), first, end: first };
         let _inside = e.enter();
-        e.space.touch_all(first..end);
         while guard.end < end {
+            e.space.touch(guard.end);
             let word = e.space.word(guard.end);
             let seen = word.lock();
             if !matches!(seen.state(), PageState::Mapped(_)) {

@@ -207,6 +207,7 @@ impl PagerCore {
     /// A page will be needed soon, says the program: if it is there, it is the youngest of those that proved hot.
     /// Whether it is.
     pub fn make_hot(&self, page: u32) -> bool {
+        self.space.touch(page);
         let word = self.space.word(page);
         let seen = word.lock();
         let there = matches!(seen.state(), PageState::Mapped(_));
@@ -366,8 +367,9 @@ impl PagerCore {
 
     /// Frees a place whose pages have neither words nor content; one that the kernel does not let go stays empty.
     fn give_up(&self, place: RegionPlace) {
-        if self.space.close(place).is_ok() {
-            self.space.places.free(place);
+        match self.space.close(place) {
+            Ok(()) => self.space.places.free(place),
+            Err(_) => _ = self.space.forbid(place),
         }
     }
 

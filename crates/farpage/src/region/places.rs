@@ -79,7 +79,17 @@ impl KnownPlace {
 
     /// The first leaf of these that has words, or has none.
     fn find(&self, leaves: Range<u32>, words: bool) -> Option<u32> {
-        leaves.into_iter().find(|leaf| self.has_words(*leaf) == words)
+        let mut leaf = leaves.start;
+        while leaf < leaves.end {
+            let (at, bit) = self.bit(leaf);
+            let bits = if words { self.leaves[at] } else { !self.leaves[at] };
+            let found = bits & !(bit - 1);
+            leaf += found.trailing_zeros() - bit.trailing_zeros(); // none: to the next 64
+            if found != 0 {
+                break;
+            }
+        }
+        (leaf < leaves.end).then_some(leaf)
     }
 
     /// Bytes of the words that there are.
@@ -163,23 +173,24 @@ impl Places {
     pub fn with_words(&self, pages: Range<u32>) -> impl Iterator<Item = (RegionPlace, Range<u32>)> + '_ {
         let mut at = pages.start;
         std::iter::from_fn(move || {
-            let (place, found) = self.next_with_words(at).filter(|(_, found)| found.start < pages.end)?;
+            let left = Some(at..pages.end).filter(|left| !left.is_empty())?;
+            let (place, found) = self.first_with_words(left)?;
             at = found.end;
-            Some((place, found.start..at.min(pages.end)))
+            Some((place, found))
         })
     }
 
-    /// The first ones from `from` on.
-    fn next_with_words(&self, from: u32) -> Option<(RegionPlace, Range<u32>)> {
+    /// The first neighbours of these pages that have words.
+    fn first_with_words(&self, pages: Range<u32>) -> Option<(RegionPlace, Range<u32>)> {
         let all = lock(&self.all);
-        let at = all.partition_point(|known| known.place.end() <= from);
-        all[at..].iter().find_map(|known| {
+        let at = all.partition_point(|known| known.place.end() <= pages.start);
+        all[at..].iter().take_while(|known| known.place.first < pages.end).find_map(|known| {
             let place = known.place;
-            let from = from.max(place.first);
-            let behind = (place.end() - 1) / LEAF + 1;
+            let (from, end) = (pages.start.max(place.first), pages.end.min(place.end()));
+            let behind = end.div_ceil(LEAF);
             let first = known.find(from / LEAF..behind, true)?;
-            let end = known.find(first..behind, false).unwrap_or(behind);
-            Some((place, from.max(first * LEAF)..place.end().min(end * LEAF)))
+            let last = known.find(first..behind, false).unwrap_or(behind);
+            Some((place, from.max(first * LEAF)..end.min(last * LEAF)))
         })
     }
 

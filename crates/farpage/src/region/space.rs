@@ -15,7 +15,7 @@ use crate::mem::open::open;
 use farpage_swap::lru::{Links, NIL};
 use farpage_swap::workingset::{Pages, Rank, Shadow};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -141,7 +141,7 @@ impl Space {
             || self.places.touch(page, |pages, hint| pages.for_each(|page| self.word(page).begin(hint)))
     }
 
-    /// The same of some neighbours, which are a region's.
+    /// The same of some neighbours, which are a region's; another thread may still be giving them their words.
     pub fn touch_all(&self, pages: Range<u32>) {
         let leaves = (pages.start / LEAF + 1..pages.end.div_ceil(LEAF)).map(|leaf| leaf * LEAF);
         std::iter::once(pages.start).chain(leaves).filter(|page| pages.contains(page)).for_each(|page| {
@@ -188,6 +188,9 @@ impl Space {
         // SAFETY: inside our reservation; the region is being dropped: nobody has references into it.
         unsafe { mmap_anonymous(memory.0.base as *mut c_void, memory.0.len, ProtFlags::empty(), flags) }?;
         memory.without_huge_pages();
+        // After `mlockall` new mappings are locked, which these are not to be.
+        // SAFETY: changes how the kernel backs the memory, not its content.
+        let _ = unsafe { munlock(memory.0.base as *mut c_void, memory.0.len) };
         if !self.inherit {
             memory.not_in_children()?;
         }

@@ -230,6 +230,7 @@ impl PageWord {
     #[inline]
     pub fn try_lock_if(&self, seen: Seen) -> Option<Seen> {
         let word = seen.0;
+        debug_assert!(seen.state() != PageState::Outside, "nobody makes such a page busy (`places`)");
         let free = word & BUSY == 0;
         let locked = || self.0.compare_exchange(word, word | BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
         (free && locked()).then_some(seen)
@@ -312,7 +313,6 @@ mod tests {
     fn words_keep_what_they_are_told() {
         let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
         let states = [
-            PageState::Outside,
             PageState::None,
             PageState::Mapped(None),
             PageState::Mapped(Some(entry)),
@@ -320,6 +320,9 @@ mod tests {
             PageState::Swapped(entry),
         ];
         let word = PageWord(AtomicU64::new(0));
+        assert_eq!(word.look().state(), PageState::Outside);
+        word.begin(Hint::Sequential);
+        assert_eq!((word.look().state(), word.look().hint()), (PageState::None, Hint::Sequential));
         for state in states {
             let seen = word.lock();
             assert!(word.look().is_busy() && word.try_lock().is_none());
@@ -352,6 +355,9 @@ mod tests {
         let seen = word.lock();
         word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), PageState::None);
         assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));
+        let seen = word.lock();
+        word.unlock(seen, PageState::Outside);
+        assert_eq!(word.look().state(), PageState::Outside);
     }
 
     #[test]
