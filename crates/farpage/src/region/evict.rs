@@ -253,6 +253,8 @@ impl PagerCore {
             match stored {
                 Stored::Had(to) => gone.push((one.page, seen, to)),
                 Stored::New(entry) if !discarded_meanwhile => gone.push((one.page, seen, PageState::Swapped(entry))),
+                // It stays, protected as it is: no sweep has to come for it once more.
+                Stored::Nowhere if !discarded_meanwhile => self.put_back(&[(one.page, seen.without_copy())], true),
                 other => {
                     if let Stored::New(entry) = other {
                         self.free_entry(Some(entry));

@@ -42,3 +42,22 @@ fn devices_inside_of_the_budget_that_leave_no_room_are_refused() {
     region.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
     assert!(region.iter().step_by(PAGE_SIZE).all(|byte| *byte == 1));
 }
+
+/// Where nothing more can be stored, pages that were refused are not protected once more for each that goes.
+#[test]
+fn a_full_pool_is_not_swept_for_every_page() {
+    let pager = Pager::builder().budget(8 << 20).swap([SwapSpec::zram(Alg::Lz4)]).build().unwrap();
+    let mut region = pager.region(12 << 20).unwrap();
+    let words: &mut [u64] = region.view_mut();
+    let pages = words.len() / 512;
+    words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64) & 0xffff_ffff);
+    for i in 0..20_000 {
+        let at = mix(i) as usize % pages * 512 + 7;
+        assert_eq!(words[at], mix(at as u64) & 0xffff_ffff);
+        // SAFETY: a place of the region. Volatile: to write what is there is a write, too.
+        unsafe { (&raw mut words[at]).write_volatile(words[at]) };
+    }
+    let (stats, sweeps) = (pager.stats().unwrap(), pager.owner.core.wp_sweeps_done.load(Relaxed));
+    assert!(stats.over_budget > 1000, "the pool was not full: {stats:?}");
+    assert!(sweeps < stats.over_budget / 40, "{sweeps} sweeps: {stats:?}");
+}
