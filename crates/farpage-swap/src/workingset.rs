@@ -26,6 +26,9 @@
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`Ages::rank_of`] for what follows from that.
 //! * The cached lists are longer the more they earn: [`WorkingSet::cached_target`].
+//! * Main is *settled* while three in four of the pages that it gives up come back soon. Whatever it takes in then
+//!   takes the place of a page that is wanted sooner, as in a loop through a little more than memory holds. So hardly
+//!   any page enters: [`WorkingSet::note_back`].
 //!
 //! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in
 //! VMS (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA
@@ -60,6 +63,11 @@ const PROBATION_PACE: u32 = 32;
 const CREDIT: u32 = 64;
 /// What it costs to read a page, in faults without I/O.
 const READ_COST: u32 = 4;
+/// Main is settled if so many percent of the pages that it gave up came back soon...
+const SETTLED_PCT: u64 = 75;
+/// ... of so many that it gave up: a part of memory, but at least so many.
+const SETTLED_PART: u32 = 8;
+const SETTLED_MIN: u32 = 64;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 
@@ -88,6 +96,15 @@ struct Earned {
     read_back: u32,
 }
 
+/// Pages that main gave up lately, and those of them that came back soon.
+#[derive(Debug, Default)]
+struct GivenUp {
+    gone: u32,
+    back: u32,
+    /// As of the last look.
+    settled: bool,
+}
+
 /// The lists.
 #[derive(Debug)]
 pub struct WorkingSet {
@@ -103,6 +120,7 @@ pub struct WorkingSet {
     /// How many pages of main may be unmapped to fill its cached list, in parts of a page.
     credit: u32,
     earned: Earned,
+    given_up: GivenUp,
 }
 
 impl Default for WorkingSet {
@@ -128,6 +146,7 @@ impl WorkingSet {
             cached_is_held: false,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
+            given_up: GivenUp { gone: 0, back: 0, settled: false },
         }
     }
 
@@ -152,7 +171,9 @@ impl WorkingSet {
 
     /// What tells how long a page was away; also for those who do not have the lock.
     pub fn ages(&self) -> Ages {
-        Ages { departures: self.departures, pages: self.pages() }
+        // Main has to be full for that.
+        let settled = self.given_up.settled && self.probation.len() <= 2 * self.probation_share();
+        Ages { departures: self.departures, pages: self.pages(), settled }
     }
 
     /// [`Ages::distance`].
@@ -169,6 +190,21 @@ impl WorkingSet {
     pub fn note_read(&mut self) {
         self.earned.read_back += 1;
         self.tune_cached();
+    }
+
+    /// A page came back that had left with this shadow: touched, or read with one that was.
+    pub fn note_back(&mut self, shadow: Shadow) {
+        self.given_up.back += u32::from(self.ages().was_given_up(shadow));
+    }
+
+    /// Main gives a page up. Now and then: whether it is settled.
+    fn note_given_up(&mut self) {
+        self.given_up.gone += 1;
+        let GivenUp { gone, back, .. } = self.given_up;
+        if gone >= (self.pages() / SETTLED_PART).max(SETTLED_MIN) {
+            let settled = u64::from(back) * 100 >= u64::from(gone) * SETTLED_PCT;
+            self.given_up = GivenUp { gone: gone / 2, back: back.min(gone) / 2, settled };
+        }
     }
 
     /// A page is mapped that was on no list.
@@ -268,6 +304,9 @@ impl WorkingSet {
                 continue;
             }
             self.departs();
+            if hot {
+                self.note_given_up();
+            }
             let earned = if hot { CREDIT * MAIN_PACE } else { CREDIT / PROBATION_PACE };
             self.credit = self.credit.saturating_add(earned).min(CREDIT.saturating_mul(self.main.len()));
             return Some((n, Shadow(self.departures << 1 | u32::from(hot))));
@@ -285,6 +324,9 @@ impl WorkingSet {
     /// lowest.
     pub fn evict_unlisted(&mut self, rank: Rank) -> Shadow {
         self.departs();
+        if rank.is_hot() {
+            self.note_given_up();
+        }
         Shadow(self.departures << 1 | u32::from(rank.is_hot()))
     }
 

@@ -286,6 +286,12 @@ impl Streams {
         self.is_near(page) && self.table.iter().any(|s| s.gap(page).is_some() && s.direction != Direction::Unknown)
     }
 
+    /// Whether a fault at `page` continues a stream of neighbours.
+    pub fn goes_through(&self, page: u64) -> bool {
+        let goes = |s: &Stream| s.stride == 1 && s.direction != Direction::Unknown && s.gap(page).is_some();
+        self.is_near(page) && self.table.iter().any(goes)
+    }
+
     /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.
     pub fn on_sequential(&mut self, page: u64, max: u32) -> Window {
         let w = self.on_fault(page, max, |_| true);

@@ -118,6 +118,7 @@ impl Policy for Ours {
             }
             At::New => (Met::Miss, Rank::NEW),
             At::Out(shadow) => {
+                self.set.note_back(shadow);
                 let rank = self.set.rank_of(shadow);
                 self.set.note_read();
                 (Met::Miss, rank)

@@ -33,6 +33,19 @@ fn a_loop_is_the_worst_case_of_recency() {
     assert!(replay(&mut Opt::new(99, &trace, 100), &trace, 100).reads <= 10);
 }
 
+/// More memory is fewer reads also where not all fits.
+#[test]
+fn a_loop_keeps_most_of_what_fits() {
+    const PAGES: u32 = 8192;
+    for (size, most) in [(PAGES / 2, 1.35), (PAGES / 4 * 3, 1.45), (PAGES / 10 * 9, 2.0)] {
+        let mut policy = Ours::new(size, PAGES, CachedLen::Adaptive);
+        let loops = |passes: u32| Synthetic::Loop.trace(PAGES, (PAGES * passes).into(), 1);
+        misses(&mut policy, &loops(12), PAGES);
+        let (reads, least) = (misses(&mut policy, &loops(8), PAGES) as f64 / 8.0, f64::from(PAGES - size));
+        assert!(reads < least * most, "{size} of {PAGES} pages: {reads} reads a pass, at least {least}");
+    }
+}
+
 #[test]
 fn clock_gives_a_second_chance() {
     // 0 is accessed again before 2 comes, so 1 goes.

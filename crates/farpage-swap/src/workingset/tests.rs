@@ -49,6 +49,25 @@ fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
     assert!(counts.minor < 50_000 / 8, "{counts:?}: 50 000 pages passed by");
 }
 
+/// A loop that has settled main, and then another hot set at random, nearly as large as memory: it moves in.
+#[test]
+fn a_loop_that_is_over_makes_room() {
+    let (size, looped, hot) = (2048, 2600, 1500);
+    let mut memory = Ours::new(size, looped + hot, CachedLen::Adaptive);
+    let (mut random, mut out) = (Random(3), Vec::new());
+    for i in 0..20 * looped {
+        memory.access(i % looped, &mut out);
+    }
+    assert!(memory.set().ages().settled);
+    let mut missed = |n: u32| {
+        let miss = |memory: &mut Ours, page| memory.access(page, &mut Vec::new()) == crate::sim::Met::Miss;
+        (0..n).filter(|_| miss(&mut memory, looped + random.below(hot))).count()
+    };
+    missed(6 * hot);
+    let later = missed(2 * hot);
+    assert!(later < hot as usize / 20, "{later} of {} touches were reads", 2 * hot);
+}
+
 #[test]
 fn loops_and_scans_are_better_than_least_recently_used() {
     for (kind, size, most_pct) in [

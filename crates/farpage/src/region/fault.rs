@@ -202,16 +202,18 @@ impl PagerCore {
         let shadow = Some(self.space.shadow(claimed.first)).filter(|_| done > 0 && was_out(&claimed.seen[0]));
         let rank = shadow.map_or(Rank::NEW, |shadow| self.lists.ages().rank_of(shadow));
         let read = shadow.filter(|_| claimed.touched);
-        let back = claimed.seen.iter().take(done).filter(|seen| was_out(seen)).count();
-        if back > 0 {
-            self.swapped.fetch_sub(back as i64, Relaxed);
+        let mut back = [None; CHUNK];
+        for i in (0..done).filter(|i| was_out(&claimed.seen[*i])) {
+            back[i] = Some(self.space.shadow(claimed.first + i as u32));
         }
+        let back = back.iter().flatten().copied();
+        self.swapped.fetch_sub(back.clone().count() as i64, Relaxed);
         claimed.seen.iter_mut().take(done).flatten().for_each(|seen| *seen = seen.with_access(access));
         let came = claimed.seen.iter().take(done).enumerate().filter_map(|(i, seen)| {
             let ahead = matches!(to(i).0, PageState::Cached(_));
             seen.map(|_| NewPage { page: claimed.first + i as u32, rank, ahead })
         });
-        self.lists.add(&self.space, came, read);
+        self.lists.add(&self.space, came, back, read);
         for (i, seen) in claimed.seen.iter().enumerate().take(claimed.len) {
             let Some(seen) = *seen else { continue };
             let word = self.space.word(claimed.first + i as u32);

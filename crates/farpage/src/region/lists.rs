@@ -18,7 +18,7 @@ use farpage_swap::lru::List;
 use farpage_swap::splice::Linking;
 use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and
@@ -38,6 +38,8 @@ pub struct PageLists {
 struct Lengths {
     /// Departures so far.
     departures: AtomicU32,
+    /// Main is settled.
+    settled: AtomicBool,
     /// Pages of the policy.
     pages: AtomicU32,
     /// Of them, those present in regions.
@@ -77,9 +79,15 @@ impl PageLists {
         PageLists { lists, linking, lengths: Lengths::default() }
     }
 
-    /// Pages that the caller has busy came in together. `read`: one of them had left with this shadow, and was read
-    /// because it was touched.
-    pub fn add(&self, space: &Space, pages: impl Iterator<Item = NewPage>, read: Option<Shadow>) {
+    /// Pages that the caller has busy came in together. `back`: what those left with that had left. `read`: that of one
+    /// that was read because it was touched.
+    pub fn add(
+        &self,
+        space: &Space,
+        pages: impl Iterator<Item = NewPage>,
+        back: impl Iterator<Item = Shadow>,
+        read: Option<Shadow>,
+    ) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {
             return;
@@ -103,6 +111,7 @@ impl PageLists {
             return;
         }
         let mut lists = self.lock();
+        back.for_each(|shadow| lists.set.note_back(shadow));
         lists.splice_front(space, &mut local);
         if let Some(shadow) = read {
             let (away, here) = (lists.set.distance(shadow), lists.set.mapped() + lists.set.cached());
@@ -125,7 +134,8 @@ impl PageLists {
 
     /// What tells how long a page was away, for whoever has it busy: its shadow is not younger.
     pub fn ages(&self) -> Ages {
-        Ages { departures: self.lengths.departures.load(Relaxed), pages: self.lengths.pages.load(Relaxed) }
+        let l = &self.lengths;
+        Ages { departures: l.departures.load(Relaxed), pages: l.pages.load(Relaxed), settled: l.settled.load(Relaxed) }
     }
 
     /// Pages present in regions, as of the last change.
@@ -169,6 +179,7 @@ impl Drop for ListsGuard<'_> {
         let ages = set.ages();
         to.departures.store(ages.departures, Relaxed);
         to.pages.store(ages.pages, Relaxed);
+        to.settled.store(ages.settled, Relaxed);
         to.present.store(set.mapped(), Relaxed);
         to.hot.store(set.hot(), Relaxed);
         to.cached.store(set.cached(), Relaxed);

@@ -29,19 +29,25 @@ pub struct Lru {
     pub distances: Distances,
 }
 
-/// Pages that come into the program together. They are linked outside of the lock and go onto probation in one splice,
+/// Pages that come into the program together. They are linked outside of the lock and go onto their list in one splice,
 /// so the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of
 /// a `Mapped` page.
 #[derive(Debug, Default)]
 pub struct PageBatch {
     list: List,
+    rank: Rank,
 }
 
 impl PageBatch {
+    /// Of pages that come back together: one rank for all, so that they stay or leave together.
+    pub fn ranked(rank: Rank) -> PageBatch {
+        PageBatch { list: List::new(), rank }
+    }
+
     /// A page that was on no list: its word becomes `Mapped`.
     pub fn map(&mut self, table: &PageTable, node: Node, to: State) {
         debug_assert!(matches!(to, State::Mapped(_)));
-        table.set(node, to);
+        table.set_ranked(node, to, self.rank);
         self.list.push_front(table, node.0);
     }
 
@@ -103,9 +109,21 @@ impl Lru {
         self.set.map(table, node.0, rank);
     }
 
-    /// The pages of a batch go onto probation, the last one added as the youngest.
+    /// The pages of a batch go onto the list of their rank, the last one added as the youngest.
     pub fn map_batch(&mut self, table: &PageTable, batch: &mut PageBatch) {
-        self.set.map_all(table, &mut batch.list, Rank::NEW);
+        self.set.map_all(table, &mut batch.list, batch.rank);
+    }
+
+    /// Swapped-out pages come in together, from `first` on; their rank: one lot for all, by how long the first was away.
+    /// Those but the first are noted here, it is by [`Lru::map_refaulted`] if it was touched.
+    pub fn rank_together(
+        &mut self,
+        table: &PageTable,
+        first: Option<Node>,
+        others: impl Iterator<Item = Node>,
+    ) -> Rank {
+        others.for_each(|node| self.set.note_back(table.shadow(node)));
+        first.map_or(Rank::NEW, |node| self.set.rank_of(table.shadow(node)))
     }
 
     /// A swapped-out page came in because the program touched it. Its word becomes `Mapped`; whether it is hot is seen
@@ -113,6 +131,7 @@ impl Lru {
     pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) {
         let shadow = table.shadow(node);
         let distance = self.set.distance(shadow);
+        self.set.note_back(shadow);
         let rank = self.set.rank_of(shadow);
         self.set.note_read();
         self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
@@ -165,6 +184,17 @@ impl Lru {
         let Some(rank) = self.set.claim_refault(table, node.0, from, to) else { return false };
         table.set_ranked(node, to, rank);
         true
+    }
+
+    /// Takes a page out of the swap cache, as [`Lru::uncache`], that is mapped although nobody has touched it: its rank
+    /// stays.
+    pub fn map_untouched(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
+        let rank = table.rank(node.0);
+        let won = !table.is_ahead(node) && self.set.claim(table, node.0, from, to);
+        if won {
+            self.map(table, node, to, rank);
+        }
+        won
     }
 
     /// Puts a page into the swap cache that was on no list: as the next to be stored, or the last.

@@ -343,6 +343,11 @@ impl PageTable {
         self.swapped.load(Ordering::Relaxed)
     }
 
+    /// Whether a page is in the swap cache, and not because it was read ahead.
+    pub fn is_cached(&self, node: Node) -> bool {
+        matches!(self.state(node), State::Cached(_)) && !self.is_ahead(node)
+    }
+
     /// Whether a page has content and is in memory: in the program, or in the swap cache.
     pub fn is_there(&self, vpn: Vpn) -> bool {
         let state = self.node(vpn).map(|node| self.state(node));

@@ -72,7 +72,11 @@ impl Pager {
                 // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
                 State::Writeback(_) => return Outcome::Later,
                 State::Cached(f) => {
+                    let ahead = e.table.is_ahead(node);
                     if let Some(outcome) = self.refault(vpn, node, f, mapping) {
+                        if outcome == Outcome::Served && !ahead {
+                            self.refault_around(vpn, mapping);
+                        }
                         return outcome;
                     }
                     // A writer took the page in this moment: look again.
@@ -200,6 +204,49 @@ impl Pager {
         }
         Stat::add(&e.stat.workingset_refault_cached, 1);
         Some(Outcome::Served)
+    }
+
+    /// A page of the swap cache was wanted back. If the program goes on in order there, its neighbours will be, too: they
+    /// are mapped with it, which spares their faults.
+    fn refault_around(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) {
+        let e = self.e;
+        let Some(window) = self.readahead.on_refault(vpn, |vpn| e.table.is_there(vpn)) else { return };
+        let (low, high) = bounds(&window);
+        let (low, high) = (low.max(mapping.0), high.min(mapping.1));
+        let is_cached = |v: Vpn| e.table.node(v).is_some_and(|n| e.table.is_cached(n));
+        let (start, end) = run_around(vpn, low, high, is_cached);
+        let mut room = self.room_for(end - start - 1);
+        let (mut first, mut behind) = (vpn, vpn + 1);
+        while behind < end && room > 0 && self.map_cached(behind) {
+            (behind, room) = (behind + 1, room - 1);
+        }
+        while first > start && room > 0 && self.map_cached(first - 1) {
+            (first, room) = (first - 1, room - 1);
+        }
+        self.readahead.on_served(first, (behind - first) as u32);
+    }
+
+    /// Maps a page of the swap cache that nobody waits for; whether that was done.
+    fn map_cached(&mut self, vpn: Vpn) -> bool {
+        let e = self.e;
+        let Some((node, State::Cached(f))) = e.table.node(vpn).map(|node| (node, e.table.state(node))) else {
+            return false;
+        };
+        let mut lru = lock(&e.lru);
+        // Under the lock, as in `refault`.
+        let entry = e.frame_entries.get(f);
+        if !lru.map_untouched(&e.table, node, State::Cached(f), State::Mapped(entry)) {
+            return false;
+        }
+        drop(lru);
+        let done = self.copy_in(vpn, e.frames.addr(f), 1).done > 0;
+        if done {
+            e.frame_entries.set(f, None);
+            e.frames.put_spent(f, 1);
+        } else {
+            lock(&e.lru).cache(&e.table, node, State::Cached(f));
+        }
+        done
     }
 
     /// Undoes the claim of [`Pager::refault`]: the page stays in the swap cache.

@@ -3,6 +3,7 @@
 //! ```text
 //!   fault on a swapped page    -> on_miss -> Plan: these pages, or these slots     (swap_in brings them in)
 //!   touch of a page that waits -> on_hit
+//!   touch of another one that is cached -> on_refault -> the window of its stream
 //! ```
 //! The rules are pure ([`farpage_swap::readahead`]); this module keeps their states. Streams have one for each thread,
 //! so that many threads do not push out each other's; a thread also goes on with what another one began. The kernel's
@@ -171,6 +172,13 @@ impl Readahead {
         self.own =
             (0..THREADS).map(|i| (own + i) % THREADS).find(|i| self.streams[*i].follows(vpn.number())).unwrap_or(own);
         self.streams[self.own].on_fault(vpn.number(), self.max, |page| is_there(Vpn::new(page)))
+    }
+
+    /// The window of the stream of neighbours that the touch of a page of the swap cache continues, if it does.
+    pub(crate) fn on_refault(&mut self, vpn: Vpn, is_there: impl Fn(Vpn) -> bool) -> Option<Window> {
+        let streams = self.tuning.rule == Rule::Stream && self.max > 1;
+        let goes = streams && self.streams.iter().any(|streams| streams.goes_through(vpn.number()));
+        goes.then(|| self.on_stream(vpn, is_there)).filter(|window| window.stride == 1)
     }
 
     /// What really came in of the last window of neighbours.

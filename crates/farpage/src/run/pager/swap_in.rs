@@ -286,7 +286,10 @@ impl Pager {
         for (kept, entry) in kept.iter_mut().zip(entries) {
             *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry)).then_some(*entry);
         }
-        let (mut touched, mut batch) = (None, PageBatch::default());
+        // One lot for all: what is read in one go stays or leaves in one go.
+        let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));
+        let rank = lock(&e.lru).rank_together(&e.table, e.table.node(vpn), nodes(usize::from(wanted)));
+        let (mut touched, mut batch) = (None, PageBatch::ranked(rank));
         for (i, kept) in kept[..entries.len()].iter().enumerate() {
             let Some(node) = e.table.node(vpn + i) else { continue };
             if wanted && i == 0 {
