@@ -206,8 +206,8 @@ impl Pager {
         Some(Outcome::Served)
     }
 
-    /// A page of the swap cache was wanted back. If the program goes on in order there, its neighbours will be, too: they
-    /// are mapped with it, which spares their faults.
+    /// A page of the swap cache was wanted back. If the program goes on in order there, its neighbours will be, too:
+    /// they are mapped with it, which spares their faults.
     fn refault_around(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) {
         let e = self.e;
         let Some(window) = self.readahead.on_refault(vpn, |vpn| e.table.is_there(vpn)) else { return };
