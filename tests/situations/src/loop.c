@@ -1,4 +1,4 @@
-/* loop MIB PASSES: reads a word of each 64 of an array in order, again and again, and checks it. It does not compress. */
+/* loop MIB PASSES: reads each 64th word of an array in order, again and again, and checks it. It does not compress. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -86,7 +86,6 @@ impl Lru {
         self.set.cached() as usize
     }
 
-    /// How many pages are best in the swap cache under pressure, at most `most`.
     /// Length of the stage, in 64ths of the pages in memory.
     pub fn stage_parts(&self) -> u32 {
         self.set.stage_parts()
@@ -97,7 +96,7 @@ impl Lru {
         self.set.hold_stage(parts);
     }
 
-    /// The stage's length in pages, at most `most`.
+    /// How many pages are best in the swap cache under pressure: the stage's length in pages, at most `most`.
     pub fn cached_target(&self, most: usize) -> usize {
         self.set.cached_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
     }
