@@ -1,0 +1,159 @@
+//! What a process may have of the tree's budget, with others in it and without.
+
+use super::*;
+use rustix::fd::AsFd;
+
+fn tree_of(pages: u64) -> &'static Segment {
+    tree::open(tree::create(pages * 4096, None).unwrap().as_fd()).unwrap()
+}
+
+struct Process {
+    share: TreeShare,
+    budget: Budget,
+    seen: TreeLook,
+}
+
+impl Process {
+    fn new(segment: &'static Segment, pid: u32, pages: i64) -> Process {
+        let mine = segment.member_for_test(pid);
+        mine.claim.add(pages as u64);
+        let seen = TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64 };
+        Process { share: TreeShare::new(segment, mine), budget: Budget::new(pages as u64), seen }
+    }
+
+    /// It has so many pages, and looks.
+    fn look(&mut self, used: i64, price: u64) -> bool {
+        self.seen.used = used;
+        self.budget.sample(used, self.budget.grown());
+        self.share.mine.price.store(price, Relaxed);
+        self.share.gave = false;
+        self.share.look(&self.budget, self.seen)
+    }
+}
+
+#[test]
+fn who_needs_more_gets_what_is_free() {
+    let segment = tree_of(32_768);
+    let mut one = Process::new(segment, 1, 8_192);
+    one.look(8_100, 100);
+    let more = (32_768 - 8_192) / FREE_PART;
+    assert_eq!(one.budget.promised(), 8_192 + more);
+    assert_eq!(segment.claimed() as i64, 8_192 + more);
+    // It is honest about what it has beyond that.
+    one.look(20_000, 100);
+    assert!(segment.claimed() >= 20_000);
+}
+
+#[test]
+fn the_cheapest_gives_what_another_wants_and_no_more_than_its_floor() {
+    let segment = tree_of(16_384);
+    let (mut idle, mut busy) = (Process::new(segment, 1, 12_288), Process::new(segment, 2, 4_096));
+    idle.look(12_000, 10);
+    for _ in 0..200 {
+        let had = busy.budget.promised();
+        busy.look(had, 10_000);
+        // What it steers at, it has a moment later.
+        let has = idle.budget.promised().min(12_000);
+        idle.look(has, 10);
+    }
+    assert!(segment.claimed() <= segment.budget(), "{}", segment.claimed());
+    assert_eq!(idle.budget.promised(), FLOOR);
+    assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
+}
+
+#[test]
+fn small_processes_are_left_alone_until_they_have_half_of_all() {
+    let segment = tree_of(50_000);
+    assert!(is_small(segment, 5_000, 5_000) && !is_small(segment, 5_001, 5_001));
+    for pid in 1..=5 {
+        assert!(is_small(segment, 5_000, 5_000));
+        let member = segment.member_for_test(pid);
+        member.set_kind(MemberKind::Dormant);
+        member.claim.add(5_000);
+    }
+    assert!(!is_small(segment, 5_000, 5_000));
+    assert!(is_small(segment, SMALL, SMALL), "in any case");
+}
+
+#[test]
+fn who_rests_becomes_cheaper_all_the_same_and_sees_that_others_need_something() {
+    let segment = tree_of(16_384);
+    let mut idle = Process::new(segment, 1, 8_192);
+    idle.look(8_000, 1_000_000);
+    idle.share.mine.price.store(1_000_000, Relaxed);
+    idle.share.price.busy_us = now_us() - 100_000_000;
+    assert_eq!(idle.share.rests(Duration::from_secs(1)), Duration::from_secs(1));
+    assert!(idle.share.mine.price.load(Relaxed) < 2_000);
+    assert!(!idle.share.is_somebody_to_give());
+    let small = segment.member_for_test(2);
+    small.set_kind(MemberKind::Dormant);
+    small.claim.add(9_000);
+    assert!(idle.share.is_somebody_to_give());
+}
+
+#[test]
+fn who_is_stopped_wants_nothing() {
+    let segment = tree_of(16_384);
+    let (stopped, mut one) = (Process::new(segment, 1, 4_096), Process::new(segment, 2, 8_192));
+    let mine = stopped.share.mine;
+    mine.wants.store(9_000, Relaxed);
+    mine.price.store(HOLDS_PRICE, Relaxed);
+    assert_eq!(Said::to(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
+    one.look(8_190, 1_000);
+    let before = one.budget.promised();
+    assert!(before <= 8_192, "another wants more urgently");
+    mine.looked_us.store(0, Relaxed);
+    one.look(8_190, 1_000);
+    assert!(one.budget.promised() > before);
+}
+
+#[test]
+fn equal_prices_move_nothing() {
+    let segment = tree_of(16_384);
+    let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
+    for _ in 0..20 {
+        one.look(8_190, 1_000);
+        two.look(8_190, 1_100);
+    }
+    assert_eq!((one.budget.promised(), two.budget.promised()), (8_192, 8_192));
+}
+
+#[test]
+fn a_smaller_budget_is_reached_step_by_step() {
+    let segment = tree_of(16_384);
+    let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
+    segment.set_budget(8_192 * 4096);
+    for _ in 0..100 {
+        let (a, b) = (one.budget.promised(), two.budget.promised());
+        one.look(a.min(one.seen.used), 1_000);
+        two.look(b.min(two.seen.used), 900);
+    }
+    assert!(segment.claimed() <= 8_192 + 2 * STEP_MIN as u64, "{}", segment.claimed());
+    assert!(one.budget.promised() >= FLOOR && two.budget.promised() >= FLOOR);
+}
+
+#[test]
+fn one_alone_follows_a_smaller_budget() {
+    let segment = tree_of(16_384);
+    let mut one = Process::new(segment, 1, 16_384);
+    segment.set_budget(8_192 * 4096);
+    for _ in 0..50 {
+        let has = one.budget.promised();
+        one.look(has, 1_000);
+    }
+    assert!((FLOOR..=8_192).contains(&one.budget.promised()), "{}", one.budget.promised());
+    assert!(segment.claimed() <= 8_192);
+}
+
+#[test]
+fn prices_of_the_idle_fall_and_those_of_the_thrashing_rise() {
+    let mut price = Price::new(0);
+    let mut seen = TreeLook { used: 10_000, major: 0, faults: 1, managed: true, most: 0 };
+    let young = price.next(&seen, false, 20_000).unwrap();
+    assert!(price.next(&seen, false, 30_000).is_none());
+    let idle = price.next(&seen, false, 10_000_000).unwrap();
+    assert!(idle < young / 100, "{idle} {young}");
+    (seen.major, seen.faults) = (20_000, 20_000);
+    assert!(price.next(&seen, false, 10_100_000).unwrap() > 10 * idle);
+    assert_eq!(price.next(&seen, true, 10_200_000), Some(0));
+}

@@ -1,0 +1,66 @@
+//! The segment of a tree: members and their places.
+
+use super::*;
+
+fn segment_of(bytes: u64) -> &'static Segment {
+    open(create(bytes, None).unwrap().as_fd()).unwrap()
+}
+
+#[test]
+fn a_segment_keeps_its_size_and_what_is_none_is_not_mapped() {
+    let fd = create(64 << 20, None).unwrap();
+    assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+    let segment = open(fd.as_fd()).unwrap();
+    assert_eq!((segment.budget(), segment.claimed(), segment.free()), (16384, 0, 16384));
+    let other = memfd_create("other", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&other, BYTES as u64).unwrap();
+    assert!(open(other.as_fd()).is_err(), "not sealed");
+    fcntl_add_seals(&other, SIZE_SEALS).unwrap();
+    assert!(open(other.as_fd()).is_err(), "no magic word");
+}
+
+#[test]
+fn a_fork_keeps_room_for_its_child() {
+    let segment = segment_of(64 << 20);
+    let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
+    let (parent, other) = (take(1), take(2));
+    assert_eq!(segment.grow(parent, 10_000), 10_000);
+    assert!(segment.wait_for_room_of_child(parent));
+    assert_eq!(segment.claimed(), 10_000 + CHILD);
+    assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "nobody else gets it");
+    parent.has_forked();
+    std::thread::sleep(std::time::Duration::from_micros(CHILD_CLAIMS_US + 1000));
+    assert_eq!(segment.grow(other, 10_000), CHILD, "nor is it kept for ever");
+    // There is none, and nobody who gives: it goes on all the same.
+    assert!(!segment.wait_for_room_of_child(parent));
+    assert_eq!(segment.claimed(), 16_384 + CHILD);
+    // What a dead one has kept is there again.
+    parent.claim.leave();
+    assert!(segment.claimed() <= 16_384);
+}
+
+#[test]
+fn files_of_all_members_have_their_size_together() {
+    let segment = segment_of(64 << 20);
+    let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
+    let (a, b) = (take(1), take(2));
+    let grow = |member, end| segment.grow_file(member, 1, end, 1000);
+    assert_eq!((grow(a, 600), grow(b, 300), grow(b, 600)), (600, 300, 400));
+    assert_eq!((grow(a, 700), grow(b, 500)), (600, 400), "nobody loses what it has");
+    a.claim.leave();
+    assert_eq!(grow(b, 1200), 1000);
+    assert_eq!(segment.grow_file(b, FILES, 5000, 1000), 5000, "not counted");
+}
+
+#[test]
+fn places_are_taken_one_after_the_other_and_again() {
+    let segment = segment_of(64 << 20);
+    let take = |pid| segment.take(pid, pid, 1, MemberKind::Dormant);
+    assert_eq!((take(10), take(11), take(12)), (Some(0), Some(1), Some(2)));
+    segment.members[1].claim.leave();
+    assert_eq!((take(13), take(14)), (Some(1), Some(3)));
+    assert_eq!(segment.living().count(), 4);
+    assert_eq!(segment.grow(&segment.members[0], 10_000), 10_000);
+    assert_eq!(segment.grow(&segment.members[1], 10_000), 6_384);
+    assert_eq!(segment.free(), 0);
+}
