@@ -283,13 +283,18 @@ impl Streams {
 
     /// Whether a fault at `page` continues one of the streams.
     pub fn follows(&self, page: u64) -> bool {
-        self.is_near(page) && self.table.iter().any(|s| s.gap(page).is_some() && s.direction != Direction::Unknown)
+        self.continued(page).next().is_some()
+    }
+
+    /// The streams that a fault at `page` continues.
+    fn continued(&self, page: u64) -> impl Iterator<Item = &Stream> {
+        let goes_on = move |s: &&Stream| s.gap(page).is_some() && s.direction != Direction::Unknown;
+        self.table.iter().filter(move |_| self.is_near(page)).filter(goes_on)
     }
 
     /// Whether a fault at `page` continues a stream of neighbours.
     pub fn goes_through(&self, page: u64) -> bool {
-        let goes = |s: &Stream| s.stride == 1 && s.direction != Direction::Unknown && s.gap(page).is_some();
-        self.is_near(page) && self.table.iter().any(goes)
+        self.continued(page).any(|s| s.stride == 1)
     }
 
     /// As [`Self::on_fault`] where the program has said that it goes upwards: the full window at once.

@@ -267,6 +267,9 @@ impl PagerCore {
 
     fn zero_fill(&self, page: u32, seen: Seen) {
         let window = self.zero_window(page, seen);
+        if window.pages > 1 {
+            self.space.touch(window.end() as u32 - 1); // it would end where the words do
+        }
         let (start, pages) = self.walk(page, seen, window, false, |first, seen, n| {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| state == PageState::None);

@@ -113,7 +113,7 @@ impl Places {
     /// Takes a place for `pages` pages below `end`, with a page between regions that nobody may touch.
     pub fn reserve(&self, pages: u32, end: u32) -> Option<RegionPlace> {
         let mut known = KnownPlace::new(pages);
-        let (mut all, spare) = lock_with_room(&self.all);
+        let (mut all, spare) = lock_with_room(|| lock(&self.all));
         let (mut from, mut at) = (1, all.len());
         for (i, other) in all.iter().enumerate() {
             if other.place.first > from && other.place.first - from > pages {

@@ -17,7 +17,7 @@ use super::space::OwnMapping;
 use super::word::{Hint, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use crate::conf::tuning::{Controller, Controls};
-use crate::mem::lock::lock;
+use crate::mem::lock::{lock, lock_with_room};
 use crate::mem::open::{STEP, Scattered};
 use crate::mm::score::{OneIn, Score};
 use crate::stat::Stat;
@@ -178,21 +178,11 @@ impl RegionReadahead {
     pub fn open(&self, first: u32, pages: u32) {
         // Every fault takes the lock, perhaps in a handler that interrupts an allocation: none under it.
         let map = Box::new(Map::new(first, pages, self.tuning));
-        let mut larger = Vec::new();
-        let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
-        while maps.len() == maps.capacity() && larger.capacity() <= maps.len() {
-            let wanted = 2 * maps.len() + 8;
-            drop(maps);
-            larger = Vec::with_capacity(wanted);
-            maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
-        }
-        if maps.len() == maps.capacity() {
-            larger.append(&mut maps);
-            std::mem::swap(&mut *maps, &mut larger);
-        }
+        let (mut maps, spare) = lock_with_room(|| self.maps.write().unwrap_or_else(PoisonError::into_inner));
         let at = maps.partition_point(|m| m.first < first);
         maps.insert(at, map);
         drop(maps);
+        drop(spare);
     }
 
     /// A region goes.

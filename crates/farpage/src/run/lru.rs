@@ -113,8 +113,8 @@ impl Lru {
         self.set.map_all(table, &mut batch.list, batch.rank);
     }
 
-    /// Swapped-out pages come in together, from `first` on; their rank: one lot for all, by how long the first was away.
-    /// Those but the first are noted here, it is by [`Lru::map_refaulted`] if it was touched.
+    /// Swapped-out pages come in together, from `first` on; their rank: one lot for all, by how long the first was
+    /// away. `others` are noted here; the one that was touched is by [`Lru::map_refaulted`].
     pub fn rank_together(
         &mut self,
         table: &PageTable,
