@@ -64,7 +64,8 @@ pub fn main(e: &PagerCore, index: usize) {
         if w.stop.load(SeqCst) {
             return;
         }
-        let wanted = if first { e.wanted(running) } else { e.helpers() >= index };
+        // A helper ends when the mark is reached, too: a thread that waited counts as waiting until it has a CPU again.
+        let wanted = if first { e.wanted(running) } else { e.helpers() >= index && e.wanted(true) };
         running = wanted;
         if first && !wanted {
             w.stuck.store(false, SeqCst);

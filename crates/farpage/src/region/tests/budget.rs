@@ -109,3 +109,31 @@ fn a_smaller_budget_is_reached() {
         assert!(stats.resident_bytes > 18 << 20 && stats.over_budget == 0, "{mode:?}: {stats:?}");
     }
 }
+
+/// A thread that waited counts as waiting until it has a CPU again, which takes long on a busy machine. Helpers must not
+/// empty the budget meanwhile.
+#[test]
+fn helpers_stop_at_the_mark() {
+    for mode in [FaultMode::Signal, FaultMode::Thread] {
+        let builder = Pager::builder().budget(24 << 20).swap([file()]).fault_mode(mode).reclaim_threads(2);
+        let pager = match builder.build() {
+            Ok(pager) => pager,
+            Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
+                return println!("skipped in mode {mode:?}: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut region = pager.region(32 << 20).unwrap();
+        let words: &mut [u64] = region.view_mut();
+        words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
+        let core = &pager.owner.core;
+        core.wakeups.waiting.fetch_add(1, Ordering::SeqCst);
+        for _ in 0..50 {
+            core.wake_reclaim(true);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        core.wakeups.waiting.fetch_sub(1, Ordering::SeqCst);
+        let stats = pager.stats().unwrap();
+        assert!(stats.resident_bytes > 20 << 20, "{mode:?}: {stats:?}");
+    }
+}
