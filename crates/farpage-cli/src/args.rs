@@ -144,7 +144,8 @@ pub struct RunArgs {
     /// Keep a checksum of every swapped-out page and abort on a mismatch
     #[arg(long)]
     pub verify: bool,
-    /// Record the faults in FILE, for farpage sim; processes after the first write to FILE.PID
+    /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write
+    /// to FILE.PID
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Say on stderr what is done

@@ -67,8 +67,14 @@ const READ_COST: u32 = 4;
 /// Main is settled if so many percent of the pages that it gave up came back soon...
 const SETTLED_PCT: u64 = 75;
 /// ... of so many that it gave up: a part of memory, but at least so many.
-const SETTLED_PART: u32 = 8;
+const SETTLED_PART: u32 = 32;
 const SETTLED_MIN: u32 = 64;
+/// It is no longer if fewer than one in so many pages that leave is one of main that was wanted back meanwhile.
+const IN_USE: u32 = 8;
+/// This is looked at each time that such a part of memory has left: a loop has gone round by then.
+const IN_USE_PART: u32 = 2;
+/// Then probation's share is smaller: hardly any page of it is going to prove hot.
+const SETTLED_SHARE: u32 = 64;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 
@@ -104,6 +110,9 @@ struct GivenUp {
     back: u32,
     /// As of the last look.
     settled: bool,
+    /// All pages that left since it was last seen that main is in use, and pages of main that were wanted back.
+    departed: u32,
+    kept: u32,
 }
 
 /// The lists.
@@ -122,6 +131,8 @@ pub struct WorkingSet {
     credit: u32,
     earned: Earned,
     given_up: GivenUp,
+    /// Nobody proves hot: see [`WorkingSet::keep_in_turn`].
+    in_turn: bool,
 }
 
 impl Default for WorkingSet {
@@ -147,8 +158,15 @@ impl WorkingSet {
             cached_is_held: false,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
-            given_up: GivenUp { gone: 0, back: 0, settled: false },
+            given_up: GivenUp { gone: 0, back: 0, settled: false, departed: 0, kept: 0 },
+            in_turn: false,
         }
+    }
+
+    /// From now on no page proves hot, so all leave in turn: for a record of what a program touches, where a page that
+    /// stays would not be seen any more.
+    pub fn keep_in_turn(&mut self) {
+        self.in_turn = true;
     }
 
     fn pages(&self) -> u32 {
@@ -172,9 +190,12 @@ impl WorkingSet {
 
     /// What tells how long a page was away; also for those who do not have the lock.
     pub fn ages(&self) -> Ages {
-        // Main has to be full for that.
-        let settled = self.given_up.settled && self.probation.len() <= 2 * self.probation_share();
-        Ages { departures: self.departures, pages: self.pages(), settled }
+        Ages { departures: self.departures, pages: self.pages(), settled: self.is_settled() }
+    }
+
+    /// What main gives up comes back soon. (Main has to be full for that.)
+    fn is_settled(&self) -> bool {
+        self.given_up.settled && self.probation.len() <= 2 * self.share_of(self.share)
     }
 
     /// [`Ages::distance`].
@@ -184,7 +205,7 @@ impl WorkingSet {
 
     /// [`Ages::rank_of`].
     pub fn rank_of(&self, shadow: Shadow) -> Rank {
-        self.ages().rank_of(shadow)
+        if self.in_turn { Rank::NEW } else { self.ages().rank_of(shadow) }
     }
 
     /// A page was read because it was touched. Say so once for each, for the length of the stage.
@@ -204,7 +225,23 @@ impl WorkingSet {
         let GivenUp { gone, back, .. } = self.given_up;
         if gone >= (self.pages() / SETTLED_PART).max(SETTLED_MIN) {
             let settled = u64::from(back) * 100 >= u64::from(gone) * SETTLED_PCT;
-            self.given_up = GivenUp { gone: gone / 2, back: back.min(gone) / 2, settled };
+            self.given_up = GivenUp { gone: gone / 2, back: back.min(gone) / 2, settled, ..self.given_up };
+        }
+    }
+
+    /// A page of main that was cached is mapped again: it is in use.
+    pub fn note_kept(&mut self, rank: Rank) {
+        self.given_up.kept += u32::from(rank.is_hot());
+    }
+
+    /// Hardly any page of main is wanted back while others leave: it is not in use any more, so it is not settled.
+    fn look_at_main(&mut self) {
+        let GivenUp { departed, kept, .. } = self.given_up;
+        if departed >= (self.pages() / IN_USE_PART).max(SETTLED_MIN) {
+            if kept < departed / IN_USE {
+                self.given_up = GivenUp::default();
+            }
+            (self.given_up.departed, self.given_up.kept) = (0, 0);
         }
     }
 
@@ -268,9 +305,11 @@ impl WorkingSet {
     pub fn refault(&mut self, links: &impl Links, n: u32, rank: Rank) -> Rank {
         self.uncache(links, n, rank);
         self.earned.wanted_back += 1;
+        self.note_kept(rank);
         self.tune_cached();
-        self.map(links, n, rank.raised());
-        rank.raised()
+        let rank = if self.in_turn { rank } else { rank.raised() };
+        self.map(links, n, rank);
+        rank
     }
 
     /// The page that leaves memory now, and its shadow.
@@ -333,6 +372,8 @@ impl WorkingSet {
 
     fn departs(&mut self) {
         self.departures = self.departures.wrapping_add(1);
+        self.given_up.departed += 1;
+        self.look_at_main();
     }
 
     /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.
@@ -419,8 +460,13 @@ impl WorkingSet {
     }
 
     fn probation_share(&self) -> u32 {
+        self.share_of(if self.is_settled() { self.share.max(SETTLED_SHARE) } else { self.share })
+    }
+
+    /// One page in `share`, but so many at least.
+    fn share_of(&self, share: u32) -> u32 {
         let pages = self.pages();
-        (pages / self.share.max(1)).max(PROBATION_MIN.min(pages / PROBATION_MOST))
+        (pages / share.max(1)).max(PROBATION_MIN.min(pages / PROBATION_MOST))
     }
 
     fn queue(&mut self, rank: Rank) -> &mut Queue {

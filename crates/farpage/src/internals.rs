@@ -66,7 +66,7 @@ pub mod run {
             pub use crate::run::pager::robust::used;
         }
         pub mod trace {
-            pub use crate::run::pager::trace::MAGIC;
+            pub use crate::run::pager::trace::{MAGIC, TraceKind, TraceRecord};
         }
     }
     pub mod preload {

@@ -7,25 +7,27 @@ use crate::failure::{Failure, Result};
 use clap::Args;
 use farpage::internals::conf::size;
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, S3Fifo, Synthetic, replay};
+use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, Run, S3Fifo, Synthetic, replay};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use trace::Trace;
 
 pub const EXAMPLES: &str = "\
-Traces: what farpage run --trace FILE recorded (faults only: what was in memory then is not in it), the output of
+Traces: what farpage run --trace FILE recorded (for memories that are not much smaller than the one it ran in), the output of
 valgrind --tool=lackey --trace-mem=yes (every access), and what --save wrote; each also compressed with zstd. -: stdin.
 Workloads: zipf[:THETA], uniform, loop, scan (with a hot set), phases.
-Policies: ours, lru, clock, fifo, s3fifo, opt (knows the future). All but ours and fifo see every access, or an accessed bit.
+Policies: ours; run (ours with the readahead and the batches of farpage run: what that will read); lru, clock, fifo,
+s3fifo, opt (knows the future). All but the first two and fifo see every access, or an accessed bit.
 
-Columns: reads are misses on pages that had been thrown out; first touches are the same for all and read nothing. minor: faults
-on pages that were unmapped, but still in memory. writes: pages thrown out that had been written since they last were.
+Columns: reads are misses on pages that had been thrown out; first touches are the same for all and read nothing. pages in:
+with those that readahead brought in. minor: faults on pages that were unmapped, but still in memory. out: pages thrown
+out; writes: those of them that had been written since they last were.
 
 Examples:
   farpage sim --synthetic zipf:0.99
   farpage sim --trace tests/traces/sort.trace.zst --ram 25%
   valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM | farpage sim --trace - --save program.trace.zst
-  farpage run --ram 64M --trace faults -- PROGRAM; farpage sim --trace faults --ram 32M --ram 64M";
+  farpage run --ram 32M --trace faults -- PROGRAM; farpage sim --trace faults --policy run --ram 64M --ram 128M";
 
 /// `farpage sim`.
 #[derive(Debug, Args)]
@@ -62,7 +64,7 @@ pub struct SimArgs {
     json: Option<PathBuf>,
 }
 
-const POLICIES: [&str; 6] = ["ours", "lru", "clock", "fifo", "s3fifo", "opt"];
+const POLICIES: [&str; 7] = ["ours", "run", "lru", "clock", "fifo", "s3fifo", "opt"];
 
 /// One policy on one trace in one memory.
 struct Row {
@@ -125,6 +127,7 @@ fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
     let counts = |name: &str| {
         let mut policy: Box<dyn Policy> = match name {
             "ours" => Box::new(Ours::new(ram, trace.pages, stage)),
+            "run" => Box::new(Run::new(ram, &trace.numbers)),
             "lru" => Box::new(Lru::new(ram, trace.pages)),
             "clock" => Box::new(Clock::new(ram, trace.pages)),
             "fifo" => Box::new(Fifo::new(ram, trace.pages)),

@@ -28,18 +28,20 @@ fn table(rows: &[Row]) {
                 row.counts.first
             );
             println!(
-                "  {:<8} {:>10} {:>8} {:>10} {:>10} {:>7} {:>7}",
-                "policy", "reads", "miss %", "minor", "writes", "x LRU", "x OPT"
+                "  {:<8} {:>10} {:>10} {:>8} {:>10} {:>10} {:>10} {:>7} {:>7}",
+                "policy", "reads", "pages in", "miss %", "minor", "out", "writes", "x LRU", "x OPT"
             );
             last = Some(head);
         }
         let c = &row.counts;
         println!(
-            "  {:<8} {:>10} {:>8.3} {:>10} {:>10} {:>7} {:>7}",
+            "  {:<8} {:>10} {:>10} {:>8.3} {:>10} {:>10} {:>10} {:>7} {:>7}",
             row.policy,
             c.reads,
+            c.reads + c.ahead,
             100.0 * c.miss_ratio(),
             c.minor,
+            c.out,
             c.writes,
             ratio(c.reads, row.lru),
             ratio(c.reads, row.opt)
@@ -58,7 +60,9 @@ fn json(rows: &[Row]) -> Object {
         out.put("accesses", row.counts.accesses);
         out.put("first_touches", row.counts.first);
         out.put("reads", row.counts.reads);
+        out.put("pages_in", row.counts.reads + row.counts.ahead);
         out.put("minor_faults", row.counts.minor);
+        out.put("pages_out", row.counts.out);
         out.put("writes", row.counts.writes);
         out.put("miss_ratio", row.counts.miss_ratio());
         out.put("lru_reads", row.lru);

@@ -4,17 +4,22 @@
 //! the text of valgrind's lackey, and the one that [`Trace::save`] writes:
 //!
 //! ```text
-//!   the bytes FPTRACE1, then for each access a number in 7-bit groups, lowest first (LEB128):
-//!   | difference to the page before, zigzag | write:1 |
+//!   the bytes FPTRACE2, then for each access a number in 7-bit groups, lowest first (LEB128):
+//!   | difference to the page before, zigzag | kind:2 |      kind: 0 read, 1 write, 2 free
 //! ```
+//! In older ones, FPTRACE1, the kind has one bit.
 
 use crate::failure::{Failure, Result, why};
-use farpage_swap::sim::Access;
-use std::collections::HashMap;
+use farpage::internals::run::pager::trace as recorded;
+use farpage::internals::run::pager::trace::{TraceKind, TraceRecord};
+use farpage_swap::sim::{Access, AccessKind};
+use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 
-const MAGIC: [u8; 8] = *b"FPTRACE1";
+const MAGIC: [u8; 8] = *b"FPTRACE2";
+const MAGIC_WITHOUT_FREE: [u8; 8] = *b"FPTRACE1";
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// An access to one of so many pages last seen is left out of lackey's: no memory that is worth simulating can tell.
 const RECENT: usize = 32;
@@ -26,14 +31,18 @@ pub struct Trace {
     pub name: String,
     pub accesses: Vec<Access>,
     pub pages: u32,
-    /// The number that each page had.
-    numbers: Vec<u64>,
+    /// The number that each page had: its address in pages, when it was first accessed. No two pages have the same one
+    /// at the same time: if it belongs to a page that was moved, it is another one.
+    pub numbers: Vec<u64>,
 }
 
 /// Collects accesses.
 #[derive(Default)]
 struct Builder {
-    ids: HashMap<u64, u32>,
+    /// The pages, by where they are now.
+    ids: BTreeMap<u64, u32>,
+    /// Numbers of pages that are elsewhere now.
+    of_moved: HashSet<u64>,
     numbers: Vec<u64>,
     accesses: Vec<Access>,
 }
@@ -43,13 +52,43 @@ impl Builder {
         let next = self.numbers.len() as u32;
         let page = *self.ids.entry(number).or_insert(next);
         if page == next {
+            let mut number = number;
+            while self.of_moved.contains(&number) {
+                number = number.wrapping_add(1 << 44);
+            }
             self.numbers.push(number);
         }
         if page >= Access::PAGES_MAX || self.accesses.len() >= u32::MAX as usize {
-            return Err(String::from("it has more than 2^31 pages or 2^32 accesses"));
+            return Err(String::from("it has more than 2^30 pages or 2^32 accesses"));
         }
         self.accesses.push(Access::new(page, write));
         Ok(())
+    }
+
+    /// The program needs these pages no longer. What comes to their place is a page of another name.
+    fn free(&mut self, pages: Range<u64>) {
+        for (_, page) in self.take(pages) {
+            self.of_moved.remove(&self.numbers[page as usize]);
+            self.accesses.push(Access::free(page));
+        }
+    }
+
+    /// What is at these pages now is elsewhere from now on.
+    fn relocate(&mut self, from: Range<u64>, to: u64) {
+        self.free(to..to.saturating_add(from.end - from.start));
+        for (number, page) in self.take(from.clone()) {
+            self.of_moved.insert(self.numbers[page as usize]);
+            self.ids.insert(number - from.start + to, page);
+        }
+    }
+
+    /// What is at these pages, which is nowhere now.
+    fn take(&mut self, pages: Range<u64>) -> Vec<(u64, u32)> {
+        let taken: Vec<(u64, u32)> = self.ids.range(pages).map(|(number, page)| (*number, *page)).collect();
+        for (number, _) in &taken {
+            self.ids.remove(number);
+        }
+        taken
     }
 }
 
@@ -99,13 +138,19 @@ fn parse(name: String, mut input: impl BufRead) -> std::result::Result<Trace, St
 fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Trace, String> {
     let mut built = Builder::default();
     let start = input.fill_buf().map_err(|e| why(&e))?;
-    let (compact, faults) =
-        (start.starts_with(&MAGIC), start.starts_with(&farpage::internals::run::pager::trace::MAGIC));
-    if compact || faults {
+    let kind_bits = if start.starts_with(&MAGIC) { Some(2) } else { None };
+    let kind_bits = if start.starts_with(&MAGIC_WITHOUT_FREE) { Some(1) } else { kind_bits };
+    if start.starts_with(b"FPFAULT1") {
+        return Err(String::from("it was recorded by an older farpage: record it anew"));
+    }
+    if kind_bits.is_some() || start.starts_with(&recorded::MAGIC) {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| why(&e))?;
         let body = &bytes[8..];
-        if compact { compact_form(body, &mut built)? } else { fault_form(body, &mut built)? }
+        match kind_bits {
+            Some(bits) => compact_form(body, bits, &mut built)?,
+            None => recorded_form(body, &mut built)?,
+        }
     } else {
         lackey_form(input, &mut built)?;
     }
@@ -116,20 +161,25 @@ fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Tra
     Ok(Trace { name, accesses: built.accesses, pages, numbers: built.numbers })
 }
 
-fn fault_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), String> {
-    let mut last = None;
-    for record in body.as_chunks::<8>().0 {
-        let record = u64::from_le_bytes(*record);
-        // Several threads may wait for one page.
-        if last != Some(record) {
-            built.add(record >> 1, record & 1 != 0)?;
+fn recorded_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), String> {
+    let (mut last, mut moved) = (None, None);
+    for bits in body.as_chunks::<8>().0 {
+        let record = TraceRecord::from_bits(u64::from_le_bytes(*bits)).ok_or("it is damaged")?;
+        let range = record.first..record.first + record.pages;
+        match record.kind {
+            // Several threads may wait for one page.
+            TraceKind::Read | TraceKind::Write if last == Some(record) => {}
+            TraceKind::Read | TraceKind::Write => built.add(record.first, record.kind == TraceKind::Write)?,
+            TraceKind::Free => built.free(range),
+            TraceKind::MoveFrom => moved = Some(range),
+            TraceKind::MoveTo => built.relocate(moved.take().ok_or("it is damaged")?, record.first),
         }
         last = Some(record);
     }
     Ok(())
 }
 
-fn compact_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), String> {
+fn compact_form(body: &[u8], kind_bits: u32, built: &mut Builder) -> std::result::Result<(), String> {
     let (mut number, mut value, mut shift) = (0u64, 0u128, 0);
     for byte in body {
         value |= u128::from(byte & 0x7f) << shift;
@@ -140,9 +190,14 @@ fn compact_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), Str
             }
             continue;
         }
-        let zigzag = (value >> 1) as u64;
+        let zigzag = (value >> kind_bits) as u64;
         number = number.wrapping_add(zigzag >> 1 ^ (zigzag & 1).wrapping_neg());
-        built.add(number, value & 1 != 0)?;
+        match value % (1 << kind_bits) {
+            0 => built.add(number, false)?,
+            1 => built.add(number, true)?,
+            2 => built.free(number..number.saturating_add(1)),
+            _ => return Err(String::from("it is damaged")),
+        }
         (value, shift) = (0, 0);
     }
     if shift == 0 { Ok(()) } else { Err(String::from("it ends in the middle of an access")) }
@@ -195,7 +250,12 @@ impl Trace {
             let difference = number.wrapping_sub(last).cast_signed();
             last = number;
             let zigzag = (difference << 1 ^ difference >> 63).cast_unsigned();
-            let mut value = u128::from(zigzag) << 1 | u128::from(access.is_write());
+            let kind = match access.kind() {
+                AccessKind::Read => 0,
+                AccessKind::Write => 1,
+                AccessKind::Free => 2,
+            };
+            let mut value = u128::from(zigzag) << 2 | kind;
             while value > 0x7f {
                 out.push(value as u8 & 0x7f | 0x80);
                 value >>= 7;
@@ -211,7 +271,7 @@ mod tests {
     use super::*;
 
     fn pages(trace: &Trace) -> Vec<(u64, bool)> {
-        trace.accesses.iter().map(|a| (trace.numbers[a.page() as usize], a.is_write())).collect()
+        trace.accesses.iter().map(|a| (trace.numbers[a.page() as usize], a.kind() == AccessKind::Write)).collect()
     }
 
     #[test]
@@ -226,9 +286,33 @@ mod tests {
         assert_eq!(pages(&parse("x".into(), &packed[..]).unwrap()), want);
         let small = zstd::stream::encode_all(&packed[..], 3).unwrap();
         assert_eq!(pages(&parse("x".into(), &small[..]).unwrap()), want);
-        let mut faults = farpage::internals::run::pager::trace::MAGIC.to_vec();
-        [14u64, 15, 15, u64::MAX].iter().for_each(|r| faults.extend(r.to_le_bytes()));
-        assert_eq!(pages(&parse("x".into(), &faults[..]).unwrap()), [(7, false), (7, true), (u64::MAX >> 1, true)]);
+    }
+
+    #[test]
+    fn what_was_freed_or_moved_is_another_page() {
+        let record = |kind, first, pages| TraceRecord { kind, first, pages }.to_bits().to_le_bytes();
+        let records = [
+            record(TraceKind::Read, 7, 1),
+            record(TraceKind::Write, 7, 1),
+            record(TraceKind::Write, 7, 1),
+            record(TraceKind::Write, 8, 1),
+            record(TraceKind::Free, 0, 8),
+            record(TraceKind::MoveFrom, 8, 4),
+            record(TraceKind::MoveTo, 100, 4),
+            record(TraceKind::Read, 7, 1),
+            record(TraceKind::Read, 8, 1),
+            record(TraceKind::Read, 100, 1),
+        ];
+        let trace = parse("x".into(), &[&recorded::MAGIC[..], &records.concat()].concat()[..]).unwrap();
+        let kinds: Vec<_> = trace.accesses.iter().map(|a| (a.page(), a.kind())).collect();
+        let [read, write] = [AccessKind::Read, AccessKind::Write];
+        assert_eq!(
+            kinds,
+            [(0, read), (0, write), (1, write), (0, AccessKind::Free), (2, read), (3, read), (1, read)],
+            "two threads may wait for one page; page 8 went to 100, and another came to its place"
+        );
+        assert_eq!(trace.numbers[..3], [7, 8, 7]);
+        assert!(trace.numbers[3] > 1 << 40, "the number of a page that is still there: {:?}", trace.numbers);
     }
 
     /// Any form; what is read is the same when it is packed and read again.
@@ -237,7 +321,7 @@ mod tests {
         bolero::check!().with_type().for_each(|(form, bytes): &(u8, Vec<u8>)| {
             let head: &[u8] = match form % 4 {
                 0 => &MAGIC,
-                1 => &farpage::internals::run::pager::trace::MAGIC,
+                1 => &recorded::MAGIC,
                 2 => &ZSTD,
                 _ => b" L ",
             };
@@ -252,6 +336,7 @@ mod tests {
     fn what_is_not_a_trace_is_refused() {
         assert!(parse("x".into(), &b""[..]).unwrap_err().contains("no access"));
         assert!(parse("x".into(), &b"hello\n".repeat(2000)[..]).unwrap_err().contains("neither"));
+        assert!(parse("x".into(), &b"FPFAULT1"[..]).unwrap_err().contains("older"));
         assert!(parse("x".into(), &b"FPTRACE1\x80"[..]).unwrap_err().contains("middle"));
         assert!(parse("x".into(), &[&b"FPTRACE1"[..], &[0xff; 20]].concat()[..]).unwrap_err().contains("damaged"));
     }

@@ -1,75 +1,92 @@
 //! Policies of the literature. All but [`Fifo`] see every access (or an accessed bit), which user space does not.
 
-use super::{Met, Nodes, Policy};
+use super::{Met, Moved, Nodes, Policy};
 use crate::lru::List;
 use std::collections::VecDeque;
 
 /// First in, first out.
 #[derive(Debug)]
 pub struct Fifo {
-    size: usize,
+    size: u32,
     inside: Vec<bool>,
-    queue: VecDeque<u32>,
+    links: Nodes,
+    order: List,
 }
 
 impl Fifo {
     /// A memory of `size` pages, for pages below `pages`.
     pub fn new(size: u32, pages: u32) -> Fifo {
-        Fifo { size: size as usize, inside: vec![false; pages as usize], queue: VecDeque::new() }
+        let n = pages as usize;
+        Fifo { size, inside: vec![false; n], links: Nodes::new(n), order: List::new() }
     }
 }
 
 impl Policy for Fifo {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         if std::mem::replace(&mut self.inside[page as usize], true) {
             return Met::Hit;
         }
-        if self.queue.len() >= self.size
-            && let Some(old) = self.queue.pop_front()
+        if self.order.len() >= self.size
+            && let Some(old) = self.order.pop_back(&self.links)
         {
             self.inside[old as usize] = false;
-            out.push(old);
+            moved.out.push(old);
         }
-        self.queue.push_back(page);
+        self.order.push_front(&self.links, page);
         Met::Miss
+    }
+
+    fn free(&mut self, page: u32) {
+        if std::mem::take(&mut self.inside[page as usize]) {
+            self.order.remove(&self.links, page);
+        }
     }
 }
 
 /// Second chance: in order of arrival, but a page that was accessed goes round once more.
 #[derive(Debug)]
 pub struct Clock {
-    size: usize,
+    size: u32,
     inside: Vec<bool>,
     accessed: Vec<bool>,
-    queue: VecDeque<u32>,
+    links: Nodes,
+    order: List,
 }
 
 impl Clock {
     /// A memory of `size` pages, for pages below `pages`.
     pub fn new(size: u32, pages: u32) -> Clock {
-        let flags = vec![false; pages as usize];
-        Clock { size: size as usize, inside: flags.clone(), accessed: flags, queue: VecDeque::new() }
+        let n = pages as usize;
+        let flags = vec![false; n];
+        Clock { size, inside: flags.clone(), accessed: flags, links: Nodes::new(n), order: List::new() }
     }
 }
 
 impl Policy for Clock {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         if std::mem::replace(&mut self.inside[page as usize], true) {
             self.accessed[page as usize] = true;
             return Met::Hit;
         }
-        while self.queue.len() >= self.size
-            && let Some(old) = self.queue.pop_front()
+        while self.order.len() >= self.size
+            && let Some(old) = self.order.pop_back(&self.links)
         {
             if std::mem::take(&mut self.accessed[old as usize]) {
-                self.queue.push_back(old);
+                self.order.push_front(&self.links, old);
             } else {
                 self.inside[old as usize] = false;
-                out.push(old);
+                moved.out.push(old);
             }
         }
-        self.queue.push_back(page);
+        self.order.push_front(&self.links, page);
         Met::Miss
+    }
+
+    fn free(&mut self, page: u32) {
+        self.accessed[page as usize] = false;
+        if std::mem::take(&mut self.inside[page as usize]) {
+            self.order.remove(&self.links, page);
+        }
     }
 }
 
@@ -91,7 +108,7 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         if std::mem::replace(&mut self.inside[page as usize], true) {
             self.order.move_to_front(&self.links, page);
             return Met::Hit;
@@ -100,10 +117,16 @@ impl Policy for Lru {
             && let Some(old) = self.order.pop_back(&self.links)
         {
             self.inside[old as usize] = false;
-            out.push(old);
+            moved.out.push(old);
         }
         self.order.push_front(&self.links, page);
         Met::Miss
+    }
+
+    fn free(&mut self, page: u32) {
+        if std::mem::take(&mut self.inside[page as usize]) {
+            self.order.remove(&self.links, page);
+        }
     }
 }
 
@@ -112,16 +135,25 @@ impl Policy for Lru {
 /// count its accesses, and each round costs one.
 #[derive(Debug)]
 pub struct S3Fifo {
-    small_size: usize,
-    size: usize,
-    small: VecDeque<u32>,
-    main: VecDeque<u32>,
+    small_size: u32,
+    size: u32,
+    links: Nodes,
+    small: List,
+    main: List,
     /// Pages with the turn in which they became ghosts; a page that has become one again is here twice.
     ghosts: VecDeque<(u32, u32)>,
     ghost_since: Vec<u32>,
     turn: u32,
-    inside: Vec<bool>,
+    at: Vec<Place>,
     count: Vec<u8>,
+}
+
+/// Where a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Out,
+    Small,
+    Main,
 }
 
 impl S3Fifo {
@@ -131,46 +163,56 @@ impl S3Fifo {
     pub fn new(size: u32, pages: u32) -> S3Fifo {
         let n = pages as usize;
         S3Fifo {
-            small_size: (size as usize / 10).max(1),
-            size: size as usize,
-            small: VecDeque::new(),
-            main: VecDeque::new(),
+            small_size: (size / 10).max(1),
+            size,
+            links: Nodes::new(n),
+            small: List::new(),
+            main: List::new(),
             ghosts: VecDeque::new(),
             ghost_since: vec![0; n],
             turn: 0,
-            inside: vec![false; n],
+            at: vec![Place::Out; n],
             count: vec![0; n],
         }
     }
 
-    fn evict(&mut self, out: &mut Vec<u32>) {
+    fn enter(&mut self, page: u32, place: Place) {
+        self.at[page as usize] = place;
+        let list = if place == Place::Main { &mut self.main } else { &mut self.small };
+        list.push_front(&self.links, page);
+    }
+
+    fn leaves(&mut self, page: u32, moved: &mut Moved) {
+        self.at[page as usize] = Place::Out;
+        moved.out.push(page);
+    }
+
+    fn evict(&mut self, moved: &mut Moved) {
         while self.small.len() + self.main.len() >= self.size {
             if (self.small.len() >= self.small_size || self.main.is_empty())
-                && let Some(old) = self.small.pop_front()
+                && let Some(old) = self.small.pop_back(&self.links)
             {
                 if self.count[old as usize] > 1 {
                     self.count[old as usize] = 0;
-                    self.main.push_back(old);
-                } else {
-                    self.inside[old as usize] = false;
-                    self.turn += 1;
-                    self.ghost_since[old as usize] = self.turn;
-                    self.ghosts.push_back((old, self.turn));
-                    if self.ghosts.len() > self.size - self.small_size
-                        && let Some((gone, since)) = self.ghosts.pop_front()
-                        && self.ghost_since[gone as usize] == since
-                    {
-                        self.ghost_since[gone as usize] = 0;
-                    }
-                    out.push(old);
+                    self.enter(old, Place::Main);
+                    continue;
                 }
-            } else if let Some(old) = self.main.pop_front() {
+                self.leaves(old, moved);
+                self.turn += 1;
+                self.ghost_since[old as usize] = self.turn;
+                self.ghosts.push_back((old, self.turn));
+                if self.ghosts.len() > (self.size - self.small_size) as usize
+                    && let Some((gone, since)) = self.ghosts.pop_front()
+                    && self.ghost_since[gone as usize] == since
+                {
+                    self.ghost_since[gone as usize] = 0;
+                }
+            } else if let Some(old) = self.main.pop_back(&self.links) {
                 if self.count[old as usize] > 0 {
                     self.count[old as usize] -= 1;
-                    self.main.push_back(old);
+                    self.enter(old, Place::Main);
                 } else {
-                    self.inside[old as usize] = false;
-                    out.push(old);
+                    self.leaves(old, moved);
                 }
             }
         }
@@ -178,22 +220,27 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         let at = page as usize;
-        if self.inside[at] {
+        if self.at[at] != Place::Out {
             self.count[at] = (self.count[at] + 1).min(Self::COUNT_MAX);
             return Met::Hit;
         }
         let ghost = self.ghost_since[at] != 0;
-        self.evict(out);
-        self.inside[at] = true;
+        self.evict(moved);
         self.count[at] = 0;
         self.ghost_since[at] = 0;
-        if ghost {
-            self.main.push_back(page)
-        } else {
-            self.small.push_back(page)
-        }
+        self.enter(page, if ghost { Place::Main } else { Place::Small });
         Met::Miss
+    }
+
+    fn free(&mut self, page: u32) {
+        let at = page as usize;
+        match std::mem::replace(&mut self.at[at], Place::Out) {
+            Place::Out => {}
+            Place::Small => self.small.remove(&self.links, page),
+            Place::Main => self.main.remove(&self.links, page),
+        }
+        self.ghost_since[at] = 0;
     }
 }

@@ -1,6 +1,6 @@
 //! Belady's OPT: the page whose next access is farthest away goes. Knows the future, so it is a bound, not a policy.
 
-use super::{Access, Met, Policy};
+use super::{Access, AccessKind, Met, Moved, Policy};
 use std::collections::BinaryHeap;
 
 const NEVER: u32 = u32::MAX;
@@ -25,7 +25,8 @@ impl Opt {
         let mut last = vec![NEVER; pages as usize];
         let mut next = vec![NEVER; trace.len()];
         for (at, access) in trace.iter().enumerate().rev() {
-            next[at] = std::mem::replace(&mut last[access.page() as usize], at as u32);
+            let due = if access.kind() == AccessKind::Free { NEVER } else { at as u32 };
+            next[at] = std::mem::replace(&mut last[access.page() as usize], due);
         }
         let due = vec![None; pages as usize];
         Opt { size: size as usize, next, now: 0, due, inside: 0, heap: BinaryHeap::new() }
@@ -33,7 +34,7 @@ impl Opt {
 }
 
 impl Policy for Opt {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         let next = self.next.get(self.now).copied().unwrap_or(NEVER);
         self.now += 1;
         let met = if self.due[page as usize].is_some() { Met::Hit } else { Met::Miss };
@@ -44,7 +45,7 @@ impl Policy for Opt {
                 if self.due[old as usize] == Some(due) {
                     self.due[old as usize] = None;
                     self.inside -= 1;
-                    out.push(old);
+                    moved.out.push(old);
                 }
             }
             self.inside += 1;
@@ -52,5 +53,9 @@ impl Policy for Opt {
         self.due[page as usize] = Some(next);
         self.heap.push((next, page));
         met
+    }
+    fn free(&mut self, page: u32) {
+        self.now += 1;
+        self.inside -= usize::from(self.due[page as usize].take().is_some());
     }
 }

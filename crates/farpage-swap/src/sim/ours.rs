@@ -1,6 +1,6 @@
 //! The engine's policy in a memory of its own: what the pager and the writer do with [`WorkingSet`], without the I/O.
 
-use super::{Met, Nodes, Policy};
+use super::{Met, Moved, Nodes, Policy};
 use crate::lru::Links;
 use crate::workingset::{Pages, Rank, Shadow, WorkingSet};
 use std::cell::Cell;
@@ -14,8 +14,9 @@ pub enum CachedLen {
     Fixed(u32),
 }
 
+/// Where a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+pub(super) enum At {
     New,
     Mapped(Rank),
     Cached(Rank),
@@ -24,9 +25,36 @@ enum At {
 
 /// Links and states of the pages.
 #[derive(Debug)]
-struct Table {
+pub(super) struct Table {
     links: Nodes,
     at: Vec<Cell<At>>,
+}
+
+impl Table {
+    /// Of pages below `pages`, none of them in memory.
+    pub(super) fn new(pages: u32) -> Table {
+        let pages = pages as usize;
+        Table { links: Nodes::new(pages), at: vec![Cell::new(At::New); pages] }
+    }
+
+    /// Where the page is.
+    pub(super) fn at(&self, page: u32) -> At {
+        self.at[page as usize].get()
+    }
+
+    /// It is elsewhere now.
+    pub(super) fn set(&self, page: u32, at: At) {
+        self.at[page as usize].set(at);
+    }
+
+    /// The program needs the page no longer.
+    pub(super) fn free(&self, set: &mut WorkingSet, page: u32) {
+        match self.at[page as usize].replace(At::New) {
+            At::Mapped(rank) => set.unmap(self, page, rank),
+            At::Cached(rank) => set.uncache(self, page, rank),
+            At::New | At::Out(_) => {}
+        }
+    }
 }
 
 impl Links for Table {
@@ -68,9 +96,7 @@ pub struct Ours {
 impl Ours {
     /// A memory of `size` pages, for pages below `pages`.
     pub fn new(size: u32, pages: u32, cached_len: CachedLen) -> Ours {
-        let pages = pages as usize;
-        let table = Table { links: Nodes::new(pages), at: vec![Cell::new(At::New); pages] };
-        Ours { set: WorkingSet::new(), table, size, cached_len }
+        Ours { set: WorkingSet::new(), table: Table::new(pages), size, cached_len }
     }
 
     /// The lists.
@@ -87,10 +113,10 @@ impl Ours {
 
     /// Throws out what is too much, the way the engine does under pressure: the cached lists are filled up, then its
     /// oldest goes.
-    fn make_room(&mut self, out: &mut Vec<u32>) {
+    fn make_room(&mut self, moved: &mut Moved) {
         while self.set.mapped() + self.set.cached() > self.size {
             let target = self.target();
-            while self.set.cached() < target {
+            while self.set.cached() < target || self.set.is_behind() {
                 let mut oldest = [0];
                 if self.set.oldest(&self.table, target, &mut oldest) == 0 {
                     break;
@@ -102,13 +128,13 @@ impl Ours {
             }
             let Some((page, shadow)) = self.set.evict_one(&self.table) else { break };
             self.table.at[page as usize].set(At::Out(shadow));
-            out.push(page);
+            moved.out.push(page);
         }
     }
 }
 
 impl Policy for Ours {
-    fn access(&mut self, page: u32, out: &mut Vec<u32>) -> Met {
+    fn access(&mut self, page: u32, moved: &mut Moved) -> Met {
         let at = &self.table.at[page as usize];
         let (met, rank) = match at.get() {
             At::Mapped(_) => return Met::Hit,
@@ -126,7 +152,11 @@ impl Policy for Ours {
         };
         at.set(At::Mapped(rank));
         self.set.map(&self.table, page, rank);
-        self.make_room(out);
+        self.make_room(moved);
         met
+    }
+
+    fn free(&mut self, page: u32) {
+        self.table.free(&mut self.set, page);
     }
 }

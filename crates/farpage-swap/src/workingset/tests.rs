@@ -1,7 +1,7 @@
 //! The policy in memories of fixed size, by counts; and refault distances.
 
 use super::*;
-use crate::sim::{Access, CachedLen, Counts, Lru, Nodes, Opt, Ours, Policy, Random, Synthetic, replay};
+use crate::sim::{Access, CachedLen, Counts, Lru, Met, Moved, Nodes, Opt, Ours, Policy, Random, Synthetic, replay};
 use proptest::prelude::*;
 
 const PAGES: u32 = 4096;
@@ -22,15 +22,15 @@ fn synthetic(kind: Synthetic) -> Vec<Access> {
 fn a_pass_over_four_times_the_memory_leaves_the_hot_set_alone() {
     let (size, hot) = (2048, 1024);
     let mut memory = Ours::new(size, hot + 8 * size, CachedLen::Adaptive);
-    let (mut random, mut out, mut misses) = (Random(1), Vec::new(), 0);
+    let (mut random, mut out, mut misses) = (Random(1), Moved::default(), 0);
     let mut touch = |memory: &mut Ours, n: u32| {
-        (0..n).for_each(|_| misses += u64::from(memory.access(random.below(hot), &mut out) == crate::sim::Met::Miss));
+        (0..n).for_each(|_| misses += u64::from(memory.access(random.below(hot), &mut out) == Met::Miss));
         std::mem::take(&mut misses)
     };
     touch(&mut memory, 20_000);
     let mut lost = 0;
     for page in hot..hot + 8 * size {
-        memory.access(page, &mut Vec::new());
+        memory.access(page, &mut Moved::default());
         let missed = touch(&mut memory, 4);
         // The first half of the pass is for the policy to learn.
         lost += if page < hot + 4 * size { 0 } else { missed };
@@ -54,13 +54,13 @@ fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
 fn a_loop_that_is_over_makes_room() {
     let (size, looped, hot) = (2048, 2600, 1500);
     let mut memory = Ours::new(size, looped + hot, CachedLen::Adaptive);
-    let (mut random, mut out) = (Random(3), Vec::new());
+    let (mut random, mut out) = (Random(3), Moved::default());
     for i in 0..20 * looped {
         memory.access(i % looped, &mut out);
     }
     assert!(memory.set().ages().settled);
     let mut missed = |n: u32| {
-        let miss = |memory: &mut Ours, page| memory.access(page, &mut Vec::new()) == crate::sim::Met::Miss;
+        let miss = |memory: &mut Ours, page| memory.access(page, &mut Moved::default()) == Met::Miss;
         (0..n).filter(|_| miss(&mut memory, looped + random.below(hot))).count()
     };
     missed(6 * hot);
@@ -106,7 +106,7 @@ fn skewed_and_shifting_access_is_about_as_good_as_least_recently_used_or_better(
 fn a_new_hot_set_replaces_the_old_one() {
     let (mut memory, mut random) = (Ours::new(2048, 8192, CachedLen::Adaptive), Random(3));
     let mut phase = |from: u32| {
-        let touch = |_| u64::from(memory.access(from + random.below(1500), &mut Vec::new()) == crate::sim::Met::Miss);
+        let touch = |_| u64::from(memory.access(from + random.below(1500), &mut Moved::default()) == Met::Miss);
         (0..60_000).map(touch).sum::<u64>()
     };
     phase(0);

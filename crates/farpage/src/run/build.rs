@@ -79,6 +79,9 @@ impl Engine {
         let mut budget = Budget::new(claimed.unwrap_or(conf.ram.div_ceil(PAGE_SIZE as u64)));
         budget.hold(&controls);
         let mut lru = Lru::new((conf.ram / PAGE_SIZE as u64) as usize);
+        if conf.trace.is_some() {
+            lru.keep_in_turn();
+        }
         if let Some(parts) = controls.pinned(Controller::Stage) {
             lru.hold_stage(parts as u32);
         }

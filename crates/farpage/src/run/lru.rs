@@ -25,6 +25,8 @@ pub struct Lru {
     /// knows yet whether they are cold.
     ahead: List,
     ahead_max: u32,
+    /// The pager could not take out what is next.
+    is_stuck: bool,
     /// Of pages that came back from a device.
     pub distances: Distances,
 }
@@ -62,7 +64,7 @@ impl Lru {
     pub const fn new(pages: usize) -> Lru {
         let part = pages / AHEAD_PART;
         let ahead_max = if part > AHEAD_MIN as usize { part as u32 } else { AHEAD_MIN };
-        Lru { set: WorkingSet::new(), ahead: List::new(), ahead_max, distances: Distances::new(pages) }
+        Lru { set: WorkingSet::new(), ahead: List::new(), ahead_max, is_stuck: false, distances: Distances::new(pages) }
     }
 
     /// The budget has so many pages now.
@@ -96,9 +98,24 @@ impl Lru {
         self.set.hold_stage(parts);
     }
 
+    /// From now on all pages leave in turn: for a record of what the program touches.
+    pub fn keep_in_turn(&mut self) {
+        self.set.keep_in_turn();
+    }
+
     /// How many pages are best in the swap cache under pressure: the stage's length in pages, at most `most`.
     pub fn cached_target(&self, most: usize) -> usize {
         self.set.cached_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
+    }
+
+    /// Pages on probation are to leave, and none of them is in the swap cache: those of main would go in their place.
+    pub fn is_behind(&self) -> bool {
+        self.set.is_behind()
+    }
+
+    /// The pager has tried to take out what is next; whether it could. As long as it cannot, others go in its place.
+    pub fn tried(&mut self, could: bool) {
+        self.is_stuck = !could;
     }
 
     /// A page came into the program that was on no list: its word becomes `Mapped`.
@@ -191,6 +208,7 @@ impl Lru {
         let rank = table.rank(node.0);
         let won = !table.is_ahead(node) && self.set.claim(table, node.0, from, to);
         if won {
+            self.set.note_kept(rank);
             self.map(table, node, to, rank);
         }
         won
@@ -202,10 +220,11 @@ impl Lru {
     }
 
     /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words
-    /// become `Writeback`. Of those read ahead only what is too much.
+    /// become `Writeback`. Of those read ahead only what is too much. None where probation is behind: it would be a
+    /// page of main in place of one that the pager has yet to take out, and can.
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
-        while taken < out.len() {
+        while taken < out.len() && (self.is_stuck || !self.set.is_behind()) {
             let writeback = |n, shadow| match table.state(Node(n)) {
                 State::Cached(f) => {
                     table.set_shadow(Node(n), shadow);
@@ -288,5 +307,24 @@ mod tests {
         lru.cache(&t, node(501), cached(501));
         assert_eq!(lru.take_for_writing(&t, &mut out[..2]), 2);
         assert_eq!(out[..2].iter().map(|(_, f)| f.number()).collect::<Vec<_>>(), [272, 501]);
+    }
+    /// Main does not go in place of what the pager has yet to take out, unless that cannot be taken out.
+    #[test]
+    fn main_stays_while_probation_is_behind() {
+        let t = table();
+        let (mut lru, first) = (Lru::new(6400), t.node_or_create(Vpn::new(0)).unwrap());
+        let node = |i: u32| Node(first.0 + i);
+        let mut out = [(Node(0), FrameNo::default()); 8];
+        (0..300).for_each(|i| lru.map(&t, node(i), State::Mapped(None), Rank::NEW));
+        lru.map(&t, node(300), State::Mapped(None), Rank::HOT);
+        lru.cache(&t, node(300), cached(300));
+        assert!(lru.is_behind());
+        assert_eq!(lru.take_for_writing(&t, &mut out), 0);
+        lru.tried(false);
+        assert_eq!((lru.take_for_writing(&t, &mut out), out[0].0), (1, node(300)));
+        lru.tried(true);
+        lru.cache(&t, node(0), cached(0));
+        assert!(!lru.is_behind());
+        assert_eq!((lru.take_for_writing(&t, &mut out), out[0].0), (1, node(0)));
     }
 }

@@ -249,11 +249,17 @@ impl Engine {
         self.budget.watermarks().at(room, self.frames.worthless_count() + room.max(0) as usize)
     }
 
+    /// A record is made of what the program touches ([`crate::run::pager::trace`]).
+    pub fn records(&self) -> bool {
+        self.conf.trace.is_some()
+    }
+
     /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
     /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the
     /// pager and back, which is most of what a load from the pool costs.
     pub fn cached_target(&self) -> usize {
-        let most = (self.frames.len() / 8 * 5).min(self.budget.movable() as usize / 16);
+        let most = self.frames.len() / 8 * 5;
+        let most = if self.records() { most } else { most.min(self.budget.movable() as usize / 16) };
         lock(&self.lru).cached_target(most).clamp(128.min(most), most)
     }
 

@@ -56,7 +56,7 @@ impl Engine {
 
 /// Frames are needed that writing frees.
 pub(crate) fn wanted(e: &Engine) -> bool {
-    e.budget.pressure() && e.level().missing() > 0
+    (e.budget.pressure() || e.records()) && e.level().missing() > 0
 }
 
 /// Pages of a batch for a file when so many frames are missing: a batch costs one wait, so it grows with what is
@@ -96,9 +96,6 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     while freed < want && n < queue && !refused {
         let room = (want - freed).min(queue - n).min(TAKE);
         let got = lock(&e.lru).take_for_writing(&e.table, &mut taken[..room]);
-        if got == 0 {
-            break;
-        }
         for &(node, frame) in &taken[..got] {
             if refused {
                 put_back(e, node, frame);
@@ -119,6 +116,9 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
                 }
             }
             freed += 1;
+        }
+        if got < room {
+            break; // the next ones have yet to be taken out
         }
     }
     let stored = store_queued(e, &waiting[..n]);

@@ -118,7 +118,11 @@ impl Pager {
         let e = self.e;
         let tight = e.budget.pressure();
         let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
-        let most = if tight { ZERO_MAX_TIGHT } else { ZERO_MAX };
+        let most = match tight {
+            _ if self.trace.is_some() => 1,
+            true => ZERO_MAX_TIGHT,
+            false => ZERO_MAX,
+        };
         let window = self.zero_streams.on_fault(vpn.number(), most, |v| !is_none(Vpn::new(v)));
         self.zero_window = window.pages;
         let (first, last) = bounds(&window);

@@ -28,6 +28,10 @@ const SLOTS_A_TURN: usize = 256;
 /// Once nothing but pages that others have, too, could be taken out, such pages are, for so long.
 const UNSHARES_FOR: Duration = Duration::from_millis(250);
 
+/// While a record is made of what the program touches, such a part of the budget is mapped at most: what is mapped is
+/// not seen.
+const RECORDED_PART: i64 = 8;
+
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would
 /// take them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
 const RESIDENT_MIN: usize = 64;
@@ -45,6 +49,11 @@ impl Pager {
     /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
     pub(crate) fn balance(&mut self) -> bool {
         let e = self.e;
+        if e.records() && lock(&e.lru).active_len() > (e.budget.movable() / RECORDED_PART) as usize {
+            let moved = self.shrink(EVICT_BATCH) > 0;
+            e.wake_writer();
+            return moved;
+        }
         if !e.budget.pressure() || e.asks_for_more() && !e.budget.pressure() {
             return false;
         }
@@ -54,7 +63,10 @@ impl Pager {
         if e.slots_wanted.load(Relaxed) {
             self.reclaim_slots();
         }
-        let cached = lock(&e.lru).cached_len();
+        let (cached, behind) = {
+            let lru = lock(&e.lru);
+            (lru.cached_len(), lru.is_behind())
+        };
         if cached > 0 && e.level().is_short() {
             e.wake_writer();
         }
@@ -63,7 +75,7 @@ impl Pager {
         // others.
         let placed = self.filled - self.filled_before;
         let due = !self.affinity.is_colocated() || placed >= EVICT_BATCH as u64 / 2 || cached < EVICT_BATCH / 4;
-        if !due || cached >= e.cached_target() {
+        if !behind && (!due || cached >= e.cached_target()) {
             return made_room;
         }
         self.filled_before = self.filled;
@@ -114,7 +126,10 @@ impl Pager {
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
             self.adopt_news();
             while lock(&e.lru).active_len() < EVICT_BATCH && self.scan_step() {}
-            let few = lock(&e.lru).cached_len() < 16;
+            let few = {
+                let lru = lock(&e.lru);
+                lru.cached_len() < 16 || lru.is_behind()
+            };
             if few && vain.is_some() {
                 self.shrink(EVICT_BATCH);
             } else if few {
@@ -262,7 +277,10 @@ impl Pager {
             }
         };
         // Held mutexes stay in, however long ago they were taken.
-        let Some(robust) = (if n > 0 { self.robust_pages() } else { None }) else { return 0 };
+        let Some(robust) = (if n > 0 { self.robust_pages() } else { None }) else {
+            lock(&e.lru).tried(false);
+            return 0;
+        };
         let stays = |pager: &Pager, vpn| pager.is_pinned(vpn) || robust.binary_search(&vpn).is_ok();
         let nodes = in_runs(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
@@ -294,6 +312,7 @@ impl Pager {
                 None => break,
             }
         }
+        lock(&e.lru).tried(moved > 0);
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         if moved > 0 {
             e.stat.events.note(EventKind::Evict, 0, moved);

@@ -1,12 +1,19 @@
-//! Records which pages the program faults on: `farpage run --trace FILE`, for `farpage sim`.
+//! Records which pages the program touches: `farpage run --trace FILE`, for `farpage sim`.
 //!
-//! Belongs to the pager, which notes each fault that it served; nothing else uses it. A record is 8 bytes, 64 of them
-//! are one write, and the pager writes the rest when it has nothing to do, so at most the last 63 faults of a program
-//! are lost. A file that cannot be written ends the recording, with a message, not the program.
+//! What a fault does not show is not in the record. So while one is made, each page comes in by a fault of its own,
+//! only an eighth of the budget is mapped, and all pages leave in turn, also hot ones: no page is mapped for longer
+//! than it takes that many others to go by. What a memory that is larger by far would have had to read can be told from
+//! it (as after J. E. Smith's deletion of stack hits, 1977: what a memory of recency has hits on, a larger one has,
+//! too).
+//!
+//! Belongs to the pager, which notes each fault that it served, and each change of mappings that it applies; nothing
+//! else uses it. A record is 8 bytes, 64 of them are one write, and the pager writes the rest when it has nothing to
+//! do, so at most the last 63 of a program are lost. A file that cannot be written ends the recording, with a message,
+//! not the program.
 //!
 //! ```text
-//!   header: the bytes FPFAULT1, then for each fault, little-endian:
-//!   | page number:63 | write:1 |
+//!   header: the bytes FPFAULT2, then for each event, little-endian:
+//!   | first page:40 | pages - 1:20 | kind:4 |      kind: TraceKind
 //! ```
 
 use crate::mem::units::Vpn;
@@ -17,9 +24,59 @@ use rustix::fs::{Mode, OFlags, open};
 use std::path::{Path, PathBuf};
 
 /// First bytes of a recorded file.
-pub const MAGIC: [u8; 8] = *b"FPFAULT1";
+pub const MAGIC: [u8; 8] = *b"FPFAULT2";
 
 const RECORDS: usize = 64;
+/// A longer range is several records.
+const PAGES_MAX: u64 = 1 << 20;
+const KIND_BITS: u32 = 4;
+
+/// What happened to pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceKind {
+    /// A read found the page absent.
+    Read,
+    /// A write did.
+    Write,
+    /// They were unmapped or discarded.
+    Free,
+    /// They were moved by `mremap`. The next record, [`TraceKind::MoveTo`], says where to.
+    MoveFrom,
+    /// See there: as many pages.
+    MoveTo,
+}
+
+/// One record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceRecord {
+    /// What happened.
+    pub kind: TraceKind,
+    /// The first page's number: its address in pages.
+    pub first: u64,
+    /// How many pages; 1 for faults.
+    pub pages: u64,
+}
+
+impl TraceRecord {
+    /// As in the file.
+    pub fn to_bits(self) -> u64 {
+        (self.first * PAGES_MAX + (self.pages - 1)) << KIND_BITS | self.kind as u64
+    }
+
+    /// From the file; `None`: of a kind that is not known.
+    pub fn from_bits(bits: u64) -> Option<TraceRecord> {
+        let kind = match bits % (1 << KIND_BITS) {
+            0 => TraceKind::Read,
+            1 => TraceKind::Write,
+            2 => TraceKind::Free,
+            3 => TraceKind::MoveFrom,
+            4 => TraceKind::MoveTo,
+            _ => return None,
+        };
+        let range = bits >> KIND_BITS;
+        Some(TraceRecord { kind, first: range / PAGES_MAX, pages: range % PAGES_MAX + 1 })
+    }
+}
 
 /// A file being recorded.
 #[derive(Debug)]
@@ -47,9 +104,24 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// A fault on page `vpn` was served.
+    /// A fault on page `vpn` was served, by this page alone.
     pub fn note(&mut self, vpn: Vpn, write: bool) {
-        self.put((vpn.number() << 1 | u64::from(write)).to_le_bytes());
+        let kind = if write { TraceKind::Write } else { TraceKind::Read };
+        self.put_record(TraceRecord { kind, first: vpn.number(), pages: 1 });
+    }
+
+    /// Pages from `first` up to `end` were freed or moved.
+    pub fn note_range(&mut self, kind: TraceKind, first: Vpn, end: Vpn) {
+        let (mut first, end) = (first.number(), end.number());
+        while first < end {
+            let pages = (end - first).min(PAGES_MAX);
+            self.put_record(TraceRecord { kind, first, pages });
+            first += pages;
+        }
+    }
+
+    fn put_record(&mut self, record: TraceRecord) {
+        self.put(record.to_bits().to_le_bytes());
     }
 
     fn put(&mut self, record: [u8; 8]) {
@@ -78,6 +150,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
+    use super::TraceKind::{Free, Read, Write};
     use super::*;
 
     #[test]
@@ -86,13 +159,18 @@ mod tests {
         let path = dir.path().join("faults");
         let mut recorder = Recorder::create(&path).unwrap();
         (0..150).for_each(|i| recorder.note(Vpn::new(i * 3), i % 2 == 1));
+        recorder.note_range(Free, Vpn::new(0x7f_ffff_f000), Vpn::new(0x7f_ffff_f000 + PAGES_MAX + 5));
         recorder.flush();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
         let (magic, records) = bytes.split_at(8);
         assert_eq!(magic, MAGIC);
-        let records: Vec<u64> = records.chunks(8).map(|r| u64::from_le_bytes(r.try_into().unwrap())).collect();
-        assert_eq!(records, (0..150).map(|i| i * 6 + i % 2).collect::<Vec<_>>());
+        let record = |bytes: &[u8]| TraceRecord::from_bits(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap();
+        let records: Vec<TraceRecord> = records.chunks(8).map(record).collect();
+        let fault = |i: u64| TraceRecord { kind: if i % 2 == 1 { Write } else { Read }, first: i * 3, pages: 1 };
+        let freed = [(0x7f_ffff_f000, PAGES_MAX), (0x7f_ffff_f000 + PAGES_MAX, 5)];
+        let freed = freed.map(|(first, pages)| TraceRecord { kind: Free, first, pages });
+        assert_eq!(records, (0..150).map(fault).chain(freed).collect::<Vec<_>>());
         // A second process does not write over it.
         Recorder::create(&path).unwrap().flush();
         assert_eq!((std::fs::read(&path).unwrap(), std::fs::read_dir(dir.path()).unwrap().count()), (bytes, 2));

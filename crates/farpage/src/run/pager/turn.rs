@@ -8,6 +8,7 @@ use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::budget::turns::LATE;
 use crate::run::pager::state::{Fault, Outcome, Pager};
+use crate::run::pager::trace::TraceKind;
 use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::run::store;
@@ -232,6 +233,13 @@ impl Pager {
         self.e.stat.events.note(kind, Vpn::of(start).number(), (end - start) / PAGE_SIZE);
     }
 
+    /// For the record of what the program touches: to addresses from `start` to `end`.
+    fn trace_change(&mut self, kind: TraceKind, start: usize, end: usize) {
+        if let Some(trace) = &mut self.trace {
+            trace.note_range(kind, Vpn::of(start), Vpn::of(end));
+        }
+    }
+
     /// Applies a change of mappings.
     pub(crate) fn apply(&mut self, m: Message) {
         match m {
@@ -239,12 +247,14 @@ impl Pager {
             Message::Remove { start, end } => {
                 Stat::add(&self.e.stat.event_remove, 1);
                 self.note(EventKind::Discard, start, end);
+                self.trace_change(TraceKind::Free, start, end);
                 self.forget(start, end, false);
                 self.cut_scans(Vpn::of(start), Vpn::of(end));
             }
             Message::Unmap { start, end } => {
                 Stat::add(&self.e.stat.event_unmap, 1);
                 self.note(EventKind::Unmap, start, end);
+                self.trace_change(TraceKind::Free, start, end);
                 self.forget(start, end, true);
                 // What is mapped there from now on is not registered, and must not be taken for what was.
                 self.cut_scans(Vpn::of(start), Vpn::of(end));
@@ -254,6 +264,9 @@ impl Pager {
             Message::Remap { from, to, len } => {
                 Stat::add(&self.e.stat.event_remap, 1);
                 self.note(EventKind::Remap, from, from + len);
+                self.trace_change(TraceKind::Free, to, to + len);
+                self.trace_change(TraceKind::MoveFrom, from, from + len);
+                self.trace_change(TraceKind::MoveTo, to, to + len);
                 self.follow_remap(from, to, len);
             }
         }

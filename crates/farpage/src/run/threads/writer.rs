@@ -68,6 +68,9 @@ pub(crate) fn turn(e: &Engine) -> (bool, bool, bool) {
         e.account_pool();
     }
     // Before the gate opens: a fork behind it must not copy a lock that is held.
-    let cached = lock(&e.lru).cached_len();
-    (worked, compacted || tended, cached < e.cached_target() / 2)
+    let (cached, behind) = {
+        let lru = lock(&e.lru);
+        (lru.cached_len(), lru.is_behind())
+    };
+    (worked, compacted || tended, behind || cached < e.cached_target() / 2)
 }
