@@ -1,8 +1,11 @@
 """What `farpage run` is given to start, and where: files that no kernel starts, a machine that does not say what it has."""
 
+import json
+import os
+import shutil
 import unittest
 
-from situation import FARPAGE, Situation, unless_root
+from situation import FARPAGE, PRELOAD, Situation, build, unless_root
 
 
 class Starting(Situation):
@@ -42,6 +45,25 @@ class Starting(Situation):
             self.assertEqual((done.returncode, done.stdout), (125, ""))
             self.assertIn("cannot read MemTotal from /proc/meminfo\n  help: name the budget", done.stderr)
         self.assertIn("userfaultfd", self.run_plain(*within, "doctor").stdout)
+
+
+class Installations(Situation):
+    """One process has one engine, also where two installations of farpage meet."""
+
+    def test_one_inside_of_another(self):
+        for file in (FARPAGE, PRELOAD):
+            shutil.copy(file, self.dir)
+        inner = [self.dir / "farpage", "run", "--ram", "16M", "--swap", "file:/var/tmp", "--"]
+        done = self.run_farpage(*inner, build("loop.c"), "20", "2")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "ok\n", ""))
+
+    def test_a_library_of_another_name(self):
+        other, stats = self.dir / "other.so", self.dir / "stats"
+        shutil.copy(PRELOAD, other)
+        options = ("--stats-json", stats)
+        done = self.run_farpage(build("loop.c"), "40", "2", options=options, env=os.environ | {"LD_PRELOAD": str(other)})
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "ok\n", ""))
+        self.assertTrue(json.loads(stats.read_text())["engine_started"])
 
 
 if __name__ == "__main__":

@@ -66,12 +66,14 @@ fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// `LD_PRELOAD` with `library` in front of what was there.
+/// `LD_PRELOAD` with `library` in front of what was there, but for libraries of other installations of farpage: one
+/// process has one engine.
 pub fn ld_preload(library: &Path, old: Option<&OsStr>) -> Vec<u8> {
     let library = library.as_os_str().as_bytes();
     let mut value = library.to_vec();
     let others = old.map_or(&[][..], OsStrExt::as_bytes);
-    for part in others.split(|b| b" :".contains(b)).filter(|p| !p.is_empty() && *p != library) {
+    let is_ours = |part: &[u8]| part == library || Path::new(OsStr::from_bytes(part)).ends_with(NAME);
+    for part in others.split(|b| b" :".contains(b)).filter(|part| !part.is_empty() && !is_ours(part)) {
         value.push(b':');
         value.extend_from_slice(part);
     }
@@ -88,6 +90,7 @@ mod tests {
         assert_eq!(join(None), "/l.so");
         assert_eq!(join(Some("/a.so /b.so")), "/l.so:/a.so:/b.so");
         assert_eq!(join(Some("/a.so:/l.so")), "/l.so:/a.so");
+        assert_eq!(join(Some("/opt/lib/libfarpage_preload.so:/b.so libfarpage_preload.so")), "/l.so:/b.so");
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod privileges;
 pub mod userfaultfds;
 
 use farpage::internals::mem::heap::Heap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory for what is allocated before the engine has reserved its address space.
 const EARLY: usize = 256 * 1024;
@@ -36,7 +37,22 @@ extern "C" fn init() {
     descriptors::find();
     privileges::find();
     pagemaps::find();
-    farpage::internals::run::preload::start(&HEAP);
+    if is_first() {
+        farpage::internals::run::preload::start(&HEAP);
+    }
+}
+
+/// Set by the first library of this kind in a process, of whatever installation and name.
+#[unsafe(no_mangle)]
+static farpage_preload_started: AtomicBool = AtomicBool::new(false);
+
+/// Whether no other one is there. Two engines would serve each other's faults, and wait for ever.
+fn is_first() -> bool {
+    // SAFETY: only looks a symbol up.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"farpage_preload_started".as_ptr()) };
+    // SAFETY: all libraries with this symbol have this type under it.
+    let started = unsafe { found.cast::<AtomicBool>().as_ref() }.unwrap_or(&farpage_preload_started);
+    !started.swap(true, Ordering::AcqRel)
 }
 
 extern "C" fn end() {
