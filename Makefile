@@ -18,7 +18,7 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
-	situations programs programs-all soak bench clean
+	situations programs programs-all soak bench bench-suite clean
 .NOTPARALLEL:
 
 all: build
@@ -242,6 +242,14 @@ bench: setup build
 		$(FARPAGE) bench compare --mode $$mode --rounds $(BENCH_ROUNDS) --workload $(BENCH_WORKLOADS) \
 			--json $(BENCH_OUT)/compare-$$mode.json --html $(BENCH_OUT)/compare-$$mode.html || exit 1; \
 	done
+
+## make bench-suite [SUITE=sort,node]: common programs on the kernel's swap and under farpage; JSON in target/bench
+SUITE ?=
+bench-suite: setup build
+	@scripts/setup-suite.sh
+	@mkdir -p $(BENCH_OUT)
+	$(FARPAGE) bench program --suite $(addprefix --only ,$(SUITE)) --python target/suite-venv/bin/python3 \
+		--rounds $(BENCH_ROUNDS) --json $(BENCH_OUT)/suite.json
 
 clean:
 	cargo clean

@@ -3,9 +3,7 @@
 # Says nothing and changes nothing when everything is there.
 set -eu
 
-missing=
-# need COMMAND PACKAGE: PACKAGE is installed when COMMAND is not found.
-need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+. "$(dirname "$0")/packages.sh"
 
 need gcc gcc
 need make make
@@ -23,36 +21,13 @@ need redis-check-rdb redis-tools
 need musl-gcc musl-tools
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ -x /usr/bin/python3 ] || missing="$missing python3"
-/usr/bin/python3 -c 'import numpy' >/dev/null 2>&1 || missing="$missing python3-numpy"
+need_module numpy python3-numpy
 command -v cargo >/dev/null 2>&1 || [ -x "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin/cargo" ] || {
     need curl curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 }
 
-if [ -n "$missing" ]; then
-    if ! command -v apt-get >/dev/null 2>&1; then
-        echo "setup: these Debian packages (or your system's names for them) are missing:$missing" >&2
-        exit 1
-    fi
-    sudo=
-    if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null 2>&1 || {
-            echo "setup: run as root: apt-get install --no-install-recommends$missing" >&2
-            exit 1
-        }
-        sudo=sudo
-    fi
-    echo "setup: installing$missing" >&2
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    # shellcheck disable=SC2086  # $missing is a list of words, $sudo may be empty
-    if ! { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1 </dev/null; then
-        tail -n 30 "$log" >&2
-        echo "setup: apt-get failed (see above)" >&2
-        exit 1
-    fi
-fi
+install_missing || exit 1
 
 # The workspace uses edition 2024; Debian's own rustc is older than that.
 PATH="${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:$PATH"
@@ -60,7 +35,7 @@ wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml
 if ! command -v cargo >/dev/null 2>&1; then
     echo "setup: installing the Rust toolchain with rustup into ${CARGO_HOME:-${HOME:-/root}/.cargo}" >&2
     dir=$(mktemp -d)
-    trap 'rm -rf "$dir" "${log:-}"' EXIT
+    trap 'rm -rf "$dir"' EXIT
     url=https://static.rust-lang.org/rustup/dist/x86_64-unknown-linux-gnu/rustup-init
     if ! (cd "$dir" && curl -fsS --proto '=https' -O "$url" -O "$url.sha256" &&
         echo "$(cut -d' ' -f1 rustup-init.sha256)  rustup-init" | sha256sum -c --quiet &&

@@ -77,6 +77,97 @@ fn a_program_gets_its_budget_from_farpage() {
     assert_eq!((&value["farpage_ram_bytes"], &value["ratio_median"]), (&(24u64 << 20).into(), &Value::Null));
 }
 
+fn suite(options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    command.args(["bench", "program", "--suite", "--no-kernel", "--rounds", "1"]).args(options);
+    command.env("FARPAGE_PRELOAD", common::fake()).stderr(Stdio::inherit());
+    command
+}
+
+/// A program that is called as one of the suite's: a buffer of 48 MiB, and where it ran.
+fn stand_in(dir: &Path, name: &str) -> String {
+    let body = format!(
+        "#!/bin/sh\necho $0 $* $PWD $TMPDIR >>{}/runs\nexec /usr/bin/dd if=/dev/urandom of=/dev/null bs=48M \
+                        count=1 iflag=fullblock status=none\n",
+        dir.display()
+    );
+    common::executable(&dir.join(name), &body);
+    format!("{}:/usr/bin:/bin", dir.display())
+}
+
+#[test]
+fn a_program_of_the_suite_is_a_row() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = stand_in(dir.path(), "perl");
+    let place = files.path().to_str().unwrap();
+    let json = dir.path().join("suite.json");
+    let arguments = ["--only", "perl", "--ram", "50%", "--dir", place, "--json", json.to_str().unwrap()];
+    let output = suite(&arguments).env("PATH", path).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{shown}");
+    let row = shown.lines().find(|line| line.starts_with("perl ")).unwrap_or_else(|| panic!("{shown}"));
+    assert!(row.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >= 30, "{shown}");
+    assert!(shown.lines().last().unwrap().contains("no program was measured on both sides"), "{shown}");
+    let value: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let program = &value["programs"][0];
+    assert_eq!((&program["name"], &program["installed"]), (&"perl".into(), &true.into()), "{value}");
+    let peak = program["rows"][0]["peak_rss_anon"].as_u64().unwrap();
+    let ram = program["ram_bytes"].as_u64().unwrap();
+    assert!(ram.is_multiple_of(1 << 20) && ram >= 16 << 20 && ram < peak, "half of {peak}: {ram}");
+    // Twice as it is, and once under farpage: in its directory, which is gone.
+    let runs = fs::read_to_string(dir.path().join("runs")).unwrap();
+    assert_eq!(runs.lines().count(), 3, "{runs}");
+    for run in runs.lines() {
+        let words: Vec<&str> = run.split(' ').collect();
+        assert!(words[1] == "strings.pl" && words[2].starts_with(place) && words[2] == words[3], "{run}");
+    }
+    assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_not_installed_is_a_row_and_no_failure() {
+    let output = suite(&["--only", "sqlite,r", "--json", "-"]).env("PATH", "/nowhere").output().unwrap();
+    assert!(output.status.success());
+    let value = value(&output);
+    let programs = value["programs"].as_array().unwrap();
+    let missing = |p: &Value| p["installed"] == false && p["install"].as_str().unwrap().starts_with("apt-get install ");
+    assert!(programs.len() == 2 && programs.iter().all(missing), "{value}");
+    let shown = suite(&["--only", "r"]).env("PATH", "/nowhere").output().unwrap().stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("\nr         not installed: apt-get install r-base-core\n"));
+}
+
+#[test]
+fn a_program_of_the_suite_that_fails_is_a_failure() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    common::executable(&dir.path().join("perl"), "#!/bin/sh\nexit 3\n");
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    let output = suite(&["--only", "perl"]).env("PATH", path).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        !output.status.success() && shown.contains("not measured: as it is it ended with exit status: 3"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn nothing_of_an_interrupted_suite_stays_behind() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let started = dir.path().join("started");
+    common::executable(&dir.path().join("perl"), &format!("#!/bin/sh\necho >{}\nexec sleep 1000\n", started.display()));
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    let arguments = ["--only", "perl", "--dir", files.path().to_str().unwrap()];
+    let mut child = suite(&arguments).env("PATH", path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    common::wait_for("the program has begun", || started.exists());
+    assert_eq!(fs::read_dir(files.path()).unwrap().count(), 1);
+    // SAFETY: our own child, not yet waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn another_output_and_another_end_are_failures() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,6 +199,8 @@ fn what_cannot_be_measured_is_refused() {
     for options in [
         &["--ram", "1M"][..],
         &["--ram", "x"],
+        &["--ram", "101%"],
+        &["--only", "sort"],
         &["--swap", "tape"],
         &["--idle-poll", "often"],
         &["--swap-size", "1K"],
@@ -115,6 +208,8 @@ fn what_cannot_be_measured_is_refused() {
     ] {
         refused(options, &["true"]);
     }
+    refused(&["--suite"], &["true"]);
+    assert!(!suite(&["--only", "sort,tape"]).output().unwrap().status.success());
     assert_eq!(refused(&[], &["/nowhere/program"]), 127);
     assert_eq!(refused(&[], &["/etc/passwd"]), 126);
 }

@@ -9,24 +9,28 @@
 //! | --- | --- |
 //! | [`side`] | one run, watched from outside |
 //! | [`report`] | medians and ranges, the table, JSON |
+//! | [`destination`] | where table and JSON go |
+//! | [`suite`] | many programs in one table: `--suite` |
 //! | [`super::compare::kernel`] | cgroup, swap device, and the guard that takes them away |
 
+mod destination;
 mod report;
 mod side;
+mod suite;
 
 use super::compare::kernel::{KernelSide, SwapKind};
 use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
-use crate::failure::{Failure, Result, say, why};
-use crate::output;
+use crate::failure::{Failure, Result, say};
+use crate::json::Object;
 use clap::{Args, ValueEnum};
+use destination::Destination;
 use farpage::internals::conf::size;
 use farpage::internals::conf::{SwapSpec, parse_idle_poll};
 pub use report::Rows;
-pub use side::Ended;
 use side::Pager;
+pub use side::{Ended, Invocation};
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -41,20 +45,30 @@ Columns: wall time, processor time of all CPUs, major faults (farpage's are thos
 count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; without root, of the
 first process), the pool's peak, and how many times as fast as the kernel.
 
+With --suite, programs that are known here are measured one after the other, each in memory of its own, and a row is
+written when one has ended: most memory as it is, farpage's budget, seconds, how many times as fast as the kernel,
+major faults, pages that farpage wrote to files, and what went wrong. What is not installed is named, and how to
+install it. The programs:
+  sort, perl, sqlite, gather, passes, update (numpy), cc, node, java, objects (Python), workers (Python processes),
+  pandas, duckdb, polars, r, networkx, gdal, redis
+
 Examples:
   sudo farpage bench program -- sort -S 1G big.txt
   sudo farpage bench program --ram 64M --rounds 5 -- python3 train.py
-  sudo farpage bench program --against file --json - -- ./solve input.dat";
+  sudo farpage bench program --ram 50% --against file --json - -- ./solve input.dat
+  sudo farpage bench program --suite --json suite.json
+  sudo farpage bench program --suite --only sort,sqlite,node --rounds 1";
 
 /// Least memory for either side.
 const RAM_MIN: u64 = 16 << 20;
-/// `--ram`, if it is not given: this part of what the program takes as it is.
-const RAM_PART: u64 = 4;
+/// `--ram`, if it is not given: percent of what the program takes as it is.
+const RAM_PERCENT: u64 = 25;
 
 /// `farpage bench program`.
 #[derive(Debug, Args)]
 pub struct ProgramArgs {
-    /// The kernel's memory limit [default: a quarter of what the program takes as it is, at least 16M]
+    /// The kernel's memory limit: a size, or a percentage of what the program takes as it is [default: 25%, some
+    /// programs of the suite 50%; at least 16M]
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<String>,
     /// What the kernel swaps to
@@ -72,7 +86,7 @@ pub struct ProgramArgs {
     /// Size of the kernel's swap [default: four times what the program takes as it is, at least 256M]
     #[arg(long, value_name = "SIZE")]
     pub swap_size: Option<String>,
-    /// Where the swap file for --against file goes
+    /// Where the swap file for --against file goes, and the suite's files
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
     /// Measure the program as it is and farpage only
@@ -81,8 +95,17 @@ pub struct ProgramArgs {
     /// Write the results as JSON (-: standard output, without the table)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Measure the programs of the suite
+    #[arg(long, conflicts_with = "program")]
+    pub suite: bool,
+    /// Of the suite, only these
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "suite")]
+    pub only: Vec<String>,
+    /// A Python that has the suite's packages [default: python3, then /usr/bin/python3]
+    #[arg(long, value_name = "PATH", requires = "suite")]
+    pub python: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(last = true, required_unless_present = "suite", value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }
 
@@ -98,7 +121,7 @@ pub enum Against {
 /// What is the same in all rounds.
 pub struct Setting<'a> {
     /// The program and its arguments.
-    pub program: &'a [OsString],
+    pub program: &'a Invocation,
     /// The kernel's limit, bytes.
     pub ram: u64,
     /// Size of its swap, bytes.
@@ -138,56 +161,26 @@ impl Round {
 /// Bad options, a program that cannot be started, or a side that could not be set up. A side that ends otherwise than
 /// the program as it is, or under farpage with another output, is reported, and by the exit status.
 pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
-    let bytes = |name: &str, text: &Option<String>| {
-        text.as_deref().map(size::parse).transpose().map_err(|e| Failure::new(format!("{name}: {e}")))
-    };
-    let (ram, swap_bytes) = (bytes("--ram", &args.ram)?, bytes("--swap-size", &args.swap_size)?);
-    for (name, bytes) in [("--ram", ram), ("--swap-size", swap_bytes)] {
-        if bytes.is_some_and(|bytes| bytes < RAM_MIN) {
-            return Err(Failure::new(format!("{name}: at least {}", size::format(RAM_MIN))));
-        }
-    }
-    for spec in &args.swap {
-        SwapSpec::parse(spec).map_err(|e| Failure::new(format!("--swap: {e}")))?;
-    }
-    if let Some(when) = &args.idle_poll {
-        parse_idle_poll(when).map_err(|e| Failure::new(format!("--idle-poll: {e}")))?;
-    }
-    let root = rustix::process::geteuid().is_root();
-    let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
-    let json = args.json.as_deref().filter(|_| !json_on_stdout);
-    let unwritable =
-        |path: &Path, e: &io::Error| Failure::new(format!("--json: cannot write {}: {}", path.display(), why(e)));
-    if let Some(path) = json {
-        // Now, and not when all has been measured.
-        output::open(path).map_err(|e| unwritable(path, &e))?;
-    }
-    let tell = |text: &str| {
-        if !json_on_stdout {
-            let _ = writeln!(std::io::stdout(), "{text}");
-        }
-    };
+    check(args)?;
+    let destination = Destination::new(args.json.as_deref())?;
+    if args.suite { suite::main(args, destination) } else { one(args, destination) }
+}
+
+/// One program of the user's.
+fn one(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode> {
+    let program = Invocation::of(&args.program);
     let mut notes = vec![machine()];
-    tell(&notes[0]);
+    destination.tell(&notes[0]);
     catch_signals();
     let before = cpu_ticks();
-    // Twice, so that no side has to read the program's files from a disk.
-    let meter = if root { KernelSide::meter().ok() } else { None };
+    let meter = meter();
     let meter = meter.as_ref();
-    let first_output = plain(&args.program, meter)?.output;
-    let plain = plain(&args.program, meter)?;
-    let setting = Setting {
-        program: &args.program,
-        against: args.against,
-        dir: &args.dir,
-        ram: ram.unwrap_or((plain.peak_rss_anon / RAM_PART).next_multiple_of(1 << 20).max(RAM_MIN)),
-        swap_bytes: swap_bytes.unwrap_or(swap_for(plain.peak_rss_anon)),
-        options: options(args),
-        with_kernel: root && !args.no_kernel,
-        meter,
-    };
+    // Twice, so that no side has to read the program's files from a disk.
+    let first_output = plain(&program, meter)?.output;
+    let plain = plain(&program, meter)?;
+    let setting = setting(args, &program, plain.peak_rss_anon, RAM_PERCENT, meter)?;
     let mut note = |text: String| {
-        tell(&text);
+        destination.tell(&text);
         notes.push(text);
     };
     note(format!(
@@ -196,29 +189,89 @@ pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
         size::format(plain.peak_rss_anon),
         size::format(setting.ram)
     ));
-    if !setting.with_kernel {
-        let reason = if root { "--no-kernel" } else { "not root" };
-        note(format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"));
-    }
+    no_kernel(args).into_iter().for_each(&mut note);
     if plain.peak_rss_anon < setting.ram {
         note(String::from("it takes no more than --ram as it is"));
     }
     let rows = measure(&setting, first_output, plain, args.rounds)?;
-    tell(&rows.table());
+    destination.tell(&rows.table());
     let complaints = rows.complaints();
     complaints.iter().for_each(|text| say(format_args!("farpage: bench: {text}")));
     rows.remarks().into_iter().for_each(&mut note);
     if let Some(text) = stolen("the program", before, cpu_ticks()) {
         note(text);
     }
-    let text = rows.json(&args.program, &notes, setting.ram).pretty() + "\n";
-    if json_on_stdout {
-        let _ = std::io::stdout().write_all(text.as_bytes());
-    }
-    if let Some(path) = json {
-        output::write(path, text).map_err(|e| unwritable(path, &e))?;
-    }
+    let mut object = Object::with_schema();
+    rows.put(&mut object, &args.program, &notes, setting.ram);
+    destination.finish(&object)?;
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Refuses options that cannot be understood, before anything is measured.
+fn check(args: &ProgramArgs) -> Result<()> {
+    limit(args.ram.as_deref(), u64::MAX >> 1, RAM_PERCENT)?;
+    swap_size(args)?;
+    for spec in &args.swap {
+        SwapSpec::parse(spec).map_err(|e| Failure::new(format!("--swap: {e}")))?;
+    }
+    if let Some(when) = &args.idle_poll {
+        parse_idle_poll(when).map_err(|e| Failure::new(format!("--idle-poll: {e}")))?;
+    }
+    Ok(())
+}
+
+/// The kernel's limit for a program that takes `peak` bytes as it is, bytes; `percent` of them, if nothing is said.
+fn limit(ram: Option<&str>, peak: u64, percent: u64) -> Result<u64> {
+    let part = |bytes: u64| bytes.next_multiple_of(1 << 20).max(RAM_MIN);
+    let Some(text) = ram else { return Ok(part(peak / 100 * percent)) };
+    let bytes = size::parse_of(text, Some(peak)).map_err(|e| Failure::new(format!("--ram: {e}")))?;
+    if text.ends_with('%') { Ok(part(bytes)) } else { at_least(RAM_MIN, "--ram", bytes) }
+}
+
+/// What `--swap-size` says, bytes.
+fn swap_size(args: &ProgramArgs) -> Result<Option<u64>> {
+    let parse = |text: &str| size::parse(text).map_err(|e| Failure::new(format!("--swap-size: {e}")));
+    args.swap_size.as_deref().map(|text| at_least(RAM_MIN, "--swap-size", parse(text)?)).transpose()
+}
+
+fn at_least(least: u64, name: &str, bytes: u64) -> Result<u64> {
+    if bytes < least { Err(Failure::new(format!("{name}: at least {}", size::format(least)))) } else { Ok(bytes) }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What counts the memory of all processes; `None`: only the first one's can be counted.
+fn meter() -> Option<KernelSide> {
+    is_root().then(KernelSide::meter)?.ok()
+}
+
+/// Why the kernel's side is not measured, if it is not.
+fn no_kernel(args: &ProgramArgs) -> Option<String> {
+    let reason = if !is_root() { "not root" } else { "--no-kernel" };
+    let missing = args.no_kernel || !is_root();
+    missing.then(|| format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"))
+}
+
+/// What is the same in all rounds of a program that takes `peak` bytes as it is; `percent`: [`limit`].
+fn setting<'a>(
+    args: &'a ProgramArgs,
+    program: &'a Invocation,
+    peak: u64,
+    percent: u64,
+    meter: Option<&'a KernelSide>,
+) -> Result<Setting<'a>> {
+    Ok(Setting {
+        program,
+        against: args.against,
+        dir: &args.dir,
+        ram: limit(args.ram.as_deref(), peak, percent)?,
+        swap_bytes: swap_size(args)?.unwrap_or(swap_for(peak)),
+        options: options(args),
+        with_kernel: is_root() && !args.no_kernel,
+        meter,
+    })
 }
 
 /// Options of `farpage run` besides the budget.
@@ -241,7 +294,7 @@ pub fn swap_for(peak: u64) -> u64 {
 ///
 /// # Errors
 /// It cannot be started, or the bench was interrupted.
-pub fn plain(program: &[OsString], meter: Option<&KernelSide>) -> Result<Ended> {
+pub fn plain(program: &Invocation, meter: Option<&KernelSide>) -> Result<Ended> {
     side::run(program, &Pager::Nobody, meter)
 }
 

@@ -82,22 +82,39 @@ impl Rows {
         remarks
     }
 
-    /// The whole result; `ram`: the kernel's limit, bytes.
-    pub fn json(&self, program: &[OsString], notes: &[String], ram: u64) -> Object {
-        let mut object = Object::with_schema();
+    /// Puts the whole result into an object; `ram`: the kernel's limit, bytes.
+    pub fn put(&self, object: &mut Object, program: &[OsString], notes: &[String], ram: u64) {
         object.put("program", program.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>());
         object.put("notes", notes.to_vec());
         object.put("ram_bytes", ram);
-        object.put("farpage_ram_bytes", self.rounds.iter().map(|r| r.ram).max());
+        object.put("farpage_ram_bytes", self.ram());
         object.put("rounds", self.rounds.len());
         let ratio = self.ratio();
         object.put("ratio_median", ratio.map(|r| r.median));
         object.put("ratio_min", ratio.map(|r| r.min));
         object.put("ratio_max", ratio.map(|r| r.max));
+        object.put("farpage_file_pages", self.file_pages());
         object.put("output_compared", self.is_steady());
         object.put("complaints", self.complaints());
         object.put_list("rows", self.sides().iter().map(|(name, runs)| json_side(name, runs)).collect());
-        object
+    }
+
+    /// The median of something of one side's runs; `None`: that side was not measured.
+    pub fn median(&self, side: &str, of: impl Fn(&Ended) -> f64) -> Option<f64> {
+        let sides = self.sides();
+        let (_, runs) = sides.iter().find(|(name, _)| *name == side)?;
+        Spread::of(runs.iter().map(|run| of(run))).map(|spread| spread.median)
+    }
+
+    /// farpage's budget, bytes: the largest of all rounds.
+    pub fn ram(&self) -> u64 {
+        self.rounds.iter().map(|r| r.ram).max().unwrap_or(0)
+    }
+
+    /// Pages that farpage wrote to files, median: all that was written to files, less what the program writes as it is.
+    pub fn file_pages(&self) -> u64 {
+        let written = |side: &str| self.median(side, |run| run.written_bytes as f64).unwrap_or(0.0);
+        (written("farpage") - written("plain")).max(0.0) as u64 / farpage::PAGE_SIZE as u64
     }
 
     /// The runs of each side that was measured.
@@ -112,7 +129,7 @@ impl Rows {
     }
 
     /// The kernel's time divided by farpage's, of the same round.
-    fn ratio(&self) -> Option<Spread> {
+    pub fn ratio(&self) -> Option<Spread> {
         Spread::of(self.rounds.iter().filter_map(|r| Some(r.kernel.as_ref()?.wall_s / r.farpage.wall_s)))
     }
 
@@ -133,6 +150,7 @@ fn json_side(name: &str, runs: &[&Ended]) -> Object {
     object.put("cpu_s", of(|e| e.cpu_s).median);
     object.put("major_faults", of(|e| e.major_faults as f64).median as u64);
     object.put("peak_rss_anon", of(|e| e.peak_rss_anon as f64).median as u64);
+    object.put("written_bytes", of(|e| e.written_bytes as f64).median as u64);
     object.put("pool_bytes", of(|e| e.pool_peak_bytes as f64).median as u64);
     object
 }
@@ -155,7 +173,9 @@ mod tests {
         let status = ExitStatus::from_raw(status);
         let (cpu_s, output) = (wall_s, (10, output));
         let managed = true;
-        Ended { wall_s, cpu_s, major_faults: 1, peak_rss_anon: 1 << 20, pool_peak_bytes: 0, status, output, managed }
+        let (written_bytes, peak_rss_anon) = (output.1 << 12, 1 << 20);
+        let pool_peak_bytes = 0;
+        Ended { wall_s, cpu_s, major_faults: 1, written_bytes, peak_rss_anon, pool_peak_bytes, status, output, managed }
     }
 
     /// The output before the first round, and those of the three sides.
@@ -190,11 +210,20 @@ mod tests {
     }
 
     #[test]
+    fn what_the_program_writes_itself_is_not_farpages() {
+        assert_eq!(rows([7, 7, 7, 7], [0; 3]).file_pages(), 0);
+        assert_eq!(rows([7, 7, 7, 9], [0; 3]).file_pages(), 2);
+        assert_eq!(rows([7, 7, 7, 6], [0; 3]).file_pages(), 0, "it wrote less");
+    }
+
+    #[test]
     fn the_table_and_the_object_have_the_ratio() {
         let rows = rows([7; 4], [0; 3]);
         let table = rows.table();
         assert!(table.lines().count() == 4 && table.ends_with("0.67 (0.67 to 0.67)"), "{table}");
-        let value: serde_json::Value = serde_json::from_str(&rows.json(&["p".into()], &[], 3).line()).unwrap();
+        let mut object = Object::default();
+        rows.put(&mut object, &["p".into()], &[], 3);
+        let value: serde_json::Value = serde_json::from_str(&object.line()).unwrap();
         assert_eq!((value["rows"].as_array().unwrap().len(), &value["rows"][1]["side"]), (3, &"kernel".into()));
         assert!((value["ratio_median"].as_f64().unwrap() - 2.0 / 3.0).abs() < 1e-9);
     }

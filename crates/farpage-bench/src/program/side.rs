@@ -18,6 +18,35 @@ use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+/// What `getrusage` counts output in, bytes.
+const BLOCK: u64 = 512;
+
+/// What is run.
+#[derive(Debug, Clone, Default)]
+pub struct Invocation {
+    /// The program and its arguments: at least one word.
+    pub argv: Vec<OsString>,
+    /// Where it runs and has its temporary files; `None`: where the bench does.
+    pub directory: Option<PathBuf>,
+    /// Variables of its environment besides those of the bench.
+    pub variables: &'static [(&'static str, &'static str)],
+}
+
+impl Invocation {
+    /// A program as its user runs it.
+    pub fn of(argv: &[OsString]) -> Invocation {
+        Invocation { argv: argv.to_vec(), ..Invocation::default() }
+    }
+
+    /// Gives a command what belongs to the program; `farpage run` hands it on.
+    fn furnish(&self, command: &mut Command) {
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory).env("TMPDIR", directory);
+        }
+        command.envs(self.variables.iter().copied());
+    }
+}
+
 /// What is known of a run when it is over.
 #[derive(Debug, Clone)]
 pub struct Ended {
@@ -28,6 +57,9 @@ pub struct Ended {
     /// Faults that read a device, those of files and of waited-for children included; under farpage those of all
     /// processes that read a swap device.
     pub major_faults: u64,
+    /// Written to files by it and by the children that it has waited for, bytes; under farpage with what went to swap
+    /// files.
+    pub written_bytes: u64,
     /// Most resident anonymous memory, bytes: of all its processes where there is a cgroup to count it, else of the
     /// first one.
     pub peak_rss_anon: u64,
@@ -62,22 +94,23 @@ pub enum Pager<'a> {
 ///
 /// # Errors
 /// It could not be started, or the bench was interrupted.
-pub fn run(program: &[OsString], pager: &Pager<'_>, meter: Option<&KernelSide>) -> Result<Ended> {
+pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) -> Result<Ended> {
     let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
     let mut command = match (pager, &stats) {
         (Pager::Farpage(ram, options), Some(stats)) => {
             let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
             let mut command = Command::new(exe);
             command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.path());
-            command.args(*options).arg("--").args(program);
+            command.args(*options).arg("--").args(&program.argv);
             command
         }
         _ => {
-            let mut command = Command::new(&program[0]);
-            command.args(&program[1..]);
+            let mut command = Command::new(&program.argv[0]);
+            command.args(&program.argv[1..]);
             command
         }
     };
+    program.furnish(&mut command);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     // SAFETY: prctl is async-signal-safe. If the bench is killed, the program has no other way to hear of it;
     // `farpage run` passes the signal on.
@@ -97,7 +130,7 @@ pub fn run(program: &[OsString], pager: &Pager<'_>, meter: Option<&KernelSide>) 
     let start = Instant::now();
     let mut child = command.spawn().map_err(|e| {
         let status = if e.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-        Failure::with_status(status, format!("cannot run {}: {}", program[0].to_string_lossy(), why(&e)))
+        Failure::with_status(status, format!("cannot run {}: {}", program.argv[0].to_string_lossy(), why(&e)))
     })?;
     let group = Group(child.id() as i32);
     let reader = child.stdout.take().map(|pipe| std::thread::spawn(move || digest(pipe)));
@@ -130,6 +163,7 @@ pub fn run(program: &[OsString], pager: &Pager<'_>, meter: Option<&KernelSide>) 
         wall_s,
         cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
         major_faults: usage.ru_majflt as u64,
+        written_bytes: usage.ru_oublock as u64 * BLOCK,
         peak_rss_anon: peak,
         pool_peak_bytes: 0,
         status,

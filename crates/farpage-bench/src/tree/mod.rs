@@ -8,11 +8,10 @@ use crate::compare::kernel::KernelSide;
 use crate::compare::machine;
 use crate::compare::side::catch_signals;
 use crate::failure::{Failure, Result, say, why};
-use crate::program::{self, Against, Setting};
+use crate::program::{self, Against, Invocation, Setting};
 use clap::Args;
 use farpage::internals::conf::size;
 use shapes::{Shape, Shapes};
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -93,15 +92,15 @@ fn measure(
     ram: Option<u64>,
     of_make: &mut Option<u64>,
 ) -> Result<bool> {
-    let program = files.command(shape);
-    let plain = |program: &[OsString]| program::plain(program, Some(meter));
+    let program = Invocation::of(&files.command(shape));
+    let plain = |program: &Invocation| program::plain(program, Some(meter));
     let first = plain(&program)?;
     let mut peak = first.peak_rss_anon;
     if shape.is_make() {
         peak = match *of_make {
             Some(peak) => peak,
             None if std::ptr::eq(shape, shapes::make_j4()) => peak,
-            None => plain(&files.command(shapes::make_j4()))?.peak_rss_anon,
+            None => plain(&Invocation::of(&files.command(shapes::make_j4())))?.peak_rss_anon,
         };
         *of_make = Some(peak);
     }
