@@ -2,7 +2,7 @@
 
 import networkx as nx
 
-graph = nx.gnm_random_graph(80_000, 320_000, seed=7)
+graph = nx.gnm_random_graph(80_000, 400_000, seed=7)
 print(graph.number_of_nodes(), graph.number_of_edges())
 sizes = sorted(map(len, nx.connected_components(graph)))
 print(len(sizes), sizes[-1])

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-ROWS, KEYS = 3_000_000, 200_000
+ROWS, KEYS = 1_500_000, 200_000
 
 i = pl.int_range(ROWS, eager=True)
 left = pl.DataFrame({"id": i, "key": i * 7919 % KEYS, "value": i * 48271 % 1_000_003, "kind": i % 37})

@@ -2,7 +2,7 @@
 
 import random
 
-COUNT = 400_000
+COUNT = 350_000
 
 rng = random.Random(3)
 people = [

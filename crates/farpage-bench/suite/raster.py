@@ -6,7 +6,7 @@ from osgeo import gdal, osr
 gdal.UseExceptions()
 # What it would take of the machine's memory by itself: a twentieth.
 gdal.SetCacheMax(64 << 20)
-SIZE = 5000
+SIZE = 4000
 
 utm, degrees = osr.SpatialReference(), osr.SpatialReference()
 utm.ImportFromEPSG(32632)

@@ -7,17 +7,15 @@ my $n = 500_000;
 my $x = 12345;
 my %hash;
 
-sub random {
-    $x = ($x * 1103515245 + 12345) % 2147483648;
-    return $x;
-}
+# Each number gives another key.
+sub key { return sprintf("key-%x", $_[0] * 2654435761 % 4294967296) }
 
-$hash{ "key-" . random() } = "value $_ of " . $x % 977 for 1 .. $n;
+$hash{ key($_) } = "value $_ of " . $_ * 7919 % 977 for 1 .. $n;
 
 my $found = 0;
 for (1 .. $n) {
-    $x = ($x * 1103515245 + 12345) % 2147483648 if $_ % 3 == 0;
-    $found++ if exists $hash{ "key-" . random() };
+    $x = ($x * 1103515245 + 12345) % 2147483648;
+    $found++ if exists $hash{ key($x / 64 % (2 * $n)) };
 }
 
 my ($sum, $turn) = (0, 0);

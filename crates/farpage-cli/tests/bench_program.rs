@@ -91,7 +91,7 @@ fn stand_in(dir: &Path, name: &str) -> String {
                         count=1 iflag=fullblock status=none\n",
         dir.display()
     );
-    common::executable(&dir.join(name), &body);
+    common::executable(&dir.join(name), body);
     format!("{}:/usr/bin:/bin", dir.display())
 }
 
@@ -156,7 +156,7 @@ fn nothing_of_an_interrupted_suite_stays_behind() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let started = dir.path().join("started");
-    common::executable(&dir.path().join("perl"), &format!("#!/bin/sh\necho >{}\nexec sleep 1000\n", started.display()));
+    common::executable(&dir.path().join("perl"), format!("#!/bin/sh\necho >{}\nexec sleep 1000\n", started.display()));
     let path = format!("{}:/usr/bin:/bin", dir.path().display());
     let arguments = ["--only", "perl", "--dir", files.path().to_str().unwrap()];
     let mut child = suite(&arguments).env("PATH", path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -99,10 +99,10 @@ pub struct ProgramArgs {
     #[arg(long, conflicts_with = "program")]
     pub suite: bool,
     /// Of the suite, only these
-    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "suite")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "suite", conflicts_with = "program")]
     pub only: Vec<String>,
     /// A Python that has the suite's packages [default: python3, then /usr/bin/python3]
-    #[arg(long, value_name = "PATH", requires = "suite")]
+    #[arg(long, value_name = "PATH", requires = "suite", conflicts_with = "program")]
     pub python: Option<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "suite", value_name = "PROGRAM")]

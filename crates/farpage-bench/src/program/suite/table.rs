@@ -7,9 +7,10 @@ use crate::program::Rows;
 use std::ffi::OsString;
 
 /// Above the lines.
-pub const HEADER: &str = "\
-            MiB:        seconds:                   kernel's time /        major faults:            pages     com-
-program    plain    ram    plain  kernel farpage   farpage's (range)         kernel    farpage   to file  plaints";
+pub const HEADER: &str = concat!(
+    "            MiB:        seconds:                  kernel's time /        major faults:           pages     com-\n",
+    "program    plain    ram    plain  kernel farpage  farpage's (range)         kernel    farpage  to file  plaints"
+);
 
 /// What is known of a program of the suite.
 #[derive(Debug)]
@@ -97,7 +98,7 @@ impl SuiteRounds {
         let ratio = rows.ratio().map(|r| format!("{:.2} ({:.2} to {:.2})", r.median, r.min, r.max));
         let complaints = rows.complaints().len();
         format!(
-            "{:>6} {:>6.0} {:>8} {:>7} {:>7}   {:<22} {:>9} {:>10} {:>9} {:>8}",
+            "{:>6} {:>6.0} {:>8} {:>7} {:>7}  {:<22} {:>9} {:>10} {:>8} {:>8}",
             or_dash(rows.median("plain", |run| mib(run.peak_rss_anon as f64)), 0),
             mib(rows.ram() as f64),
             seconds("plain"),
