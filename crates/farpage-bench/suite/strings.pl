@@ -3,14 +3,14 @@ use strict;
 use warnings;
 use integer;
 
-my $n = 500_000;
+my $n = 200_000;
 my $x = 12345;
 my %hash;
 
 # Each number gives another key.
 sub key { return sprintf("key-%x", $_[0] * 2654435761 % 4294967296) }
 
-$hash{ key($_) } = "value $_ of " . $_ * 7919 % 977 for 1 .. $n;
+$hash{ key($_) } = "value $_ of " . $_ * 7919 % 977 . ", " . "and more " x ($_ % 64) for 1 .. $n;
 
 my $found = 0;
 for (1 .. $n) {
