@@ -2,13 +2,14 @@
 
 import random
 
-COUNT = 350_000
+COUNT = 220_000
 
 rng = random.Random(3)
 people = [
-    {"id": i, "name": f"name-{rng.randrange(COUNT)}", "score": rng.randrange(1000), "tags": [i % 7, i % 11]}
+    {"id": i, "name": f"name-{rng.randrange(COUNT // 8)}", "score": rng.randrange(1000), "tags": [i % 7, i % 11],
+     "note": f"{i} is {rng.random()}, " * (i % 8)}
     for i in range(COUNT)
-]
+]  # fmt: skip
 people.sort(key=lambda one: (one["score"], one["name"], one["id"]))
 groups = {}
 for one in people:
