@@ -1,6 +1,6 @@
 //! The programs of the suite: what each one needs, its files, and how it is run.
 //!
-//! Each takes 150 to 400 MiB and some seconds as it is, prints the same each time (sums, counts, a digest), asks no
+//! Each takes 100 to 350 MiB and some seconds as it is, prints the same each time (sums, counts, a digest), asks no
 //! other machine, and writes into its directory only. Memory is what is measured: so nothing takes its size from the
 //! memory that there seems to be (a limit of the cgroup's would be seen on one side only).
 
