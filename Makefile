@@ -18,7 +18,7 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
-	situations programs programs-all soak bench bench-suite clean
+	situations programs programs-all soak bench bench-suite book clean
 .NOTPARALLEL:
 
 all: build
@@ -101,6 +101,7 @@ test-install:
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	scripts/links.py
 
 unit:
 	cargo test --workspace --profile checked --quiet
@@ -250,6 +251,12 @@ bench-suite: setup build
 	@mkdir -p $(BENCH_OUT)
 	$(FARPAGE) bench program --suite $(addprefix --only ,$(SUITE)) --python target/suite-venv/bin/python3 \
 		--rounds $(BENCH_ROUNDS) --json $(BENCH_OUT)/suite.json
+
+## make book: the pages below docs as a site, in target/book (installs mdbook if it is missing: some minutes)
+book:
+	scripts/links.py
+	@command -v mdbook >/dev/null || env -u CARGO_TARGET_DIR cargo install --locked mdbook
+	cd docs && mdbook build
 
 clean:
 	cargo clean

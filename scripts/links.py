@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Relative links and anchors of every page must lead somewhere; every page below docs must be in docs/SUMMARY.md."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = re.compile(r"\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s+<?(\S+?)>?$", re.M)
+
+
+def prose(text):
+    """Without code, in which brackets mean something else."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.M | re.S)
+    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "code", re.sub(r"^ {4}.*$", "", text, flags=re.M))
+
+
+def anchors(page):
+    """What the headings are called in addresses: the same on GitHub and in mdBook."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = {}
+    for heading in re.findall(r"^#{1,6} +(.*?)[ #]*$", text, flags=re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {slug if i == 0 else f"{slug}-{i}" for slug, last in found.items() for i in range(last + 1)}
+
+
+def wrong(page):
+    text = prose(page.read_text(encoding="utf-8"))
+    for target in (inline or named for inline, named in TARGET.findall(text)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        place = Path(os.path.normpath(page.parent / path)) if path else page
+        if not place.exists():
+            yield f"{page.relative_to(ROOT)}: no such file: {target}"
+        elif anchor and place.suffix == ".md" and anchor not in anchors(place):
+            yield f"{page.relative_to(ROOT)}: no such heading: {target}"
+
+
+def main():
+    listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
+    pages = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+    bad = [line for page in pages for line in wrong(page)]
+    docs = ROOT / "docs"
+    summary = (docs / "SUMMARY.md").read_text(encoding="utf-8")
+    names = [str(page.relative_to(docs)) for page in pages if docs in page.parents and page.name != "SUMMARY.md"]
+    bad += [f"docs/SUMMARY.md: {name} is missing" for name in names if f"({name})" not in summary]
+    print("\n".join(bad), file=sys.stderr) if bad else None
+    return bool(bad)
+
+
+sys.exit(main())
