@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """For mdBook, which calls it by docs/book.toml: what a page links to outside of docs is no page of the site, so the
-link becomes the file's name. The book comes on standard input, and goes to standard output."""
+link becomes the file's name; and a README.md is an index there. The book comes on standard input, and goes to standard
+output."""
 
 import json
 import os
@@ -13,7 +14,7 @@ def leave(text, page):
         path = os.path.normpath(os.path.join("docs", os.path.dirname(page), link[2].partition("#")[0]))
         inside = re.match(r"[a-z]+:|#", link[2]) or path.startswith("docs" + os.sep)
         words = link[1] if os.path.basename(path) in link[1] else f"{link[1]} (`{path}`)"
-        return link[0] if inside else words
+        return re.sub(r"README\.md(?=[#)])", "index.md", link[0]) if inside else words
 
     return re.sub(r"\[([^\[\]]*)\]\(([^)\s]+)\)", name, text)
 
