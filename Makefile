@@ -210,7 +210,7 @@ ONLY ?=
 situations: build
 	python3 -B -m unittest discover -s tests/situations $(addprefix -k ,$(ONLY))
 
-# Real programs, each compared with its plain run: those that pass within CI's time. README lists the others.
+# Real programs, each compared with its plain run: those that pass within CI's time.
 PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess cc node java stress_ng
 programs: build test-programs
 	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
