@@ -3,7 +3,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def wrong(page):
 
 
 def main():
-    listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
-    pages = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+    pages = sorted(page for page in ROOT.rglob("*.md") if page.relative_to(ROOT).parts[0] not in (".git", "target"))
     bad = [line for page in pages for line in wrong(page)]
     docs = ROOT / "docs"
     summary = (docs / "SUMMARY.md").read_text(encoding="utf-8")
