@@ -146,7 +146,7 @@ pub struct RunArgs {
     pub verify: bool,
     /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write
     /// to FILE.PID
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "readahead")]
     pub trace: Option<PathBuf>,
     /// Say on stderr what is done
     #[arg(short, long)]

@@ -113,6 +113,8 @@ struct GivenUp {
     /// All pages that left since it was last seen that main is in use, and pages of main that were wanted back.
     departed: u32,
     kept: u32,
+    /// Pages of main are cached before they leave, so that it can be seen whether they are in use.
+    is_seen: bool,
 }
 
 /// The lists.
@@ -158,7 +160,7 @@ impl WorkingSet {
             cached_is_held: false,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
-            given_up: GivenUp { gone: 0, back: 0, settled: false, departed: 0, kept: 0 },
+            given_up: GivenUp { gone: 0, back: 0, settled: false, departed: 0, kept: 0, is_seen: false },
             in_turn: false,
         }
     }
@@ -238,10 +240,11 @@ impl WorkingSet {
     fn look_at_main(&mut self) {
         let GivenUp { departed, kept, .. } = self.given_up;
         if departed >= (self.pages() / IN_USE_PART).max(SETTLED_MIN) {
-            if kept < departed / IN_USE {
-                self.given_up = GivenUp::default();
-            }
-            (self.given_up.departed, self.given_up.kept) = (0, 0);
+            let GivenUp { gone, back, settled, is_seen, .. } = self.given_up;
+            self.given_up = match is_seen && kept < departed / IN_USE {
+                true => GivenUp { is_seen, ..GivenUp::default() },
+                false => GivenUp { gone, back, settled, is_seen, ..GivenUp::default() },
+            };
         }
     }
 
@@ -283,6 +286,7 @@ impl WorkingSet {
         self.earned.entered += 1;
         if rank.is_hot() {
             self.credit = self.credit.saturating_sub(CREDIT);
+            self.given_up.is_seen = true;
         }
     }
 
@@ -460,7 +464,9 @@ impl WorkingSet {
     }
 
     fn probation_share(&self) -> u32 {
-        self.share_of(if self.is_settled() { self.share.max(SETTLED_SHARE) } else { self.share })
+        // Where pages are not cached before they leave, nothing tells when main is no longer in use.
+        let small = self.given_up.is_seen && self.is_settled();
+        self.share_of(if small { self.share.max(SETTLED_SHARE) } else { self.share })
     }
 
     /// One page in `share`, but so many at least.

@@ -191,9 +191,7 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     let bytes = [&all, &each].into_iter().flatten().map(|budget| budget.bytes).min().unwrap_or(conf::RAM_MIN);
     let mut conf = Conf::new(bytes);
     conf.verify = args.verify;
-    // What comes in without a fault is not recorded.
-    let unseen = args.trace.as_ref().map(|_| String::from("none"));
-    if let Some(text) = args.readahead.as_ref().or(unseen.as_ref()) {
+    if let Some(text) = &args.readahead {
         conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
     }
     if let Some(text) = &args.idle_poll {

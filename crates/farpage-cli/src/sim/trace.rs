@@ -23,6 +23,10 @@ const MAGIC_WITHOUT_FREE: [u8; 8] = *b"FPTRACE1";
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// An access to one of so many pages last seen is left out of lackey's: no memory that is worth simulating can tell.
 const RECENT: usize = 32;
+/// Page numbers of 64-bit address spaces are below.
+const NUMBER_END: u64 = 1 << 52;
+/// The numbers of pages at a place whose number is another one's begin there: above what the engine records.
+const RENAMED_SHIFT: u32 = 35;
 const PAGE_SHIFT: u32 = farpage_swap::PAGE_SHIFT;
 
 /// A trace, its pages numbered in the order of their first access.
@@ -43,18 +47,27 @@ struct Builder {
     ids: BTreeMap<u64, u32>,
     /// Numbers of pages that are elsewhere now.
     of_moved: HashSet<u64>,
+    /// Pages that came to the place of one of these, and have other numbers for it.
+    renamed: u64,
     numbers: Vec<u64>,
     accesses: Vec<Access>,
 }
 
 impl Builder {
     fn add(&mut self, number: u64, write: bool) -> std::result::Result<(), String> {
+        if number >= NUMBER_END {
+            return Err(format!("page {number:#x} is in no address space"));
+        }
         let next = self.numbers.len() as u32;
         let page = *self.ids.entry(number).or_insert(next);
         if page == next {
             let mut number = number;
-            while self.of_moved.contains(&number) {
-                number = number.wrapping_add(1 << 44);
+            if self.of_moved.contains(&number) {
+                self.renamed += 1;
+                number += self.renamed << RENAMED_SHIFT;
+                if number >= NUMBER_END {
+                    return Err(String::from("more pages were moved than can be told apart"));
+                }
             }
             self.numbers.push(number);
         }
@@ -166,6 +179,9 @@ fn recorded_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), St
     for bits in body.as_chunks::<8>().0 {
         let record = TraceRecord::from_bits(u64::from_le_bytes(*bits)).ok_or("it is damaged")?;
         let range = record.first..record.first + record.pages;
+        if range.end > 1 << RENAMED_SHIFT {
+            return Err(format!("page {:#x} is in no address space", range.end));
+        }
         match record.kind {
             // Several threads may wait for one page.
             TraceKind::Read | TraceKind::Write if last == Some(record) => {}
@@ -312,7 +328,7 @@ mod tests {
             "two threads may wait for one page; page 8 went to 100, and another came to its place"
         );
         assert_eq!(trace.numbers[..3], [7, 8, 7]);
-        assert!(trace.numbers[3] > 1 << 40, "the number of a page that is still there: {:?}", trace.numbers);
+        assert!(trace.numbers[3] > 1 << RENAMED_SHIFT, "the number of a page that is still there: {:?}", trace.numbers);
     }
 
     /// Any form; what is read is the same when it is packed and read again.
@@ -336,6 +352,8 @@ mod tests {
     fn what_is_not_a_trace_is_refused() {
         assert!(parse("x".into(), &b""[..]).unwrap_err().contains("no access"));
         assert!(parse("x".into(), &b"hello\n".repeat(2000)[..]).unwrap_err().contains("neither"));
+        let far = [&MAGIC[..], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]].concat();
+        assert!(parse("x".into(), &far[..]).unwrap_err().contains("no address space"));
         assert!(parse("x".into(), &b"FPFAULT1"[..]).unwrap_err().contains("older"));
         assert!(parse("x".into(), &b"FPTRACE1\x80"[..]).unwrap_err().contains("middle"));
         assert!(parse("x".into(), &[&b"FPTRACE1"[..], &[0xff; 20]].concat()[..]).unwrap_err().contains("damaged"));
@@ -343,7 +361,7 @@ mod tests {
 
     #[test]
     fn any_number_survives_packing() {
-        let numbers = [0, u64::MAX >> 12, 1, u64::MAX, 5, 1 << 63];
+        let numbers = [0, u64::MAX >> 12, 1, (1 << 52) - 1, 5, 1 << 51];
         let mut built = Builder::default();
         numbers.iter().for_each(|&n| built.add(n, n % 2 == 0).unwrap());
         let pages_of = built.numbers.len() as u32;

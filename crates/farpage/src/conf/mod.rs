@@ -179,7 +179,7 @@ pub struct Conf {
     pub idle_poll: Idle,
     /// Controllers that are held at a value.
     pub tune: Pins,
-    /// Record the faults in this file ([`crate::run::pager::trace`]).
+    /// Record in this file what the program touches ([`crate::run::pager::trace`]).
     pub trace: Option<PathBuf>,
 }
 

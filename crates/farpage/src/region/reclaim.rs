@@ -332,7 +332,7 @@ impl PagerCore {
             let Some(seen) = word.try_lock_if(look) else { continue };
             // What takes no memory of the pool can stay.
             if let PageState::Mapped(Some(entry)) = seen.state()
-                && !self.swap.keep(entry)
+                && !self.swap.keep(entry, true)
             {
                 copies.push(entry);
                 word.unlock(seen, PageState::Mapped(None));

@@ -25,7 +25,7 @@ pub struct Lru {
     /// knows yet whether they are cold.
     ahead: List,
     ahead_max: u32,
-    /// The pager could not take out what is next.
+    /// The pager has tried, and probation was behind all the same.
     is_stuck: bool,
     /// Of pages that came back from a device.
     pub distances: Distances,
@@ -109,13 +109,15 @@ impl Lru {
     }
 
     /// Pages on probation are to leave, and none of them is in the swap cache: those of main would go in their place.
+    /// Not where the pager has found that they cannot be taken out.
     pub fn is_behind(&self) -> bool {
-        self.set.is_behind()
+        !self.is_stuck && self.set.is_behind()
     }
 
-    /// The pager has tried to take out what is next; whether it could. As long as it cannot, others go in its place.
-    pub fn tried(&mut self, could: bool) {
-        self.is_stuck = !could;
+    /// The pager has tried to take out what is next. If probation is still behind, it cannot be taken out, and others go
+    /// in its place until it is no longer.
+    pub fn tried(&mut self) {
+        self.is_stuck = self.set.is_behind();
     }
 
     /// A page came into the program that was on no list: its word becomes `Mapped`.
@@ -221,10 +223,10 @@ impl Lru {
 
     /// The oldest cached pages that can be taken over for writing, at most as many as `out` has room for; their words
     /// become `Writeback`. Of those read ahead only what is too much. None where probation is behind: it would be a
-    /// page of main in place of one that the pager has yet to take out, and can.
+    /// page of main in place of one that the pager has yet to take out.
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
-        while taken < out.len() && (self.is_stuck || !self.set.is_behind()) {
+        while taken < out.len() && !self.is_behind() {
             let writeback = |n, shadow| match table.state(Node(n)) {
                 State::Cached(f) => {
                     table.set_shadow(Node(n), shadow);
@@ -320,11 +322,13 @@ mod tests {
         lru.cache(&t, node(300), cached(300));
         assert!(lru.is_behind());
         assert_eq!(lru.take_for_writing(&t, &mut out), 0);
-        lru.tried(false);
+        lru.tried();
         assert_eq!((lru.take_for_writing(&t, &mut out), out[0].0), (1, node(300)));
-        lru.tried(true);
         lru.cache(&t, node(0), cached(0));
-        assert!(!lru.is_behind());
-        assert_eq!((lru.take_for_writing(&t, &mut out), out[0].0), (1, node(0)));
+        lru.tried();
+        lru.uncache(&t, node(0), cached(0), State::Mapped(None));
+        assert!(lru.is_behind(), "it could be taken out");
+        lru.cache(&t, node(1), cached(1));
+        assert_eq!((lru.take_for_writing(&t, &mut out), out[0].0), (1, node(1)));
     }
 }

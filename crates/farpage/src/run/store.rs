@@ -118,7 +118,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
             freed += 1;
         }
         if got < room {
-            break; // the next ones have yet to be taken out
+            break; // there are no others yet
         }
     }
     let stored = store_queued(e, &waiting[..n]);

@@ -49,10 +49,10 @@ impl Pager {
     /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
     pub(crate) fn balance(&mut self) -> bool {
         let e = self.e;
-        if e.records() && lock(&e.lru).active_len() > (e.budget.movable() / RECORDED_PART) as usize {
-            let moved = self.shrink(EVICT_BATCH) > 0;
+        let sees_less = e.records() && lock(&e.lru).active_len() > (e.budget.movable() / RECORDED_PART) as usize;
+        if sees_less && self.shrink(EVICT_BATCH) > 0 {
             e.wake_writer();
-            return moved;
+            return true;
         }
         if !e.budget.pressure() || e.asks_for_more() && !e.budget.pressure() {
             return false;
@@ -278,7 +278,7 @@ impl Pager {
         };
         // Held mutexes stay in, however long ago they were taken.
         let Some(robust) = (if n > 0 { self.robust_pages() } else { None }) else {
-            lock(&e.lru).tried(false);
+            lock(&e.lru).tried();
             return 0;
         };
         let stays = |pager: &Pager, vpn| pager.is_pinned(vpn) || robust.binary_search(&vpn).is_ok();
@@ -312,7 +312,7 @@ impl Pager {
                 None => break,
             }
         }
-        lock(&e.lru).tried(moved > 0);
+        lock(&e.lru).tried();
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         if moved > 0 {
             e.stat.events.note(EventKind::Evict, 0, moved);

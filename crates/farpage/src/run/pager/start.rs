@@ -25,7 +25,7 @@ use crate::sys::proc::Proc;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, settle};
 use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd, UffdError};
-use farpage_swap::readahead::Streams;
+use farpage_swap::readahead::{Rule, Streams, Tuning};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -80,6 +80,9 @@ impl Engine {
 
     pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &Proc) -> Result<Box<Pager>, String> {
         let PagerParts { mm, discard_area, kick } = opened;
+        // What comes in without a fault is not recorded.
+        let none = Tuning { rule: Rule::None, ..self.conf.readahead };
+        let readahead = if self.records() { none } else { self.conf.readahead };
         let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.discard_area) = Some(discard_area);
@@ -112,7 +115,7 @@ impl Engine {
             grace_period: GracePeriod::new(proc.try_clone().map_err(no_proc)?),
             pending_frees: Vec::new(),
             news: Vec::new(),
-            readahead: Readahead::new(self.conf.readahead, self.conf.ram),
+            readahead: Readahead::new(readahead, self.conf.ram),
             prefetch: Prefetch::default(),
             robust: RobustLists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),

@@ -120,6 +120,17 @@ impl Recorder {
         }
     }
 
+    /// So many pages from `from` on are at `to` now.
+    pub fn note_move(&mut self, from: Vpn, to: Vpn, pages: usize) {
+        let mut done = 0;
+        while done < pages {
+            let piece = (pages - done).min(PAGES_MAX as usize);
+            self.note_range(TraceKind::MoveFrom, from + done, from + done + piece);
+            self.note_range(TraceKind::MoveTo, to + done, to + done + piece);
+            done += piece;
+        }
+    }
+
     fn put_record(&mut self, record: TraceRecord) {
         self.put(record.to_bits().to_le_bytes());
     }
@@ -150,7 +161,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use super::TraceKind::{Free, Read, Write};
+    use super::TraceKind::{Free, MoveFrom, MoveTo, Read, Write};
     use super::*;
 
     #[test]
@@ -160,6 +171,7 @@ mod tests {
         let mut recorder = Recorder::create(&path).unwrap();
         (0..150).for_each(|i| recorder.note(Vpn::new(i * 3), i % 2 == 1));
         recorder.note_range(Free, Vpn::new(0x7f_ffff_f000), Vpn::new(0x7f_ffff_f000 + PAGES_MAX + 5));
+        recorder.note_move(Vpn::new(7), Vpn::new(1 << 30), PAGES_MAX as usize + 1);
         recorder.flush();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
@@ -170,7 +182,14 @@ mod tests {
         let fault = |i: u64| TraceRecord { kind: if i % 2 == 1 { Write } else { Read }, first: i * 3, pages: 1 };
         let freed = [(0x7f_ffff_f000, PAGES_MAX), (0x7f_ffff_f000 + PAGES_MAX, 5)];
         let freed = freed.map(|(first, pages)| TraceRecord { kind: Free, first, pages });
-        assert_eq!(records, (0..150).map(fault).chain(freed).collect::<Vec<_>>());
+        let moved = [
+            (MoveFrom, 7, PAGES_MAX),
+            (MoveTo, 1 << 30, PAGES_MAX),
+            (MoveFrom, 7 + PAGES_MAX, 1),
+            (MoveTo, (1 << 30) + PAGES_MAX, 1),
+        ];
+        let moved = moved.map(|(kind, first, pages)| TraceRecord { kind, first, pages });
+        assert_eq!(records, (0..150).map(fault).chain(freed).chain(moved).collect::<Vec<_>>());
         // A second process does not write over it.
         Recorder::create(&path).unwrap().flush();
         assert_eq!((std::fs::read(&path).unwrap(), std::fs::read_dir(dir.path()).unwrap().count()), (bytes, 2));

@@ -265,8 +265,9 @@ impl Pager {
                 Stat::add(&self.e.stat.event_remap, 1);
                 self.note(EventKind::Remap, from, from + len);
                 self.trace_change(TraceKind::Free, to, to + len);
-                self.trace_change(TraceKind::MoveFrom, from, from + len);
-                self.trace_change(TraceKind::MoveTo, to, to + len);
+                if let Some(trace) = &mut self.trace {
+                    trace.note_move(Vpn::of(from), Vpn::of(to), len / PAGE_SIZE);
+                }
                 self.follow_remap(from, to, len);
             }
         }
