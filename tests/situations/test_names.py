@@ -17,6 +17,7 @@ BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
     "looked up at load, called on program threads": "dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
+    "at start, so that the second of two such libraries finds the first": "farpage_preload_started",
     "a thread that starts another": "pthread_attr_getstacksize pthread_attr_init",
     "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all _IO_list_lock _IO_list_unlock pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",
