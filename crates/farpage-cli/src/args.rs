@@ -114,7 +114,7 @@ pub struct SetArgs {
 pub struct RunArgs {
     /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
     /// available memory]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, visible_short_alias = 'm', visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
     /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
     #[arg(long, value_name = "SIZE")]

@@ -53,6 +53,15 @@ fn environment() {
 }
 
 #[test]
+fn the_budget_has_the_names_that_others_give_it() {
+    for budget in [&["-m", "32M"][..], &["-m32M"], &["--memory", "32M"], &["--memory=32M"]] {
+        let out = quiet(farpage().args(["run", "--force", "-q"]).args(budget).arg("env"));
+        assert!(out.contains("FARPAGE_CONF=ram:33554432"), "{budget:?}: {out}");
+    }
+    assert!(quiet(farpage().args(["run", "--help"])).contains("--memory"));
+}
+
+#[test]
 fn other_preloads_stay() {
     let out = quiet(run().env("LD_PRELOAD", common::fake()).args(["env"]));
     let want = format!("LD_PRELOAD={}:{}", common::inert().display(), common::fake().display());
