@@ -59,6 +59,24 @@ impl Machine {
             }
         }
     }
+
+    /// What there is less of than `bytes`, in words: a budget of so many is never reached.
+    pub fn less_than(&self, bytes: u64) -> Option<String> {
+        match &self.limit {
+            Some(limit) if limit.bytes < bytes => {
+                Some(format!("the memory cgroup has {} ({})", size::format(limit.bytes), limit.file.display()))
+            }
+            _ if self.total < bytes => Some(format!("this machine has {}", size::format(self.total))),
+            _ => None,
+        }
+    }
+}
+
+/// Why a budget that was given as `OPTION TEXT` will never act, if so. Shares are of what there is, and where that
+/// cannot be found out, nothing is said.
+pub fn never_acts(option: &str, text: &str, budget: &Budget) -> Option<String> {
+    let there_is = Machine::read().ok().filter(|_| !text.contains('%'))?.less_than(budget.bytes)?;
+    Some(format!("the budget of {} ({option} {text}) will never act: {there_is}", size::format(budget.bytes)))
 }
 
 /// The budget for `--ram TEXT`, or the default. Only for the latter, or for a share, must be known what the machine
@@ -112,6 +130,14 @@ mod tests {
     fn percent_is_of_the_smaller() {
         assert_eq!(machine(None).budget(Some("50%")).unwrap().bytes, 4 << 30);
         assert_eq!(machine(Some(1 << 30)).budget(Some("50%")).unwrap().bytes, 512 << 20);
+    }
+
+    #[test]
+    fn more_than_there_is() {
+        let (machine, cgroup) = (machine(None), machine(Some(1 << 30)));
+        assert_eq!((machine.less_than(8 << 30), cgroup.less_than(1 << 30)), (None, None));
+        assert_eq!(machine.less_than((8 << 30) + 4096).unwrap(), "this machine has 8.0 GiB");
+        assert_eq!(cgroup.less_than(2 << 30).unwrap(), "the memory cgroup has 1.0 GiB (/c/memory.max)");
     }
 
     #[test]

@@ -62,6 +62,33 @@ fn the_budget_has_the_names_that_others_give_it() {
 }
 
 #[test]
+fn limits_above_what_there_is_are_warned_of() {
+    let dir = common::public_tempdir();
+    let said = |ram: &str, size: &str, more: &[&str]| {
+        let mut command = farpage();
+        command.args(["run", "--force", "--ram", ram, "--swap"]);
+        command.arg(format!("file:{},size={size}", dir.path().display()));
+        let out = command.args(more).arg("true").output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let error = said("100T", "900T", &[]);
+    let lines = |part: &str| error.lines().filter(|line| line.contains(part)).count();
+    assert_eq!(
+        (lines("will never act"), lines("budget of 100.0 TiB (--ram 100T) will never act: th")),
+        (2, 1),
+        "{error}"
+    );
+    assert_eq!(lines(": the size of 900.0 TiB will never act: its filesystem has "), 1, "{error}");
+    assert_eq!(said("100T", "900T", &["-q"]), "");
+    for ram in ["100%", "64M"] {
+        assert!(!said(ram, "1M", &[]).contains("never act"), "{ram}");
+    }
+    let error = said("64M", "1M", &["--ram-per-process", "100T"]);
+    assert!(error.contains("budget of 100.0 TiB (--ram-per-process 100T)"), "{error}");
+}
+
+#[test]
 fn other_preloads_stay() {
     let out = quiet(run().env("LD_PRELOAD", common::fake()).args(["env"]));
     let want = format!("LD_PRELOAD={}:{}", common::inert().display(), common::fake().display());

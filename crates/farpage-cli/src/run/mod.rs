@@ -13,7 +13,7 @@ mod supervise;
 mod user;
 
 use crate::args::RunArgs;
-use crate::budget::budget;
+use crate::budget::{Budget, budget, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
@@ -33,6 +33,7 @@ use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -89,6 +90,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         });
     } else {
         conf.swap.iter_mut().try_for_each(resolve_file)?;
+        conf.swap.iter().filter(|_| !args.quiet).filter_map(above_filesystem).for_each(say);
     }
     conf.trace.as_deref().map(check_trace).transpose()?;
     let conf_text = conf_text(&conf)?;
@@ -187,6 +189,17 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
         if let Some(budget) = budget {
             note(&format_args!("{of} {} ({})", size::format(budget.bytes), budget.origin));
         }
+    }
+    // Within another tree, it has at most a part of that one's budget.
+    let given = [("--ram", &args.ram, &all), ("--ram-per-process", &args.ram_per_process, &each)];
+    let why = |(option, text, budget): (&str, &Option<String>, &Option<Budget>)| {
+        never_acts(option, text.as_deref()?, budget.as_ref()?)
+    };
+    if !args.quiet
+        && tree::inherited().is_none()
+        && let Some(why) = given.into_iter().find_map(why)
+    {
+        say(format_args!("farpage: {why}"));
     }
     let bytes = [&all, &each].into_iter().flatten().map(|budget| budget.bytes).min().unwrap_or(conf::RAM_MIN);
     let mut conf = Conf::new(bytes);
@@ -296,6 +309,21 @@ fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     })?;
     *path = absolute;
     Ok(())
+}
+
+/// Whether a file may become larger than its filesystem, so that its size is none; in words.
+fn above_filesystem(spec: &SwapSpec) -> Option<String> {
+    let SwapSpec::File { path, size: Some(most), .. } = spec else { return None };
+    // The filesystem in which a block device has its name is not what is on it.
+    if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        return None;
+    }
+    let fs = rustix::fs::statvfs(path).ok()?;
+    let has = fs.f_blocks.saturating_mul(fs.f_frsize);
+    // Some do not say.
+    let above = (1..*most).contains(&has);
+    let (path, most, has) = (shown(path), size::format(*most), size::format(has));
+    above.then(|| format!("farpage: --swap file:{path}: the size of {most} will never act: its filesystem has {has}"))
 }
 
 /// The text for the engine, refused if it would be read differently from what is meant.
