@@ -58,6 +58,15 @@ class Files(Situation):
             self.assertEqual(swap.read_bytes(), b"")
             self.assertEqual(os.listdir(self.dir), ["swap"])
 
+    def test_a_swap_file_that_does_not_exist_is_made_and_has_nothing_in_it(self):
+        swap = self.dir / "swap"
+        process = self.start("--swap", f"file:{swap}")
+        self.assertGreater(self.on_files(process), 8 << 20)
+        process.stdin.close()
+        self.assertEqual(process.wait(), 0)
+        self.assertEqual((swap.read_bytes(), mode(swap)), (b"", 0o600))
+        self.assertEqual(os.listdir(self.dir), ["swap"])
+
     def test_a_named_swap_file_of_somebody_else_or_of_another_kind_stays_as_it_is(self):
         data = self.dir / "data"
         data.write_bytes(b"not farpage's")

@@ -51,11 +51,12 @@ fn devices() {
         ("zram,size=100", "below the minimum"),
         ("file:/var/tmp,size=4K", "below the minimum"),
         ("ram,size=1G", "would leave no room for pages"),
-        ("file:/var/tmp/no-such-file", "/var/tmp/no-such-file: cannot look at it: No such file"),
+        ("file:/var/tmp/no-such-dir/", "/var/tmp/no-such-dir/: cannot look at it: No such file"),
         ("file:/etc/passwd", "it holds something that is not farpage's"),
         ("file:", "no path"),
         ("file:/var/tmp,alg=lz4", "unknown option \"alg=lz4\""),
         ("file:/no/such/dir/file", "/no/such/dir/file: cannot look at it: No such file"),
+        ("file:/proc/no-such-file", "file:/proc/no-such-file: cannot create files there"),
         ("file:/dev/null", "neither a directory, a regular file nor a block device"),
     ] {
         refused(run().args(["--swap", spec, "true"]), 125, part);
@@ -63,6 +64,16 @@ fn devices() {
     assert_ne!(std::fs::metadata("/etc/passwd").unwrap().len(), 0, "looked at, not taken");
     let error = refused(run().args(["--trace", "/no/such/dir/trace", "true"]), 125, "cannot make /no/such/dir/trace");
     assert!(error.contains("help: "), "{error}");
+    // A link that leads nowhere is not followed, and nothing is made before all else is known to be right.
+    let dir = public_tempdir();
+    let at = |name: &str| format!("file:{}/{name}", dir.path().display());
+    std::os::unix::fs::symlink(dir.path().join("target"), dir.path().join("link")).unwrap();
+    refused(run().args(["--swap", &at("link"), "true"]), 125, "/link: cannot look at it: No such file");
+    refused(run().args(["--swap", &at("new"), "--swap", &at("no/new"), "true"]), 125, "/no/new: cannot look at it");
+    refused(run().args(["--swap", &at("new"), "no-such-program-here"]), 127, "not found");
+    refused(run().args(["--swap", &at("new"), "--stats-json", "/no/such/dir/x", "true"]), 125, "--stats-json");
+    refused(run().args(["--swap", &at("semi;colon"), "true"]), 125, "semicolon");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "something was made");
     let dir = tempfile::Builder::new().prefix("semi;colon").tempdir().unwrap();
     refused(run().arg("--swap").arg(format!("file:{}", dir.path().display())).arg("true"), 125, "semicolon");
 }
@@ -73,6 +84,30 @@ fn relative_device_paths_become_absolute() {
     let real = dir.path().canonicalize().unwrap();
     let out = quiet(run().current_dir(&real).args(["--swap", "file:.,prio=3", "env"]));
     assert!(out.contains(&format!("swap:file:{},prio=3\n", real.display())), "{out}");
+}
+
+/// As an empty file that the user made: it stands for its directory, and stays as it is.
+#[test]
+fn a_swap_file_that_does_not_exist_is_made() {
+    let dir = public_tempdir();
+    let real = dir.path().canonicalize().unwrap();
+    for (spec, size) in [("file:a", ""), ("file:b,size=1M", ",size=1048576")] {
+        let mut command = run();
+        // SAFETY: umask is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::umask(0);
+                Ok(())
+            })
+        };
+        // Both devices name it, and only the first finds none.
+        command.current_dir(&real).args(["--swap", spec, "--swap", spec, "env"]);
+        let file = real.join(&spec[5..6]);
+        assert!(quiet(&mut command).contains(&format!("swap:file:{}{size};", file.display())));
+        let metadata = std::fs::metadata(&file).unwrap();
+        assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (0, 0o600), "{spec}");
+    }
+    assert_eq!(std::fs::read_dir(&real).unwrap().count(), 2);
 }
 
 #[test]

@@ -31,9 +31,10 @@ use farpage::internals::tree::{self, Segment};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -89,7 +90,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
             }
         });
     } else {
-        conf.swap.iter_mut().try_for_each(resolve_file)?;
+        conf.swap.iter_mut().try_for_each(resolve_named)?;
         conf.swap.iter().filter(|_| !args.quiet).filter_map(above_filesystem).for_each(say);
     }
     conf.trace.as_deref().map(check_trace).transpose()?;
@@ -127,11 +128,14 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     for (key, value) in user.iter().flat_map(|u| &u.env) {
         image.set(key, value.as_bytes())?;
     }
+    let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
+    if !args.swap.is_empty() {
+        conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
+    }
     if !args.stats && args.stats_json.is_none() {
         early::restore_sigpipe();
         return Err(image.failure(&image.exec()));
     }
-    let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
     let ended = supervise::run(&image, outer)?;
     let tree = segment.ok().and_then(|(fd, _)| trees::open(ended.pid as u32, fd.as_fd()).ok());
     if args.stats {
@@ -303,11 +307,54 @@ fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
 /// Makes the path of a file device absolute (the program may change its directory) and checks that it can be used.
 fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
     let SwapSpec::File { path, .. } = spec else { return Ok(()) };
-    let absolute = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-    farpage::internals::swap::file::check(&absolute).map_err(|e| {
-        Failure::new(format!("--swap: cannot use file:{}: {}", absolute.display(), e.reason)).help(e.remedy)
-    })?;
-    *path = absolute;
+    *path = absolute(path);
+    check_file(path, path)
+}
+
+/// The same for a device that the user named. A file that does not exist can be used where one can be made; it is made
+/// when nothing else can be refused any more.
+fn resolve_named(spec: &mut SwapSpec) -> Result<()> {
+    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    *path = absolute(path);
+    check_file(path, directory_of_new(path).unwrap_or(path))
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Checks in `place` whether the file device of `path` can be used.
+fn check_file(path: &Path, place: &Path) -> Result<()> {
+    farpage::internals::swap::file::check(place).map_err(|e| no_file(path, &e.reason).help(e.remedy))
+}
+
+fn no_file(path: &Path, reason: &str) -> Failure {
+    Failure::new(format!("--swap: cannot use file:{}: {reason}", path.display()))
+}
+
+/// The directory in which a file of this name can be made: it exists, and nothing in it has that name.
+fn directory_of_new(path: &Path) -> Option<&Path> {
+    // "no/": a directory is meant.
+    let is_file = !path.as_os_str().as_bytes().ends_with(b"/");
+    let is_new = std::fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    path.parent().filter(|directory| is_file && is_new && directory.is_dir())
+}
+
+/// Makes the file of a device, if there is none: empty as it stays, and its owner's alone.
+fn make_file(spec: &SwapSpec, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<()> {
+    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    if directory_of_new(path).is_none() {
+        return Ok(());
+    }
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => note(&format_args!("made {}", path.display())),
+        // The same file for two devices, or somebody else was faster.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => check_file(path, path)?,
+        Err(e) => {
+            let failure = no_file(path, &format!("cannot make it: {}", why(&e)));
+            return Err(failure.help("use a directory, as in file:/var/tmp"));
+        }
+    }
     Ok(())
 }
 
@@ -318,7 +365,7 @@ fn above_filesystem(spec: &SwapSpec) -> Option<String> {
     if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         return None;
     }
-    let fs = rustix::fs::statvfs(path).ok()?;
+    let fs = rustix::fs::statvfs(directory_of_new(path).unwrap_or(path)).ok()?;
     let has = fs.f_blocks.saturating_mul(fs.f_frsize);
     // Some do not say.
     let above = (1..*most).contains(&has);
