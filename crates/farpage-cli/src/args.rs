@@ -139,7 +139,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
-    #[arg(long, value_name = "NAME|UID[:GID]")]
+    #[arg(long, value_name = "NAME|UID[:GROUP|GID]")]
     pub user: Option<String>,
     /// Keep a checksum of every swapped-out page and abort on a mismatch
     #[arg(long)]

@@ -47,6 +47,15 @@ fn the_program_is_the_user_and_keeps_no_privilege() {
 }
 
 #[test]
+fn a_group_has_a_name() {
+    if !device() {
+        return;
+    }
+    let out = quiet(farpage().args(["run", "--ram", "64M", "--user", "nobody:root", "sh", "-c", "id -u; id -gn"]));
+    assert_eq!(out, "65534\nroot\n");
+}
+
+#[test]
 fn the_inherited_device_gives_that_user_a_full_userfaultfd() {
     if !device() {
         return;
@@ -81,7 +90,7 @@ fn refusals() {
     }
     refused(farpage().args(["run", "--user", "no-such-user", "true"]), 125, "no such user");
     refused(farpage().args(["run", "--user", "3999999999", "true"]), 125, "uid 3999999999");
-    refused(farpage().args(["run", "--user", "nobody:staff", "true"]), 125, "is not a number");
+    refused(farpage().args(["run", "--user", "nobody:no-such-group", "true"]), 125, "no such group");
     let (_dir, exe) = public_copy();
     let mut command = Command::new(&exe);
     command.uid(NOBODY).gid(NOBODY).args(["run", "--user", "root", "true"]);

@@ -5,8 +5,10 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::ptr;
 
-/// Room for the strings of one passwd entry.
+/// Room for the strings of one passwd entry, and at first of a group.
 const ENTRY_BYTES: usize = 16 * 1024;
+/// Most room for a group: it lists its members.
+const GROUP_BYTES_MAX: usize = 16 << 20;
 
 /// Whom to become.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +31,10 @@ struct Entry {
     home: String,
 }
 
-/// Reads `NAME|UID[:GID]`.
+/// Reads `NAME|UID[:GROUP|GID]`.
 ///
 /// # Errors
-/// Not root, no such user, or a number that needs a group.
+/// Not root, no such user or group, or a number that needs a group.
 pub fn lookup(text: &str) -> Result<User> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("--user: only root can run a program as another user"));
@@ -41,12 +43,14 @@ pub fn lookup(text: &str) -> Result<User> {
         Some((who, group)) => (who, Some(group)),
         None => (text, None),
     };
-    let gid = group.map(|g| {
-        id(g).ok_or_else(|| Failure::new(format!("--user {text}: group {g:?} is not a number; write NAME:GID")))
+    let gid = group.map(|group| {
+        gid_by_name(group)
+            .or_else(|| id(group))
+            .ok_or_else(|| Failure::new(format!("--user {text}: no such group")).help("list them    getent group"))
     });
     let gid = gid.transpose()?;
     let uid = id(who);
-    // A name wins over a number, as for chown.
+    // A name wins over a number, as for chown. So it is with groups.
     let entry = entry_by_name(who).or_else(|| entry_by_uid(uid?));
     match (entry, uid, gid) {
         (Some(entry), _, gid) => {
@@ -132,6 +136,23 @@ fn entry(
     Some(Entry { name: name.to_owned(), uid: pwd.pw_uid, gid: pwd.pw_gid, home })
 }
 
+fn gid_by_name(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok().filter(|n| !n.is_empty())?;
+    // SAFETY: group consists of an integer and pointers; all-zero is valid and overwritten below.
+    let mut group: libc::group = unsafe { std::mem::zeroed() };
+    let mut strings = vec![0; ENTRY_BYTES];
+    loop {
+        let mut found = ptr::null_mut();
+        let (to, len) = (strings.as_mut_ptr(), strings.len());
+        // SAFETY: the arguments are what getgrnam_r asks for; `name` and `strings` live through the call.
+        match unsafe { libc::getgrnam_r(name.as_ptr(), &mut group, to, len, &mut found) } {
+            0 if !found.is_null() => return Some(group.gr_gid),
+            libc::ERANGE if len < GROUP_BYTES_MAX => strings.resize(len * 2, 0),
+            _ => return None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +175,11 @@ mod tests {
         assert_eq!(lookup("root").unwrap().uid, 0);
         assert_eq!(lookup("0").unwrap().env[1], ("USER", "root".to_owned()));
         assert_eq!(lookup("nobody:7").unwrap().gid, 7);
+        assert_eq!((lookup("nobody:root").unwrap().gid, lookup("3999999999:root").unwrap().gid), (0, 0));
+        for group in ["", "no-such-group", "-1", "4294967295"] {
+            let failure = lookup(&format!("nobody:{group}")).unwrap_err();
+            assert!(failure.sentence.ends_with("no such group"), "{failure}");
+        }
         assert!(lookup("no-such-user").unwrap_err().sentence.contains("no such user"));
         assert!(lookup("3999999999").unwrap_err().details[0].contains(":GID"));
         let unknown = lookup("3999999999:5").unwrap();
