@@ -108,7 +108,11 @@ fn errors() {
         command
     };
     refused(&mut as_nobody(&["stat", &program.pid()]), 1, "permission denied");
-    let table = quiet(&mut as_nobody(&["stat"]));
+    let out = as_nobody(&["stat"]).output().unwrap();
+    let (table, note) = (text(&out.stdout), text(&out.stderr));
+    assert_eq!((out.status.code(), note.lines().count()), (Some(0), 1), "{note}");
+    assert!(note.starts_with("farpage: rows of dashes: ") && note.ends_with("    sudo farpage stat\n"), "{note}");
+    assert_eq!(quiet(&mut as_nobody(&["stat", "--json"])).matches("\"schema\"").count(), 1);
     let row = table.lines().find(|l| l.split_whitespace().next() == Some(&program.pid())).expect("it is listed");
     assert!(row.ends_with('-'), "{row}");
 }

@@ -130,6 +130,10 @@ fn all_text(args: &StatArgs) -> Result<String> {
         if all.is_empty() {
             crate::failure::say("farpage: no process runs under farpage or has a pager");
         }
+        if all.iter().any(|one| one.pages.is_none()) {
+            let why = "of these processes only their own user and root may read the counters";
+            crate::failure::say(format_args!("farpage: rows of dashes: {why}    sudo farpage stat"));
+        }
         let trees: Vec<String> = trees::all().iter().map(|tree| format!("\n{}", tree.text())).collect();
         return Ok(show::table(&all, args.bytes) + &trees.concat());
     }
