@@ -30,7 +30,7 @@ fn main() -> ExitCode {
             return match (error.use_stderr(), under_run()) {
                 (false, _) => ExitCode::SUCCESS,
                 (true, true) => ExitCode::from(failure::FAILED),
-                (true, false) => ExitCode::from(2),
+                (true, false) => ExitCode::from(failure::USAGE),
             };
         }
     };

@@ -84,14 +84,17 @@ fn a_trace_that_is_saved_is_the_same_trace() {
 
 #[test]
 fn what_cannot_be_simulated_is_said() {
-    for (arguments, says) in [
-        (&[][..], "nothing to simulate"),
-        (&["--synthetic", "tape"], "unknown workload"),
-        (&["--trace", "/nonexistent"], "no such file"),
-        (&["--trace", "/proc/cpuinfo"], "access"),
+    const LOOP: [&str; 6] = ["--pages", "16", "--accesses", "100", "--synthetic", "loop"];
+    for (arguments, status, says) in [
+        (&[][..], 2, "nothing to simulate"),
+        (&["--synthetic", "tape"], 2, "unknown workload"),
+        (&[&LOOP[..], &["--ram", "tape"]].concat(), 2, "--ram: "),
+        (&[&LOOP[..], &["--synthetic", "loop", "--save", "/nonexistent/saved"]].concat(), 2, "exactly one trace"),
+        (&["--trace", "/nonexistent"], 125, "no such file"),
+        (&["--trace", "/proc/cpuinfo"], 125, "access"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_farpage")).arg("sim").args(arguments).output().unwrap();
-        assert!(!output.status.success());
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains(says), "{arguments:?}: {text}");
     }

@@ -3,6 +3,8 @@
 use farpage::internals::probe::Refusal;
 use std::fmt;
 
+/// The command line is wrong; under `run`, that is [`FAILED`].
+pub const USAGE: u8 = 2;
 /// farpage itself failed.
 pub const FAILED: u8 = 125;
 /// The program was found and cannot be executed.
@@ -33,6 +35,11 @@ impl Failure {
     /// A failure with another exit status.
     pub fn with_status(status: u8, sentence: impl Into<String>) -> Failure {
         Failure { status, sentence: sentence.into(), details: Vec::new() }
+    }
+
+    /// A command line that cannot be meant, of a subcommand other than `run`.
+    pub fn usage(sentence: impl Into<String>) -> Failure {
+        Failure::with_status(USAGE, sentence)
     }
 
     /// Adds a remedy.

@@ -84,7 +84,7 @@ struct Row {
 /// A trace or an argument that cannot be read, a file that cannot be written.
 pub fn main(args: &SimArgs) -> Result<ExitCode> {
     let synthetic = |text: &String| {
-        let kind = Synthetic::parse(text).map_err(|e| Failure::new(format!("--synthetic: {e}")))?;
+        let kind = Synthetic::parse(text).map_err(|e| Failure::usage(format!("--synthetic: {e}")))?;
         Ok(Trace::synthetic(text, kind.trace(args.pages, args.accesses, args.seed)))
     };
     // Wrong names are found before long traces are read.
@@ -92,10 +92,12 @@ pub fn main(args: &SimArgs) -> Result<ExitCode> {
     let read: Vec<Trace> = args.trace.iter().map(|path| trace::read(path)).collect::<Result<_>>()?;
     let traces: Vec<Trace> = made.into_iter().chain(read).collect();
     if traces.is_empty() {
-        return Err(Failure::new("nothing to simulate").help("name a trace with --trace FILE or --synthetic WORKLOAD"));
+        return Err(
+            Failure::usage("nothing to simulate").help("name a trace with --trace FILE or --synthetic WORKLOAD")
+        );
     }
     if let Some(path) = &args.save {
-        let [trace] = &traces[..] else { return Err(Failure::new("--save: exactly one trace can be saved")) };
+        let [trace] = &traces[..] else { return Err(Failure::usage("--save: exactly one trace can be saved")) };
         trace.save(path)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -116,7 +118,7 @@ fn sizes(args: &SimArgs, pages: u32) -> Result<Vec<u32>> {
     }
     let size = |text: &String| {
         let bytes = size::parse_of(text, Some(u64::from(pages) * PAGE_SIZE as u64));
-        let bytes = bytes.map_err(|e| Failure::new(format!("--ram: {e}")))?;
+        let bytes = bytes.map_err(|e| Failure::usage(format!("--ram: {e}")))?;
         Ok(u32::try_from(bytes / PAGE_SIZE as u64).unwrap_or(u32::MAX).max(1))
     };
     args.ram.iter().map(size).collect()

@@ -22,7 +22,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
     let interval = match args.watch {
         Some(s) if s.is_finite() && (0.01..=86_400.0).contains(&s) => Some(Duration::from_secs_f64(s)),
         Some(s) => {
-            return Err(Failure::with_status(2, format!("--watch={s}: not between 0.01 and 86400 seconds")));
+            return Err(Failure::usage(format!("--watch={s}: not between 0.01 and 86400 seconds")));
         }
         None => None,
     };
