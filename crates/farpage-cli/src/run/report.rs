@@ -81,6 +81,36 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     row("first process", String::new(), "what follows is of this one".into());
 }
 
+/// Below this, shares of a pool say nothing of it: what is left at the end is pieces.
+const POOL_SHARES_MIN: u64 = 4 << 20;
+
+/// The compressed pool as it was at the end, and the most that it took; bytes.
+struct PoolEnd {
+    bytes: u64,
+    /// Compressed.
+    packed: u64,
+    /// Not compressed.
+    orig: u64,
+    peak: u64,
+}
+
+impl PoolEnd {
+    fn words(&self) -> String {
+        let share = |part: u64| part as f64 / self.packed.max(1) as f64;
+        let (ratio, holes) = (share(self.orig), 100.0 * share(self.bytes.saturating_sub(self.packed)));
+        let orig = size::format(self.orig);
+        let now = match (self.packed, self.orig) {
+            (_, 0) => String::new(),
+            (0, _) => format!("for {orig} all same-filled, "),
+            _ if self.bytes < POOL_SHARES_MIN => format!("for {orig}, "),
+            _ => format!("for {orig} at {ratio:.1} to 1, {holes:.0}% holes, "),
+        };
+        // Counts are taken one after the other.
+        let peak = size::format(self.peak.max(self.bytes));
+        format!("{now}at the end; {peak} at most")
+    }
+}
+
 fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     let pages = |name: &str| page.get(name);
     let (out, zero, clean) = (pages("pswpout"), pages("swpout_zero"), pages("swpout_clean"));
@@ -94,12 +124,14 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     let used =
         if hits > 0 { format!(", {:.1}% of them used", 100.0 * hits as f64 / ahead as f64) } else { String::new() };
     row("swapped in", of_pages(back), format!("{back} pages, {ahead} by readahead{used}"));
-    let (pool, packed, orig) = (pages("pool_bytes"), pages("pool_compressed_bytes"), pages("pool_orig_bytes"));
-    if orig > 0 {
-        let share = |part: u64| part as f64 / packed.max(1) as f64;
-        let (ratio, holes) = (share(orig), 100.0 * share(pool.saturating_sub(packed)));
-        let how = if packed > 0 { format!("at {ratio:.1} to 1, {holes:.0}% holes") } else { "all same-filled".into() };
-        row("compressed pool", size::format(pool), format!("for {} {how}, at the end", size::format(orig)));
+    let pool = PoolEnd {
+        bytes: pages("pool_bytes"),
+        packed: pages("pool_compressed_bytes"),
+        orig: pages("pool_orig_bytes"),
+        peak: pages("pool_peak_bytes"),
+    };
+    if pool.orig > 0 || pool.peak > 0 {
+        row("compressed pool", size::format(pool.bytes), pool.words());
     }
     if pages("file_bytes") > 0 || pages("pool_writeback") > 0 {
         let moved = pages("pool_writeback");
@@ -211,5 +243,22 @@ impl Target {
             }
         };
         result.map_err(|e| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(&e))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_only_of_a_pool_that_is_worth_it() {
+        let words = |bytes, packed, orig, peak| PoolEnd { bytes, packed, orig, peak }.words();
+        let (kib, mib) = (1 << 10, 1 << 20);
+        let of_much = words(8 * mib, 6 * mib, 18 * mib, 20 * mib);
+        assert_eq!(of_much, "for 18.0 MiB at 3.0 to 1, 33% holes, at the end; 20.0 MiB at most");
+        assert_eq!(words(512 * kib, 26 * kib, 72 * kib, 9 * mib), "for 72.0 KiB, at the end; 9.0 MiB at most");
+        assert_eq!(words(0, 0, 4 * mib, 0), "for 4.0 MiB all same-filled, at the end; 0 B at most");
+        assert_eq!(words(0, 0, 0, 9 * mib), "at the end; 9.0 MiB at most");
+        assert_eq!(words(mib, mib, mib, 0), "for 1.0 MiB, at the end; 1.0 MiB at most");
     }
 }
