@@ -41,7 +41,7 @@ Examples:
   farpage stat
   farpage stat 1234
   farpage stat 1234 --watch
-  farpage stat 1234 --watch=0.2 --json
+  farpage stat 1234 --watch 0.2 --json
   farpage stat --bytes
   farpage stat 1234 --events
   farpage stat 1234 --tuning";
@@ -170,8 +170,8 @@ pub struct StatArgs {
     /// One JSON object (with --watch: one per line)
     #[arg(short = 'J', long)]
     pub json: bool,
-    /// Repeat every SECONDS (default 1) with rates, until the process ends
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    /// Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     pub watch: Option<f64>,
     /// Sizes in bytes
     #[arg(short, long)]

@@ -26,7 +26,7 @@ fn usage_errors_are_125_under_run_only() {
         assert_eq!(text(&out.stdout), "");
         assert!(text(&out.stderr).starts_with("error: "), "{args:?}: {}", text(&out.stderr));
     }
-    for args in [&["stat", "x"][..], &["bogus"], &["stat", "--watch=0"]] {
+    for args in [&["stat", "x"][..], &["bogus"], &["stat", "--watch=0"], &["stat", "--watch", "86401"]] {
         assert_eq!(farpage().args(args).output().unwrap().status.code(), Some(2), "{args:?}");
     }
 }

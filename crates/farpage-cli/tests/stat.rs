@@ -72,9 +72,16 @@ fn sheet_of_one() {
 
 #[test]
 fn watch_ends_with_the_process() {
+    // As vmstat has it, and with "=".
+    for interval in [&["--watch", "0.05"][..], &["--watch=0.05"]] {
+        watch_ends(interval);
+    }
+}
+
+fn watch_ends(interval: &[&str]) {
     let program = Running::start();
     let mut command = farpage();
-    command.args(["stat", &program.pid(), "--watch=0.05", "--json"]).stdout(Stdio::piped());
+    command.args(["stat", &program.pid()]).args(interval).arg("--json").stdout(Stdio::piped());
     let watch = command.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(400));
     drop(program);

@@ -22,7 +22,8 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
     let interval = match args.watch {
         Some(s) if s.is_finite() && (0.01..=86_400.0).contains(&s) => Some(Duration::from_secs_f64(s)),
         Some(s) => {
-            return Err(Failure::usage(format!("--watch={s}: not between 0.01 and 86400 seconds")));
+            let failure = Failure::usage(format!("--watch={s}: not between 0.01 and 86400 seconds"));
+            return Err(failure.help("name a process before    farpage stat PID --watch"));
         }
         None => None,
     };
