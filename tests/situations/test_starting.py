@@ -61,7 +61,8 @@ class Installations(Situation):
         other, stats = self.dir / "other.so", self.dir / "stats"
         shutil.copy(PRELOAD, other)
         options = ("--stats-json", stats)
-        done = self.run_farpage(build("loop.c"), "40", "2", options=options, env=os.environ | {"LD_PRELOAD": str(other)})
+        env = os.environ | {"LD_PRELOAD": str(other)}
+        done = self.run_farpage(build("loop.c"), "40", "2", options=options, env=env)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "ok\n", ""))
         self.assertTrue(json.loads(stats.read_text())["engine_started"])
 

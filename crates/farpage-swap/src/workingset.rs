@@ -41,6 +41,7 @@ mod next;
 mod page;
 
 pub use ages::Ages;
+pub use next::in_runs;
 pub use page::{Pages, Rank, Shadow, Words};
 
 use crate::lru::{Links, List};
@@ -238,13 +239,12 @@ impl WorkingSet {
 
     /// Hardly any page of main is wanted back while others leave: it is not in use any more, so it is not settled.
     fn look_at_main(&mut self) {
-        let GivenUp { departed, kept, .. } = self.given_up;
+        let GivenUp { departed, kept, is_seen, .. } = self.given_up;
         if departed >= (self.pages() / IN_USE_PART).max(SETTLED_MIN) {
-            let GivenUp { gone, back, settled, is_seen, .. } = self.given_up;
-            self.given_up = match is_seen && kept < departed / IN_USE {
-                true => GivenUp { is_seen, ..GivenUp::default() },
-                false => GivenUp { gone, back, settled, is_seen, ..GivenUp::default() },
-            };
+            if is_seen && kept < departed / IN_USE {
+                self.given_up = GivenUp { is_seen, ..GivenUp::default() };
+            }
+            (self.given_up.departed, self.given_up.kept) = (0, 0);
         }
     }
 

@@ -10,7 +10,7 @@
 use super::ours::{At, Table};
 use super::{Met, Moved, Policy};
 use crate::readahead::{Streams, Window};
-use crate::workingset::{Rank, WorkingSet};
+use crate::workingset::{Rank, WorkingSet, in_runs};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -166,7 +166,10 @@ impl Run {
             if n == 0 {
                 return;
             }
-            for page in in_runs(&oldest[..n], &self.numbers) {
+            let placed = |(age, page): (usize, &u32)| (self.numbers[*page as usize], age, *page);
+            let mut batch: Vec<(u64, usize, u32)> = oldest[..n].iter().enumerate().map(placed).collect();
+            in_runs(&mut batch);
+            for (_, _, page) in batch {
                 if let At::Mapped(rank) = self.table.at(page) {
                     self.set.cache(&self.table, page, rank);
                     self.table.set(page, At::Cached(rank));
@@ -174,20 +177,6 @@ impl Run {
             }
         }
     }
-}
-
-/// The pages, the oldest first, so that neighbours come one after the other; the runs in the order of their oldest
-/// pages.
-fn in_runs(pages: &[u32], numbers: &[u64]) -> Vec<u32> {
-    let mut placed: Vec<(u64, usize, u32)> =
-        pages.iter().enumerate().map(|(age, page)| (numbers[*page as usize], age, *page)).collect();
-    placed.sort_unstable();
-    for run in placed.chunk_by_mut(|a, b| a.0 + 1 == b.0) {
-        let oldest = run.iter().map(|(_, age, _)| *age).min().unwrap_or(0);
-        run.iter_mut().for_each(|(_, age, _)| *age = oldest);
-    }
-    placed.sort_unstable_by_key(|(number, age, _)| (*age, *number));
-    placed.into_iter().map(|(_, _, page)| page).collect()
 }
 
 impl Policy for Run {

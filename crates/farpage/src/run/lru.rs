@@ -114,8 +114,8 @@ impl Lru {
         !self.is_stuck && self.set.is_behind()
     }
 
-    /// The pager has tried to take out what is next. If probation is still behind, it cannot be taken out, and others go
-    /// in its place until it is no longer.
+    /// The pager has tried to take out what is next. If probation is still behind, it cannot be taken out, and others
+    /// go in its place until it is no longer.
     pub fn tried(&mut self) {
         self.is_stuck = self.set.is_behind();
     }
@@ -310,6 +310,7 @@ mod tests {
         assert_eq!(lru.take_for_writing(&t, &mut out[..2]), 2);
         assert_eq!(out[..2].iter().map(|(_, f)| f.number()).collect::<Vec<_>>(), [272, 501]);
     }
+
     /// Main does not go in place of what the pager has yet to take out, unless that cannot be taken out.
     #[test]
     fn main_stays_while_probation_is_behind() {

@@ -289,8 +289,8 @@ impl SwapSpace {
         }
     }
 
-    /// The page of `entry` is in memory again: whether the entry can be kept without taking memory of the pool, or, if it
-    /// `may_cost` some, of a scarce pool. If not, it is to be freed.
+    /// The page of `entry` is in memory again: whether the entry can be kept without taking memory of the pool, or, if
+    /// it `may_cost` some, of a scarce pool. If not, it is to be freed.
     pub fn keep(&self, entry: Entry, may_cost: bool) -> bool {
         may_cost && !self.pool_is_tight() || self.device(entry).is_ok_and(|device| device.give_up(entry))
     }

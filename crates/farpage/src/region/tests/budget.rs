@@ -76,13 +76,7 @@ fn full_devices() {
 #[test]
 fn a_smaller_budget_is_reached() {
     for mode in [FaultMode::Signal, FaultMode::Thread] {
-        let pager = match Pager::builder().budget(24 << 20).swap([file()]).fault_mode(mode).build() {
-            Ok(pager) => pager,
-            Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
-                return println!("skipped in mode {mode:?}: {error}");
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let Some(pager) = built_in(mode, Pager::builder().budget(24 << 20).swap([file()])) else { return };
         let mut region = pager.region(32 << 20).unwrap();
         let words: &mut [u64] = region.view_mut();
         words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));
@@ -110,19 +104,13 @@ fn a_smaller_budget_is_reached() {
     }
 }
 
-/// A thread that waited counts as waiting until it has a CPU again, which takes long on a busy machine. Helpers must not
-/// empty the budget meanwhile.
+/// A thread that waited counts as waiting until it has a CPU again, which takes long on a busy machine. Helpers must
+/// not empty the budget meanwhile.
 #[test]
 fn helpers_stop_at_the_mark() {
     for mode in [FaultMode::Signal, FaultMode::Thread] {
-        let builder = Pager::builder().budget(24 << 20).swap([file()]).fault_mode(mode).reclaim_threads(2);
-        let pager = match builder.build() {
-            Ok(pager) => pager,
-            Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
-                return println!("skipped in mode {mode:?}: {error}");
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let builder = Pager::builder().budget(24 << 20).swap([file()]).reclaim_threads(2);
+        let Some(pager) = built_in(mode, builder) else { return };
         let mut region = pager.region(32 << 20).unwrap();
         let words: &mut [u64] = region.view_mut();
         words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64));

@@ -7,14 +7,7 @@ const PAGES: usize = 6000; // nearly three times of it
 
 /// A file takes nothing of the budget. `None`: the mode is not to be had here.
 fn pager_in(mode: FaultMode, readahead: u32) -> Option<Pager> {
-    match Pager::builder().budget(BUDGET).swap([file()]).fault_mode(mode).readahead(readahead).build() {
-        Ok(pager) => Some(pager),
-        Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
-            println!("skipped in mode {mode:?}: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    built_in(mode, Pager::builder().budget(BUDGET).swap([file()]).readahead(readahead))
 }
 
 /// A number in each page, none of which is zero.

@@ -17,15 +17,7 @@ fn taken(
     rounds: usize,
     at: impl Fn(usize) -> usize + Sync,
 ) -> Option<(u64, u64, u64)> {
-    let builder = Pager::builder().budget(BUDGET).swap([file()]).fault_mode(mode).linking(linking);
-    let pager = match builder.build() {
-        Ok(pager) => pager,
-        Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
-            println!("skipped in mode {mode:?}: {error}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let pager = built_in(mode, Pager::builder().budget(BUDGET).swap([file()]).linking(linking))?;
     let region = pager.region(PAGES * PAGE_SIZE).unwrap();
     region.advise(0..region.len(), advice).unwrap();
     let base = region.as_ptr() as usize;

@@ -12,15 +12,8 @@ const PASS: usize = 4 * BUDGET;
 /// A file takes nothing of the budget, and without readahead each fault is a page. `None`: the mode is not to be had
 /// here.
 fn region_in(mode: FaultMode, pages: usize) -> Option<(Pager, Region)> {
-    let builder = Pager::builder().budget((BUDGET * PAGE_SIZE) as u64).swap([file()]).readahead(1).fault_mode(mode);
-    let pager = match builder.build() {
-        Ok(pager) => pager,
-        Err(Error::Userfaultfd(error)) if mode == FaultMode::Thread => {
-            println!("skipped in mode {mode:?}: {error}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let builder = Pager::builder().budget((BUDGET * PAGE_SIZE) as u64).swap([file()]).readahead(1);
+    let pager = built_in(mode, builder)?;
     let mut region = pager.region(pages * PAGE_SIZE).unwrap();
     region.advise(0..region.len(), Advice::Random).unwrap();
     region.view_mut::<u64>().iter_mut().step_by(512).enumerate().for_each(|(page, word)| *word = mix(page as u64 + 1));

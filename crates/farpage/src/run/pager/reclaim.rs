@@ -13,6 +13,7 @@ use crate::run::store;
 use crate::stat::{EventKind, Stat};
 use crate::sys::raw::Errno;
 use crate::sys::uffd::UffdError;
+use farpage_swap::workingset::in_runs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -282,7 +283,7 @@ impl Pager {
             return 0;
         };
         let stays = |pager: &Pager, vpn| pager.is_pinned(vpn) || robust.binary_search(&vpn).is_ok();
-        let nodes = in_runs(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
+        let nodes = ordered(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
         let mut moved = 0;
         let mut i = 0;
@@ -420,24 +421,12 @@ impl Pager {
     }
 }
 
-/// The first `n` pages, the oldest first, so that neighbours come one after the other; the runs in the order of their
-/// oldest pages. So what does not lie together stays in the order in which it is used, in the swap cache and in the
-/// slots.
-fn in_runs(pages: [(Vpn, Node); EVICT_BATCH], n: usize) -> [Node; EVICT_BATCH] {
-    let mut placed = [(Vpn::default(), 0, Node(0)); EVICT_BATCH];
-    for (age, (place, page)) in placed.iter_mut().zip(pages).enumerate() {
-        *place = (page.0, age, page.1);
-    }
-    let placed = &mut placed[..n];
-    placed.sort_unstable_by_key(|(vpn, ..)| *vpn);
-    for run in placed.chunk_by_mut(|a, b| a.0 + 1 == b.0) {
-        let oldest = run.iter().map(|(_, age, _)| *age).min().unwrap_or(0);
-        run.iter_mut().for_each(|(_, age, _)| *age = oldest);
-    }
-    placed.sort_unstable_by_key(|(vpn, age, _)| (*age, *vpn));
-    let mut nodes = [Node(0); EVICT_BATCH];
-    nodes.iter_mut().zip(placed).for_each(|(node, placed)| *node = placed.2);
-    nodes
+/// The first `n` pages, the oldest first, in the order in which they are to go.
+fn ordered(pages: [(Vpn, Node); EVICT_BATCH], n: usize) -> [Node; EVICT_BATCH] {
+    let mut age = 0..;
+    let mut placed = pages.map(|(vpn, node)| (vpn.number(), age.next().unwrap_or(0), node));
+    in_runs(&mut placed[..n]);
+    placed.map(|(_, _, node)| node)
 }
 
 #[cfg(test)]
@@ -449,7 +438,7 @@ mod tests {
         let mut pages = [(Vpn::default(), Node(0)); EVICT_BATCH];
         let ages = [70, 30, 8, 71, 50, 29, 31, 9, 69];
         pages.iter_mut().zip(ages).for_each(|(page, number)| *page = (Vpn::new(number), Node(number as u32)));
-        let order = |n: usize| in_runs(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();
+        let order = |n: usize| ordered(pages, n)[..n].iter().map(|n| n.0).collect::<Vec<_>>();
         assert_eq!(order(9), [69, 70, 71, 29, 30, 31, 8, 9, 50]);
         assert_eq!(order(4), [70, 71, 30, 8]);
         assert_eq!(order(0), []);

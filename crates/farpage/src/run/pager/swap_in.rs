@@ -283,8 +283,8 @@ impl Pager {
     pub(crate) fn map_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
         let e = self.e;
         let mut kept = [None; READAHEAD_MAX as usize];
-        // For a page alone, the fault is what costs. A copy in the pool takes memory in which other pages could stay, and
-        // spares only that it is compressed again.
+        // For a page alone, the fault is what costs. A copy in the pool takes memory in which other pages could stay,
+        // and spares only that it is compressed again.
         let may_cost = entries.len() > 1;
         for (kept, entry) in kept.iter_mut().zip(entries) {
             *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
