@@ -98,7 +98,8 @@ pub static PROGRAMS: [SuiteProgram; 18] = [
     },
     SuiteProgram {
         name: "node",
-        argv: &["node", "--max-old-space-size=2048", "objects.js"],
+        // Its young generation would be smaller in a cgroup with a limit.
+        argv: &["node", "--max-old-space-size=2048", "--max-semi-space-size=16", "objects.js"],
         install: "apt-get install nodejs",
         files: &[script!("objects.js")],
         percent: HALF,
