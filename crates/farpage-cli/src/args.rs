@@ -22,6 +22,18 @@ Examples:
   farpage run --ram 1G --stats -- redis-server --port 7777
   sudo farpage run --user alice --ram 2G -- node server.js";
 
+const ATTACH_EXAMPLES: &str = "\
+Refused, and left as they are: programs that are statically linked, for musl, under a
+seccomp filter or a debugger, built with a sanitizer, or that run under farpage already.
+
+Exit status: 0 when the program is within the budget; 1 when it is refused, or has
+memory that cannot be swapped out.
+
+Examples:
+  farpage attach 1234 --ram 512M
+  sudo farpage attach \"$(pidof -s java)\" --ram 2G --verbose
+  farpage set 1234 --ram 1G";
+
 const STAT_EXAMPLES: &str = "\
 Columns, a row for each program under farpage run, and one for each pager:
   BUDGET   --ram, or what the pager was built with
@@ -75,6 +87,9 @@ pub enum Command {
     /// Run a program under a RAM budget
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
+    /// Put a budget on a program that runs already, and on what it starts from then on
+    #[command(after_help = ATTACH_EXAMPLES)]
+    Attach(AttachArgs),
     /// Give a running program, and everything that was started with it, another budget
     Set(SetArgs),
     /// Show the counters of programs that run under farpage or have pagers
@@ -109,16 +124,25 @@ pub struct SetArgs {
     pub ram: String,
 }
 
-/// `farpage run`.
+/// `farpage attach`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
-    /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
-    /// available memory]
-    #[arg(long, visible_short_alias = 'm', visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
-    pub ram: Option<String>,
-    /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
-    #[arg(long, value_name = "SIZE")]
-    pub ram_per_process: Option<String>,
+pub struct AttachArgs {
+    /// The process
+    pub pid: u32,
+    /// Budget: most resident anonymous memory of it and of what it starts
+    #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
+    pub ram: String,
+    /// How the engine works.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Say on stderr what is done, and let the engine warn on the program's stderr
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// How an engine works: of `run` and `attach`.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<OsString>,
@@ -132,6 +156,24 @@ pub struct RunArgs {
     /// Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)
     #[arg(long, value_name = "NAME=VALUE", hide_short_help = true)]
     pub tune: Vec<String>,
+    /// Keep a checksum of every swapped-out page and abort on a mismatch
+    #[arg(long)]
+    pub verify: bool,
+}
+
+/// `farpage run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
+    /// available memory]
+    #[arg(long, visible_short_alias = 'm', visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
+    pub ram: Option<String>,
+    /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
+    #[arg(long, value_name = "SIZE")]
+    pub ram_per_process: Option<String>,
+    /// How the engine works.
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Stay as the parent and print a table on stderr when the program ends
     #[arg(long)]
     pub stats: bool,
@@ -141,9 +183,6 @@ pub struct RunArgs {
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
     #[arg(long, value_name = "NAME|UID[:GROUP|GID]")]
     pub user: Option<String>,
-    /// Keep a checksum of every swapped-out page and abort on a mismatch
-    #[arg(long)]
-    pub verify: bool,
     /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write
     /// to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead")]

@@ -1,6 +1,7 @@
 //! The command: run a program under a RAM budget, look at it, find out what works here.
 
 mod args;
+mod attach;
 mod bench;
 mod budget;
 mod cgroup;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::main(args),
+        Command::Attach(args) => attach::main(&args),
         Command::Set(args) => set::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),

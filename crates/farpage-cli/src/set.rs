@@ -18,14 +18,24 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// As said; an unreadable size.
 pub fn main(args: &SetArgs) -> Result<ExitCode> {
     let bytes = budget(Some(&args.ram))?.bytes;
-    let tree = trees::of(args.pid)?;
-    let (segment, pages) = (tree.segment, bytes / PAGE_SIZE as u64);
-    segment.set_budget(bytes);
+    trees::of(args.pid)?.segment.set_budget(bytes);
+    let is_within = settle(args.pid, bytes / PAGE_SIZE as u64)?;
+    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Waits until the tree of a process is within a budget of so many pages, as long as it comes nearer; whether it is. If
+/// not, what stands in the way has been said.
+///
+/// # Errors
+/// There is no such tree.
+pub fn settle(pid: u32, pages: u64) -> Result<bool> {
+    let tree = trees::of(pid)?;
+    let segment = tree.segment;
     let (mut least, mut since) = (u64::MAX, Instant::now());
     loop {
         let claimed = segment.claimed();
         if claimed <= pages {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(true);
         }
         if claimed < least {
             (least, since) = (claimed, Instant::now());
@@ -37,8 +47,8 @@ pub fn main(args: &SetArgs) -> Result<ExitCode> {
     let has = size::format(least * PAGE_SIZE as u64);
     say(Failure::with_status(
         1,
-        format!("the tree of process {} has {has}, and does not become smaller: {}", args.pid, tree.floors()),
+        format!("the tree of process {pid} has {has}, and does not become smaller: {}", tree.floors()),
     )
     .help("the budget is set; what cannot be swapped out stands in the way"));
-    Ok(ExitCode::from(1))
+    Ok(false)
 }

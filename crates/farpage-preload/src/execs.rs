@@ -9,6 +9,7 @@
 //! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack.
 
 use crate::interpose::{found, next, no_such_function};
+use crate::late::environment::{STRINGS, missing, with_shell};
 use farpage::internals::sys::loader;
 use farpage::internals::tree::strangers;
 use std::arch::naked_asm;
@@ -19,6 +20,8 @@ static REAL_EXECVE: AtomicUsize = AtomicUsize::new(0);
 static REAL_EXECVEAT: AtomicUsize = AtomicUsize::new(0);
 static REAL_EXECVPE: AtomicUsize = AtomicUsize::new(0);
 static REAL_FEXECVE: AtomicUsize = AtomicUsize::new(0);
+static REAL_SYSTEM: AtomicUsize = AtomicUsize::new(0);
+static REAL_POPEN: AtomicUsize = AtomicUsize::new(0);
 static REAL_SPAWN: AtomicUsize = AtomicUsize::new(0);
 static REAL_SPAWNP: AtomicUsize = AtomicUsize::new(0);
 
@@ -26,6 +29,8 @@ static REAL_SPAWNP: AtomicUsize = AtomicUsize::new(0);
 static OURS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// Whoever starts a program under farpage says how.
+const CONF: &[u8] = b"FARPAGE_CONF=";
 /// A longer value stays as it is.
 const VALUE: usize = 1024;
 /// Where `execvp` looks without a PATH.
@@ -44,6 +49,8 @@ pub fn find() {
     REAL_EXECVEAT.store(next(c"execveat"), Relaxed);
     REAL_EXECVPE.store(next(c"execvpe"), Relaxed);
     REAL_FEXECVE.store(next(c"fexecve"), Relaxed);
+    REAL_SYSTEM.store(next(c"system"), Relaxed);
+    REAL_POPEN.store(next(c"popen"), Relaxed);
     REAL_SPAWN.store(next(c"posix_spawn"), Relaxed);
     REAL_SPAWNP.store(next(c"posix_spawnp"), Relaxed);
     // SAFETY: all zero is a valid value; the call fills it.
@@ -75,18 +82,38 @@ unsafe fn strings(env: Strings) -> impl Iterator<Item = *const c_char> {
     (0..end).map(move |i| unsafe { *env.add(i) }).take_while(|string| !string.is_null())
 }
 
-/// Calls `start` with the environment for a program: without this library, if the program cannot load it.
+/// The path of this library, if the loader has said it.
+pub fn library() -> Option<&'static CStr> {
+    let path = OURS.load(Relaxed);
+    // SAFETY: a string of the loader's, which has this library for good.
+    (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
+}
+
+/// Calls `start` with the environment for a program: without this library, if the program cannot load it; with it, if
+/// the library came late ([`crate::late`]), and whoever made this environment did not know of it.
 unsafe fn with_env(env: Strings, loads: impl FnOnce() -> bool, start: impl FnOnce(Strings) -> c_int) -> c_int {
-    let (mut named, mut count) = (false, 0);
+    let (mut named, mut told, mut count) = (false, false, 0);
     // SAFETY: caller's promise.
     for string in unsafe { strings(env) } {
         // SAFETY: one of the environment's.
         named |= unsafe { names_us(string) }.is_some();
+        // SAFETY: as above.
+        told |= unsafe { CStr::from_ptr(string) }.to_bytes().starts_with(CONF);
         count += 1;
+    }
+    let missing = missing();
+    let lacks = !named && !told && !missing[0].is_null();
+    // Nothing to add to it, nothing to take out of it.
+    if !lacks && !named || loads() != lacks {
+        return start(env);
     }
     // As little of the stack as will do.
     match count {
-        _ if !named || loads() => start(env),
+        // SAFETY: caller's promise; counted.
+        0..250 if lacks => unsafe { with_us::<256, _>(env, missing, start) },
+        // SAFETY: as above.
+        250..4090 if lacks => unsafe { with_us::<4096, _>(env, missing, start) },
+        _ if lacks => start(env),
         // SAFETY: caller's promise; counted.
         0..256 => unsafe { without_us::<256, _>(env, start) },
         // SAFETY: as above.
@@ -104,7 +131,44 @@ unsafe fn become_with_env(env: Strings, loads: impl FnOnce() -> bool, exec: impl
     result
 }
 
-/// The same for an environment of fewer than `N` strings.
+/// Calls `start` with an environment that has the strings of `missing`, too: for one of fewer than `N` strings less
+/// those. What it preloads is preloaded behind this library.
+#[inline(never)]
+unsafe fn with_us<const N: usize, F: FnOnce(Strings) -> c_int>(
+    env: Strings,
+    missing: [*const c_char; STRINGS],
+    start: F,
+) -> c_int {
+    let mut out = [std::ptr::null(); N];
+    let mut both = [0u8; 2 * VALUE];
+    out[..STRINGS].copy_from_slice(&missing);
+    // There may be fewer than all.
+    let mut n = missing.iter().take_while(|string| !string.is_null()).count();
+    // SAFETY: caller's promise.
+    for string in unsafe { strings(env) } {
+        // SAFETY: one of the environment's.
+        let text = unsafe { CStr::from_ptr(string) }.to_bytes();
+        // SAFETY: a string of ours.
+        let ours = unsafe { CStr::from_ptr(missing[0]) }.to_bytes();
+        match text.strip_prefix(PRELOAD) {
+            Some(others) if ours.len() + others.len() + 2 <= both.len() => {
+                both[..ours.len()].copy_from_slice(ours);
+                both[ours.len()] = b':';
+                both[ours.len() + 1..ours.len() + 1 + others.len()].copy_from_slice(others);
+                out[0] = both.as_ptr().cast();
+            }
+            // Too long: it is the program's.
+            Some(_) => out[0] = string,
+            None => {
+                out[n] = string;
+                n += 1;
+            }
+        }
+    }
+    start(out.as_ptr())
+}
+
+/// Calls `start` with an environment without this library, for one of fewer than `N` strings.
 #[inline(never)]
 unsafe fn without_us<const N: usize, F: FnOnce(Strings) -> c_int>(env: Strings, start: F) -> c_int {
     let mut out = [std::ptr::null(); N];
@@ -328,6 +392,34 @@ pub unsafe extern "C" fn posix_spawnp(
     unsafe {
         announced(pid, |pid| with_env(env, || found_loads(file), |env| real(pid, file, actions, attributes, argv, env)))
     }
+}
+
+/// As libc's. It starts a shell with the environment as it is, which does not come by here: the command says what is to
+/// be in it.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    let Some(real) = real(&REAL_SYSTEM, c"system") else { return -1 };
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*const c_char) -> c_int = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { with_shell(command, |command| real(command)) }
+}
+
+/// As libc's; see [`system`].
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: *const c_char, how: *const c_char) -> *mut libc::FILE {
+    let Some(real) = real(&REAL_POPEN, c"popen") else { return std::ptr::null_mut() };
+    // SAFETY: libc's function of this name has this type.
+    let real: unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE =
+        unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    unsafe { with_shell(command, |command| real(command, how)) }
 }
 
 /// Makes an array of the arguments of a function that takes any number of them: those in registers go onto the stack in

@@ -15,6 +15,7 @@
 use crate::descriptors;
 use crate::execs;
 use crate::interpose::{self, found, next, no_such_function};
+use crate::late::slots::take_over_new;
 use crate::pagemaps;
 use crate::privileges;
 use farpage::PAGE_SIZE;
@@ -203,6 +204,7 @@ fn read_own(from: usize, to: usize, len: usize) -> bool {
 
 /// Calls what forks by libc's `fork()`, with what the child will need.
 fn reserved(fork: impl FnOnce() -> c_int) -> c_int {
+    take_over_new();
     if !followed(0) {
         return fork();
     }

@@ -11,6 +11,8 @@
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads
 //! they make the system call: libc's function may be another library's ([`crate::own`]).
 
+use crate::late::is_late;
+use crate::late::slots::take_over_new;
 use crate::own::on_engine_threads;
 use farpage::internals::run::dormant;
 use farpage::internals::run::pager::robust;
@@ -56,10 +58,12 @@ type PthreadCreate = unsafe extern "C" fn(
 type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 
-/// libc's function (or another preloaded library's); 0: there is none.
+/// libc's function (or another preloaded library's); 0: there is none. A library that came later is behind all others,
+/// and not where the program looks: what the program finds is not ours.
 pub fn next(name: &CStr) -> usize {
+    let from = if is_late() { libc::RTLD_DEFAULT } else { libc::RTLD_NEXT };
     // SAFETY: a lookup by name.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize }
+    unsafe { libc::dlsym(from, name.as_ptr()) as usize }
 }
 
 /// Looks the functions up. By the initialiser: later, the looking up might itself need memory from the caller.
@@ -108,6 +112,7 @@ pub unsafe extern "C" fn pthread_create(
     }
     // SAFETY: libc's function of this name has this type.
     let real: PthreadCreate = unsafe { std::mem::transmute(real) };
+    take_over_new();
     // SAFETY: caller's promise.
     let stack = unsafe { stack_bytes(attr) };
     // SAFETY: caller's promise.

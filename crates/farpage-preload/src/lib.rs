@@ -7,6 +7,7 @@ pub mod descriptors;
 pub mod execs;
 pub mod forks;
 pub mod interpose;
+pub mod late;
 mod own;
 pub mod pagemaps;
 pub mod privileges;
@@ -30,6 +31,15 @@ extern "C" fn init() {
     let part = farpage::internals::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     let _open_already = unsafe { HEAP.give(part, EARLY) };
+    find();
+    // A library that comes later is told what to do ([`late`]).
+    if farpage::internals::run::preload::is_asked() && is_first() {
+        farpage::internals::run::preload::start(&HEAP);
+    }
+}
+
+/// Looks the functions up that the library stands in front of.
+fn find() {
     interpose::find();
     allocate::find();
     forks::find();
@@ -37,9 +47,6 @@ extern "C" fn init() {
     descriptors::find();
     privileges::find();
     pagemaps::find();
-    if is_first() {
-        farpage::internals::run::preload::start(&HEAP);
-    }
 }
 
 /// Set by the first library of this kind in a process, of whatever installation and name.

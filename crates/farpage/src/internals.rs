@@ -61,6 +61,9 @@ pub mod run {
     pub mod fork {
         pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
     }
+    pub mod late {
+        pub use crate::run::late::{Prepared, StartOutcome, prepare, start};
+    }
     pub mod pager {
         pub mod robust {
             pub use crate::run::pager::robust::used;
@@ -70,7 +73,7 @@ pub mod run {
         }
     }
     pub mod preload {
-        pub use crate::run::preload::{follow_forks, start};
+        pub use crate::run::preload::{follow_forks, is_asked, start};
     }
     pub mod program {
         pub use crate::run::program::{handed_out, thread_started};
@@ -140,7 +143,7 @@ pub mod sys {
 pub mod tree {
     pub use crate::tree::{
         ENV_TREE_FD, FileId, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited,
-        is_in_nest, named, nest, open,
+        is_in_nest, keep_across_exec, named, nest, open,
     };
     pub mod strangers {
         pub use crate::tree::strangers::{announce, leaving, stays};

@@ -250,7 +250,7 @@ pub fn open_device() -> Result<OwnedFd, Errno> {
 /// The descriptor that [`crate::conf::ENV_UFFD_FD`] names, if it still is a device like [`DEVICE`]: a program that
 /// closes all descriptors before it starts another leaves the variable behind, and the number may be anything.
 pub fn inherited_device() -> Option<BorrowedFd<'static>> {
-    let number: i32 = std::env::var(crate::conf::ENV_UFFD_FD).ok()?.parse().ok()?;
+    let number: i32 = crate::conf::variable(crate::conf::ENV_UFFD_FD)?.parse().ok()?;
     if number < 0 {
         return None;
     }

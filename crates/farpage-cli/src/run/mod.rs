@@ -12,7 +12,7 @@ mod report;
 mod supervise;
 mod user;
 
-use crate::args::RunArgs;
+use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, budget, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
@@ -27,8 +27,8 @@ use farpage::internals::probe::{self, Probe};
 use farpage::internals::run::build::{address_space_bytes, commit_bytes};
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
-use farpage::internals::tree::{self, Segment};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use farpage::internals::tree::{self, Segment, keep_across_exec};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -37,9 +37,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// Descriptors meant for the program get numbers from here on, out of the way of the ones it opens.
-const HIGH_FD: i32 = 457;
 
 /// Runs the subcommand. Without `--stats` it returns only on failure.
 pub fn main(args: RunArgs) -> Result<ExitCode> {
@@ -79,7 +76,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
     elf::check(&path).or_else(forgivable)?;
-    if args.swap.is_empty() {
+    if args.engine.swap.is_empty() {
         conf.swap.retain_mut(|spec| match resolve_file(spec) {
             Ok(()) => true,
             Err(failure) => {
@@ -129,7 +126,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         image.set(key, value.as_bytes())?;
     }
     let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
-    if !args.swap.is_empty() {
+    if !args.engine.swap.is_empty() {
         conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
     }
     if !args.stats && args.stats_json.is_none() {
@@ -206,6 +203,15 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
         say(format_args!("farpage: {why}"));
     }
     let bytes = [&all, &each].into_iter().flatten().map(|budget| budget.bytes).min().unwrap_or(conf::RAM_MIN);
+    let mut conf = engine_configuration(bytes, &args.engine)?;
+    conf.verbose = args.verbose;
+    conf.quiet = args.quiet;
+    conf.trace = args.trace.as_deref().map(new_file).transpose()?;
+    Ok((conf, all.map(|budget| budget.bytes)))
+}
+
+/// How the engine is to work within `bytes`.
+fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
     let mut conf = Conf::new(bytes);
     conf.verify = args.verify;
     if let Some(text) = &args.readahead {
@@ -217,15 +223,28 @@ fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Resul
     for pin in &args.tune {
         conf.tune.add(pin, TuneScope::Run).map_err(|e| Failure::new(e.to_string()))?;
     }
-    conf.verbose = args.verbose;
-    conf.quiet = args.quiet;
-    conf.trace = args.trace.as_deref().map(new_file).transpose()?;
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;
     }
     check_memory(&conf.swap, conf.ram)
         .map_err(|e| Failure::new(format!("--swap: {}: {}", e.name, e.reason)).help(e.remedy))?;
-    Ok((conf, all.map(|budget| budget.bytes)))
+    Ok(conf)
+}
+
+/// For a program that runs already: what `farpage run` would have told it, and the text of that. It does not expect
+/// anybody to write to its standard error.
+///
+/// # Errors
+/// What is asked for cannot be.
+pub fn configuration_of_running(bytes: u64, args: &EngineArgs, verbose: bool) -> Result<(Conf, String)> {
+    let mut conf = engine_configuration(bytes, args)?;
+    (conf.verbose, conf.quiet) = (verbose, !verbose);
+    match args.swap.is_empty() {
+        true => conf.swap.retain_mut(|spec| resolve_file(spec).is_ok()),
+        false => conf.swap.iter_mut().try_for_each(resolve_named)?,
+    }
+    let text = conf_text(&conf)?;
+    Ok((conf, text))
 }
 
 /// Files that the engine has open besides those of its devices, one more for each CPU.
@@ -404,7 +423,10 @@ fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<Device> {
         note(&format_args!("userfaultfd device inherited as descriptor {}", fd.as_raw_fd()));
         return Some(Device::Inherited(fd));
     }
-    match probe::open_device().map_err(io::Error::from).and_then(|fd| keep_across_exec(fd.as_fd())) {
+    match probe::open_device()
+        .map_err(io::Error::from)
+        .and_then(|fd| keep_across_exec(fd.as_fd()).map_err(io::Error::from))
+    {
         Ok(fd) => {
             note(&format_args!("userfaultfd device open as descriptor {}", fd.as_raw_fd()));
             Some(Device::Opened(fd))
@@ -414,19 +436,6 @@ fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<Device> {
             None
         }
     }
-}
-
-/// A copy of a descriptor with a high number that stays open across exec.
-fn keep_across_exec(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let lowest = i32::try_from(limit.saturating_sub(8)).map_or(HIGH_FD, |most| most.clamp(3, HIGH_FD));
-    // SAFETY: F_DUPFD makes a new descriptor and changes nothing else.
-    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, lowest) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// A path as the shell user typed it, for messages.

@@ -11,6 +11,7 @@ use farpage_swap::readahead::Tuning;
 use rustix::fs::FileType;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use tuning::{Pins, TuneScope};
 
 /// Name of the environment variable that carries a [`Conf`].
@@ -21,6 +22,22 @@ pub const ENV_UFFD_FD: &str = "FARPAGE_UFFD_FD";
 pub const ENV_STAT_FD: &str = "FARPAGE_STAT_FD";
 /// Set to anything but `0` or the empty string: the preload library does nothing.
 pub const ENV_DISABLE: &str = "FARPAGE_DISABLE";
+
+/// What an environment would say if the process had been started by `farpage run`: it runs already, and its environment
+/// is its own.
+static GIVEN: OnceLock<Vec<(&'static str, String)>> = OnceLock::new();
+
+/// The value of one of these variables.
+pub fn variable(name: &str) -> Option<String> {
+    let given = GIVEN.get().and_then(|given| given.iter().find(|(known, _)| *known == name));
+    given.map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok())
+}
+
+/// In a process that runs already: what [`variable`] says from now on. Once.
+pub fn give_variables(variables: Vec<(&'static str, String)>) {
+    // A second start is refused before.
+    let _ = GIVEN.set(variables);
+}
 
 /// Smallest budget an engine accepts, bytes: frames, metadata and stacks must fit several times over.
 pub const RAM_MIN: u64 = 16 << 20;

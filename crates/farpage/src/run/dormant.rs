@@ -37,7 +37,7 @@ use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
 use crate::run::budget::share;
 use crate::run::state::{Engine, engine};
-use crate::run::told::{WarningKind, warn_once_in_tree};
+use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::proc::{Reach, reach};
@@ -216,6 +216,7 @@ pub(crate) fn arena(plan: &StartPlan) -> Result<Arena, String> {
 
 /// There is an engine, and it has looked.
 pub(crate) fn ready() {
+    told::started();
     enter(STARTED);
 }
 

@@ -8,6 +8,7 @@ pub mod cpus;
 pub mod dormant;
 pub mod fork;
 mod images;
+pub mod late;
 pub(crate) mod lru;
 pub mod mappings;
 pub mod page_table;

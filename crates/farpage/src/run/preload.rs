@@ -8,6 +8,11 @@ use crate::sys::message::{message, set_quiet};
 use crate::tree;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+/// Whether the environment asks for an engine.
+pub fn is_asked() -> bool {
+    std::env::var_os(ENV_CONF).is_some()
+}
+
 /// Begins as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
 /// cannot have one goes on without, and says so: the launcher has checked everything before.
 ///

@@ -34,6 +34,25 @@ use std::time::Instant;
 /// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on
 /// the only thread; `heap` is the library's global allocator.
 pub fn sleep(conf: Conf, heap: &'static Heap) {
+    if plan(conf, heap) {
+        match dormant() {
+            // Nothing that it does would be seen.
+            Some(plan) if !program_needs_libc() => wake(plan, true),
+            _ => look(0),
+        }
+    }
+}
+
+/// The program runs already, and has an engine from now on; with `wait`, when this returns.
+pub(crate) fn at_once(conf: Conf, heap: &'static Heap, wait: bool) {
+    plan(conf, heap);
+    if let Some(plan) = dormant() {
+        wake(plan, wait);
+    }
+}
+
+/// Makes the plan; false: there is one.
+fn plan(conf: Conf, heap: &'static Heap) -> bool {
     let stat = StatPage::of_launcher();
     if let Some(stat) = stat {
         StatPage::begin(stat, conf.ram);
@@ -48,15 +67,12 @@ pub fn sleep(conf: Conf, heap: &'static Heap) {
         conf,
         heap,
     };
-    if PLAN.set(plan).is_ok() {
+    let is_new = PLAN.set(plan).is_ok();
+    if is_new {
         HOME.store(std::process::id(), SeqCst);
         STAGE.store(DORMANT, SeqCst);
-        match dormant() {
-            // Nothing that it does would be seen.
-            Some(plan) if !program_needs_libc() => wake(plan, true),
-            _ => look(0),
-        }
     }
+    is_new
 }
 
 /// The program was given `bytes` that it may fill. Returns when it cannot pass its budget with them unseen. Called on a

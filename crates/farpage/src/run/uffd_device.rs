@@ -50,5 +50,5 @@ pub(crate) fn hold() {
 
 /// What the launcher says is the device; [`hold`] looks.
 pub(crate) fn passed_on() -> i32 {
-    std::env::var(crate::conf::ENV_UFFD_FD).ok().and_then(|v| v.parse().ok()).unwrap_or(-1)
+    crate::conf::variable(crate::conf::ENV_UFFD_FD).and_then(|v| v.parse().ok()).unwrap_or(-1)
 }

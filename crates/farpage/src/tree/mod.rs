@@ -23,12 +23,13 @@ pub mod largest;
 pub mod strangers;
 
 use crate::PAGE_SIZE;
+use crate::conf;
 use crate::sys::futex;
 use crate::sys::raw::Errno;
 use crate::sys::thread::without_signal;
 use farpage_swap::claims::{self, Claim};
 use largest::Largest;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -318,9 +319,27 @@ pub fn named(fd: BorrowedFd<'_>) -> Result<String, Errno> {
     FileId::of(fd).map(|file| format!("{}:{}:{}", fd.as_raw_fd(), file.device, file.inode))
 }
 
+/// Descriptors meant for the program get numbers from here on, out of the way of the ones it opens.
+const HIGH_FD: i32 = 457;
+
+/// A copy of a descriptor with a high number that stays open across exec.
+///
+/// # Errors
+/// As `F_DUPFD`.
+pub fn keep_across_exec(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let lowest = i32::try_from(limit.saturating_sub(8)).map_or(HIGH_FD, |most| most.clamp(3, HIGH_FD));
+    // SAFETY: F_DUPFD makes a new descriptor and changes nothing else.
+    let copy = unsafe {
+        crate::sys::raw::syscall(libc::SYS_fcntl as u32, [fd.as_raw_fd() as usize, 0, lowest as usize, 0, 0, 0])
+    }?;
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
+}
+
 /// What [`ENV_TREE_FD`] says, if it is still true.
 pub fn inherited() -> Option<(RawFd, FileId)> {
-    let given = std::env::var(ENV_TREE_FD).ok()?;
+    let given = conf::variable(ENV_TREE_FD)?;
     let mut parts = given.splitn(3, ':');
     let fd: RawFd = parts.next()?.parse().ok()?;
     let file = FileId { device: parts.next()?.parse().ok()?, inode: parts.next()?.parse().ok()? };

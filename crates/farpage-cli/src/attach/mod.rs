@@ -1,0 +1,209 @@
+//! `farpage attach`: a budget for a program that runs already.
+//!
+//! A thread of the program is borrowed for some milliseconds to load the library ([`tracee`]), at a place where it holds
+//! no lock that this needs ([`place`]); the others run on. The library does the rest
+//! (`farpage-preload/src/late`): the engine starts, and takes over what the program has.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`target`] | who can be attached to, and why not |
+//! | [`place`] | which thread, and where |
+//! | [`tracee`] | the thread: calls for us, and is put back |
+//! | [`device`] | gives the process a userfaultfd that it may not open |
+//! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
+
+mod device;
+mod memory;
+mod place;
+mod symbols;
+mod target;
+mod tracee;
+
+use crate::args::AttachArgs;
+use crate::budget::budget;
+use crate::failure::{Failure, Result, say, why};
+use crate::{preload, run, set};
+use farpage::PAGE_SIZE;
+use farpage::internals::conf::size;
+use farpage::internals::probe;
+use memory::Mapping;
+use place::Places;
+use rustix::fd::{AsFd, OwnedFd};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use target::Target;
+use tracee::{Refused, Tracee};
+
+/// For how long a thread at a safe place is looked for.
+const SEARCH_MAX: Duration = Duration::from_secs(5);
+/// How long the engine may take to start.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// It cannot be attached to, with exit status 1; then it is as it was.
+pub fn main(args: &AttachArgs) -> Result<ExitCode> {
+    let note = |text: &dyn std::fmt::Display| {
+        if args.verbose {
+            say(format_args!("farpage: {text}"));
+        }
+    };
+    let bytes = budget(Some(&args.ram))?.bytes;
+    let (conf, text) = run::configuration_of_running(bytes, &args.engine, args.verbose)?;
+    let library = preload::find()?;
+    let target = Target::look(args.pid)?;
+    let since = Instant::now();
+    let device = device_for(&target)?;
+    let outcome = load(&target, &library, &text, device.as_ref(), &note)?;
+    await_start(&target, &outcome)?;
+    note(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
+    let is_within = set::settle(args.pid, conf.ram / PAGE_SIZE as u64)?;
+    if is_within {
+        note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
+    }
+    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// An open `/dev/userfaultfd` for a process of another user.
+fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
+    if target.uid == rustix::process::geteuid().as_raw() {
+        return Ok(None);
+    }
+    let opened = probe::open_device().map_err(|error| {
+        let why = why(&error.into());
+        target.refuse(&format!("it is another user's, and {} cannot be opened for it: {why}", probe::DEVICE))
+    })?;
+    Ok(Some(opened))
+}
+
+/// Where the library says what became of the start.
+struct Outcome {
+    at: usize,
+}
+
+/// Loads the library into the process, and tells it to start.
+fn load(
+    target: &Target,
+    library: &Path,
+    configuration: &str,
+    device: Option<&OwnedFd>,
+    note: &dyn Fn(&dyn std::fmt::Display),
+) -> Result<Outcome> {
+    let file = fs::read(library)
+        .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
+    let symbol = |name: &str| {
+        let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
+        symbols::address(&file, name).ok_or_else(missing)
+    };
+    let (start, outcome) = (symbol("farpage_start")?, symbol("farpage_start_outcome")?);
+    let mut tracee = borrow(target)?;
+    note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
+    let (path, copy) = match is_visible(target, library) {
+        true => (library.as_os_str().as_bytes().to_vec(), None),
+        false => hand_over(target, &mut tracee, &file).map(|(path, fd)| (path, Some(fd)))?,
+    };
+    let [path, text] = tracee.put([&path, configuration.as_bytes()])?;
+    let handle = tracee.call(target.open, [path, libc::RTLD_NOW as usize, 0])?;
+    if handle == 0 {
+        let at = tracee.call(target.error, [0; 3])?;
+        return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
+    }
+    let base = base_of(target)?;
+    let number = device.map(|device| device::give(&target.memory, target.pid, &mut tracee, device.as_fd()));
+    let number = number.transpose()?;
+    let failed = tracee.call(base + start as usize, [text, number.unwrap_or(usize::MAX), 0])?;
+    for fd in [number, copy].into_iter().flatten() {
+        tracee.syscall(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?.ok();
+    }
+    let stopped = tracee.stopped_for();
+    drop(tracee);
+    note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
+    match failed {
+        0 => Ok(Outcome { at: base + outcome as usize }),
+        at => Err(target.refuse(&text_at(target, at))),
+    }
+}
+
+/// A thread of the process, at a place where it may call functions.
+fn borrow(target: &Target) -> Result<Tracee<'_>> {
+    let since = Instant::now();
+    let mut places = Places::new(target.pid, &target.memory, target.mappings.clone());
+    loop {
+        for tid in places.threads() {
+            let is_safe = |registers: &libc::user_regs_struct| places.is_safe(tid, registers);
+            match Tracee::stop(&target.memory, tid, target.system_call, is_safe) {
+                Ok(tracee) => return Ok(tracee),
+                Err(Refused::Failed(failure)) => return Err(failure),
+                Err(Refused::Unsafe | Refused::Gone) => {
+                    places.learn();
+                }
+            }
+        }
+        if target.memory.read(target.system_call, &mut [0]).is_err() {
+            return Err(target.refuse("it has ended, or become another program"));
+        }
+        if since.elapsed() > SEARCH_MAX {
+            let why = "none of its threads came to a place where it can load a library";
+            return Err(target.refuse(why).help("try again"));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether the process sees the same file under this name.
+fn is_visible(target: &Target, library: &Path) -> bool {
+    let id = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino(), file.len())).ok();
+    let there = format!("/proc/{}/root{}", target.pid, library.display());
+    id(library).is_some_and(|file| id(Path::new(&there)) == Some(file))
+}
+
+/// The process has another file system: it gets the library as a file in memory. Its name and its descriptor there.
+fn hand_over(target: &Target, tracee: &mut Tracee<'_>, file: &[u8]) -> Result<(Vec<u8>, usize)> {
+    let refused = |error: std::io::Error| target.refuse(&format!("it cannot be given the library: {}", why(&error)));
+    let [name] = tracee.put([preload::NAME.as_bytes()])?;
+    let fd =
+        tracee.syscall(libc::SYS_memfd_create, [name, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0])?.map_err(refused)?;
+    fs::write(format!("/proc/{}/fd/{fd}", target.pid), file).map_err(refused)?;
+    Ok((format!("/proc/self/fd/{fd}").into_bytes(), fd))
+}
+
+/// Where the library was loaded.
+fn base_of(target: &Target) -> Result<usize> {
+    let is_it = |m: &&Mapping| m.name.contains(preload::NAME) && m.offset == 0;
+    let mappings = target.memory.mappings()?;
+    mappings.iter().find(is_it).map(|m| m.range.0).ok_or_else(|| target.refuse("the library is not in its memory"))
+}
+
+/// A C string of the process.
+fn text_at(target: &Target, at: usize) -> String {
+    let mut text = Vec::new();
+    let mut byte = [0];
+    while text.len() < 1000 && target.memory.read(at + text.len(), &mut byte).is_ok() && byte[0] != 0 {
+        text.push(byte[0]);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Waits until the engine runs.
+fn await_start(target: &Target, outcome: &Outcome) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let mut head = [0; 512];
+        target.memory.read(outcome.at, &mut head).map_err(|_| target.refuse("it ended meanwhile"))?;
+        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+        match word(0) {
+            0 if since.elapsed() > START_MAX => return Err(target.refuse("the engine does not start in it")),
+            0 => std::thread::sleep(Duration::from_millis(1)),
+            1 => return Ok(()),
+            _ => {
+                let text = &head[8..(8 + word(4) as usize).min(head.len())];
+                return Err(target.refuse(&String::from_utf8_lossy(text)));
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Which thread is borrowed, and where: at a place at which it holds no lock of the allocator's or the loader's.
+//!
+//! * In the kernel, in a call in which programs wait for something else than a lock: those calls are listed
+//!   ([`WAITS`]). One that reads a regular file may be the loader's.
+//! * Else in code that is neither libc's nor an allocator's, and that they do not call: not in what defines `malloc`, not
+//!   in the loader, not in the unwinder, which walks the loader's list.
+//!
+//! And not in a signal handler, which may have interrupted anything: none of the signals that the program catches is
+//! blocked.
+//!
+//! Caller: [`super`]. No locks.
+
+use super::memory::{Mapping, Memory};
+use super::symbols;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Calls in which a thread waits for others, for time, for input. Those that the kernel begins again by itself come
+/// first; the others return EINTR, which those who use them have to expect.
+const WAITS: [i64; 38] = [
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_restart_syscall,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_connect,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_pause,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_futex,
+];
+
+/// Of `futex`, what waits for a condition, as `pthread_cond_wait` does; locks are waited for without a bit set.
+const FUTEX_WAIT_BITSET: u64 = 9;
+const FUTEX_COMMAND: u64 = 127;
+/// The loader, libc and what they have in older versions, allocators, and the unwinder: parts of names.
+const UNSAFE: [&str; 11] = [
+    "ld-linux",
+    "libc.so",
+    "libc-2",
+    "libdl",
+    "libpthread",
+    "libgcc_s",
+    "malloc",
+    "mimalloc",
+    "hoard",
+    "[v",
+    "libasan",
+];
+
+/// What is known of the process's code.
+pub struct Places<'a> {
+    pid: u32,
+    memory: &'a Memory,
+    mappings: Vec<Mapping>,
+    /// Whether a file defines an allocator, by its name.
+    allocators: BTreeMap<String, bool>,
+    /// A file of which that is to be found out, while no thread is stopped: it may be large.
+    unknown: Option<Mapping>,
+}
+
+impl<'a> Places<'a> {
+    /// Of a process.
+    pub fn new(pid: u32, memory: &'a Memory, mappings: Vec<Mapping>) -> Places<'a> {
+        Places { pid, memory, mappings, allocators: BTreeMap::new(), unknown: None }
+    }
+
+    /// Its threads, those first that wait where the kernel lets them go on by itself.
+    pub fn threads(&self) -> Vec<i32> {
+        let entries = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        let tids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let mut ranked: Vec<(usize, i32)> = tids.map(|tid| (self.rank(tid), tid)).collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, tid)| tid).collect()
+    }
+
+    fn rank(&self, tid: i32) -> usize {
+        let text = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).unwrap_or_default();
+        let number = text.split(' ').next().and_then(|word| word.parse::<i64>().ok());
+        match number {
+            Some(number) => WAITS.iter().position(|wait| *wait == number).unwrap_or(WAITS.len() + 1),
+            // It runs.
+            None => WAITS.len(),
+        }
+    }
+
+    /// Whether a thread that is stopped with these registers may call functions.
+    pub fn is_safe(&mut self, tid: i32, registers: &libc::user_regs_struct) -> bool {
+        if self.may_handle_a_signal(tid) {
+            return false;
+        }
+        if (registers.orig_rax as i64) < 0 {
+            return self.is_safe_code(registers.rip as usize);
+        }
+        match registers.orig_rax as i64 {
+            libc::SYS_futex => registers.rsi & FUTEX_COMMAND == FUTEX_WAIT_BITSET,
+            libc::SYS_read => self.is_no_regular_file(registers.rdi),
+            number => WAITS.contains(&number),
+        }
+    }
+
+    fn is_no_regular_file(&self, fd: u64) -> bool {
+        fs::metadata(format!("/proc/{}/fd/{fd}", self.pid)).is_ok_and(|metadata| !metadata.is_file())
+    }
+
+    /// A signal that the program catches is blocked in this thread, as while its handler runs.
+    fn may_handle_a_signal(&self, tid: i32) -> bool {
+        let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
+        let set = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(u64::MAX)
+        };
+        set("SigBlk:") & set("SigCgt:") != 0
+    }
+
+    fn is_safe_code(&mut self, at: usize) -> bool {
+        let Some(mapping) = self.mappings.iter().find(|m| (m.range.0..m.range.1).contains(&at)).cloned() else {
+            return false;
+        };
+        if UNSAFE.iter().any(|part| mapping.file_name().contains(part)) {
+            return false;
+        }
+        // Code that was made while the program runs.
+        if !mapping.name.starts_with('/') {
+            return true;
+        }
+        let known = self.allocators.get(&mapping.name).copied();
+        if known.is_none() {
+            self.unknown = Some(mapping);
+        }
+        known == Some(false)
+    }
+
+    /// Looks at the file in whose code a thread was found, if it was not known.
+    pub fn learn(&mut self) {
+        let Some(mapping) = self.unknown.take() else { return };
+        let defines = self.memory.file_of(&mapping).map_or(true, |file| symbols::address(&file, "malloc").is_some());
+        self.allocators.insert(mapping.name, defines);
+    }
+}

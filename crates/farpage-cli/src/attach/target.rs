@@ -1,0 +1,122 @@
+//! Which processes can be put under a budget while they run: looks, and touches nothing.
+//!
+//! Caller: [`super`]. No locks.
+
+use super::memory::{Mapping, Memory};
+use super::symbols;
+use crate::failure::{Failure, Result, why};
+use crate::preload::NAME;
+use std::fs;
+use std::io;
+
+/// A process that can.
+pub struct Target {
+    /// Its id.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub uid: u32,
+    /// Its memory.
+    pub memory: Memory,
+    /// What was mapped when it was looked at.
+    pub mappings: Vec<Mapping>,
+    /// Where `dlopen`, `dlerror` and a `syscall` instruction are.
+    pub open: usize,
+    /// See `open`.
+    pub error: usize,
+    /// See `open`.
+    pub system_call: usize,
+}
+
+fn refuse(pid: u32, name: &str, why: &str) -> Failure {
+    Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
+}
+
+/// The value of a line of `/proc/PID/status`.
+fn value<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
+}
+
+impl Target {
+    /// Looks at a process.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be put under a budget; one sentence says why.
+    pub fn look(pid: u32) -> Result<Target> {
+        let gone = |error: &io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
+            _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(error))),
+        };
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| gone(&error))?;
+        let name = value(&status, "Name:").to_owned();
+        let refuse = |why: &str| refuse(pid, &name, why);
+        if pid == std::process::id() {
+            return Err(refuse("it is this command"));
+        }
+        if value(&status, "Tgid:") != pid.to_string() {
+            return Err(refuse("it is a thread").help(format!("name its process: {}", value(&status, "Tgid:"))));
+        }
+        match value(&status, "State:").chars().next() {
+            Some('Z' | 'X') => return Err(refuse("it has ended")),
+            Some('T' | 't') => return Err(refuse("it is stopped").help(format!("kill -CONT {pid}"))),
+            _ => {}
+        }
+        if value(&status, "TracerPid:") != "0" {
+            return Err(refuse("a debugger traces it"));
+        }
+        if value(&status, "Seccomp:") == "2" {
+            return Err(refuse("it has a seccomp filter, under which no engine can work"));
+        }
+        if value(&status, "VmSize:").is_empty() {
+            return Err(refuse("it is a thread of the kernel's"));
+        }
+        let uid = value(&status, "Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0);
+        let memory = Memory::open(pid).map_err(|failure| match rustix::process::geteuid().is_root() {
+            true => failure,
+            false => failure.help("it is another user's, or kernel.yama.ptrace_scope forbids it: try as root"),
+        })?;
+        let mappings = memory.mappings()?;
+        let named = |part: &str| mappings.iter().find(|m| m.file_name().starts_with(part) && m.offset == 0);
+        if named("libfarpage_preload").is_some() || named(NAME).is_some() {
+            return Err(refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
+        }
+        if named("ld-musl").is_some() || named("libc.musl").is_some() {
+            return Err(refuse("it is linked against musl, and the library needs glibc"));
+        }
+        for sanitizer in ["libasan", "libtsan", "libmsan", "liblsan", "libhwasan"] {
+            if named(sanitizer).is_some() {
+                return Err(refuse("it is built with a sanitizer, which has memory where farpage's has to be"));
+            }
+        }
+        let Some(libc) = named("libc.so.6").or_else(|| named("libc-2")) else {
+            return Err(refuse("it is statically linked, so no library can be loaded into it"));
+        };
+        let file = memory.file_of(libc)?;
+        let of = |symbol: &str| symbols::address(&file, symbol).map(|at| libc.range.0 + at as usize);
+        // Before 2.34 it was in a library of its own.
+        let own = named("libdl.so.2").or_else(|| named("libdl-2"));
+        let own = own.map(|m| memory.file_of(m).map(|file| (m, file))).transpose()?;
+        let of_own = |symbol: &str| {
+            own.as_ref().and_then(|(m, file)| Some(m.range.0 + symbols::address(file, symbol)? as usize))
+        };
+        let (Some(open), Some(error)) =
+            (of("dlopen").or_else(|| of_own("dlopen")), of("dlerror").or_else(|| of_own("dlerror")))
+        else {
+            return Err(refuse("its libc has no dlopen: it is older than 2.34, and has not loaded libdl"));
+        };
+        let Some(system_call) = symbols::system_call(&file).map(|at| libc.range.0 + at as usize) else {
+            return Err(refuse("its libc makes no system call"));
+        };
+        let exe = fs::read(format!("/proc/{pid}/exe")).unwrap_or_default();
+        if symbols::address(&exe, "__asan_init").is_some() || symbols::address(&exe, "__tsan_init").is_some() {
+            return Err(refuse("it is built with a sanitizer, which has memory where farpage's has to be"));
+        }
+        Ok(Target { pid, name, uid, memory, mappings, open, error, system_call })
+    }
+
+    /// A refusal of this process.
+    pub fn refuse(&self, why: &str) -> Failure {
+        refuse(self.pid, &self.name, why)
+    }
+}

@@ -1,0 +1,423 @@
+//! A thread of another process that is borrowed for a moment: it makes system calls and calls functions for us, and
+//! goes on as if nothing had been.
+//!
+//! Only this thread stops. Its signals wait. What it does for us it does on a stack of ours ([`Scratch`]), which is gone
+//! when it is given back; its registers and its signal mask are put back, and a system call in which it waited is begun
+//! again by the kernel.
+//!
+//! Functions return into a loop that waits in `pause`, and not into a breakpoint: a signal that the kernel forces upon a
+//! thread would change what the program does with that signal.
+//!
+//! Caller: [`super`]. No locks.
+
+use super::memory::Memory;
+use crate::failure::{Failure, Result, why};
+use std::ffi::c_void;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::time::{Duration, Instant};
+
+/// `PTRACE_EVENT_STOP` and `PTRACE_EVENT_EXEC`.
+const EVENT_STOP: i32 = 128;
+const EVENT_EXEC: i32 = 4;
+/// A stop for a system call: `SIGTRAP` with this bit (`PTRACE_O_TRACESYSGOOD`).
+const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+const NT_X86_XSTATE: usize = 0x202;
+/// Larger than the state of any processor so far.
+const XSTATE_BYTES: usize = 64 << 10;
+/// Stack and data for the calls.
+const SCRATCH_BYTES: usize = 512 << 10;
+const PAGE: usize = 4096;
+/// Where text lies in the scratch memory, and how much of it there is.
+const TEXT_BYTES: usize = 64 << 10;
+/// Behind the text: what a function returned, and data for system calls.
+const REPLY_BYTES: usize = 64;
+/// How long a stop is waited for.
+const STOP_MAX: Duration = Duration::from_secs(5);
+/// How long a function may take. It may wait for locks that other threads hold.
+const CALL_MAX: Duration = Duration::from_secs(30);
+
+const FATAL: &str = "the process got a fatal signal while the library started in it";
+
+/// Calls the function in `rax`, writes what it returns behind the word at `rbx`, sets that word, waits.
+#[rustfmt::skip]
+const CALL: [u8; 21] = [
+    0xff, 0xd0,                         // call rax
+    0x48, 0x89, 0x43, 0x08,             // mov [rbx+8], rax
+    0xc7, 0x03, 1, 0, 0, 0,             // mov dword [rbx], 1
+    0xb8, libc::SYS_pause as u8, 0, 0, 0, // mov eax, SYS_pause
+    0x0f, 0x05,                         // syscall
+    0xeb, 0xf7,                         // jmp to the mov
+];
+
+/// A thread that is stopped.
+pub struct Tracee<'a> {
+    memory: &'a Memory,
+    tid: i32,
+    registers: libc::user_regs_struct,
+    state: Vec<u8>,
+    mask: u64,
+    /// A `syscall` instruction of the process.
+    instruction: usize,
+    scratch: Option<Scratch>,
+    since: Instant,
+    is_stopped: bool,
+    /// It has become another program, or is gone: there is nothing to put back.
+    is_lost: bool,
+}
+
+/// Memory of ours in the process.
+#[derive(Clone, Copy)]
+struct Scratch {
+    at: usize,
+    code: usize,
+}
+
+/// Why a thread cannot be borrowed.
+#[derive(Debug)]
+pub enum Refused {
+    /// It is not at a place where it may call functions.
+    Unsafe,
+    /// Another thread may do.
+    Gone,
+    /// None will.
+    Failed(Failure),
+}
+
+fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: acts on another process; what `data` points to, the callers name.
+    match unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn get_registers(tid: i32) -> io::Result<libc::user_regs_struct> {
+    let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
+    ptrace(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr() as usize)?;
+    // SAFETY: filled by the call.
+    Ok(unsafe { registers.assume_init() })
+}
+
+/// What a wait said.
+enum Stop {
+    Syscall,
+    Event,
+    Exec,
+    Signal,
+    Gone,
+}
+
+fn waited(tid: i32, flags: i32) -> io::Result<Option<Stop>> {
+    let mut status = 0;
+    // SAFETY: a number of ours.
+    match unsafe { libc::waitpid(tid, &mut status, libc::__WALL | flags) } {
+        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Gone)),
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        _ if !libc::WIFSTOPPED(status) => Ok(Some(Stop::Gone)),
+        _ => Ok(Some(match (libc::WSTOPSIG(status), status >> 16) {
+            (SYSCALL_STOP, _) => Stop::Syscall,
+            (_, EVENT_STOP) => Stop::Event,
+            (_, EVENT_EXEC) => Stop::Exec,
+            _ => Stop::Signal,
+        })),
+    }
+}
+
+impl<'a> Tracee<'a> {
+    /// Stops thread `tid`. `is_safe` looks whether it may call functions where it is.
+    pub fn stop(
+        memory: &'a Memory,
+        tid: i32,
+        instruction: usize,
+        is_safe: impl FnOnce(&libc::user_regs_struct) -> bool,
+    ) -> std::result::Result<Tracee<'a>, Refused> {
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+        ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => Refused::Gone,
+            _ => Refused::Failed(not_allowed(tid, &error)),
+        })?;
+        let since = Instant::now();
+        let detach = |refused| {
+            let _ = ptrace(libc::PTRACE_DETACH, tid, 0, 0);
+            refused
+        };
+        let failed = |error: io::Error| Refused::Failed(cannot(tid, "stop", &error));
+        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(|_| detach(Refused::Gone))?;
+        loop {
+            match waited(tid, libc::WNOHANG).map_err(failed)? {
+                Some(Stop::Event) => break,
+                Some(Stop::Gone | Stop::Exec) => return Err(detach(Refused::Gone)),
+                // A signal was on its way: it is delivered, as it would have been.
+                Some(Stop::Signal | Stop::Syscall) => deliver(tid).map_err(failed)?,
+                // It is in the kernel, and cannot be interrupted there.
+                None if since.elapsed() > STOP_MAX => return Err(Refused::Gone),
+                None => std::thread::sleep(Duration::from_micros(20)),
+            }
+        }
+        let registers = get_registers(tid).map_err(failed)?;
+        // The memory that is open is that of the program which was looked at. Where that has become another one, it
+        // cannot be read any more; from here on it cannot.
+        if memory.read(instruction, &mut [0]).is_err() {
+            return Err(detach(Refused::Gone));
+        }
+        if !is_safe(&registers) {
+            return Err(detach(Refused::Unsafe));
+        }
+        let mut state = vec![0u8; XSTATE_BYTES];
+        let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+        ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut vector as usize).map_err(failed).map_err(detach)?;
+        let len = vector.iov_len;
+        state.truncate(len);
+        let mut mask = 0u64;
+        ptrace(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask as usize)
+            .map_err(failed)
+            .map_err(detach)?;
+        let all = u64::MAX;
+        ptrace(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw const all as usize)
+            .map_err(failed)
+            .map_err(detach)?;
+        Ok(Tracee {
+            memory,
+            tid,
+            registers,
+            state,
+            mask,
+            instruction,
+            scratch: None,
+            since,
+            is_stopped: true,
+            is_lost: false,
+        })
+    }
+
+    /// Its number.
+    pub fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// For how long it has been stopped, or at work for us.
+    pub fn stopped_for(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    fn lost<T>(&mut self) -> Result<T> {
+        self.is_lost = true;
+        Err(Failure::with_status(1, format!("thread {} ended, or became another program, meanwhile", self.tid)))
+    }
+
+    fn set_registers(&self, registers: &libc::user_regs_struct) -> Result<()> {
+        let at = std::ptr::from_ref(registers) as usize;
+        ptrace(libc::PTRACE_SETREGS, self.tid, 0, at).map_err(|error| cannot(self.tid, "set registers of", &error))
+    }
+
+    /// Goes on by `request` to the next stop of the wanted kind.
+    fn go_on(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
+        ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+        loop {
+            match waited(self.tid, 0).map_err(|error| cannot(self.tid, "wait for", &error))? {
+                Some(Stop::Gone | Stop::Exec) => return self.lost(),
+                Some(stop) if is_wanted(&stop) => return Ok(()),
+                Some(Stop::Signal) => return Err(Failure::with_status(1, FATAL)),
+                _ => ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?,
+            }
+        }
+    }
+
+    /// Has it make a system call; what that returns, or its error.
+    pub fn syscall(&mut self, number: i64, args: [usize; 6]) -> Result<io::Result<usize>> {
+        let [a, b, c, d, e, f] = args.map(|arg| arg as u64);
+        let registers = libc::user_regs_struct {
+            rip: self.instruction as u64,
+            rax: number as u64,
+            orig_rax: u64::MAX,
+            rdi: a,
+            rsi: b,
+            rdx: c,
+            r10: d,
+            r8: e,
+            r9: f,
+            ..self.registers
+        };
+        if !self.is_stopped {
+            self.event_stop()?;
+        }
+        self.set_registers(&registers)?;
+        // Into it, and out of it.
+        self.go_on(libc::PTRACE_SYSCALL, |stop| matches!(stop, Stop::Syscall))?;
+        self.go_on(libc::PTRACE_SYSCALL, |stop| matches!(stop, Stop::Syscall))?;
+        let result = get_registers(self.tid).map_err(|error| cannot(self.tid, "read registers of", &error))?.rax as i64;
+        Ok(match result {
+            -4095..=-1 => Err(io::Error::from_raw_os_error(-result as i32)),
+            _ => Ok(result as usize),
+        })
+    }
+
+    /// Memory of ours in the process.
+    fn scratch(&mut self) -> Result<Scratch> {
+        if let Some(scratch) = self.scratch {
+            return Ok(scratch);
+        }
+        // Shared memory is not the engine's, which may run before the call has returned.
+        let shared = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
+        let mut map = |bytes: usize, protection: i32| {
+            let mapped = self.syscall(libc::SYS_mmap, [0, bytes, protection as usize, shared, usize::MAX, 0])?;
+            mapped
+                .map_err(|error| Failure::with_status(1, format!("cannot map memory in the process: {}", why(&error))))
+        };
+        let at = map(SCRATCH_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
+        let code = map(PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
+        self.memory.write(code, &CALL)?;
+        let protection = (libc::PROT_READ | libc::PROT_EXEC) as usize;
+        self.syscall(libc::SYS_mprotect, [code, PAGE, protection, 0, 0, 0])?.map_err(|error| {
+            Failure::with_status(1, format!("cannot make memory of the process executable: {}", why(&error)))
+        })?;
+        let scratch = Scratch { at, code };
+        self.scratch = Some(scratch);
+        Ok(scratch)
+    }
+
+    /// Puts texts into the process; where they are, until the thread is given back.
+    pub fn put<const N: usize>(&mut self, texts: [&[u8]; N]) -> Result<[usize; N]> {
+        let mut at = self.scratch()?.at;
+        let end = at + TEXT_BYTES;
+        let mut places = [0; N];
+        for (place, text) in places.iter_mut().zip(texts) {
+            if at + text.len() + 1 > end {
+                return Err(Failure::with_status(1, "the configuration is too long"));
+            }
+            self.memory.write(at, &[text, &[0]].concat())?;
+            *place = at;
+            at += text.len() + 1;
+        }
+        Ok(places)
+    }
+
+    /// Some KiB of memory for what system calls read and write.
+    pub fn data(&mut self) -> Result<usize> {
+        Ok(self.scratch()?.at + TEXT_BYTES + REPLY_BYTES)
+    }
+
+    /// Has it call the function at `function`; what that returns.
+    pub fn call(&mut self, function: usize, args: [usize; 3]) -> Result<usize> {
+        let scratch = self.scratch()?;
+        let reply = scratch.at + TEXT_BYTES;
+        self.memory.write(reply, &[0; 16])?;
+        let [a, b, c] = args.map(|arg| arg as u64);
+        let registers = libc::user_regs_struct {
+            rip: scratch.code as u64,
+            rax: function as u64,
+            rbx: reply as u64,
+            orig_rax: u64::MAX,
+            rdi: a,
+            rsi: b,
+            rdx: c,
+            rbp: 0,
+            rsp: (scratch.at + SCRATCH_BYTES - 64) as u64,
+            // Direction flag clear, as functions expect.
+            eflags: 0x202,
+            ..self.registers
+        };
+        // From here it goes on by itself: out of a stop in which registers are as they are.
+        self.event_stop()?;
+        self.set_registers(&registers)?;
+        ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+        self.is_stopped = false;
+        let since = Instant::now();
+        let failed = |error: io::Error| cannot(self.tid, "wait for", &error);
+        loop {
+            match waited(self.tid, libc::WNOHANG).map_err(failed)? {
+                Some(Stop::Gone | Stop::Exec) => return self.lost(),
+                Some(Stop::Signal) => {
+                    self.is_stopped = true;
+                    return Err(Failure::with_status(1, FATAL));
+                }
+                Some(_) => {
+                    ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+                }
+                None => {}
+            }
+            let mut words = [0u8; 16];
+            self.memory.read(reply, &mut words)?;
+            if words[0] == 1 {
+                let [.., value] = [0, 8].map(|at| u64::from_le_bytes(words[at..at + 8].try_into().unwrap_or_default()));
+                return Ok(value as usize);
+            }
+            if since.elapsed() > CALL_MAX {
+                return Err(Failure::with_status(
+                    1,
+                    "the library does not start in it: it waits for a lock of the process",
+                ));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Stops it where the kernel looks for signals: from there it can begin a system call again.
+    fn event_stop(&mut self) -> Result<()> {
+        let failed = |tid: i32, error: io::Error| cannot(tid, "stop", &error);
+        ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
+        if self.is_stopped {
+            // It goes on to the other stop.
+            ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
+        }
+        loop {
+            match waited(self.tid, 0).map_err(|error| failed(self.tid, error))? {
+                Some(Stop::Event) => {
+                    self.is_stopped = true;
+                    return Ok(());
+                }
+                Some(Stop::Gone | Stop::Exec) => return self.lost(),
+                _ => ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?,
+            }
+        }
+    }
+
+    fn give_back(&mut self) -> Result<()> {
+        if let Some(Scratch { at, code }) = self.scratch.take() {
+            self.syscall(libc::SYS_munmap, [at, SCRATCH_BYTES, 0, 0, 0, 0])?.ok();
+            self.syscall(libc::SYS_munmap, [code, PAGE, 0, 0, 0, 0])?.ok();
+        }
+        self.event_stop()?;
+        let registers = self.registers;
+        self.set_registers(&registers)?;
+        let mut vector = libc::iovec { iov_base: self.state.as_mut_ptr().cast(), iov_len: self.state.len() };
+        let failed = |error: io::Error| cannot(self.tid, "put back", &error);
+        ptrace(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE, &raw mut vector as usize).map_err(failed)?;
+        let mask = self.mask;
+        ptrace(libc::PTRACE_SETSIGMASK, self.tid, size_of::<u64>(), &raw const mask as usize).map_err(failed)?;
+        ptrace(libc::PTRACE_DETACH, self.tid, 0, 0).map_err(failed)
+    }
+}
+
+impl Drop for Tracee<'_> {
+    fn drop(&mut self) {
+        if self.is_lost || self.give_back().is_err() {
+            let _ = ptrace(libc::PTRACE_DETACH, self.tid, 0, 0);
+        }
+    }
+}
+
+/// Goes on with the signal for which it stopped.
+fn deliver(tid: i32) -> io::Result<()> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    ptrace(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr() as usize)?;
+    // SAFETY: all zero is valid, and the call has filled it.
+    let signal = unsafe { info.assume_init() }.si_signo;
+    ptrace(libc::PTRACE_CONT, tid, 0, signal as usize)
+}
+
+fn cannot(tid: i32, what: &str, error: &io::Error) -> Failure {
+    Failure::with_status(1, format!("cannot {what} thread {tid}: {}", why(error)))
+}
+
+fn not_allowed(tid: i32, error: &io::Error) -> Failure {
+    let failure = cannot(tid, "trace", error);
+    match error.raw_os_error() {
+        Some(libc::EPERM) => failure.help(
+            "it is traced already (a debugger), another user's, or kernel.yama.ptrace_scope forbids it: try as root",
+        ),
+        _ => failure,
+    }
+}

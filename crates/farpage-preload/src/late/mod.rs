@@ -1,0 +1,74 @@
+//! A late start: the library came by `dlopen`, into a program that runs already.
+//!
+//! Who loads it calls [`farpage_start`]. What the loader does for a preloaded library is done here:
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`slots`] | the calls of what is loaded already come to the functions of this library |
+//! | [`environment`] | what the program starts from now on is started with the library |
+//!
+//! What cannot be made up for: handlers of forks that others have registered before run before ours in a child. Pages
+//! that they touched before the copy, in the parent, are there (`docs/dev/late.md`).
+//!
+//! Callers: `farpage attach`, through a thread of the program that it borrows; the program itself. No locks.
+
+pub mod environment;
+pub mod slots;
+
+use crate::{find, is_first};
+use farpage::internals::run::late::{self, StartOutcome};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// The library was not preloaded: what stands behind its functions is what the program has.
+static IS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Whether this is a late start.
+pub fn is_late() -> bool {
+    IS_LATE.load(SeqCst)
+}
+
+/// What became of the start. `farpage attach` reads it from outside.
+#[unsafe(no_mangle)]
+static farpage_start_outcome: StartOutcome = StartOutcome::new();
+
+/// Puts this process under a budget.
+///
+/// `configuration` is the text that `farpage run` has in `FARPAGE_CONF`, for example `ram:512M`. Returns NULL, or a text
+/// that says why not, which stays valid; then nothing has changed. `device` is an open `/dev/userfaultfd` for a process
+/// that may not open it itself, which stays the caller's, or -1. With `wait` 0 it returns when the engine is being
+/// started, and what becomes of it is not told; else when it runs. May be called once, by any thread that holds no lock
+/// of the loader's or the allocator's.
+///
+/// # Safety
+/// `configuration` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_int, wait: c_int) -> *const c_char {
+    if configuration.is_null() {
+        return c"no configuration".as_ptr();
+    }
+    // SAFETY: caller's promise.
+    match start(unsafe { CStr::from_ptr(configuration) }, device, wait != 0) {
+        Ok(()) => std::ptr::null(),
+        Err(why) => match CString::new(why) {
+            // It stays valid.
+            Ok(why) => why.into_raw(),
+            Err(_) => c"the engine cannot start".as_ptr(),
+        },
+    }
+}
+
+fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
+    let text = configuration.to_str().map_err(|_| "the configuration is not UTF-8".to_string())?;
+    if !is_first() {
+        return Err("this process runs under farpage already".into());
+    }
+    let prepared = late::prepare(text, device)?;
+    IS_LATE.store(true, SeqCst);
+    find();
+    let variables = prepared.variables.clone();
+    late::start(prepared, &crate::HEAP, &farpage_start_outcome, wait)?;
+    environment::set(&variables);
+    slots::take_over();
+    Ok(())
+}

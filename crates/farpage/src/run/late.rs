@@ -1,0 +1,84 @@
+//! A start in a program that runs already: [`super::preload`]'s part of it.
+//!
+//! By then there are threads, fork handlers of others, memory above the budget. The engine is started at once: it finds
+//! threads by what the kernel knows of them, and memory in `/proc/self/maps`, as it does all the time.
+//!
+//! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
+
+use crate::conf::{Conf, ENV_CONF, ENV_UFFD_FD, give_variables};
+use crate::mem::heap::Heap;
+use crate::run::told::{self, hear};
+use crate::run::{pager::robust, preload, start};
+use crate::sys::message::set_quiet;
+use crate::tree::{self, ENV_TREE_FD, keep_across_exec};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::ffi::c_int;
+
+pub use crate::run::told::StartOutcome;
+
+/// What a start needs, had before anything changes.
+pub struct Prepared {
+    conf: Conf,
+    /// What is open for what the process starts: the tree's segment, and the userfaultfd device, if it was given.
+    files: Vec<OwnedFd>,
+    /// The environment variables that name them, and the configuration.
+    pub variables: Vec<(&'static str, String)>,
+}
+
+/// Reads the configuration, and makes the segment of a tree that begins with this process. `device`: an open
+/// `/dev/userfaultfd`, which stays the caller's, or -1.
+///
+/// # Errors
+/// The configuration is wrong, or there is no descriptor left.
+pub fn prepare(configuration: &str, device: c_int) -> Result<Prepared, String> {
+    let conf = Conf::parse(configuration).map_err(|why| why.to_string())?;
+    let failed = |why: rustix::io::Errno| format!("cannot make the memory that all processes of a tree share: {why}");
+    let made = tree::create(conf.ram, None).map_err(failed)?;
+    let segment = keep_across_exec(made.as_fd()).map_err(failed)?;
+    let name = tree::named(segment.as_fd()).map_err(failed)?;
+    let mut variables = vec![(ENV_CONF, configuration.to_owned()), (ENV_TREE_FD, name)];
+    let mut files = vec![segment];
+    if device >= 0 {
+        // SAFETY: the caller's, open for this call.
+        let kept = keep_across_exec(unsafe { BorrowedFd::borrow_raw(device) }).map_err(failed)?;
+        variables.push((ENV_UFFD_FD, kept.as_raw_fd().to_string()));
+        files.push(kept);
+    }
+    give_variables(variables.clone());
+    Ok(Prepared { conf, files, variables })
+}
+
+/// Starts the engine, and waits for it if `wait` says so. What becomes of it afterwards is noted in `outcome`.
+///
+/// # Errors
+/// Why there is none.
+pub fn start(
+    prepared: Prepared,
+    heap: &'static Heap,
+    outcome: &'static StartOutcome,
+    wait: bool,
+) -> Result<(), String> {
+    let Prepared { conf, files, .. } = prepared;
+    if !tree::joining::join() {
+        return Err("cannot join its own tree".into());
+    }
+    if conf.quiet {
+        set_quiet();
+    }
+    if !preload::follow_forks() {
+        return Err("cannot follow forks: out of memory".into());
+    }
+    // It may have some.
+    robust::used();
+    hear(outcome);
+    start::at_once(conf, heap, wait);
+    if let Some(why) = outcome.failure() {
+        told::deaf();
+        return Err(why);
+    }
+    // They stay open.
+    for file in files {
+        let _stays_open = file.into_raw_fd();
+    }
+    Ok(())
+}

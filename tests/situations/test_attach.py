@@ -1,0 +1,288 @@
+"""A budget for a program that runs already: what it computes is right, what it starts is in, who cannot be is left as he was."""
+
+import contextlib
+import ctypes
+import json
+import os
+import pwd
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from situation import FARPAGE, HANG, Situation, build, unless_root, unless_there
+
+MIB = 1 << 20
+
+HOLDER = """
+import hashlib, os, subprocess, sys
+kept = {i: os.urandom(20).hex() * 25 for i in range(60_000)}
+def digest():
+    sums = hashlib.sha1()
+    for text in kept.values():
+        sums.update(text.encode())
+    return sums.hexdigest()
+first = digest()
+print("ready", flush=True)
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == "digest":
+        print(digest() == first, flush=True)
+    elif words[0] == "run":
+        print(subprocess.run(words[1:], stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)
+    elif words[0] == "copied":
+        done = subprocess.run(words[1:], stdout=subprocess.PIPE, text=True, env=dict(os.environ, OWN="1"))
+        print(done.stdout.strip(), flush=True)
+    elif words[0] == "shell":
+        os.system(line.split(" ", 1)[1])
+    elif words[0] == "pipe":
+        print(os.popen(line.split(" ", 1)[1]).read().strip(), flush=True)
+    elif words[0] == "fork":
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if digest() == first else 1)
+        print(os.waitpid(pid, 0)[1], flush=True)
+    elif words[0] == "grow":
+        kept.update((len(kept) + i, "x" * 10_000) for i in range(int(words[1])))
+        first = digest()
+        print("grown", flush=True)
+"""
+# One that everybody may run.
+PYTHON = "/usr/bin/python3"
+COUNT_LIBRARY = "grep -c farpage_preload /proc/self/maps"
+
+
+def resident(pid):
+    """Anonymous memory, bytes; 0: it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"RssAnon:\s+(\d+) kB", open(f"/proc/{pid}/status").read())
+        return int(found[1]) << 10 if found else 0
+    return 0
+
+
+@unless_there(PYTHON)
+class Attach(Situation):
+    def attach(self, pid, *options, ram="32M"):
+        return self.run_plain(FARPAGE, "attach", pid, "--ram", ram, *options)
+
+    def begin(self, *argv, **options):
+        """Starts a program, waits until it says that it is ready; it is killed at the end of the test."""
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1} | options
+        process = subprocess.Popen([str(a) for a in argv], **options)
+        self.addCleanup(self.end, process)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        return process
+
+    @staticmethod
+    def end(process):
+        process.kill()
+        with process:
+            pass
+
+    def ask(self, process, line):
+        process.stdin.write(line + "\n")
+        return process.stdout.readline().strip()
+
+    def holder(self, **options):
+        return self.begin(PYTHON, "-c", HOLDER, **options)
+
+    def assert_attached(self, done):
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+    def test_it_is_within_its_budget_and_right(self):
+        process = self.holder()
+        before = resident(process.pid)
+        self.assertGreater(before, 48 * MIB)
+        self.assert_attached(self.attach(process.pid))
+        self.assertLess(resident(process.pid), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertEqual(self.ask(process, "fork"), "0")
+        self.assertEqual(self.ask(process, "grow 3000"), "grown")
+        self.assertLess(resident(process.pid), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        # Another budget, as for what farpage run has started.
+        self.assertEqual(self.run_plain(FARPAGE, "set", process.pid, "--ram", "24M").returncode, 0)
+        self.assertLess(resident(process.pid), 24 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        counters = json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)
+        self.assertGreater(counters["pswpout"], 0)
+        process.stdin.close()
+        self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
+
+    def test_what_it_starts_is_in_its_tree(self):
+        process = self.holder()
+        self.assertEqual(self.ask(process, f"pipe {COUNT_LIBRARY}"), "0")
+        self.assert_attached(self.attach(process.pid, ram="64M"))
+        # As it is, with an environment that was copied before, by a shell whose command comes from libc.
+        count = ["run grep -c farpage_preload /proc/self/maps", "copied grep -c farpage_preload /proc/self/maps",
+                 f"pipe {COUNT_LIBRARY}", f"shell {COUNT_LIBRARY}"]
+        for line in count:
+            self.assertGreater(int(self.ask(process, line)), 0, line)
+        tree = json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)
+        self.assertGreater(tree["tree"]["joined"] if "tree" in tree else 4, 3)
+        # Its own environment is as it was.
+        environment = open(f"/proc/{process.pid}/environ").read()
+        self.assertNotIn("FARPAGE", environment)
+
+    def test_threads_in_the_middle_of_malloc(self):
+        seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+        chance = random.Random(seed)
+        for how in [["4"], ["4", "fork"], ["1"]]:
+            process = self.begin(build("attached.c"), *how, stderr=subprocess.PIPE)
+            time.sleep(chance.uniform(0, 0.5))
+            done = self.attach(process.pid, ram="24M")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), f"seed {seed}")
+            time.sleep(0.5)
+            out, err = process.communicate("end\n", timeout=HANG)
+            self.assertEqual((process.returncode, out, err), (0, "0 bad\n", ""), f"seed {seed} {how}")
+
+    def test_again_and_again_nothing_stays_behind(self):
+        files = sorted(os.listdir("/var/tmp"))
+        for _ in range(12):
+            process = self.holder()
+            self.assert_attached(self.attach(process.pid))
+            self.end(process)
+        self.assertEqual(sorted(os.listdir("/var/tmp")), files)
+        self.assertFalse([name for name in os.listdir("/dev/shm") if "farpage" in name])
+
+    def refused(self, pid, why, ram="32M"):
+        done = self.attach(pid, ram=ram)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"\Afarpage: cannot [^\n]*{why}[^\n]*\n(  help: [^\n]*\n)?\Z")
+
+    def test_who_is_refused_and_goes_on(self):
+        holder = self.holder()
+        self.assert_attached(self.attach(holder.pid))
+        self.refused(holder.pid, "it runs under farpage already")
+        self.assertEqual(self.ask(holder, "digest"), "True")
+        self.refused(2**22 - 1, "no such process")
+        stopped = self.holder()
+        stopped.send_signal(signal.SIGSTOP)
+        self.refused(stopped.pid, "it is stopped")
+        stopped.send_signal(signal.SIGCONT)
+        self.assertEqual(self.ask(stopped, "digest"), "True")
+        managed = self.begin(FARPAGE, "run", "--ram", "64M", "--", PYTHON, "-c", HOLDER)
+        self.refused(managed.pid, "it runs under farpage already")
+        script = self.dir / "sleeper.c"
+        script.write_text('#include <stdio.h>\n#include <unistd.h>\nint main(void){puts("ready");fflush(stdout);pause();}\n')
+        static = self.dir / "static"
+        subprocess.run([os.environ.get("CC", "cc"), "-static", "-o", static, script], check=True)
+        self.refused(self.begin(static).pid, "statically linked")
+        sanitized = self.dir / "sanitized"
+        if subprocess.run([os.environ.get("CC", "cc"), "-fsanitize=address", "-o", sanitized, script]).returncode == 0:
+            self.refused(self.begin(sanitized).pid, "sanitizer")
+        filtered = self.begin(build("refuse.c"), "38:435", "--", PYTHON, "-c", HOLDER)
+        self.refused(filtered.pid, "seccomp filter")
+        self.assertEqual(self.ask(filtered, "digest"), "True")
+        if os.geteuid() == 0:
+            self.refused(2, "a thread of the kernel's")
+            holder = self.holder()
+            libc = ctypes.CDLL(None, use_errno=True)
+            self.assertEqual(libc.ptrace(0x4206, holder.pid, None, None), 0)  # PTRACE_SEIZE
+            self.refused(holder.pid, "a debugger traces it")
+        for ram in ["1M", "nonsense"]:
+            done = self.attach(holder.pid, ram=ram)
+            self.assertNotEqual(done.returncode, 0)
+
+    @unless_root
+    def test_another_users_process(self):
+        # Who may open the device by himself needs nothing from root.
+        nobody = pwd.getpwnam("nobody")
+        become = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": "/"}
+        process = self.holder(**become)
+        self.assert_attached(self.attach(process.pid))
+        self.assertLess(resident(process.pid), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertEqual(self.ask(process, "fork"), "0")
+        status = open(f"/proc/{process.pid}/status").read()
+        self.assertRegex(status, rf"Uid:\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\n")
+
+    @unless_root
+    @unless_there("unshare")
+    def test_another_root_and_other_namespaces(self):
+        root = self.dir / "root"
+        for name in ["proc", "usr", "lib", "lib64", "bin", "etc", "dev", "tmp"]:
+            (root / name).mkdir(parents=True)
+        binds = "".join(f"mount --rbind {d} {root}{d}\n" for d in ["/usr", "/lib", "/lib64", "/bin", "/etc", "/dev"])
+        script = f"mount -t tmpfs none /opt 2>/dev/null\n{binds}mount -t proc proc {root}/proc\n" \
+                 f"exec chroot {root} {PYTHON} -c \"$HOLDER\""
+        process = self.begin("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "sh", "-ec", script,
+                             env=dict(os.environ, HOLDER=HOLDER))
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+        inner = int(open(children).read().split()[0])
+        self.assert_attached(self.attach(inner, "--swap", "file:/tmp"))
+        self.assertLess(resident(inner), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertEqual(self.ask(process, "fork"), "0")
+        # The library has no name there that others could load it by.
+        self.assertEqual(self.ask(process, "run true"), "")
+
+    def test_it_ends_or_becomes_another_program_meanwhile(self):
+        seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+        chance = random.Random(seed)
+        for number in range(16):
+            process = self.holder()
+            attaching = subprocess.Popen([FARPAGE, "attach", str(process.pid), "--ram", "32M"], stderr=subprocess.PIPE,
+                                         text=True)
+            time.sleep(chance.uniform(0, 0.05))
+            process.kill() if number % 2 else process.stdin.close()
+            _, err = attaching.communicate(timeout=HANG)
+            self.assertIn(attaching.returncode, [0, 1], f"seed {seed}: {err}")
+            self.assertRegex(err, r"\A(farpage: [^\n]+\n(  help: [^\n]*\n)?)?\Z", f"seed {seed}")
+        becoming = "import os, sys, time\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n" \
+                   "os.execv('/bin/cat', ['cat'])"
+        for _ in range(16):
+            process = self.begin(PYTHON, "-c", becoming, f"{chance.uniform(0, 0.03):.4f}")
+            done = self.attach(process.pid)
+            self.assertIn(done.returncode, [0, 1], f"seed {seed}: {done.stderr}")
+            out, _ = process.communicate("whole\n", timeout=HANG)
+            self.assertEqual((process.returncode, out), (0, "whole\n"), f"seed {seed}: {done.stderr}")
+
+    @unless_root
+    def test_a_cgroup_that_kills_without_it(self):
+        group = self.cgroup("memory", memory_limit_in_bytes=150 * MIB)
+        if (group / "memory.memsw.limit_in_bytes").exists():
+            (group / "memory.memsw.limit_in_bytes").write_text(str(150 * MIB))
+        process = self.holder(preexec_fn=self.enter(group))
+        self.assert_attached(self.attach(process.pid, ram="90M"))
+        self.assertEqual(self.ask(process, "grow 20000"), "grown")
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.end(process)
+        process = self.holder(preexec_fn=self.enter(group))
+        self.assertEqual(self.ask(process, "grow 20000"), "")
+        self.assertEqual(process.wait(HANG), -signal.SIGKILL)
+
+
+@unless_there("redis-server", "redis-cli")
+class Servers(Situation):
+    def test_redis_keeps_its_data(self):
+        socket = self.dir / "socket"
+        server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir",
+                                   str(self.dir)], stdout=subprocess.DEVNULL)
+        self.addCleanup(Attach.end, server)
+
+        def cli(*words):
+            return self.run_plain("redis-cli", "-s", socket, *words).stdout.strip()
+
+        while cli("ping") != "PONG":
+            time.sleep(0.05)
+        cli("debug", "populate", 100_000, "key", 500)
+        before = cli("debug", "digest")
+        done = self.run_plain(FARPAGE, "attach", server.pid, "--ram", "40M")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertLess(resident(server.pid), 40 * MIB)
+        self.assertEqual(cli("debug", "digest"), before)
+        self.assertEqual(cli("save"), "OK")
+        self.assertIn("started", cli("bgsave"))
+        while "rdb_bgsave_in_progress:1" in cli("info", "persistence"):
+            time.sleep(0.05)
+        self.assertIn("rdb_last_bgsave_status:ok", cli("info", "persistence"))
+        self.assertEqual(cli("debug", "digest"), before)
+        shutil.rmtree(self.dir / "none", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
