@@ -199,6 +199,7 @@ stress: build build-checked test-programs
 		$(CHECKED) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
 	else echo "skipped: confined needs root"; fi
 	tests/stress/children.py $(CHECKED)
+	tests/stress/attach.py $(CHECKED) $(TESTS)/stress 1 3
 	tests/stress/tree.py $(CHECKED) $(TESTS)/member 1
 	$(CHECKED) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
 	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
@@ -214,6 +215,7 @@ situations: build
 PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess cc node java stress_ng
 programs: build test-programs
 	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
+	tests/programs/run.py --quick --attach $(addprefix --case ,$(PROGRAMS))
 
 ## make programs-all: every real program, also those that are known to fail or to be slow
 programs-all: build test-programs
@@ -221,6 +223,7 @@ programs-all: build test-programs
 
 ## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
 soak: build test-programs
+	tests/stress/attach.py $(FARPAGE) $(TESTS)/stress 1 50
 	@for seed in $(SEED); do \
 		for threads in 2 4 16; do \
 			echo "seed $$seed, $$threads threads"; \

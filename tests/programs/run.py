@@ -4,12 +4,16 @@
 The budget is a quarter of the largest process's peak resident anonymous memory in the plain run (half for runtimes
 that collect garbage), at least 16 MiB. A case fails when the output differs, when the exit status is not 0, when any
 sample (every 10 ms, each process of the tree) is above the budget + 5 %, or when it hangs.
+
+With --attach programs start as they are, and get their budget at a random moment. It holds from when `farpage attach`
+has returned, for processes that are started from then on, too.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -44,14 +48,14 @@ def find_counters(value):
 class OtherCounters:
     """Counters of the processes below the main one, asked for now and then while they live."""
 
-    def __init__(self, farpage, period=0.5):
-        self.farpage, self.period, self.next, self.last = farpage, period, 0.0, {}
+    def __init__(self, farpage, period=0.5, main=False):
+        self.farpage, self.period, self.main, self.next, self.last = farpage, period, main, 0.0, {}
 
     def __call__(self, run):
         now = time.monotonic()
         if now < self.next:
             return
-        for pid in [p for p in measure.tree() if p != run.main.pid][:8]:
+        for pid in [p for p in measure.tree() if self.main or p != run.main.pid][:8]:
             try:
                 done = subprocess.run(
                     [self.farpage, "stat", str(pid), "--json"], stdin=subprocess.DEVNULL, capture_output=True, timeout=5
@@ -62,6 +66,41 @@ class OtherCounters:
             if found:
                 self.last[found.get("pid", pid)] = found
         self.next = time.monotonic() + self.period
+
+
+class Attaching:
+    """Attaches to the main process at some moment; what that came to."""
+
+    def __init__(self, options, budget, moment, every):
+        self.command = [options.farpage, "attach", "--ram", f"{budget // MIB}M"]
+        self.command += ["--verify"] * options.verify
+        for spec in options.swap:
+            self.command += ["--swap", spec]
+        if options.readahead:
+            self.command += ["--readahead", options.readahead]
+        self.budget, self.moment, self.every = budget, moment, every
+        self.process, self.began, self.seconds, self.said = None, 0.0, None, ""
+
+    def __call__(self, run):
+        now = time.monotonic()
+        if self.process is None and now - run.started >= self.moment and run.status is None:
+            self.began = now
+            null = subprocess.DEVNULL
+            command = self.command + [str(run.main.pid)]
+            self.process = subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE)
+        if self.process and self.seconds is None and self.process.poll() is not None:
+            self.seconds, self.said = now - self.began, self.process.stderr.read().decode("utf-8", "replace").strip()
+            if self.process.returncode == 0:
+                run.limit = self.budget * TOLERANCE
+        if self.process and self.seconds is not None:
+            self.every(run)
+
+    def fault(self):
+        """Why it did not work, if it should have."""
+        has_ended = any(text in self.said for text in ("it has ended", "ended meanwhile", "ended, or became"))
+        if self.process and self.process.wait() and not has_ended:
+            return f"ATTACH {self.said}"
+        return ""
 
 
 def digest(case, run):
@@ -149,9 +188,19 @@ def run_case(case, options, base):
         launcher += ["--swap", spec]
     if options.readahead:
         launcher += ["--readahead", options.readahead]
-    others = OtherCounters(options.farpage)
+    others, limit, attaching = OtherCounters(options.farpage, main=options.attach is not None), budget * TOLERANCE, None
+    if options.attach is not None:
+        moment = random.Random(f"{options.attach} {case.name}").uniform(0, 0.9) * row["plain_seconds"]
+        attaching = Attaching(options, budget, moment, others)
+        launcher, limit = [], None
     run, trouble = execute(
-        case, launcher + ["--"] + argv, env, os.path.join(work, "farpage"), options.guard, budget * TOLERANCE, others
+        case,
+        launcher + ["--"] * bool(launcher) + argv,
+        env,
+        os.path.join(work, "farpage"),
+        options.guard,
+        limit,
+        attaching or others,
     )
     row.update(budget=budget, peak=run.largest(), seconds=run.seconds)
     try:
@@ -164,16 +213,21 @@ def run_case(case, options, base):
         row[name] = sum(c.get(name, 0) for c in counters)
 
     faults = [trouble] if trouble else []
+    if attaching:
+        row.update(moment=attaching.moment, attached=attaching.seconds)
+        faults += [attaching.fault()] if attaching.fault() else []
     if not trouble and digest(case, run) != expected:
         faults.append("OUTPUT differs")
-    over = sorted((p for p in run.processes.values() if p.over), key=lambda p: -p.peak)
+    # What was started before is not in the tree of whom it was attached to.
+    counts = (lambda p: p.pid == run.main.pid) if attaching else (lambda p: True)
+    over = sorted((p for p in run.processes.values() if p.over and counts(p)), key=lambda p: -p.peak)
     if over:
         p = over[0]
         faults.append(
             f"BUDGET {p.name} {p.pid}: {p.peak / budget:.2f} x, {p.over} of {p.samples} samples above + 5 %"
             + (f", and {len(over) - 1} more of {len(run.processes)} processes" if len(over) > 1 else "")
         )
-    if not trouble and not case.tree and row["pswpout"] + row["swpout_zero"] == 0:
+    if not trouble and not case.tree and not attaching and row["pswpout"] + row["swpout_zero"] == 0:
         faults.append("IDLE nothing was swapped out")
     if faults:
         row["result"] = "; ".join(faults)
@@ -228,6 +282,8 @@ def main():
     parser.add_argument("--verify", action="store_true", help="pass --verify to farpage")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="pass --swap SPEC to farpage")
     parser.add_argument("--readahead", metavar="SPEC", help="pass --readahead SPEC to farpage")
+    attach = "attach, at moments by this seed"
+    parser.add_argument("--attach", type=int, nargs="?", const=-1, metavar="SEED", help=attach)
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
     parser.add_argument("--keep", metavar="DIR", help="copy the files of failed cases to DIR/CASE")
     parser.add_argument("--guard", type=float, default=300.0, metavar="S", help="a run this long hangs (300)")
@@ -247,6 +303,10 @@ def main():
     if not options.plain and not os.access(options.farpage, os.X_OK):
         parser.error(f"{options.farpage} is not there: make build")
 
+    if options.attach == -1:
+        options.attach = random.randrange(1 << 30)
+    if options.attach is not None:
+        print(f"seed {options.attach}")
     measure.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows = []

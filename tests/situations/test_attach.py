@@ -1,4 +1,4 @@
-"""A budget for a program that runs already: what it computes is right, what it starts is in, who cannot be is left as he was."""
+"""A budget for a program that runs already: its output is right, what it starts is in, who is refused goes on."""
 
 import contextlib
 import ctypes
@@ -167,7 +167,8 @@ class Attach(Situation):
         managed = self.begin(FARPAGE, "run", "--ram", "64M", "--", PYTHON, "-c", HOLDER)
         self.refused(managed.pid, "it runs under farpage already")
         script = self.dir / "sleeper.c"
-        script.write_text('#include <stdio.h>\n#include <unistd.h>\nint main(void){puts("ready");fflush(stdout);pause();}\n')
+        main = 'int main(void) { puts("ready"); fflush(stdout); pause(); }\n'
+        script.write_text(f"#include <stdio.h>\n#include <unistd.h>\n{main}")
         static = self.dir / "static"
         subprocess.run([os.environ.get("CC", "cc"), "-static", "-o", static, script], check=True)
         self.refused(self.begin(static).pid, "statically linked")

@@ -18,6 +18,7 @@ BY_NAME = {
     "looked up at load, called on program threads": "dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
     "at start, so that the second of two such libraries finds the first": "farpage_preload_started",
+    "what a late start came to, for who reads it from outside": "farpage_start_outcome",
     "a thread that starts another": "pthread_attr_getstacksize pthread_attr_init",
     "a thread that starts a program": "environ",
     "a forking thread": "_IO_list_all _IO_list_lock _IO_list_unlock pthread_sigmask sigaddset sigemptyset sigismember sigtimedwait",

@@ -1,6 +1,7 @@
 //! `farpage attach`: a budget for a program that runs already.
 //!
-//! A thread of the program is borrowed for some milliseconds to load the library ([`tracee`]), at a place where it holds
+//! A thread of the program is borrowed for some milliseconds to load the library ([`tracee`]), at a place where it
+//! holds
 //! no lock that this needs ([`place`]); the others run on. The library does the rest
 //! (`farpage-preload/src/late`): the engine starts, and takes over what the program has.
 //!

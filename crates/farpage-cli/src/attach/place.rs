@@ -2,7 +2,8 @@
 //!
 //! * In the kernel, in a call in which programs wait for something else than a lock: those calls are listed
 //!   ([`WAITS`]). One that reads a regular file may be the loader's.
-//! * Else in code that is neither libc's nor an allocator's, and that they do not call: not in what defines `malloc`, not
+//! * Else in code that is neither libc's nor an allocator's, and that they do not call: not in what defines `malloc`,
+//!   not
 //!   in the loader, not in the unwinder, which walks the loader's list.
 //!
 //! And not in a signal handler, which may have interrupted anything: none of the signals that the program catches is

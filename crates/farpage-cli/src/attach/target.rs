@@ -29,6 +29,9 @@ pub struct Target {
     pub system_call: usize,
 }
 
+/// The parent of the kernel's threads.
+const KTHREADD: u32 = 2;
+
 fn refuse(pid: u32, name: &str, why: &str) -> Failure {
     Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
 }
@@ -69,7 +72,8 @@ impl Target {
             return Err(refuse("it has a seccomp filter, under which no engine can work"));
         }
         if value(&status, "VmSize:").is_empty() {
-            return Err(refuse("it is a thread of the kernel's"));
+            let is_kernels = pid == KTHREADD || value(&status, "PPid:") == KTHREADD.to_string();
+            return Err(refuse(if is_kernels { "it is a thread of the kernel's" } else { "it has ended" }));
         }
         let uid = value(&status, "Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0);
         let memory = Memory::open(pid).map_err(|failure| match rustix::process::geteuid().is_root() {

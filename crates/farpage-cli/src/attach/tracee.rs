@@ -1,11 +1,13 @@
 //! A thread of another process that is borrowed for a moment: it makes system calls and calls functions for us, and
 //! goes on as if nothing had been.
 //!
-//! Only this thread stops. Its signals wait. What it does for us it does on a stack of ours ([`Scratch`]), which is gone
+//! Only this thread stops. Its signals wait. What it does for us it does on a stack of ours ([`Scratch`]), which is
+//! gone
 //! when it is given back; its registers and its signal mask are put back, and a system call in which it waited is begun
 //! again by the kernel.
 //!
-//! Functions return into a loop that waits in `pause`, and not into a breakpoint: a signal that the kernel forces upon a
+//! Functions return into a loop that waits in `pause`, and not into a breakpoint: a signal that the kernel forces upon
+//! a
 //! thread would change what the program does with that signal.
 //!
 //! Caller: [`super`]. No locks.

@@ -34,7 +34,7 @@ static farpage_start_outcome: StartOutcome = StartOutcome::new();
 
 /// Puts this process under a budget.
 ///
-/// `configuration` is the text that `farpage run` has in `FARPAGE_CONF`, for example `ram:512M`. Returns NULL, or a text
+/// `configuration` is the text that `farpage run` has in `FARPAGE_CONF`, such as `ram:512M`. Returns NULL, or a text
 /// that says why not, which stays valid; then nothing has changed. `device` is an open `/dev/userfaultfd` for a process
 /// that may not open it itself, which stays the caller's, or -1. With `wait` 0 it returns when the engine is being
 /// started, and what becomes of it is not told; else when it runs. May be called once, by any thread that holds no lock

@@ -3,7 +3,8 @@
 //! they are filled anew.
 //!
 //! A slot is changed only if it has what stands behind ours (found by name, as the loader would: an allocator that was
-//! preloaded stays the one that is used), or if the loader has not looked it up yet. Slots that the loader has protected
+//! preloaded stays the one that is used), or if the loader has not looked it up yet. Slots that the loader has
+//! protected
 //! are made writable for that moment. Libraries that are loaded later are taken over when the next thread, or the next
 //! child, is started. What the program has stored as the address of a function (`dlsym`) stays what it was.
 //!
