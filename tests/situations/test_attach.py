@@ -14,6 +14,7 @@ import time
 import unittest
 
 from situation import FARPAGE, HANG, Situation, build, unless_root, unless_there
+from test_containers import DOCKER
 
 MIB = 1 << 20
 
@@ -175,7 +176,7 @@ class Attach(Situation):
         sanitized = self.dir / "sanitized"
         if subprocess.run([os.environ.get("CC", "cc"), "-fsanitize=address", "-o", sanitized, script]).returncode == 0:
             self.refused(self.begin(sanitized).pid, "sanitizer")
-        filtered = self.begin(build("refuse.c"), "38:435", "--", PYTHON, "-c", HOLDER)
+        filtered = self.begin(build("refuse.c"), "1:16", "--", PYTHON, "-c", HOLDER)
         self.refused(filtered.pid, "seccomp filter")
         self.assertEqual(self.ask(filtered, "digest"), "True")
         if os.geteuid() == 0:
@@ -200,6 +201,14 @@ class Attach(Situation):
         self.assertEqual(self.ask(process, "fork"), "0")
         status = open(f"/proc/{process.pid}/status").read()
         self.assertRegex(status, rf"Uid:\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\n")
+
+    @unless_root
+    def test_a_containers_filter(self):
+        process = self.begin(build("refuse.c"), *DOCKER, "--", PYTHON, "-c", HOLDER)
+        self.assert_attached(self.attach(process.pid))
+        self.assertLess(resident(process.pid), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertEqual(self.ask(process, "fork"), "0")
 
     @unless_root
     @unless_there("unshare")

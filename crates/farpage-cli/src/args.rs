@@ -23,8 +23,8 @@ Examples:
   sudo farpage run --user alice --ram 2G -- node server.js";
 
 const ATTACH_EXAMPLES: &str = "\
-Refused, and left as they are: programs that are statically linked, for musl, under a
-seccomp filter or a debugger, built with a sanitizer, or that run under farpage already.
+Refused, and left as they are: programs that are statically linked, for musl, built with
+a sanitizer, under a debugger or a strict seccomp filter, or under farpage already.
 
 Exit status: 0 when the program is within the budget; 1 when it is refused, or has
 memory that cannot be swapped out.

@@ -10,10 +10,12 @@
 //! | [`target`] | who can be attached to, and why not |
 //! | [`place`] | which thread, and where |
 //! | [`tracee`] | the thread: calls for us, and is put back |
+//! | [`filter`] | whether its seccomp filter lets an engine work |
 //! | [`device`] | gives the process a userfaultfd that it may not open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
 
 mod device;
+mod filter;
 mod memory;
 mod place;
 mod symbols;
@@ -58,6 +60,9 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     let (conf, text) = run::configuration_of_running(bytes, &args.engine, args.verbose)?;
     let library = preload::find()?;
     let target = Target::look(args.pid)?;
+    if target.is_filtered {
+        look_at_filter(&target)?;
+    }
     let since = Instant::now();
     let device = device_for(&target)?;
     let outcome = load(&target, &library, &text, device.as_ref(), &note)?;
@@ -68,6 +73,20 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
         note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
     }
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Refuses a process whose filters an engine could not work under. The engine gets those of the thread that starts it,
+/// which is the main one then.
+fn look_at_filter(target: &Target) -> Result<()> {
+    let anywhere = |_: &libc::user_regs_struct| true;
+    let main = target.pid as i32;
+    let tracee = Tracee::stop(&target.memory, main, target.system_call, anywhere).map_err(|refused| match refused {
+        Refused::Failed(failure) => failure,
+        Refused::Unsafe | Refused::Gone => target.refuse("it has ended"),
+    })?;
+    let filters = tracee.filters()?;
+    drop(tracee);
+    filter::obstacle(&filters)?.map_or(Ok(()), |why| Err(target.refuse(&why)))
 }
 
 /// An open `/dev/userfaultfd` for a process of another user.
@@ -135,7 +154,8 @@ fn borrow(target: &Target) -> Result<Tracee<'_>> {
     let since = Instant::now();
     let mut places = Places::new(target.pid, &target.memory, target.mappings.clone());
     loop {
-        for tid in places.threads() {
+        let threads = if target.is_filtered { vec![target.pid as i32] } else { places.threads() };
+        for tid in threads {
             let is_safe = |registers: &libc::user_regs_struct| places.is_safe(tid, registers);
             match Tracee::stop(&target.memory, tid, target.system_call, is_safe) {
                 Ok(tracee) => return Ok(tracee),

@@ -17,6 +17,8 @@ pub struct Target {
     pub name: String,
     /// Whose it is.
     pub uid: u32,
+    /// It has a seccomp filter.
+    pub is_filtered: bool,
     /// Its memory.
     pub memory: Memory,
     /// What was mapped when it was looked at.
@@ -68,9 +70,10 @@ impl Target {
         if value(&status, "TracerPid:") != "0" {
             return Err(refuse("a debugger traces it"));
         }
-        if value(&status, "Seccomp:") == "2" {
-            return Err(refuse("it has a seccomp filter, under which no engine can work"));
+        if value(&status, "Seccomp:") == "1" {
+            return Err(refuse("it has confined itself to read, write and exit (seccomp)"));
         }
+        let is_filtered = value(&status, "Seccomp:") == "2";
         if value(&status, "VmSize:").is_empty() {
             let is_kernels = pid == KTHREADD || value(&status, "PPid:") == KTHREADD.to_string();
             return Err(refuse(if is_kernels { "it is a thread of the kernel's" } else { "it has ended" }));
@@ -116,7 +119,7 @@ impl Target {
         if symbols::address(&exe, "__asan_init").is_some() || symbols::address(&exe, "__tsan_init").is_some() {
             return Err(refuse("it is built with a sanitizer, which has memory where farpage's has to be"));
         }
-        Ok(Target { pid, name, uid, memory, mappings, open, error, system_call })
+        Ok(Target { pid, name, uid, memory, mappings, is_filtered, open, error, system_call })
     }
 
     /// A refusal of this process.

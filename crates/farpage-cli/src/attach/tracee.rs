@@ -12,11 +12,13 @@
 //!
 //! Caller: [`super`]. No locks.
 
+use super::filter::Filter;
 use super::memory::Memory;
 use crate::failure::{Failure, Result, why};
 use std::ffi::c_void;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
+use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// `PTRACE_EVENT_STOP` and `PTRACE_EVENT_EXEC`.
@@ -99,6 +101,16 @@ fn get_registers(tid: i32) -> io::Result<libc::user_regs_struct> {
     ptrace(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr() as usize)?;
     // SAFETY: filled by the call.
     Ok(unsafe { registers.assume_init() })
+}
+
+/// The number of instructions of a seccomp filter, which are written to `to` if that is not null.
+fn get_filter(tid: i32, index: usize, to: *mut libc::sock_filter) -> io::Result<usize> {
+    const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+    // SAFETY: null, or room for as many as the filter has, which does not change.
+    match unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index as *mut c_void, to.cast::<c_void>()) } {
+        -1 => Err(io::Error::last_os_error()),
+        length => Ok(length as usize),
+    }
 }
 
 /// What a wait said.
@@ -197,6 +209,29 @@ impl<'a> Tracee<'a> {
     /// Its number.
     pub fn tid(&self) -> i32 {
         self.tid
+    }
+
+    /// Its seccomp filters, the newest first.
+    ///
+    /// # Errors
+    /// Only root may read them.
+    pub fn filters(&self) -> Result<Vec<Filter>> {
+        let mut filters = Vec::new();
+        loop {
+            let index = filters.len();
+            let length = match get_filter(self.tid, index, null_mut()) {
+                Ok(length) => length,
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(filters),
+                Err(error) => {
+                    let failure = cannot(self.tid, "read the seccomp filter of", &error);
+                    return Err(failure.help("root may, where it has no filter of its own"));
+                }
+            };
+            let mut filter = vec![libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 }; length];
+            let got = get_filter(self.tid, index, filter.as_mut_ptr());
+            got.map_err(|error| cannot(self.tid, "read the seccomp filter of", &error))?;
+            filters.push(filter);
+        }
     }
 
     /// For how long it has been stopped, or at work for us.
