@@ -46,6 +46,17 @@ for line in sys.stdin:
         if pid == 0:
             os._exit(0 if digest() == first else 1)
         print(os.waitpid(pid, 0)[1], flush=True)
+    elif words[0] == "stay":
+        ends, end = os.pipe()
+        stays = os.fork()
+        if stays == 0:
+            os.close(end)
+            os.read(ends, 1)
+            os._exit(0 if digest() == first else 1)
+        print("staying", flush=True)
+    elif words[0] == "stayed":
+        os.close(end)
+        print(os.waitpid(stays, 0)[1], flush=True)
     elif words[0] == "grow":
         kept.update((len(kept) + i, "x" * 10_000) for i in range(int(words[1])))
         first = digest()

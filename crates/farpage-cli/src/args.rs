@@ -90,6 +90,10 @@ pub enum Command {
     /// Put a budget on a program that runs already, and on what it starts from then on
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
+    /// Swap out all that can go, of a program that is idle and of everything that was started with it
+    Park(ParkArgs),
+    /// Bring back what park has swapped out, before it is used
+    Unpark(ParkArgs),
     /// Give a running program, and everything that was started with it, another budget
     Set(SetArgs),
     /// Show the counters of programs that run under farpage or have pagers
@@ -124,6 +128,16 @@ pub struct SetArgs {
     pub ram: String,
 }
 
+/// `farpage park` and `farpage unpark`.
+#[derive(Debug, Args)]
+pub struct ParkArgs {
+    /// A process that was started by farpage run, or by one that was, or attached to
+    pub pid: u32,
+    /// Say on stderr what is done
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
 /// `farpage attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
@@ -156,6 +170,10 @@ pub struct EngineArgs {
     /// Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)
     #[arg(long, value_name = "NAME=VALUE", hide_short_help = true)]
     pub tune: Vec<String>,
+    /// Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What
+    /// can be swapped out goes, and comes back when it is used
+    #[arg(long, value_name = "TIME")]
+    pub idle: Option<String>,
     /// Keep a checksum of every swapped-out page and abort on a mismatch
     #[arg(long)]
     pub verify: bool,

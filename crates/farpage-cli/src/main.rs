@@ -8,6 +8,7 @@ mod cgroup;
 mod doctor;
 mod early;
 mod page;
+mod park;
 mod preload;
 mod run;
 mod set;
@@ -38,6 +39,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::main(args),
         Command::Attach(args) => attach::main(&args),
+        Command::Park(args) => park::park(&args),
+        Command::Unpark(args) => park::unpark(&args),
         Command::Set(args) => set::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -6,7 +6,8 @@
 
 pub mod conf {
     pub use crate::conf::{
-        Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle_poll, parse_readahead,
+        Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle, parse_idle_poll,
+        parse_readahead,
     };
     pub mod size {
         pub use crate::conf::size::{format, parse, parse_of};
@@ -47,6 +48,11 @@ pub mod probe {
 }
 
 pub mod run {
+    pub mod budget {
+        pub mod park {
+            pub use crate::run::budget::park::{ASKED, UNPARK};
+        }
+    }
     pub mod build {
         pub use crate::run::build::{address_space_bytes, commit_bytes};
     }
@@ -79,7 +85,7 @@ pub mod run {
         pub use crate::run::program::{handed_out, thread_started};
     }
     pub mod start {
-        pub use crate::run::start::{before_filter, engine_for, grown, handed_out, shared};
+        pub use crate::run::start::{before_filter, engine_for, grown, handed_out, shared, wake_now};
     }
     pub mod state {
         pub use crate::run::state::{Engine, engine};

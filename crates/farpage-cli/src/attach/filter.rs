@@ -122,7 +122,9 @@ pub fn obstacle(filters: &[Filter]) -> Result<Option<String>> {
         match attempt(filters, call).map_err(failed)? {
             Tried::Ended => return Ok(Some(format!("its seccomp filter ends who makes system call {call}"))),
             Tried::Refused if is_needed => {
-                return Ok(Some(format!("its seccomp filter refuses system call {call}, without which no engine works")));
+                return Ok(Some(format!(
+                    "its seccomp filter refuses system call {call}, without which no engine works"
+                )));
             }
             _ => {}
         }

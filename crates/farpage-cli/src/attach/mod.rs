@@ -89,6 +89,21 @@ fn look_at_filter(target: &Target) -> Result<()> {
     filter::obstacle(&filters)?.map_or(Ok(()), |why| Err(target.refuse(&why)))
 }
 
+/// Starts the engine of a process that has the library, and is so small that it has none.
+///
+/// # Errors
+/// No thread of it can be borrowed.
+pub fn wake(pid: u32) -> Result<()> {
+    let target = Target::look_at_member(pid)?;
+    let library = target.mappings.iter().find(|m| m.file_name() == preload::NAME && m.offset == 0);
+    let library = library.ok_or_else(|| target.refuse("the library is not in its memory"))?.clone();
+    let file = target.memory.file_of(&library)?;
+    let missing = || target.refuse("its library is of another version");
+    let function = symbols::address(&file, "farpage_wake").ok_or_else(missing)?;
+    borrow(&target)?.call(library.range.0 + function as usize, [0; 3])?;
+    Ok(())
+}
+
 /// An open `/dev/userfaultfd` for a process of another user.
 fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
     if target.uid == rustix::process::geteuid().as_raw() {

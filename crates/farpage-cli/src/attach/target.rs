@@ -5,7 +5,6 @@
 use super::memory::{Mapping, Memory};
 use super::symbols;
 use crate::failure::{Failure, Result, why};
-use crate::preload::NAME;
 use std::fs;
 use std::io;
 
@@ -49,6 +48,18 @@ impl Target {
     /// # Errors
     /// It is not there, or cannot be put under a budget; one sentence says why.
     pub fn look(pid: u32) -> Result<Target> {
+        let target = Target::look_at_member(pid)?;
+        if target.mappings.iter().any(|m| m.file_name().starts_with("libfarpage_preload")) {
+            return Err(target.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
+        }
+        Ok(target)
+    }
+
+    /// The same, but the process may run under farpage.
+    ///
+    /// # Errors
+    /// As [`Target::look`].
+    pub fn look_at_member(pid: u32) -> Result<Target> {
         let gone = |error: &io::Error| match error.kind() {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(error))),
@@ -85,9 +96,6 @@ impl Target {
         })?;
         let mappings = memory.mappings()?;
         let named = |part: &str| mappings.iter().find(|m| m.file_name().starts_with(part) && m.offset == 0);
-        if named("libfarpage_preload").is_some() || named(NAME).is_some() {
-            return Err(refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
-        }
         if named("ld-musl").is_some() || named("libc.musl").is_some() {
             return Err(refuse("it is linked against musl, and the library needs glibc"));
         }

@@ -217,6 +217,9 @@ fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
     if let Some(text) = &args.readahead {
         conf.readahead = conf::parse_readahead(text).map_err(|e| Failure::new(e.to_string()))?;
     }
+    if let Some(text) = &args.idle {
+        conf.idle = Some(conf::parse_idle(text).map_err(|e| Failure::new(format!("--{e}")))?);
+    }
     if let Some(text) = &args.idle_poll {
         conf.idle_poll = conf::parse_idle_poll(text).map_err(|e| Failure::new(e.to_string()))?;
     }

@@ -58,6 +58,13 @@ pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_i
     }
 }
 
+/// Starts the engine of a process that runs under farpage and has none yet, because it is small. `farpage park` calls it,
+/// through a thread that it borrows.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpage_wake() {
+    farpage::internals::run::start::wake_now();
+}
+
 fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
     let text = configuration.to_str().map_err(|_| "the configuration is not UTF-8".to_string())?;
     if !is_first() {

@@ -12,6 +12,7 @@ use rustix::fs::FileType;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 use tuning::{Pins, TuneScope};
 
 /// Name of the environment variable that carries a [`Conf`].
@@ -192,6 +193,8 @@ pub struct Conf {
     pub verbose: bool,
     /// No warnings: only errors go to stderr.
     pub quiet: bool,
+    /// A process that has been idle for so long is parked ([`crate::run::budget::park`]).
+    pub idle: Option<Duration>,
     /// When idle CPUs are kept from sleeping.
     pub idle_poll: Idle,
     /// Controllers that are held at a value.
@@ -346,6 +349,7 @@ impl Conf {
             debug_evict_all: false,
             verbose: false,
             quiet: false,
+            idle: None,
             idle_poll: Idle::Auto,
             tune: Pins::default(),
             trace: None,
@@ -363,6 +367,7 @@ impl Conf {
                 ("ram", v) => conf.ram = size::parse(v).map_err(|e| ConfError(e.to_string()))?,
                 ("swap", v) => conf.swap.push(SwapSpec::parse(v)?),
                 ("readahead", v) => conf.readahead = parse_readahead(v)?,
+                ("idle", v) => conf.idle = Some(parse_idle(v)?),
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
                 ("debug_evict_all", "") => conf.debug_evict_all = true,
@@ -392,6 +397,24 @@ pub fn parse_readahead(text: &str) -> Result<Tuning, ConfError> {
     Tuning::parse(text).map_err(|e| ConfError(e.to_string()))
 }
 
+/// Reads how long a process is idle before it is parked: `90s`, `10m`, `2h`.
+///
+/// # Errors
+/// Anything else, or less than a second.
+pub fn parse_idle(text: &str) -> Result<Duration, ConfError> {
+    let error = || ConfError(format!("idle {text:?}: write a time as 90s, 10m or 2h, of at least a second"));
+    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
+    let seconds = match unit {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(error()),
+    };
+    let number: u64 = number.parse().map_err(|_| error())?;
+    let whole = number.checked_mul(seconds).filter(|s| (1..=u64::from(u32::MAX)).contains(s));
+    whole.map(Duration::from_secs).ok_or_else(error)
+}
+
 /// Reads when idle CPUs are kept from sleeping.
 ///
 /// # Errors
@@ -408,6 +431,9 @@ impl fmt::Display for Conf {
         }
         if self.readahead != Tuning::default() {
             write!(f, ";readahead:{}", self.readahead)?;
+        }
+        if let Some(idle) = self.idle {
+            write!(f, ";idle:{}", idle.as_secs())?;
         }
         if self.idle_poll != Idle::Auto {
             write!(f, ";idle-poll:{}", self.idle_poll)?;
@@ -434,11 +460,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn times_of_idle_programs() {
+        let seconds = |text| parse_idle(text).ok().map(|time| time.as_secs());
+        assert_eq!(["90", "90s", "10m", "2h"].map(seconds), [Some(90), Some(90), Some(600), Some(7200)]);
+        for text in ["", "s", "0", "soon", "1d", "-1s", "1.5h", "99999999999h", "1 m"] {
+            assert!(parse_idle(text).unwrap_err().to_string().contains("90s, 10m or 2h"), "{text}");
+        }
+    }
+
+    #[test]
     fn text_form_round_trips() {
         for text in [
             "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;tune:stage=4;tune:decompressor=1;verify;debug_evict_all;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
+            "ram:536870912;swap:zram;idle:600",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }

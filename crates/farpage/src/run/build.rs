@@ -131,6 +131,7 @@ impl Engine {
             active: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             hopeless: AtomicBool::new(false),
+            comes_back: AtomicBool::new(false),
             no_gift_until_us: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             load_times: LoadTimes::default(),

@@ -120,7 +120,9 @@ fn look(more: u64) {
     if let Some(stat) = plan.stat() {
         publish(stat, reach);
     }
-    let (reach, most) = (reach.bytes().saturating_add(more), threshold(plan.conf.ram));
+    // What is to be parked has to be watched.
+    let most = threshold(plan.conf.ram).min(if plan.conf.idle.is_some() { WORTH_PARKING } else { u64::MAX });
+    let reach = reach.bytes().saturating_add(more);
     // Not less than a part: very near to it, one would look at each piece.
     let mut left = most.saturating_sub(reach).max(most / 16);
     if tree::mine().is_some() {
@@ -136,6 +138,16 @@ fn look(more: u64) {
 /// In a tree a process without an engine claims so much at most beyond what it could fill, bytes, and looks again when
 /// it was given as much. The least is [`LOOK_BYTES_MIN`].
 const LOOK_BYTES_MAX: u64 = 16 << 20;
+
+/// A smaller process is not worth it, bytes.
+const WORTH_PARKING: u64 = 32 << 20;
+
+/// The engine starts, if there is none: the process is to be parked. On a program thread that holds no lock.
+pub fn wake_now() {
+    if let Some(plan) = dormant() {
+        wake(plan, false);
+    }
+}
 
 /// Starts the engine, and waits for it if that is wanted.
 fn wake(plan: &'static StartPlan, and_wait: bool) {

@@ -156,6 +156,8 @@ pub struct Engine {
     pub(crate) alone: AtomicBool,
     /// It cannot be managed here.
     pub(crate) hopeless: AtomicBool,
+    /// What is out is to come in, as far as there is room, before it is wanted.
+    pub(crate) comes_back: AtomicBool,
     /// Until then nobody waits for memory that another process of the tree gives: none came in time. Microseconds.
     pub(crate) no_gift_until_us: AtomicU64,
     /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).

@@ -113,6 +113,7 @@ fn listener() -> Option<&'static StartOutcome> {
 pub fn started() {
     if let Some(outcome) = listener() {
         outcome.state.store(1, SeqCst);
+        deaf();
     }
 }
 

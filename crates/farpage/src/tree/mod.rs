@@ -141,6 +141,8 @@ pub struct Member {
     files: [AtomicU64; FILES],
     /// 1: it waits for others.
     pub held: AtomicU32,
+    /// See [`crate::run::budget::park`].
+    pub park: AtomicU32,
     /// Its engine waits here.
     pub wake: AtomicU32,
 }
@@ -470,6 +472,12 @@ impl Segment {
     /// Members that live.
     pub fn living(&self) -> impl Iterator<Item = &Member> {
         self.places().filter(|m| m.claim.is_live())
+    }
+
+    /// For tests of other modules: takes a place.
+    #[cfg(test)]
+    pub(crate) fn take_for_test(&self, pid: u32, kind: MemberKind) -> bool {
+        self.take(pid, pid, own_namespace(), kind).is_some()
     }
 
     /// Takes a free place.

@@ -7,6 +7,7 @@
 pub(crate) mod activation;
 pub mod charge;
 pub(crate) mod kin;
+pub mod park;
 pub(crate) mod share;
 pub(crate) mod turns;
 pub(crate) mod unmanaged;

@@ -19,6 +19,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::run::budget::Budget;
+use crate::run::budget::park::{self, Park, Parking};
 use crate::run::budget::turns::{Turn, Turns};
 use crate::run::state::Engine;
 use crate::sys::futex;
@@ -173,7 +174,7 @@ fn is_worth_more(price: u64, than: u64) -> bool {
 pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, most: i64) -> i64 {
     // Where much is free, few steps: who claims more than it uses gives that back as soon as another wants it.
     let want = want.max(segment.free() as i64 / FREE_PART).min(most - budget.promised());
-    if want <= 0 {
+    if want <= 0 || park::is_parked(mine) {
         return 0;
     }
     let said = Said::to(mine, segment);
@@ -275,6 +276,9 @@ pub(crate) struct TreeShare {
     /// It has given since its price was worked out.
     gave: bool,
     turns: Turns,
+    park: Park,
+    /// What is out is to come in.
+    pub(crate) comes_back: bool,
 }
 
 /// What a page less would cost a process, in ns a second: pages that it needs again now, shared out over all that it
@@ -331,7 +335,16 @@ impl Price {
 
 impl TreeShare {
     pub(crate) fn new(segment: &'static Segment, mine: &'static Member) -> TreeShare {
-        TreeShare { segment, mine, price: Price::new(now_us()), major: 0, gave: false, turns: Turns::default() }
+        TreeShare {
+            segment,
+            mine,
+            price: Price::new(now_us()),
+            major: 0,
+            gave: false,
+            turns: Turns::default(),
+            park: Park::default(),
+            comes_back: false,
+        }
     }
 
     /// A look: says what there is, asks, and gives. Whether it gives: then it is to look again soon.
@@ -347,6 +360,21 @@ impl TreeShare {
         // Unless it is about to become another program.
         if mine.kind() != MemberKind::Leaving {
             mine.set_kind(if seen.managed { MemberKind::Managed } else { MemberKind::Watched });
+        }
+        if seen.managed {
+            let held = lock(&budget.share);
+            let parking = self.park.look(mine, budget, seen.major, floor);
+            drop(held);
+            match parking {
+                Parking::Parked => {
+                    self.be_honest(budget, seen.used);
+                    mine.wants.store(0, Relaxed);
+                    mine.price.store(0, Relaxed);
+                    return seen.used > budget.promised() + STEP_MIN;
+                }
+                Parking::Back => self.comes_back = true,
+                Parking::None => {}
+            }
         }
         self.be_honest(budget, seen.used);
         if !seen.managed {

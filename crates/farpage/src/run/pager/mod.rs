@@ -7,6 +7,7 @@
 //! event discarded. While an event is unread the kernel refuses to move or copy (EAGAIN), so a fault served without
 //! having seen an event was served before it.
 
+pub(crate) mod come_back;
 pub mod fault;
 pub(crate) mod fill;
 pub mod poison;

@@ -107,6 +107,7 @@ impl Engine {
             refused: Vec::new(),
             refused_since: Instant::now(),
             letting_go: Vec::new(),
+            comes_back_from: None,
             let_go_to: Vpn::default(),
             alone: false,
             unadvised: Vec::new(),

@@ -111,6 +111,8 @@ pub struct Pager {
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.
     pub(crate) prefetch: Prefetch,
+    /// All that is out is being brought in, from here on.
+    pub(crate) comes_back_from: Option<Vpn>,
     /// Mutexes whose owners' death is to be told.
     pub(crate) robust: RobustLists,
     /// Sequential first touches.

@@ -21,9 +21,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// What became of a run of pages.
-struct Ran {
+pub(crate) struct Ran {
     /// Pages that have come in, from the first on.
-    done: usize,
+    pub(crate) done: usize,
     /// Why not more, if there were more; `Some(None)`: no frames.
     stop: Option<Option<UffdError>>,
 }
@@ -239,7 +239,7 @@ impl Pager {
 
     /// Loads and places up to `n` swapped pages from `vpn` on, as far as there is room. `wanted`: a thread waits for
     /// the first one.
-    fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
+    pub(crate) fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
         let e = self.e;
         let n_max = n.min(SCRATCH_PAGES);
         let got = if wanted { self.new_pages(n_max) } else { n_max.min(self.room_for(n_max)) };

@@ -52,7 +52,7 @@ impl Pager {
             }
         }
         let colocated = self.affinity.is_colocated();
-        let mut worked = self.let_go_step();
+        let mut worked = self.let_go_step() | self.come_back_step();
         if colocated && !self.waiting.is_empty() {
             worked = self.balance();
         }

@@ -15,6 +15,7 @@ use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::kin::{Kin, pages};
+use crate::run::budget::park;
 use crate::run::budget::share::{self, TreeLook, TreeShare};
 use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, StartPlan};
@@ -45,6 +46,9 @@ const CALM: Duration = Duration::from_millis(250);
 /// ... and after so long it is idle: it is looked at every [`REST`], or when it has a fault.
 const IDLE: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(1);
+/// Whether a program is idle, so that it can be parked, is looked at so often: it uses less than this part of a CPU.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
+const IDLE_PART: u32 = 100;
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -85,6 +89,9 @@ pub struct Monitor {
     stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
+    /// Since when the program has been idle, for [`Monitor::parks_itself`]; when that was looked at, and its CPU time.
+    idle_since: Instant,
+    idle_seen: (Instant, Duration),
 }
 
 /// The entry of an engine's first thread.
@@ -225,6 +232,8 @@ impl Monitor {
             failed: false,
             stuck: UnevictableEstimate::default(),
             others: Unmanaged::default(),
+            idle_since: now,
+            idle_seen: (now, Duration::ZERO),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
             tree: tree_share(e, is_child),
@@ -254,12 +263,14 @@ impl Monitor {
     /// How long to go on sleeping: the process is idle, and has done nothing since the last look, so there is nothing
     /// to be seen. `None`: it may have, or others have.
     fn rest_on(&mut self) -> Option<Duration> {
+        if self.parks_itself() {
+            return None;
+        }
         let wakeups = &self.e.wakeups;
         if !wakeups.monitor_rests.load(SeqCst) {
             return None;
         }
-        let tids = [&wakeups.pager_tid, &wakeups.writer_tid].map(|tid| tid.load(Relaxed));
-        let [least, most] = cpu::time_without(&[tids[0], tids[1], self.e.decompressor.tid()])?;
+        let [least, most] = self.program_time()?;
         let [at_least, at_most] = std::mem::replace(&mut self.program, [least, most]);
         if least > at_most || most < at_least {
             return None;
@@ -276,6 +287,35 @@ impl Monitor {
             return None;
         }
         Some(tree.rests(REST))
+    }
+
+    /// CPU time of the program's threads, between these two.
+    fn program_time(&self) -> Option<[Duration; 2]> {
+        let wakeups = &self.e.wakeups;
+        let tids = [&wakeups.pager_tid, &wakeups.writer_tid].map(|tid| tid.load(Relaxed));
+        cpu::time_without(&[tids[0], tids[1], self.e.decompressor.tid()])
+    }
+
+    /// Where that is wanted: asks to be parked when the program has been idle for so long. Whether it has just done so.
+    fn parks_itself(&mut self) -> bool {
+        let (Some(after), Some(tree), now) = (self.e.conf.idle, &self.tree, Instant::now()) else { return false };
+        let mine = tree.mine;
+        let (seen, time) = self.idle_seen;
+        let passed = now - seen;
+        if passed < IDLE_LOOK {
+            return false;
+        }
+        let Some([_, most]) = self.program_time() else { return false };
+        self.idle_seen = (now, most);
+        if most.saturating_sub(time) > passed / IDLE_PART {
+            self.idle_since = now;
+        }
+        if now - self.idle_since < after || mine.park.load(SeqCst) != 0 {
+            return false;
+        }
+        self.idle_since = now;
+        mine.park.store(park::ASKED, SeqCst);
+        true
     }
 
     /// A turn, unless a fork is going on.
@@ -321,6 +361,7 @@ impl Monitor {
     fn turn(&mut self) -> Duration {
         let e = self.e;
         e.oversee_privileges(&self.proc);
+        self.parks_itself();
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
         let given = if e.is_active() { 0 } else { (e.charges.drain() / PAGE_SIZE as u64) as i64 };
@@ -350,7 +391,8 @@ impl Monitor {
             {
                 next = self.approach.step(look, &e.budget);
             }
-            let asked = e.early_notes();
+            let parks = self.tree.as_ref().is_some_and(|tree| tree.mine.park.load(SeqCst) == park::ASKED);
+            let asked = e.early_notes() || parks;
             if (next == Next::Manage || asked) && !self.failed {
                 e.charges.allow(0); // whoever is given more waits until memory is managed
                 if e.left_alone() {
@@ -371,7 +413,8 @@ impl Monitor {
                 e.notes.finish();
             }
             return match next {
-                Next::Wait(time) => time,
+                Next::Wait(time) if !e.is_active() => time,
+                Next::Wait(_) => Duration::from_millis(1),
                 Next::Manage => Duration::from_millis(1),
             };
         }
@@ -454,6 +497,10 @@ impl Monitor {
             most: e.most_pages(),
         };
         let gives = tree.look(&e.budget, seen);
+        if std::mem::take(&mut tree.comes_back) {
+            e.comes_back.store(true, SeqCst);
+            e.kick_pager();
+        }
         look_after_strangers(tree.segment);
         gives
     }

@@ -1,0 +1,109 @@
+//! `farpage park` and `farpage unpark`: what an idle tree has goes, and comes back.
+//!
+//! Caller: `main`. What members do is in [`farpage::internals::run::budget::park`].
+
+use crate::args::ParkArgs;
+use crate::attach;
+use crate::failure::{Failure, Result, say};
+use crate::trees::{self, Tree};
+use farpage::PAGE_SIZE;
+use farpage::internals::conf::size;
+use farpage::internals::run::budget::park::{ASKED, UNPARK};
+use farpage::internals::tree::{Member, MemberKind};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+/// Between two looks, and how long is waited for while nothing goes on.
+const LOOK: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What is this near to what it steers at is there, pages.
+const NEAR: u64 = 512;
+
+/// Members that can be parked.
+fn members(tree: &Tree) -> Vec<&Member> {
+    let can = |m: &&Member| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed);
+    tree.segment.living().filter(can).collect()
+}
+
+fn sum(tree: &Tree, pages: impl Fn(&Member) -> u64) -> u64 {
+    tree.segment.living().map(pages).fold(0, u64::saturating_add)
+}
+
+fn used(tree: &Tree) -> u64 {
+    sum(tree, |m| m.used.load(Relaxed))
+}
+
+fn bytes(pages: u64) -> String {
+    size::format(pages.saturating_mul(PAGE_SIZE as u64))
+}
+
+/// Runs `farpage park`.
+///
+/// # Errors
+/// There is no such tree, or none of its processes can be parked.
+pub fn park(args: &ParkArgs) -> Result<ExitCode> {
+    let tree = trees::of(args.pid)?;
+    let before = used(&tree);
+    // Small ones have no engine, which would do it.
+    let small = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant);
+    for pid in small.map(|m| m.pid.load(Relaxed)).collect::<Vec<_>>() {
+        if let Err(failure) = attach::wake(pid) {
+            say(failure);
+        }
+    }
+    let since = Instant::now();
+    while members(&tree).is_empty() {
+        if since.elapsed() > PATIENCE {
+            let why = format!("cannot park the tree of process {}: none of its processes has an engine", args.pid);
+            return Err(Failure::with_status(1, why));
+        }
+        std::thread::sleep(LOOK);
+    }
+    for member in members(&tree) {
+        member.park.store(ASKED, SeqCst);
+        member.ring();
+    }
+    let left = |m: &Member| match m.park.load(SeqCst) {
+        ASKED => m.used.load(Relaxed),
+        _ => m.used.load(Relaxed).saturating_sub(m.target.load(Relaxed) + NEAR),
+    };
+    settle(|| members(&tree).into_iter().map(left).sum());
+    if args.verbose {
+        let (has, pid) = (bytes(used(&tree)), args.pid);
+        say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", bytes(before)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `farpage unpark`.
+///
+/// # Errors
+/// There is no such tree.
+pub fn unpark(args: &ParkArgs) -> Result<ExitCode> {
+    let tree = trees::of(args.pid)?;
+    let swapped = || sum(&tree, |m| m.swapped.load(Relaxed));
+    let before = swapped();
+    for member in members(&tree) {
+        member.park.store(UNPARK, SeqCst);
+        member.ring();
+    }
+    settle(swapped);
+    if args.verbose {
+        let (here, out) = (bytes(before.saturating_sub(swapped())), bytes(swapped()));
+        say(format_args!("farpage: {here} of the tree of process {} came back; {out} stay out", args.pid));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits as long as a number becomes smaller.
+fn settle(number: impl Fn() -> u64) {
+    let (mut least, mut since) = (number(), Instant::now());
+    while since.elapsed() < PATIENCE && least > 0 {
+        std::thread::sleep(LOOK);
+        let now = number();
+        if now < least {
+            (least, since) = (now, Instant::now());
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What was swapped out comes in before anybody wants it: `farpage unpark`.
+//!
+//! A step at a time, so that faults do not wait; from the lowest address up, until the end, or until there is no room.
+//!
+//! Caller: the pager's turn. Locks: those of `swap_in`; the one of managed ranges.
+
+use crate::mem::lock::lock;
+use crate::mem::units::{USER_END, Vpn};
+use crate::run::page_table::leaf_end;
+use crate::run::pager::state::Pager;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Pages brought in, and looked at, in a step.
+const BROUGHT_IN: usize = 64;
+const LOOKED_AT: usize = 4096;
+
+impl Pager {
+    /// A step; whether there was anything to do.
+    pub(crate) fn come_back_step(&mut self) -> bool {
+        if self.e.comes_back.swap(false, SeqCst) {
+            self.comes_back_from = Some(Vpn::default());
+        }
+        let Some(from) = self.comes_back_from else { return false };
+        self.comes_back_from = self.come_back(from);
+        true
+    }
+
+    /// Brings pages in from there on; where it goes on. `None`: that was all, or there is no room for more.
+    fn come_back(&mut self, from: Vpn) -> Option<Vpn> {
+        let e = self.e;
+        let parts: Vec<(Vpn, Vpn)> = lock(&e.managed).overlaps(from, Vpn::of(USER_END));
+        let (mut looked, mut here) = (0, 0);
+        for (low, high) in parts {
+            let mut at = low.max(from);
+            while at < high {
+                if looked >= LOOKED_AT || here >= BROUGHT_IN {
+                    return Some(at);
+                }
+                if e.table.node(at).is_none() {
+                    (at, looked) = (leaf_end(at), looked + 1);
+                    continue;
+                }
+                let run = at.up_to(high).take(BROUGHT_IN).take_while(|vpn| e.table.swapped(*vpn).is_some()).count();
+                if run == 0 {
+                    (at, looked) = (at + 1, looked + 1);
+                    continue;
+                }
+                // As the next fault would: of the tree's budget there may be more.
+                if self.room() < run && !e.asks_for_more() && self.room() < run {
+                    return None;
+                }
+                let done = self.swap_in_run(at, run, false).done;
+                if done == 0 {
+                    return None;
+                }
+                (at, here) = (at + done, here + done);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,91 @@
+"""Idle programs give their memory, and have it back when they are used."""
+
+import subprocess
+import time
+import unittest
+
+from situation import FARPAGE, HANG, Situation, unless_there
+from test_attach import HOLDER, MIB, PYTHON, resident
+
+# Parked: the interpreter itself, and the engine.
+PARKED = 24 * MIB
+
+
+@unless_there(PYTHON)
+class Park(Situation):
+    def begin(self, *options):
+        program = [FARPAGE, "run", *options, "--", PYTHON, "-c", HOLDER]
+        process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.addCleanup(self.end, process)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        self.assertGreater(resident(process.pid), 48 * MIB)
+        return process
+
+    @staticmethod
+    def end(process):
+        process.kill()
+        with process:
+            pass
+
+    def ask(self, process, line):
+        process.stdin.write(line + "\n")
+        return process.stdout.readline().strip()
+
+    def order(self, what, process):
+        done = self.run_plain(FARPAGE, what, process.pid)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+    def test_it_goes_and_comes_back(self):
+        # Far from its budget: it has no engine before. And near to it.
+        for ram in ["4G", "160M"]:
+            process = self.begin("--ram", ram)
+            for _ in range(2):
+                self.order("park", process)
+                self.assertLess(resident(process.pid), PARKED)
+                self.assertEqual(self.ask(process, "digest"), "True")
+                self.assertGreater(resident(process.pid), 48 * MIB)
+            self.assertEqual(self.ask(process, "fork"), "0")
+            self.assertEqual(self.ask(process, "grow 1000"), "grown")
+            self.assertEqual(self.ask(process, "digest"), "True")
+            process.stdin.close()
+            self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
+
+    def test_it_comes_back_before_it_is_used(self):
+        process = self.begin("--ram", "160M")
+        self.order("park", process)
+        self.assertLess(resident(process.pid), PARKED)
+        self.order("unpark", process)
+        self.assertGreater(resident(process.pid), 48 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+
+    def test_all_of_a_tree(self):
+        process = self.begin("--ram", "400M")
+        self.assertEqual(self.ask(process, "stay"), "staying")
+        pids = [int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+        self.assertEqual(len(pids), 1)
+        self.order("park", process)
+        for pid in [process.pid, *pids]:
+            self.assertLess(resident(pid), PARKED)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertEqual(self.ask(process, "stayed"), "0")
+
+    def test_by_itself(self):
+        process = self.begin("--ram", "4G", "--idle", "1s")
+        for _ in range(2):
+            while resident(process.pid) > PARKED:
+                time.sleep(0.1)
+            self.assertEqual(self.ask(process, "digest"), "True")
+            self.assertGreater(resident(process.pid), 48 * MIB)
+
+    def test_what_is_wrong(self):
+        for what in ["park", "unpark"]:
+            done = self.run_plain(FARPAGE, what, 2**22 - 1)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn("no such process", done.stderr)
+        done = self.run_plain(FARPAGE, "run", "--idle", "soon", "--", "true")
+        self.assertEqual(done.returncode, 125)
+        self.assertIn("90s, 10m or 2h", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
