@@ -151,6 +151,40 @@ class Attach(Situation):
             out, err = process.communicate("end\n", timeout=HANG)
             self.assertEqual((process.returncode, out, err), (0, "0 bad\n", ""), f"seed {seed} {how}")
 
+    def test_signals_meanwhile(self):
+        seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+        chance = random.Random(seed)
+        for what in [signal.SIGINT, signal.SIGTERM, signal.SIGSTOP] * 5:
+            process = self.holder()
+            attaching = subprocess.Popen([FARPAGE, "attach", str(process.pid), "--ram", "32M", "-v"], text=True,
+                                         stderr=subprocess.PIPE)
+            # "thread 1 of process 1 loads the library"
+            self.assertIn("loads", attaching.stderr.readline())
+            time.sleep(chance.uniform(0, 0.01))
+            if what == signal.SIGSTOP:
+                process.send_signal(what)
+                attaching.communicate(timeout=HANG)
+                state = open(f"/proc/{process.pid}/status").read()
+                self.assertIn("State:\tT", state, f"seed {seed}")
+                process.send_signal(signal.SIGCONT)
+            else:
+                attaching.send_signal(what)
+                attaching.communicate(timeout=HANG)
+            self.assertEqual(self.ask(process, "digest"), "True", f"seed {seed} {what}")
+            self.end(process)
+
+    def test_threads_and_addresses_that_are_left_alone(self):
+        for how, flags in [("filtered", []), ("address", ["-no-pie", "-fno-pie"])]:
+            process = self.begin(build("attach_threads.c", *flags, output=f"attach_threads_{how}"), how)
+            self.assert_attached(self.attach(process.pid))
+            self.assertEqual(self.ask(process, "go"), "right")
+            self.assertEqual(process.wait(HANG), 0)
+
+    def test_a_shell_that_waits(self):
+        shell = self.begin("bash", "-c", "echo ready; sleep 2; grep -c farpage_preload /proc/self/maps")
+        self.assert_attached(self.attach(shell.pid))
+        self.assertGreater(int(shell.stdout.read()), 0)
+
     def test_again_and_again_nothing_stays_behind(self):
         files = sorted(os.listdir("/var/tmp"))
         for _ in range(12):

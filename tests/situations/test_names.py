@@ -15,7 +15,7 @@ REGIONS = TARGET / "release" / "libfarpage.so"
 # crates/farpage-preload/src/own.
 BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
-    "looked up at load, called on program threads": "dlsym",
+    "looked up at load, or in a late start, on program threads": "dlclose dlopen dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
     "at start, so that the second of two such libraries finds the first": "farpage_preload_started",
     "what a late start came to, for who reads it from outside": "farpage_start_outcome",

@@ -149,7 +149,7 @@ pub struct AttachArgs {
     /// How the engine works.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Say on stderr what is done, and let the engine warn on the program's stderr
+    /// Say on stderr what is done
     #[arg(short, long)]
     pub verbose: bool,
 }

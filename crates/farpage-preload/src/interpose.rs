@@ -12,7 +12,7 @@
 //! they make the system call: libc's function may be another library's ([`crate::own`]).
 
 use crate::late::is_late;
-use crate::late::slots::take_over_new;
+use crate::late::slots::{take_over_new, what_the_program_calls};
 use crate::own::on_engine_threads;
 use farpage::internals::run::dormant;
 use farpage::internals::run::pager::robust;
@@ -61,9 +61,11 @@ type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 /// libc's function (or another preloaded library's); 0: there is none. A library that came later is behind all others,
 /// and not where the program looks: what the program finds is not ours.
 pub fn next(name: &CStr) -> usize {
-    let from = if is_late() { libc::RTLD_DEFAULT } else { libc::RTLD_NEXT };
+    if is_late() {
+        return what_the_program_calls(name);
+    }
     // SAFETY: a lookup by name.
-    unsafe { libc::dlsym(from, name.as_ptr()) as usize }
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize }
 }
 
 /// Looks the functions up. By the initialiser: later, the looking up might itself need memory from the caller.

@@ -3,10 +3,14 @@
 //! Caller: [`super`]. No locks.
 
 use crate::failure::{Failure, Result, why};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+
+/// Files of processes are others' to choose: no more is read, bytes.
+const FILE_MAX: u64 = 1 << 30;
 
 /// The memory of a process, open.
 pub struct Memory {
@@ -76,11 +80,42 @@ impl Memory {
     pub fn file_of(&self, mapping: &Mapping) -> Result<Vec<u8>> {
         let (from, to) = mapping.range;
         let mapped = PathBuf::from(format!("/proc/{}/map_files/{from:x}-{to:x}", self.pid));
-        let named = PathBuf::from(format!("/proc/{}/root{}", self.pid, mapping.name));
-        fs::read(mapped)
-            .or_else(|_| fs::read(named))
-            .map_err(|error| Failure::with_status(1, format!("cannot read {}: {}", mapping.name, why(&error))))
+        // Names are of the process's root, as are the links in them.
+        let named = || {
+            let root = File::open(format!("/proc/{}/root", self.pid))?;
+            let (flags, how) = (OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, ResolveFlags::IN_ROOT);
+            read_file(openat2(root, &mapping.name, flags, Mode::empty(), how)?.into())
+        };
+        let read = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(mapped).and_then(read_file);
+        read.or_else(|_| named()).map_err(|error| {
+            Failure::with_status(1, format!("cannot read {}: {}", mapping.name.escape_debug(), why(&error)))
+        })
     }
+
+    /// The file that the process runs.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn executable(&self) -> Result<Vec<u8>> {
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(format!("/proc/{}/exe", self.pid));
+        file.and_then(read_file).map_err(|error| failed(self.pid, "read the executable", &error))
+    }
+
+    /// Whose it is.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
+
+/// A whole file, if it is one, and not larger than any program.
+fn read_file(file: File) -> io::Result<Vec<u8>> {
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > FILE_MAX {
+        return Err(io::Error::other("it is no program's file"));
+    }
+    let mut content = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 fn mapping(line: &str) -> Option<Mapping> {

@@ -11,12 +11,12 @@
 //! | [`place`] | which thread, and where |
 //! | [`tracee`] | the thread: calls for us, and is put back |
 //! | [`filter`] | whether its seccomp filter lets an engine work |
-//! | [`device`] | gives the process a userfaultfd that it may not open |
+//! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
 
-mod device;
 mod filter;
 mod memory;
+mod pass;
 mod place;
 mod symbols;
 mod target;
@@ -29,10 +29,11 @@ use crate::{preload, run, set};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::probe;
-use memory::Mapping;
 use place::Places;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -43,6 +44,8 @@ use tracee::{Refused, Tracee};
 
 /// For how long a thread at a safe place is looked for.
 const SEARCH_MAX: Duration = Duration::from_secs(5);
+/// Between two looks at its threads, at most.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// How long the engine may take to start.
 const START_MAX: Duration = Duration::from_secs(10);
 
@@ -57,7 +60,7 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
         }
     };
     let bytes = budget(Some(&args.ram))?.bytes;
-    let (conf, text) = run::configuration_of_running(bytes, &args.engine, args.verbose)?;
+    let (conf, text) = run::configuration_of_running(bytes, &args.engine)?;
     let library = preload::find()?;
     let target = Target::look(args.pid)?;
     if target.is_filtered {
@@ -138,39 +141,77 @@ fn load(
     let (start, outcome) = (symbol("farpage_start")?, symbol("farpage_start_outcome")?);
     let mut tracee = borrow(target)?;
     note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
-    let (path, copy) = match is_visible(target, library) {
-        true => (library.as_os_str().as_bytes().to_vec(), None),
-        false => hand_over(target, &mut tracee, &file).map(|(path, fd)| (path, Some(fd)))?,
+    let mut handle = match is_visible(target, library) {
+        true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
+        false => 0,
     };
-    let [path, text] = tracee.put([&path, configuration.as_bytes()])?;
-    let handle = tracee.call(target.open, [path, libc::RTLD_NOW as usize, 0])?;
+    if handle == 0 {
+        // It has another file system, or may not read ours.
+        let copy = in_memory(&file)?;
+        let number = pass::give(&target.memory, target.pid, &mut tracee, copy.as_fd())?;
+        handle = open(target, &mut tracee, format!("/proc/self/fd/{number}").as_bytes())?;
+    }
     if handle == 0 {
         let at = tracee.call(target.error, [0; 3])?;
         return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
     }
-    let base = base_of(target)?;
-    let number = device.map(|device| device::give(&target.memory, target.pid, &mut tracee, device.as_fd()));
-    let number = number.transpose()?;
-    let failed = tracee.call(base + start as usize, [text, number.unwrap_or(usize::MAX), 0])?;
-    for fd in [number, copy].into_iter().flatten() {
-        tracee.syscall(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?.ok();
+    // The loader's description of a library begins with where it was loaded.
+    let mut base = [0; 8];
+    target.memory.read(handle, &mut base)?;
+    let base = usize::from_le_bytes(base);
+    let device =
+        device.map(|device| pass::give(&target.memory, target.pid, &mut tracee, device.as_fd())).transpose()?;
+    let [text] = tracee.put([configuration.as_bytes()])?;
+    let failed = tracee.call(base + start as usize, [text, device.unwrap_or(usize::MAX), 0])?;
+    if failed != 0 {
+        let why = text_at(target, failed);
+        // Nothing has begun that would use it.
+        if state_at(target, base + outcome as usize)? == 0 {
+            tracee.call(target.close, [handle, 0, 0])?;
+        }
+        return Err(target.refuse(&why));
     }
     let stopped = tracee.stopped_for();
     drop(tracee);
     note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
-    match failed {
-        0 => Ok(Outcome { at: base + outcome as usize }),
-        at => Err(target.refuse(&text_at(target, at))),
-    }
+    Ok(Outcome { at: base + outcome as usize })
+}
+
+/// Has the process load a library; 0: it cannot.
+fn open(target: &Target, tracee: &mut Tracee<'_>, path: &[u8]) -> Result<usize> {
+    let [path] = tracee.put([path])?;
+    tracee.call(target.open, [path, libc::RTLD_NOW as usize, 0])
+}
+
+/// A file in memory, as it stays.
+fn in_memory(content: &[u8]) -> Result<OwnedFd> {
+    let made = || -> std::io::Result<OwnedFd> {
+        let mut file = fs::File::from(memfd_create(preload::NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        file.write_all(content)?;
+        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(file.into())
+    };
+    made().map_err(|error| Failure::with_status(1, format!("cannot make a file in memory: {}", why(&error))))
+}
+
+/// The first word of a [`Outcome`].
+fn state_at(target: &Target, at: usize) -> Result<u32> {
+    let mut word = [0; 4];
+    target.memory.read(at, &mut word)?;
+    Ok(u32::from_le_bytes(word))
 }
 
 /// A thread of the process, at a place where it may call functions.
 fn borrow(target: &Target) -> Result<Tracee<'_>> {
     let since = Instant::now();
     let mut places = Places::new(target.pid, &target.memory, target.mappings.clone());
+    let mut pause = Duration::from_millis(1);
     loop {
         let threads = if target.is_filtered { vec![target.pid as i32] } else { places.threads() };
         for tid in threads {
+            if !places.may_be_safe(tid) {
+                continue;
+            }
             let is_safe = |registers: &libc::user_regs_struct| places.is_safe(tid, registers);
             match Tracee::stop(&target.memory, tid, target.system_call, is_safe) {
                 Ok(tracee) => return Ok(tracee),
@@ -187,7 +228,8 @@ fn borrow(target: &Target) -> Result<Tracee<'_>> {
             let why = "none of its threads came to a place where it can load a library";
             return Err(target.refuse(why).help("try again"));
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(pause);
+        pause = (pause * 3 / 2).min(PAUSE_MAX);
     }
 }
 
@@ -198,23 +240,6 @@ fn is_visible(target: &Target, library: &Path) -> bool {
     id(library).is_some_and(|file| id(Path::new(&there)) == Some(file))
 }
 
-/// The process has another file system: it gets the library as a file in memory. Its name and its descriptor there.
-fn hand_over(target: &Target, tracee: &mut Tracee<'_>, file: &[u8]) -> Result<(Vec<u8>, usize)> {
-    let refused = |error: std::io::Error| target.refuse(&format!("it cannot be given the library: {}", why(&error)));
-    let [name] = tracee.put([preload::NAME.as_bytes()])?;
-    let fd =
-        tracee.syscall(libc::SYS_memfd_create, [name, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0])?.map_err(refused)?;
-    fs::write(format!("/proc/{}/fd/{fd}", target.pid), file).map_err(refused)?;
-    Ok((format!("/proc/self/fd/{fd}").into_bytes(), fd))
-}
-
-/// Where the library was loaded.
-fn base_of(target: &Target) -> Result<usize> {
-    let is_it = |m: &&Mapping| m.name.contains(preload::NAME) && m.offset == 0;
-    let mappings = target.memory.mappings()?;
-    mappings.iter().find(is_it).map(|m| m.range.0).ok_or_else(|| target.refuse("the library is not in its memory"))
-}
-
 /// A C string of the process.
 fn text_at(target: &Target, at: usize) -> String {
     let mut text = Vec::new();
@@ -222,7 +247,7 @@ fn text_at(target: &Target, at: usize) -> String {
     while text.len() < 1000 && target.memory.read(at + text.len(), &mut byte).is_ok() && byte[0] != 0 {
         text.push(byte[0]);
     }
-    String::from_utf8_lossy(&text).into_owned()
+    String::from_utf8_lossy(&text).escape_debug().to_string()
 }
 
 /// Waits until the engine runs.
@@ -238,7 +263,7 @@ fn await_start(target: &Target, outcome: &Outcome) -> Result<()> {
             1 => return Ok(()),
             _ => {
                 let text = &head[8..(8 + word(4) as usize).min(head.len())];
-                return Err(target.refuse(&String::from_utf8_lossy(text)));
+                return Err(target.refuse(&String::from_utf8_lossy(text).escape_debug().to_string()));
             }
         }
     }

@@ -6,8 +6,8 @@
 //!   not
 //!   in the loader, not in the unwinder, which walks the loader's list.
 //!
-//! And not in a signal handler, which may have interrupted anything: none of the signals that the program catches is
-//! blocked.
+//! And not in a signal handler, which may have interrupted anything: a signal that the program catches and that is
+//! blocked says that one may run. A thread that waits is left alone only for those that an instruction causes.
 //!
 //! Caller: [`super`]. No locks.
 
@@ -59,6 +59,9 @@ const WAITS: [i64; 38] = [
     libc::SYS_futex,
 ];
 
+/// Signals that instructions cause: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV.
+const FORCED: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10;
+
 /// Of `futex`, what waits for a condition, as `pthread_cond_wait` does; locks are waited for without a bit set.
 const FUTEX_WAIT_BITSET: u64 = 9;
 const FUTEX_COMMAND: u64 = 127;
@@ -103,6 +106,40 @@ impl<'a> Places<'a> {
         ranked.into_iter().map(|(_, tid)| tid).collect()
     }
 
+    /// Whether it is worth stopping: what `/proc` says of it says nothing against it.
+    pub fn may_be_safe(&self, tid: i32) -> bool {
+        let directory = format!("/proc/{}/task/{tid}", self.pid);
+        let read = |name: &str| fs::read_to_string(format!("{directory}/{name}")).unwrap_or_default();
+        // The kernel's own, for io_uring: it never comes back to the program.
+        if read("comm").starts_with("iou-") || !self.is_like_the_main_thread(tid) {
+            return false;
+        }
+        let call = read("syscall");
+        let mut words = call.split(' ');
+        match words.next().unwrap_or_default().trim() {
+            "running" => true,
+            number => {
+                let hex = |word: Option<&str>| u64::from_str_radix(word?.trim_start_matches("0x"), 16).ok();
+                let (first, second) = (hex(words.next()).unwrap_or(0), hex(words.next()).unwrap_or(0));
+                number.parse().is_ok_and(|number| self.waits(number, first, second))
+                    && !self.may_handle_a_signal(tid, FORCED)
+            }
+        }
+    }
+
+    /// Engine threads will have the credentials, the filters and the namespaces of the thread that starts them.
+    fn is_like_the_main_thread(&self, tid: i32) -> bool {
+        const SAME: [&str; 7] = ["Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"];
+        let status = |tid: i32| fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok();
+        let (Some(of_main), Some(own)) = (status(self.pid as i32), status(tid)) else { return false };
+        let line = |text: &str, name: &str| text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        let link = |tid: i32, name: &str| fs::read_link(format!("/proc/{}/task/{tid}/{name}", self.pid)).ok();
+        SAME.iter().all(|name| line(&of_main, name) == line(&own, name))
+            && ["root", "ns/mnt", "ns/user", "ns/pid", "ns/net"]
+                .iter()
+                .all(|name| link(tid, name) == link(self.pid as i32, name))
+    }
+
     fn rank(&self, tid: i32) -> usize {
         let text = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).unwrap_or_default();
         let number = text.split(' ').next().and_then(|word| word.parse::<i64>().ok());
@@ -115,15 +152,18 @@ impl<'a> Places<'a> {
 
     /// Whether a thread that is stopped with these registers may call functions.
     pub fn is_safe(&mut self, tid: i32, registers: &libc::user_regs_struct) -> bool {
-        if self.may_handle_a_signal(tid) {
-            return false;
-        }
         if (registers.orig_rax as i64) < 0 {
-            return self.is_safe_code(registers.rip as usize);
+            return !self.may_handle_a_signal(tid, u64::MAX) && self.is_safe_code(registers.rip as usize);
         }
-        match registers.orig_rax as i64 {
-            libc::SYS_futex => registers.rsi & FUTEX_COMMAND == FUTEX_WAIT_BITSET,
-            libc::SYS_read => self.is_no_regular_file(registers.rdi),
+        // A handler that waits has hardly interrupted an allocator, but for one of what an instruction has caused.
+        self.waits(registers.orig_rax as i64, registers.rdi, registers.rsi) && !self.may_handle_a_signal(tid, FORCED)
+    }
+
+    /// Whether a call with these first arguments waits for something that is no lock.
+    fn waits(&self, number: i64, first: u64, second: u64) -> bool {
+        match number {
+            libc::SYS_futex => second & FUTEX_COMMAND == FUTEX_WAIT_BITSET,
+            libc::SYS_read => self.is_no_regular_file(first),
             number => WAITS.contains(&number),
         }
     }
@@ -132,14 +172,14 @@ impl<'a> Places<'a> {
         fs::metadata(format!("/proc/{}/fd/{fd}", self.pid)).is_ok_and(|metadata| !metadata.is_file())
     }
 
-    /// A signal that the program catches is blocked in this thread, as while its handler runs.
-    fn may_handle_a_signal(&self, tid: i32) -> bool {
+    /// One of these signals, which the program catches, is blocked in this thread, as while its handler runs.
+    fn may_handle_a_signal(&self, tid: i32, signals: u64) -> bool {
         let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
         let set = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(u64::MAX)
         };
-        set("SigBlk:") & set("SigCgt:") != 0
+        set("SigBlk:") & set("SigCgt:") & signals != 0
     }
 
     fn is_safe_code(&mut self, at: usize) -> bool {

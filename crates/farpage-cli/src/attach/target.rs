@@ -27,13 +27,18 @@ pub struct Target {
     /// See `open`.
     pub error: usize,
     /// See `open`.
+    pub close: usize,
+    /// See `open`.
     pub system_call: usize,
 }
 
+/// In an ELF header.
+const CLASS_64: u8 = 2;
 /// The parent of the kernel's threads.
 const KTHREADD: u32 = 2;
 
 fn refuse(pid: u32, name: &str, why: &str) -> Failure {
+    let name = name.escape_debug();
     Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
 }
 
@@ -49,7 +54,7 @@ impl Target {
     /// It is not there, or cannot be put under a budget; one sentence says why.
     pub fn look(pid: u32) -> Result<Target> {
         let target = Target::look_at_member(pid)?;
-        if target.mappings.iter().any(|m| m.file_name().starts_with("libfarpage_preload")) {
+        if target.mappings.iter().any(|m| m.file_name().contains("libfarpage_preload")) {
             return Err(target.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
         }
         Ok(target)
@@ -115,19 +120,21 @@ impl Target {
         let of_own = |symbol: &str| {
             own.as_ref().and_then(|(m, file)| Some(m.range.0 + symbols::address(file, symbol)? as usize))
         };
-        let (Some(open), Some(error)) =
-            (of("dlopen").or_else(|| of_own("dlopen")), of("dlerror").or_else(|| of_own("dlerror")))
-        else {
+        let found = ["dlopen", "dlerror", "dlclose"].map(|symbol| of(symbol).or_else(|| of_own(symbol)));
+        let [Some(open), Some(error), Some(close)] = found else {
             return Err(refuse("its libc has no dlopen: it is older than 2.34, and has not loaded libdl"));
         };
         let Some(system_call) = symbols::system_call(&file).map(|at| libc.range.0 + at as usize) else {
             return Err(refuse("its libc makes no system call"));
         };
-        let exe = fs::read(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let exe = memory.executable()?;
+        if exe.get(4) != Some(&CLASS_64) {
+            return Err(refuse("it is a program for 32 bits"));
+        }
         if symbols::address(&exe, "__asan_init").is_some() || symbols::address(&exe, "__tsan_init").is_some() {
             return Err(refuse("it is built with a sanitizer, which has memory where farpage's has to be"));
         }
-        Ok(Target { pid, name, uid, memory, mappings, is_filtered, open, error, system_call })
+        Ok(Target { pid, name, uid, memory, mappings, is_filtered, open, error, close, system_call })
     }
 
     /// A refusal of this process.

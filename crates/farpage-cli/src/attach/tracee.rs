@@ -66,8 +66,40 @@ pub struct Tracee<'a> {
     scratch: Option<Scratch>,
     since: Instant,
     is_stopped: bool,
+    /// Descriptors that it was given, to be closed.
+    descriptors: Vec<usize>,
+    /// The program was told to stop meanwhile: it is told again.
+    stops: bool,
+    /// Signals that this command leaves for later.
+    _held: Held,
     /// It has become another program, or is gone: there is nothing to put back.
     is_lost: bool,
+}
+
+/// The signals that would end this command or stop it wait while this lives: the thread must be given back.
+struct Held(libc::sigset_t);
+
+impl Held {
+    fn new() -> Held {
+        // SAFETY: sets of ours, filled before they are read.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP] {
+                libc::sigaddset(&mut set, signal);
+            }
+            libc::sigprocmask(libc::SIG_BLOCK, &set, &mut before);
+            Held(before)
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: as it was.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, null_mut()) };
+    }
 }
 
 /// Memory of ours in the process.
@@ -113,12 +145,20 @@ fn get_filter(tid: i32, index: usize, to: *mut libc::sock_filter) -> io::Result<
     }
 }
 
+/// Signals that an instruction causes: all others are blocked, or cannot be.
+const FORCED: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
 /// What a wait said.
 enum Stop {
     Syscall,
     Event,
+    /// The whole process is to stop, or has stopped.
+    Group,
     Exec,
-    Signal,
+    /// The kernel has forced a signal upon it.
+    Fatal,
+    /// Another signal, under way to it.
+    Signal(i32),
     Gone,
 }
 
@@ -132,9 +172,11 @@ fn waited(tid: i32, flags: i32) -> io::Result<Option<Stop>> {
         _ if !libc::WIFSTOPPED(status) => Ok(Some(Stop::Gone)),
         _ => Ok(Some(match (libc::WSTOPSIG(status), status >> 16) {
             (SYSCALL_STOP, _) => Stop::Syscall,
-            (_, EVENT_STOP) => Stop::Event,
+            (libc::SIGTRAP, EVENT_STOP) => Stop::Event,
+            (_, EVENT_STOP) => Stop::Group,
             (_, EVENT_EXEC) => Stop::Exec,
-            _ => Stop::Signal,
+            (signal, _) if FORCED.contains(&signal) => Stop::Fatal,
+            (signal, _) => Stop::Signal(signal),
         })),
     }
 }
@@ -147,6 +189,7 @@ impl<'a> Tracee<'a> {
         instruction: usize,
         is_safe: impl FnOnce(&libc::user_regs_struct) -> bool,
     ) -> std::result::Result<Tracee<'a>, Refused> {
+        let held = Held::new();
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
         ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => Refused::Gone,
@@ -162,9 +205,9 @@ impl<'a> Tracee<'a> {
         loop {
             match waited(tid, libc::WNOHANG).map_err(failed)? {
                 Some(Stop::Event) => break,
-                Some(Stop::Gone | Stop::Exec) => return Err(detach(Refused::Gone)),
+                Some(Stop::Gone | Stop::Exec | Stop::Group) => return Err(detach(Refused::Gone)),
                 // A signal was on its way: it is delivered, as it would have been.
-                Some(Stop::Signal | Stop::Syscall) => deliver(tid).map_err(failed)?,
+                Some(Stop::Signal(_) | Stop::Fatal | Stop::Syscall) => deliver(tid).map_err(failed)?,
                 // It is in the kernel, and cannot be interrupted there.
                 None if since.elapsed() > STOP_MAX => return Err(Refused::Gone),
                 None => std::thread::sleep(Duration::from_micros(20)),
@@ -202,6 +245,9 @@ impl<'a> Tracee<'a> {
             scratch: None,
             since,
             is_stopped: true,
+            descriptors: Vec::new(),
+            stops: false,
+            _held: held,
             is_lost: false,
         })
     }
@@ -252,14 +298,39 @@ impl<'a> Tracee<'a> {
     /// Goes on by `request` to the next stop of the wanted kind.
     fn go_on(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
         ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+        self.await_stop(request, is_wanted)
+    }
+
+    /// Waits for a stop of the wanted kind, and goes on by `request` from others.
+    fn await_stop(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
+        let since = Instant::now();
         loop {
-            match waited(self.tid, 0).map_err(|error| cannot(self.tid, "wait for", &error))? {
+            let stop = waited(self.tid, libc::WNOHANG).map_err(|error| cannot(self.tid, "wait for", &error))?;
+            match stop {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(stop) if is_wanted(&stop) => return Ok(()),
-                Some(Stop::Signal) => return Err(Failure::with_status(1, FATAL)),
-                _ => ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?,
+                Some(Stop::Fatal) => return Err(Failure::with_status(1, FATAL)),
+                Some(stop) => {
+                    self.note(&stop);
+                    ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+                }
+                None if since.elapsed() > STOP_MAX => {
+                    self.is_lost = true;
+                    return Err(Failure::with_status(1, format!("thread {} cannot be stopped", self.tid)));
+                }
+                None => std::thread::sleep(Duration::from_micros(20)),
             }
         }
+    }
+
+    /// What came that cannot be blocked is not lost.
+    fn note(&mut self, stop: &Stop) {
+        self.stops |= matches!(stop, Stop::Signal(libc::SIGSTOP));
+    }
+
+    /// A descriptor that it has only for this.
+    pub fn close_later(&mut self, descriptor: usize) {
+        self.descriptors.push(descriptor);
     }
 
     /// Has it make a system call; what that returns, or its error.
@@ -298,21 +369,19 @@ impl<'a> Tracee<'a> {
         }
         // Shared memory is not the engine's, which may run before the call has returned.
         let shared = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
-        let mut map = |bytes: usize, protection: i32| {
-            let mapped = self.syscall(libc::SYS_mmap, [0, bytes, protection as usize, shared, usize::MAX, 0])?;
-            mapped
-                .map_err(|error| Failure::with_status(1, format!("cannot map memory in the process: {}", why(&error))))
-        };
-        let at = map(SCRATCH_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
-        let code = map(PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
+        let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let failed = |error| Failure::with_status(1, format!("cannot map memory in the process: {}", why(&error)));
+        let arguments = |bytes| [0, bytes, writable, shared, usize::MAX, 0];
+        let at = self.syscall(libc::SYS_mmap, arguments(SCRATCH_BYTES))?.map_err(failed)?;
+        self.scratch = Some(Scratch { at, code: at });
+        let code = self.syscall(libc::SYS_mmap, arguments(PAGE))?.map_err(failed)?;
+        self.scratch = Some(Scratch { at, code });
         self.memory.write(code, &CALL)?;
         let protection = (libc::PROT_READ | libc::PROT_EXEC) as usize;
         self.syscall(libc::SYS_mprotect, [code, PAGE, protection, 0, 0, 0])?.map_err(|error| {
             Failure::with_status(1, format!("cannot make memory of the process executable: {}", why(&error)))
         })?;
-        let scratch = Scratch { at, code };
-        self.scratch = Some(scratch);
-        Ok(scratch)
+        Ok(Scratch { at, code })
     }
 
     /// Puts texts into the process; where they are, until the thread is given back.
@@ -362,15 +431,17 @@ impl<'a> Tracee<'a> {
         ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
         self.is_stopped = false;
         let since = Instant::now();
-        let failed = |error: io::Error| cannot(self.tid, "wait for", &error);
+        let tid = self.tid;
+        let failed = |error: io::Error| cannot(tid, "wait for", &error);
         loop {
-            match waited(self.tid, libc::WNOHANG).map_err(failed)? {
+            match waited(tid, libc::WNOHANG).map_err(failed)? {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
-                Some(Stop::Signal) => {
+                Some(Stop::Fatal) => {
                     self.is_stopped = true;
                     return Err(Failure::with_status(1, FATAL));
                 }
-                Some(_) => {
+                Some(stop) => {
+                    self.note(&stop);
                     ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
                 }
                 None => {}
@@ -399,19 +470,15 @@ impl<'a> Tracee<'a> {
             // It goes on to the other stop.
             ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
         }
-        loop {
-            match waited(self.tid, 0).map_err(|error| failed(self.tid, error))? {
-                Some(Stop::Event) => {
-                    self.is_stopped = true;
-                    return Ok(());
-                }
-                Some(Stop::Gone | Stop::Exec) => return self.lost(),
-                _ => ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?,
-            }
-        }
+        self.await_stop(libc::PTRACE_CONT, |stop| matches!(stop, Stop::Event))?;
+        self.is_stopped = true;
+        Ok(())
     }
 
     fn give_back(&mut self) -> Result<()> {
+        for descriptor in std::mem::take(&mut self.descriptors) {
+            self.syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?.ok();
+        }
         if let Some(Scratch { at, code }) = self.scratch.take() {
             self.syscall(libc::SYS_munmap, [at, SCRATCH_BYTES, 0, 0, 0, 0])?.ok();
             self.syscall(libc::SYS_munmap, [code, PAGE, 0, 0, 0, 0])?.ok();
@@ -432,6 +499,10 @@ impl Drop for Tracee<'_> {
     fn drop(&mut self) {
         if self.is_lost || self.give_back().is_err() {
             let _ = ptrace(libc::PTRACE_DETACH, self.tid, 0, 0);
+        }
+        if self.stops {
+            // SAFETY: a signal that was on its way to this process.
+            unsafe { libc::kill(self.memory.pid() as i32, libc::SIGSTOP) };
         }
     }
 }

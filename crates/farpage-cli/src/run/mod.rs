@@ -239,9 +239,9 @@ fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
 ///
 /// # Errors
 /// What is asked for cannot be.
-pub fn configuration_of_running(bytes: u64, args: &EngineArgs, verbose: bool) -> Result<(Conf, String)> {
+pub fn configuration_of_running(bytes: u64, args: &EngineArgs) -> Result<(Conf, String)> {
     let mut conf = engine_configuration(bytes, args)?;
-    (conf.verbose, conf.quiet) = (verbose, !verbose);
+    conf.quiet = true;
     match args.swap.is_empty() {
         true => conf.swap.retain_mut(|spec| resolve_file(spec).is_ok()),
         false => conf.swap.iter_mut().try_for_each(resolve_named)?,

@@ -31,10 +31,8 @@ pub fn set(variables: &[(&str, String)]) {
     let Some(Ok(library)) = library.map(CStr::to_str) else { return };
     let leaked = |text: String| CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw);
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-    let mut shell = format!(
-        "[ -n \"$FARPAGE_CONF\" ] || export {PRELOAD}={}\"${{{PRELOAD}:+:${PRELOAD}}}\"",
-        quoted(library)
-    );
+    let mut shell =
+        format!("[ -n \"$FARPAGE_CONF\" ] || export {PRELOAD}={}\"${{{PRELOAD}:+:${PRELOAD}}}\"", quoted(library));
     for (place, (name, value)) in OURS[1..].iter().zip(variables) {
         place.store(leaked(format!("{name}={value}")), SeqCst);
         shell.push_str(&format!(" {name}={}", quoted(value)));

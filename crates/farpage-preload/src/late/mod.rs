@@ -20,6 +20,9 @@ use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+/// Part of the name of libraries of this kind.
+const NAME: &[u8] = b"libfarpage_preload";
+
 /// The library was not preloaded: what stands behind its functions is what the program has.
 static IS_LATE: AtomicBool = AtomicBool::new(false);
 
@@ -58,16 +61,26 @@ pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_i
     }
 }
 
-/// Starts the engine of a process that runs under farpage and has none yet, because it is small. `farpage park` calls it,
-/// through a thread that it borrows.
+/// Starts the engine of a process that runs under farpage and has none yet, because it is small. `farpage park` calls
+/// it, through a thread that it borrows.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpage_wake() {
     farpage::internals::run::start::wake_now();
 }
 
+/// Whether a library of this name is loaded besides this one: in a late start they do not find each other's symbols.
+fn is_another_there() -> bool {
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let is_start = |line: &&[u8]| {
+        let offset = line.split(|byte| *byte == b' ').nth(2);
+        offset == Some(b"00000000") && line.windows(NAME.len()).any(|part| part == NAME)
+    };
+    maps.split(|byte| *byte == b'\n').filter(is_start).count() > 1
+}
+
 fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
     let text = configuration.to_str().map_err(|_| "the configuration is not UTF-8".to_string())?;
-    if !is_first() {
+    if is_another_there() || !is_first() {
         return Err("this process runs under farpage already".into());
     }
     let prepared = late::prepare(text, device)?;

@@ -13,7 +13,7 @@
 use super::is_late;
 use libc::{dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::size_of;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
@@ -62,6 +62,8 @@ struct Relocation {
 
 /// One loaded library, as far as it matters here. Addresses are in memory.
 struct Loaded {
+    /// Empty: the program itself.
+    path: Vec<u8>,
     base: usize,
     start: usize,
     end: usize,
@@ -88,7 +90,13 @@ impl Loaded {
             // As the loader rounds.
             (from & !(PAGE - 1), (from + header.p_memsz as usize) & !(PAGE - 1))
         });
-        let mut loaded = Loaded { base, start, end, relro, strings: 0, symbols: 0, hash: 0, relocations: [(0, 0); 2] };
+        let path = match info.dlpi_name.is_null() {
+            true => Vec::new(),
+            // SAFETY: the loader's string.
+            false => unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes().to_vec(),
+        };
+        let mut loaded =
+            Loaded { path, base, start, end, relro, strings: 0, symbols: 0, hash: 0, relocations: [(0, 0); 2] };
         let mut at = (base + dynamic.p_vaddr as usize) as *const [u64; 2];
         loop {
             // SAFETY: the dynamic section ends in DT_NULL.
@@ -115,6 +123,20 @@ impl Loaded {
 
     fn is_this_one(&self) -> bool {
         (self.start..self.end).contains(&(take_over as *const () as usize))
+    }
+
+    fn has(&self, at: usize) -> bool {
+        (self.start..self.end).contains(&at)
+    }
+
+    /// Indices of the symbols of its relocations: those that it asks for.
+    fn all_symbols(&self) -> impl Iterator<Item = usize> {
+        self.relocations.into_iter().flat_map(|(at, bytes)| {
+            (0..bytes / size_of::<Relocation>()).map(move |i| {
+                // SAFETY: a relocation of the library's own table.
+                (unsafe { &*(at as *const Relocation).add(i) }.info >> 32) as usize
+            })
+        })
     }
 
     fn symbol(&self, index: usize) -> &Symbol {
@@ -204,25 +226,58 @@ impl Loaded {
 /// What was loaded when slots were filled last: the loader's count.
 static LOADED: AtomicU64 = AtomicU64::new(0);
 
+/// What the program calls by a name: the function, also where its own executable has a stub that stands for it (an
+/// executable at a fixed address that takes a function's address has one, and the loader gives that to all who ask).
+/// 0: there is none.
+pub fn what_the_program_calls(name: &CStr) -> usize {
+    // SAFETY: only looks a name up.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+    let mut objects: Vec<(Vec<u8>, usize, usize)> = Vec::new();
+    let mut is_stub = false;
+    each(&mut |loaded| {
+        if loaded.path.is_empty() && loaded.has(found) {
+            let is_asked = |i: &usize| loaded.symbol(*i).section == 0 && loaded.name(loaded.symbol(*i)) == name;
+            is_stub |= loaded.all_symbols().any(|i| is_asked(&i));
+        } else if !loaded.is_this_one() {
+            objects.push((loaded.path.clone(), loaded.start, loaded.end));
+        }
+    });
+    if !is_stub {
+        return found;
+    }
+    let defines = |(path, start, end): (Vec<u8>, usize, usize)| {
+        let path = CString::new(path).ok()?;
+        // SAFETY: it is loaded: only its number of users changes.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: a handle of a library that stays loaded.
+        let at = unsafe { libc::dlsym(handle, name.as_ptr()) } as usize;
+        // SAFETY: opened above.
+        unsafe { libc::dlclose(handle) };
+        (start..end).contains(&at).then_some(at)
+    };
+    objects.into_iter().find_map(defines).unwrap_or(0)
+}
+
 /// Has all that is loaded call this library's functions.
 pub fn take_over() {
-    let mut named = Vec::new();
+    let (mut named, mut bases) = (Vec::new(), Vec::new());
     each(&mut |loaded| {
+        bases.push(loaded.base);
         if loaded.is_this_one() {
             named = loaded.functions();
         }
     });
     // Not above: the loader holds its lock there, and takes another one here, which come in the other order elsewhere.
-    let behind = |name: &CStr| {
-        // SAFETY: only looks a name up.
-        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-        Some(at).filter(|at| *at != 0)
-    };
+    // That one it holds while it loads: what was there above has been loaded by the time that a name has been found.
+    let behind = |name: &CStr| Some(what_the_program_calls(name)).filter(|at| *at != 0);
     let function = |(name, ours)| Some(Function { name, ours, behind: behind(name).filter(|at| *at != ours)? });
     let mut functions: Vec<Function> = named.into_iter().filter_map(function).collect();
     functions.sort_by_key(|function| function.behind);
     each(&mut |loaded| {
-        if !loaded.is_this_one() {
+        if !loaded.is_this_one() && bases.contains(&loaded.base) {
             loaded.fill(&functions);
         }
     });

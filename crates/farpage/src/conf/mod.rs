@@ -474,7 +474,7 @@ mod tests {
             "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;tune:stage=4;tune:decompressor=1;verify;debug_evict_all;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
-            "ram:536870912;swap:zram;idle:600",
+            "ram:536870912;swap:zram,alg=lz4;idle:600",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }

@@ -1,4 +1,6 @@
-//! Gives a process a descriptor: an open `/dev/userfaultfd`, for one that may not open it.
+//! Gives a process a descriptor: an open `/dev/userfaultfd`, for one that may not open it; the library as a file in
+//! memory, for one that has another file system. What the process says is not believed: it may be another user's, and
+//! its other threads run.
 //!
 //! The process makes a pair of sockets; one end is fetched from it, and what is sent there it receives at the other. So
 //! no name is needed, and it does not matter in which namespaces the process is.
@@ -10,16 +12,16 @@ use super::tracee::Tracee;
 use crate::failure::{Failure, Result, why};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::IoSlice;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Gives it `device`; the number that it has in the process, which is to close it.
-pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, device: BorrowedFd<'_>) -> Result<usize> {
-    let failed = |error: io::Error| {
-        Failure::with_status(1, format!("cannot give process {pid} the userfaultfd device: {}", why(&error)))
-    };
+/// Gives it a descriptor; the number that it has in the process, until the thread is given back.
+pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: BorrowedFd<'_>) -> Result<usize> {
+    let failed =
+        |error: io::Error| Failure::with_status(1, format!("cannot give process {pid} a descriptor: {}", why(&error)));
     let at = tracee.data()?;
     let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
     let pair = [libc::AF_UNIX as usize, kind, 0, at, 0, 0];
@@ -28,28 +30,28 @@ pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, device: Borrowed
     memory.read(at, &mut ends)?;
     let number = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().unwrap_or_default());
     let (here, there) = (number(&ends[..4]), number(&ends[4..]));
-    let sent = send(pid, here, device).map_err(failed);
-    let received = match sent {
-        Ok(()) => receive(memory, tracee, at, there),
-        Err(failure) => Err(failure),
-    };
-    for end in [here, there] {
-        tracee.syscall(libc::SYS_close, [end as usize, 0, 0, 0, 0, 0])?.map_err(failed)?;
-    }
-    received
+    [here, there].into_iter().for_each(|end| tracee.close_later(end as usize));
+    send(pid, here, descriptor).map_err(failed)?;
+    let received = receive(memory, tracee, at, there)?;
+    tracee.close_later(received);
+    Ok(received)
 }
 
-fn send(pid: u32, end: i32, device: BorrowedFd<'_>) -> io::Result<()> {
+fn send(pid: u32, end: i32, descriptor: BorrowedFd<'_>) -> io::Result<()> {
     let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     let socket = pidfd_getfd(&process, end, PidfdGetfdFlags::empty())?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = SendAncillaryBuffer::new(&mut space);
-    let devices = [device];
-    if !message.push(SendAncillaryMessage::ScmRights(&devices)) {
+    // It may be another one by now.
+    if socket_domain(&socket)? != AddressFamily::UNIX || socket_type(&socket)? != SocketType::DGRAM {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let descriptors = [descriptor];
+    if !message.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
-    sendmsg(socket.as_fd(), &[IoSlice::new(b"d")], &mut message, SendFlags::NOSIGNAL)?;
+    sendmsg(socket.as_fd(), &[IoSlice::new(b"d")], &mut message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
@@ -64,7 +66,7 @@ fn receive(memory: &Memory, tracee: &mut Tracee<'_>, at: usize, end: i32) -> Res
     memory.write(at, &bytes)?;
     let flags = libc::MSG_CMSG_CLOEXEC as usize;
     tracee.syscall(libc::SYS_recvmsg, [end as usize, at, flags, 0, 0, 0])?.map_err(|error| {
-        Failure::with_status(1, format!("the process cannot receive the userfaultfd device: {}", why(&error)))
+        Failure::with_status(1, format!("the process cannot receive a descriptor: {}", why(&error)))
     })?;
     let mut control = [0u8; CONTROL_BYTES];
     memory.read(at + CONTROL, &mut control)?;
