@@ -12,6 +12,7 @@ need python3 python3
 need sqlite3 sqlite3
 need stress-ng stress-ng
 need faketime faketime
+need groff groff-base
 need node nodejs
 need bwrap bubblewrap
 need javac default-jdk-headless

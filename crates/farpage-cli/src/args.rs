@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -199,7 +199,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
-    #[arg(long, value_name = "NAME|UID[:GROUP|GID]")]
+    #[arg(long, value_name = "NAME|UID[:GROUP|GID]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
     /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write
     /// to FILE.PID
@@ -215,7 +215,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub force: bool,
     /// Program and its arguments
-    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
+    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true,
+          value_hint = ValueHint::CommandWithArguments)]
     pub program: Vec<OsString>,
 }
 

@@ -8,6 +8,8 @@ mod cgroup;
 mod doctor;
 mod early;
 mod page;
+#[cfg(test)]
+mod pages;
 mod park;
 mod preload;
 mod run;

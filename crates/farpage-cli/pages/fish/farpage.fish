@@ -1,0 +1,130 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_farpage_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_farpage_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_farpage_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_farpage_using_subcommand
+    set -l cmd (__fish_farpage_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c farpage -n "__fish_farpage_needs_command" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_needs_command" -s V -l version -d 'Print version'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "run" -d 'Run a program under a RAM budget'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a running program, and everything that was started with it, another budget'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or have pagers'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d 'Budget: most resident anonymous memory [default: 90% of the memory cgroup\'s limit, else half of the available memory]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'RAM that each process may use at most, like --ram; without --ram, there is no budget for all' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)' -r -f -a "(__fish_complete_users)"
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is done'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand set" -l ram -d 'The new budget of all of them; more than at the start is used as far as compressed memory was reserved' -r
+complete -c farpage -n "__fish_farpage_using_subcommand set" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l watch -d 'Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this' -r
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -s J -l json -d 'One JSON object (with --watch: one per line)'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -s b -l bytes -d 'Sizes in bytes'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l events -d 'The last 4096 events of the engine: faults, pages that went, changes of mappings'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'What the feedback controllers have come to, of the engine and of pagers'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'
+complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l synthetic -d 'A trace by rule; may be repeated' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l ram -d 'Memory, or a share of the trace\'s pages; may be repeated [default: 50%, 25% and 12.5%]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l policy -d 'Only this policy; may be repeated' -r -f -a "ours\t''
+run\t''
+lru\t''
+clock\t''
+fifo\t''
+s3fifo\t''
+opt\t''"
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l pages -d 'Pages of a trace by rule' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l accesses -d 'Accesses of a trace by rule' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l seed -d 'Seed of a trace by rule' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l stage -d 'Keep one page in N unmapped but in memory, instead of as many as pays' -r
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l save -d 'Write the trace to FILE, compressed, and do nothing else' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -l json -d 'Write the rows to FILE as one JSON object (-: stdout)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand sim" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "compare" -d 'Measure farpage against the kernel\'s own swap, with equal memory'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "tree" -d 'Programs of several processes (make, Python\'s workers, pipes) on the kernel\'s swap and under one budget'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l ram -d 'The kernel\'s memory limit' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l data -d 'Bytes of the workload\'s data' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l threads -d 'Threads of the workload' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l workload -d 'Workloads [default: all]' -r -f -a "fill\t'Write every page once, in order'
+seq-read\t'Read a word of every page, in order'
+seq-rw\t'Read and write a word of every page, in order'
+rand-read\t'Read a word of pages chosen at random'
+rand-rmw\t'Read and write a word of pages chosen at random'
+zipf-read\t'Read a word of pages chosen by a Zipf law with exponent 0.99'
+stride\t'Read a word of every 17th page, around and around'
+mix\t'Read in order, while another thread reads at random; the first is measured'
+fault\t'Map, touch and unmap pieces of memory'"
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l mode -d 'How farpage gets at the memory' -r -f -a "region\t'A region of the library: the workload asks for its memory'
+run\t'`farpage run`: plain memory, adopted'"
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Anonymous memory, swap on compressed RAM'
+file\t'Anonymous memory, a swap file'
+mmap\t'A mapped file'"
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l rounds -d 'How often everything is measured' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l entropy -d 'Share of the data that does not compress, 0 to 1; by default LZ4 makes a third of it' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l corpus -d 'Take the data from FILE' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l swap -d 'farpage\'s swap devices [default: as farpage run; with --against file or mmap: file:DIR]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l idle-poll -d 'With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l linking -d 'With --mode region: how pages that come in get onto the pager\'s lists; several alternate [default: spliced]' -r -f -a "one-by-one\t'The lock is taken for each page'
+batched\t'The lock is taken once, and the pages are linked under it'
+spliced\t'The pages are linked before, and spliced under the lock: what the library does'"
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l dir -d 'Where files for --against file and mmap go' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l html -d 'Write a report with plots' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l no-kernel -d 'Measure farpage only'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l ram -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is [default: 25%, some programs of the suite 50%; at least 16M]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Swap on compressed RAM'
+file\t'A swap file'"
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l rounds -d 'How often everything is measured' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l swap -d 'farpage\'s swap devices [default: as farpage run; with --against file: file:DIR]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l idle-poll -d 'Whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l swap-size -d 'Size of the kernel\'s swap [default: four times what the program takes as it is, at least 256M]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l dir -d 'Where the swap file for --against file goes, and the suite\'s files' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l only -d 'Of the suite, only these' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l python -d 'A Python that has the suite\'s packages [default: python3, then /usr/bin/python3]' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l no-kernel -d 'Measure the program as it is and farpage only'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l suite -d 'Measure the programs of the suite'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l shape -d 'What to run [default: all]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l ram -d 'The kernel\'s memory limit' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l rounds -d 'How often everything is measured' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l dir -d 'Where files go' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l no-kernel -d 'Measure the programs as they are and farpage only'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -s h -l help -d 'Print help'
