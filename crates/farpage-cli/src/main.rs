@@ -7,6 +7,7 @@ mod budget;
 mod cgroup;
 mod doctor;
 mod early;
+mod embedded;
 mod page;
 #[cfg(test)]
 mod pages;

@@ -1,5 +1,6 @@
 //! Where the preload library is.
 
+use crate::embedded;
 use crate::failure::{Failure, Result, why};
 use std::ffi::OsStr;
 use std::fs;
@@ -12,36 +13,53 @@ pub const ENV_PRELOAD: &str = "FARPAGE_PRELOAD";
 /// Its file.
 pub const NAME: &str = "libfarpage_preload.so";
 
-/// The library: `FARPAGE_PRELOAD`, else next to the command, else `../lib/farpage` from there.
+/// The library: `FARPAGE_PRELOAD`, else next to the command, else `../lib/farpage` from there, else the command's own.
 ///
 /// # Errors
 /// It is in none of the places, cannot be read, or `LD_PRELOAD` cannot carry its path.
 pub fn find() -> Result<PathBuf> {
-    let places = places()?;
+    let path = locate()?;
+    check(&path).map(|()| path)
+}
+
+/// Where it is, whether or not it can be used. It may be that only its own user could write it there, so this comes
+/// before a change of the user, and [`check`] after it.
+///
+/// # Errors
+/// It is nowhere.
+pub fn locate() -> Result<PathBuf> {
+    let (places, named) = places()?;
     for place in &places {
         let hidden = || fs::metadata(place).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
         if place.is_file() || hidden() {
-            let path = std::path::absolute(place).unwrap_or_else(|_| place.clone());
-            return check(&path).map(|()| path);
+            return Ok(std::path::absolute(place).unwrap_or_else(|_| place.clone()));
         }
+    }
+    if let Some(carried) = embedded::library().filter(|_| !named) {
+        return carried;
     }
     let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
     let failure = Failure::new(format!("cannot find the preload library: no file {looked}"));
     Err(failure.help(format!("set {ENV_PRELOAD} to the path of {NAME}")))
 }
 
-fn places() -> Result<Vec<PathBuf>> {
+/// Where a file is looked for, and whether the user named it.
+fn places() -> Result<(Vec<PathBuf>, bool)> {
     if let Some(path) = std::env::var_os(ENV_PRELOAD).filter(|p| !p.is_empty()) {
-        return Ok(vec![PathBuf::from(path)]);
+        return Ok((vec![PathBuf::from(path)], true));
     }
     let exe = fs::read_link("/proc/self/exe")
         .map_err(|e| Failure::new(format!("cannot find the preload library: /proc/self/exe: {}", why(&e))))?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
     let lib = dir.parent().unwrap_or(Path::new("/")).join("lib/farpage").join(NAME);
-    Ok(vec![dir.join(NAME), lib])
+    Ok((vec![dir.join(NAME), lib], false))
 }
 
-fn check(path: &Path) -> Result<()> {
+/// Whether this user's programs can load it.
+///
+/// # Errors
+/// It cannot be read, or `LD_PRELOAD` cannot carry its path.
+pub fn check(path: &Path) -> Result<()> {
     let shown = path.display();
     if let Some(byte) = path.as_os_str().as_bytes().iter().find(|b| b" :\t\n$".contains(b)) {
         let byte = char::from(*byte);

@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+const NOBODY: u32 = 65534;
+
 #[test]
 fn programs_that_are_not_there() {
     refused(run().arg("no-such-program-here"), 127, "cannot run no-such-program-here: not found");
@@ -121,7 +123,7 @@ fn preload_library() {
         std::fs::copy(common::inert(), &copy).unwrap();
         refused(run().env("FARPAGE_PRELOAD", &copy).arg("true"), 125, "LD_PRELOAD cannot carry");
     }
-    // Next to the command, and in ../lib/farpage.
+    // Next to the command, in ../lib/farpage, and in itself.
     let dir = public_tempdir();
     std::fs::create_dir_all(dir.path().join("bin")).unwrap();
     let exe = dir.path().join("bin/farpage");
@@ -131,7 +133,20 @@ fn preload_library() {
         command.args(["run", "--ram", "64M", "--force", "-q", "env"]).env_remove("LD_PRELOAD");
         command
     };
-    refused(&mut command(), 125, &format!("no file {}/bin/libfarpage_preload.so, ", dir.path().display()));
+    if cfg!(feature = "embed") {
+        // Root would write to /var/cache.
+        let cache = dir.path().join("cache");
+        std::fs::create_dir(&cache).unwrap();
+        let mut command = command();
+        command.env("XDG_CACHE_HOME", &cache);
+        if common::root() {
+            std::os::unix::fs::chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        assert!(quiet(&mut command).contains(&format!("LD_PRELOAD={}/farpage/", cache.display())));
+    } else {
+        refused(&mut command(), 125, &format!("no file {}/bin/libfarpage_preload.so, ", dir.path().display()));
+    }
     std::fs::create_dir_all(dir.path().join("lib/farpage")).unwrap();
     for place in ["lib/farpage", "bin"] {
         let library = dir.path().join(place).join("libfarpage_preload.so");

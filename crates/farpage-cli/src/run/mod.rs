@@ -1,8 +1,9 @@
 //! `farpage run`: everything that happens between the command line and the program's first instruction.
 //!
 //! Order matters: the budget and devices are read first (nothing has happened yet), the userfaultfd device is opened
-//! while there is privilege to open it, then `--user` gives the privilege up, and all that follows (library, probe,
-//! program lookup) is seen with the program's own rights.
+//! while there is privilege to open it, and the library is found, which may be written then. `--user` gives the
+//! privilege up, and all that follows (can the library be read, probe, program lookup) is seen with the program's own
+//! rights.
 
 mod elf;
 mod exec;
@@ -48,11 +49,12 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let (mut conf, all) = configuration(&args, &note)?;
     let user = args.user.as_deref().map(user::lookup).transpose()?;
     let device = device_for_program(&note);
+    let library = preload::locate()?;
     if let Some(user) = &user {
         user::become_user(user)?;
         note(&format_args!("running as uid {}, gid {}", user.uid, user.gid));
     }
-    let library = preload::find()?;
+    preload::check(&library)?;
     note(&format_args!("preload library {}", library.display()));
 
     let forgivable = |failure: Failure| match args.force {
