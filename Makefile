@@ -17,8 +17,9 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install test-install test-programs test lint unit models loom tsan miri breakages stress \
-	situations programs programs-all soak bench bench-suite book clean
+.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install uninstall deb test-install \
+	test-packages test-programs test lint unit models loom tsan miri breakages stress situations programs programs-all \
+	soak bench bench-suite book clean
 .NOTPARALLEL:
 
 all: build
@@ -60,32 +61,72 @@ run: setup build
 	@scripts/demo.py
 
 ## make test: everything that CI runs
-test: setup lint unit models build test-install test-programs stress situations programs
+test: setup lint unit models build test-install test-packages test-programs stress situations programs
 
 setup:
 	@scripts/setup.sh
 
-# The command and the library it preloads lie side by side in target/release.
+# The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
+# as it does for cargo install.
 build:
-	cargo build --release --quiet
+	cargo build --release --quiet --no-default-features
 
-# Where make install puts things; DESTDIR for packagers.
+# Where make install puts things; DESTDIR and the other places for packagers.
 PREFIX ?= /usr/local
 DESTDIR ?=
+LIBDIR ?= $(PREFIX)/lib
+# The command looks for the library in ../lib/farpage.
+OWNDIR := $(PREFIX)/lib/farpage
+DOCDIR ?= $(PREFIX)/share/doc/farpage
+MANDIR ?= $(PREFIX)/share/man
+BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 INSTALL ?= install
+# STRIP= keeps symbols and line numbers: seven times as large.
+STRIP ?= strip
+STRIPPED := $(if $(STRIP),-s --strip-program=$(STRIP))
+PAGES := crates/farpage-cli/pages
+DOCUMENTS := README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(addprefix packaging/,60-userfaultfd.rules \
+	sysusers.conf service.conf compose.yaml Containerfile)
 
-## make install [PREFIX=/usr/local] [DESTDIR=]: the command, and the C library with header and pkg-config file
+## make install [PREFIX=/usr/local] [DESTDIR=]: the command with its manual and completions, and the C library
 install: build
-	$(INSTALL) -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
-	$(INSTALL) -m 755 target/release/farpage target/release/libfarpage_preload.so $(DESTDIR)$(PREFIX)/bin
+	$(INSTALL) -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(OWNDIR) $(LIBDIR)/pkgconfig $(PREFIX)/include $(MANDIR)/man1 \
+		$(BASHDIR) $(ZSHDIR) $(FISHDIR) $(DOCDIR))
+	$(INSTALL) $(STRIPPED) -m 755 target/release/farpage $(DESTDIR)$(PREFIX)/bin
+	$(INSTALL) $(STRIPPED) -m 755 target/release/libfarpage_preload.so $(DESTDIR)$(OWNDIR)
+	# Where it was before: there it would be found first.
+	rm -f $(DESTDIR)$(PREFIX)/bin/libfarpage_preload.so
 	$(INSTALL) -m 644 crates/farpage-c/include/farpage.h $(DESTDIR)$(PREFIX)/include
-	$(INSTALL) -m 644 target/release/libfarpage.a $(DESTDIR)$(PREFIX)/lib
-	$(INSTALL) -m 755 target/release/libfarpage.so $(DESTDIR)$(PREFIX)/lib/libfarpage.so.$(VERSION)
-	ln -sf libfarpage.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libfarpage.so.0
-	ln -sf libfarpage.so.0 $(DESTDIR)$(PREFIX)/lib/libfarpage.so
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' crates/farpage-c/farpage.pc.in \
-		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/farpage.pc
+	$(INSTALL) -m 644 target/release/libfarpage.a $(DESTDIR)$(LIBDIR)
+	$(if $(STRIP),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libfarpage.a)
+	$(INSTALL) $(STRIPPED) -m 755 target/release/libfarpage.so $(DESTDIR)$(LIBDIR)/libfarpage.so.$(VERSION)
+	ln -sf libfarpage.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libfarpage.so.0
+	ln -sf libfarpage.so.0 $(DESTDIR)$(LIBDIR)/libfarpage.so
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|; s|@VERSION@|$(VERSION)|' \
+		crates/farpage-c/farpage.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/farpage.pc
+	$(INSTALL) -m 644 $(PAGES)/man1/*.1 $(DESTDIR)$(MANDIR)/man1
+	$(INSTALL) -m 644 $(PAGES)/bash/farpage $(DESTDIR)$(BASHDIR)
+	$(INSTALL) -m 644 $(PAGES)/zsh/_farpage $(DESTDIR)$(ZSHDIR)
+	$(INSTALL) -m 644 $(PAGES)/fish/farpage.fish $(DESTDIR)$(FISHDIR)
+	$(INSTALL) -m 644 $(DOCUMENTS) $(DESTDIR)$(DOCDIR)
+
+## make uninstall [PREFIX=/usr/local] [DESTDIR=]: takes away what make install put there
+uninstall:
+	rm -f $(addprefix $(DESTDIR),$(PREFIX)/bin/farpage $(OWNDIR)/libfarpage_preload.so $(PREFIX)/include/farpage.h \
+		$(addprefix $(LIBDIR)/,libfarpage.a libfarpage.so libfarpage.so.0 libfarpage.so.$(VERSION) pkgconfig/farpage.pc) \
+		$(addprefix $(MANDIR)/man1/,$(notdir $(wildcard $(PAGES)/man1/*.1))) $(BASHDIR)/farpage $(ZSHDIR)/_farpage \
+		$(FISHDIR)/farpage.fish $(addprefix $(DOCDIR)/,$(notdir $(DOCUMENTS))))
+	rmdir $(DESTDIR)$(OWNDIR) $(DESTDIR)$(DOCDIR) 2>/dev/null || true
+
+## make deb: Debian packages of the command and of the C library, in target/deb
+deb: build
+	rm -rf target/deb
+	$(MAKE) --no-print-directory install DESTDIR=$(CURDIR)/target/deb/farpage PREFIX=/usr STRIP=strip \
+		LIBDIR=/usr/lib/x86_64-linux-gnu ZSHDIR=/usr/share/zsh/vendor-completions >/dev/null
+	scripts/deb.py target/deb/farpage target/deb
 
 # What a C programmer does after make install, in a directory of its own.
 test-install:
@@ -97,6 +138,10 @@ test-install:
 	$(CC) $(WARNINGS) crates/farpage-c/examples/table.c -o target/install/static \
 		$$(pkg-config --static --cflags --libs farpage | sed 's/-lfarpage/-l:libfarpage.a/') && \
 	target/install/shared && target/install/static && target/install/bin/farpage --version
+
+# What installs farpage: where it puts what, that it works from there, and that it takes it away again.
+test-packages: build
+	python3 -B -m unittest discover -s tests/packages
 
 lint:
 	cargo fmt --all --check
