@@ -27,6 +27,9 @@ end
 complete -c farpage -n "__fish_farpage_needs_command" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_needs_command" -s V -l version -d 'Print version'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "run" -d 'Run a program under a RAM budget'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "attach" -d 'Put a budget on a program that runs already, and on what it starts from then on'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out all that can go, of a program that is idle and of everything that was started with it'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring back what park has swapped out, before it is used'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a running program, and everything that was started with it, another budget'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or have pagers'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
@@ -38,15 +41,29 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap de
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)' -r -f -a "(__fish_complete_users)"
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget: most resident anonymous memory of it and of what it starts' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is done'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d 'Say on stderr what is done'
+complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is done'
+complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand set" -l ram -d 'The new budget of all of them; more than at the start is used as far as compressed memory was reserved' -r
 complete -c farpage -n "__fish_farpage_using_subcommand set" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l watch -d 'Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this' -r
