@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 import unittest
+from pathlib import Path
 
 from situation import FARPAGE, HANG, Situation, build, unless_root, unless_there
 from test_containers import DOCKER
@@ -70,7 +71,7 @@ COUNT_LIBRARY = "grep -c farpage_preload /proc/self/maps"
 def resident(pid):
     """Anonymous memory, bytes; 0: it has ended."""
     with contextlib.suppress(OSError):
-        found = re.search(r"RssAnon:\s+(\d+) kB", open(f"/proc/{pid}/status").read())
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) << 10 if found else 0
     return 0
 
@@ -136,7 +137,7 @@ class Attach(Situation):
         tree = json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)
         self.assertGreater(tree["tree"]["joined"] if "tree" in tree else 4, 3)
         # Its own environment is as it was.
-        environment = open(f"/proc/{process.pid}/environ").read()
+        environment = Path(f"/proc/{process.pid}/environ").read_text()
         self.assertNotIn("FARPAGE", environment)
 
     def test_threads_in_the_middle_of_malloc(self):
@@ -164,7 +165,7 @@ class Attach(Situation):
             if what == signal.SIGSTOP:
                 process.send_signal(what)
                 attaching.communicate(timeout=HANG)
-                state = open(f"/proc/{process.pid}/status").read()
+                state = Path(f"/proc/{process.pid}/status").read_text()
                 self.assertIn("State:\tT", state, f"seed {seed}")
                 process.send_signal(signal.SIGCONT)
             else:
@@ -244,7 +245,7 @@ class Attach(Situation):
         self.assertLess(resident(process.pid), 32 * MIB)
         self.assertEqual(self.ask(process, "digest"), "True")
         self.assertEqual(self.ask(process, "fork"), "0")
-        status = open(f"/proc/{process.pid}/status").read()
+        status = Path(f"/proc/{process.pid}/status").read_text()
         self.assertRegex(status, rf"Uid:\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\n")
 
     @unless_root
@@ -267,7 +268,7 @@ class Attach(Situation):
         process = self.begin("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "sh", "-ec", script,
                              env=dict(os.environ, HOLDER=HOLDER))
         children = f"/proc/{process.pid}/task/{process.pid}/children"
-        inner = int(open(children).read().split()[0])
+        inner = int(Path(children).read_text().split()[0])
         self.assert_attached(self.attach(inner, "--swap", "file:/tmp"))
         self.assertLess(resident(inner), 32 * MIB)
         self.assertEqual(self.ask(process, "digest"), "True")

@@ -3,6 +3,7 @@
 import subprocess
 import time
 import unittest
+from pathlib import Path
 
 from situation import FARPAGE, HANG, Situation, unless_there
 from test_attach import HOLDER, MIB, PYTHON, resident
@@ -61,7 +62,7 @@ class Park(Situation):
     def test_all_of_a_tree(self):
         process = self.begin("--ram", "400M")
         self.assertEqual(self.ask(process, "stay"), "staying")
-        pids = [int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+        pids = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         self.assertEqual(len(pids), 1)
         self.order("park", process)
         for pid in [process.pid, *pids]:
