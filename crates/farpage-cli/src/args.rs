@@ -56,7 +56,17 @@ Examples:
   farpage stat 1234 --watch 0.2 --json
   farpage stat --bytes
   farpage stat 1234 --events
-  farpage stat 1234 --tuning";
+  farpage stat 1234 --tuning
+  farpage stat --openmetrics
+  farpage stat --openmetrics --output /var/lib/node_exporter/farpage.prom";
+
+const EXPORTER_EXAMPLES: &str = "\
+Only processes that the user may read are in it: for those of all, run it as root.
+
+Examples:
+  farpage exporter
+  farpage exporter --listen [::1]:9797
+  curl http://127.0.0.1:9797/metrics";
 
 const DOCTOR_EXAMPLES: &str = "\
 Exit status: 0 where farpage run works for this user, 1 where it does not.
@@ -99,6 +109,9 @@ pub enum Command {
     /// Show the counters of programs that run under farpage or have pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
+    /// Serve the counters of all as metrics for Prometheus, over HTTP
+    #[command(after_help = EXPORTER_EXAMPLES)]
+    Exporter(ExporterArgs),
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -240,6 +253,20 @@ pub struct StatArgs {
     /// What the feedback controllers have come to, of the engine and of pagers
     #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"])]
     pub tuning: bool,
+    /// The counters of all as metrics, in the text form of OpenMetrics
+    #[arg(long, conflicts_with_all = ["pid", "json", "watch", "bytes", "events", "tuning"])]
+    pub openmetrics: bool,
+    /// Replace FILE by the metrics, in the text form of Prometheus: for node_exporter's textfile collector
+    #[arg(long, value_name = "FILE", requires = "openmetrics")]
+    pub output: Option<PathBuf>,
+}
+
+/// `farpage exporter`.
+#[derive(Debug, Args)]
+pub struct ExporterArgs {
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = crate::exporter::DEFAULT)]
+    pub listen: String,
 }
 
 /// `farpage doctor`.

@@ -8,6 +8,8 @@ mod cgroup;
 mod doctor;
 mod early;
 mod embedded;
+mod exporter;
+mod metrics;
 mod page;
 #[cfg(test)]
 mod pages;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Unpark(args) => park::unpark(&args),
         Command::Set(args) => set::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
+        Command::Exporter(args) => exporter::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),
         Command::Bench(args) => bench::main(&args),

@@ -145,6 +145,20 @@ impl Page {
         self.0.fault_percentile_ns(share)
     }
 
+    /// Faults by latency, in the buckets of the histogram.
+    pub fn latency_counts(&self) -> Vec<u64> {
+        self.0.fault_ns.iter().map(|count| count.load(Relaxed)).collect()
+    }
+
+    /// A page with what `set` sets.
+    #[cfg(test)]
+    pub(crate) fn for_test(set: impl FnOnce(&Stat)) -> Page {
+        // SAFETY: as in `read`: all-zero is a valid Stat.
+        let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        set(&stat);
+        Page(stat)
+    }
+
     /// Readahead by mapping (of a pager: by region), in address order.
     pub fn readahead(&self) -> Vec<MappingReadahead> {
         let copy = |m: &farpage::internals::stat::MappingReadahead| MappingReadahead {

@@ -30,7 +30,7 @@ pub fn main(args: &SetArgs) -> Result<ExitCode> {
 /// There is no such tree.
 pub fn settle(pid: u32, pages: u64) -> Result<bool> {
     let tree = trees::of(pid)?;
-    let segment = tree.segment;
+    let segment = &tree.segment;
     let (mut least, mut since) = (u64::MAX, Instant::now());
     loop {
         let claimed = segment.claimed();

@@ -1,12 +1,13 @@
 //! Trees, from outside: finds the segment of a process's tree among its descriptors, and says what is in it.
 //!
-//! Callers: `farpage stat` and `farpage set`. What is read is what its members say of themselves.
+//! Callers: `farpage stat`, `set`, `exporter` and others. What is read is what its members say of themselves.
 
 use crate::failure::{Failure, Result};
 use crate::json::Object;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME, Segment};
+use farpage::internals::tree::mapped::{self, MappedSegment};
+use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub struct Tree {
     /// The process whose descriptor was found.
     pub pid: u32,
     /// Its segment.
-    pub segment: &'static Segment,
+    pub segment: MappedSegment,
 }
 
 /// Where a process has its tree's segment, and its inode.
@@ -62,7 +63,7 @@ fn open_at(pid: u32, path: &PathBuf) -> Result<Tree> {
 /// # Errors
 /// It is none, or cannot be mapped.
 pub fn open(pid: u32, segment: BorrowedFd<'_>) -> Result<Tree> {
-    let segment = tree::open(segment).map_err(|e| refused(pid, e))?;
+    let segment = mapped::open(segment).map_err(|e| refused(pid, e))?;
     Ok(Tree { pid, segment })
 }
 
@@ -87,22 +88,25 @@ pub fn all() -> Vec<Tree> {
     trees
 }
 
-fn comm(pid: u32) -> String {
+/// The name of a process, as it can be printed.
+pub fn comm(pid: u32) -> String {
     let text = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(text.trim_ascii_end()).escape_debug().to_string()
 }
 
-const fn bytes(pages: u64) -> u64 {
+/// Pages in bytes.
+pub const fn bytes(pages: u64) -> u64 {
     pages.saturating_mul(PAGE_SIZE as u64)
 }
 
 impl Tree {
-    fn budget(&self) -> Option<u64> {
+    /// What all may have together, bytes; `None`: there is no budget for all.
+    pub fn budget(&self) -> Option<u64> {
         Some(bytes(self.segment.budget())).filter(|bytes| *bytes < tree::UNLIMITED)
     }
 
     /// Members that live, the largest first.
-    fn members(&self) -> Vec<&Member> {
+    pub fn members(&self) -> Vec<&Member> {
         let mut members: Vec<&Member> = self.segment.living().collect();
         members.sort_by_key(|m| std::cmp::Reverse(m.claim.held()));
         members

@@ -1,4 +1,5 @@
-//! Files that the command makes for its user: nobody else may read them, unless the user says so.
+//! Files that the command makes for its user: nobody else may read them, unless the user says so, or they are made for
+//! others ([`publish`]).
 //!
 //! A file that is there already keeps its permissions.
 
@@ -30,7 +31,26 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// No file can be made beside it, or it cannot be written.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = tempfile::Builder::new().prefix(".farpage-").tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
+    replace_with(path, bytes, 0o600)
+}
+
+/// The same, of a file that is made for others: where it is new, whoever the user's mask lets may read it. Through a
+/// link, its target is replaced.
+///
+/// # Errors
+/// As [`replace`]; there is something else than a file.
+pub fn publish(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::other("not a file"));
+    }
+    replace_with(&path.canonicalize().unwrap_or_else(|_| path.into()), bytes, 0o644)
+}
+
+/// Writes a file as a whole; if it is new, with these permissions, as far as the mask allows.
+fn replace_with(path: &Path, bytes: &[u8], new: u32) -> io::Result<()> {
+    let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    let mut file = builder.prefix(".farpage-").permissions(Permissions::from_mode(new)).tempfile_in(place)?;
     file.write_all(bytes)?;
     if let Ok(old) = fs::metadata(path) {
         file.as_file().set_permissions(Permissions::from_mode(old.permissions().mode() & 0o777))?;
@@ -61,7 +81,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         for way in ["write", "replace", "open"] {
-            for mode in [0o600, 0o644] {
+            for mode in [0o600, 0o640] {
                 match way {
                     "write" => write(&path, b"text").unwrap(),
                     "replace" => replace(&path, b"text").unwrap(),
@@ -69,10 +89,17 @@ mod tests {
                 }
                 assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
                 assert!(fs::read(&path).unwrap().ends_with(b"text"));
-                fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+                fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
             }
             fs::remove_file(&path).unwrap();
         }
+        // For others, as far as the mask of whoever runs this test allows; which is the same for a plain file.
+        File::create(dir.path().join("plain")).unwrap();
+        publish(&path, b"text").unwrap();
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode("report"), mode("plain") & 0o644);
+        assert!(publish(Path::new("/dev/null"), b"text").is_err());
+        ["plain", "report"].iter().for_each(|name| fs::remove_file(dir.path().join(name)).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a temporary file stayed");
     }
 }

@@ -151,6 +151,9 @@ pub mod tree {
         ENV_TREE_FD, FileId, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited,
         is_in_nest, keep_across_exec, named, nest, open,
     };
+    pub mod mapped {
+        pub use crate::tree::mapped::{MappedSegment, open};
+    }
     pub mod strangers {
         pub use crate::tree::strangers::{announce, leaving, stays};
     }

@@ -32,6 +32,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out 
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring back what park has swapped out, before it is used'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a running program, and everything that was started with it, another budget'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or have pagers'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all as metrics for Prometheus, over HTTP'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
@@ -67,11 +68,15 @@ complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s h -l help -d 
 complete -c farpage -n "__fish_farpage_using_subcommand set" -l ram -d 'The new budget of all of them; more than at the start is used as far as compressed memory was reserved' -r
 complete -c farpage -n "__fish_farpage_using_subcommand set" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l watch -d 'Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this' -r
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l output -d 'Replace FILE by the metrics, in the text form of Prometheus: for node_exporter\'s textfile collector' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s J -l json -d 'One JSON object (with --watch: one per line)'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s b -l bytes -d 'Sizes in bytes'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l events -d 'The last 4096 events of the engine: faults, pages that went, changes of mappings'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'What the feedback controllers have come to, of the engine and of pagers'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l openmetrics -d 'The counters of all as metrics, in the text form of OpenMetrics'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d 'Address and port to listen on' -r
+complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F

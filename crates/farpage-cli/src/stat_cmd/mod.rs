@@ -6,6 +6,8 @@ mod show;
 use crate::args::StatArgs;
 use crate::failure::{Failure, Result};
 use crate::json::Object;
+use crate::metrics::{self, Exposition};
+use crate::output;
 use crate::page::Page;
 use crate::trees;
 use find::{Absent, Managed};
@@ -27,6 +29,9 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
         }
         None => None,
     };
+    if args.openmetrics {
+        return metrics_text(args);
+    }
     match (args.pid, interval) {
         (Some(pid), None) if args.events => print(&events_text(args, pid)?),
         (Some(pid), None) if args.tuning => print(&tuning_text(args, pid)?),
@@ -40,6 +45,19 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
             print(&all_text(args)?);
             std::thread::sleep(interval);
         },
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn metrics_text(args: &StatArgs) -> Result<ExitCode> {
+    let form = if args.output.is_some() { Exposition::Prometheus } else { Exposition::OpenMetrics };
+    let text = metrics::write(&metrics::families(&find::all()?, &trees::all()), form);
+    match &args.output {
+        None => print(&text),
+        Some(path) => output::publish(path, text.as_bytes()).map_err(|e| {
+            let (file, why) = (path.display(), crate::failure::why(&e));
+            Failure::with_status(1, format!("cannot write the metrics to {file}: {why}"))
+        })?,
     }
     Ok(ExitCode::SUCCESS)
 }

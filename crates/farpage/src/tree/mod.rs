@@ -10,6 +10,7 @@
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what the dead have left |
 //! | [`largest`] | the processes that had most, also when they have ended |
+//! | [`mapped`] | a segment of others, mapped for a while |
 //!
 //! Whoever can read a process can read its segment, and each member can write all of it. So the size is sealed, every
 //! number that is read is clamped, and there is no pointer in it: a member that lies can take memory or refuse to give
@@ -20,6 +21,7 @@
 
 pub mod joining;
 pub mod largest;
+pub mod mapped;
 pub mod strangers;
 
 use crate::PAGE_SIZE;
@@ -259,7 +261,7 @@ pub fn is_in_nest(outer: &Segment) {
     });
 }
 
-/// A segment of another process, to be read or to be given another budget. By the command.
+/// A segment of another process, mapped for good. By the launcher; who only looks at it uses [`mapped`].
 ///
 /// # Errors
 /// `INVAL`: it is none. Else as mmap.

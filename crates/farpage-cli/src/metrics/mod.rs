@@ -1,0 +1,227 @@
+//! The counters as metrics: which there are, what they are called, of what they are.
+//!
+//! Every value of a statistics page is a metric of the same name, `farpage_NAME`; [`EXCEPTIONS`] says which are not.
+//! So a counter that is new in `farpage::stat` is exported without a change here. Units are bytes and seconds.
+//!
+//! Callers: `farpage stat --openmetrics`, `farpage exporter`. What is read is what processes say of themselves: no
+//! label may break a line, and no two samples may have the same labels, whatever that is.
+
+mod text;
+
+pub use text::{Exposition, write};
+
+use crate::page::Page;
+use crate::stat_cmd::find::Managed;
+use crate::trees::{Tree, bytes, comm};
+use farpage::internals::stat::{Value, bucket_end};
+use farpage::internals::tree::MemberKind;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How a value of the page is exported, if not under its own name.
+#[derive(Debug, Clone, Copy)]
+enum Exported {
+    /// Not at all: a peak is `max_over_time` of what it is the peak of.
+    Not,
+    /// Under another name.
+    As(&'static str),
+    /// As a kind of `farpage_errors`.
+    Error(&'static str),
+}
+
+/// Values that are not exported under their own name.
+const EXCEPTIONS: [(&str, Exported); 12] = [
+    ("rss_anon_peak_bytes", Exported::Not),
+    ("pool_peak_bytes", Exported::Not),
+    // zram's word; beside huge pages of the processor it would say something else.
+    ("huge_pages", Exported::As("pool_raw_pages")),
+    ("workingset_refault_cached", Exported::As("workingset_refault")),
+    ("idle_poll_ns", Exported::As("idle_poll_seconds")),
+    ("read_errors", Exported::Error("read")),
+    ("write_errors", Exported::Error("write")),
+    ("pages_lost", Exported::Error("lost_page")),
+    ("bad_slots", Exported::Error("bad_slot")),
+    ("swap_full", Exported::Error("device_full")),
+    ("over_budget_samples", Exported::Error("over_budget")),
+    ("over_budget", Exported::Error("over_budget")),
+];
+
+/// Descriptions that would not be understood alone: in the page they speak of the value before.
+const ALONE: [(&str, &str); 5] = [
+    ("hot_bytes", "Managed pages that are mapped in the program and proved hot."),
+    ("pgmajfault_file", "Faults that read a swap device and waited for a file."),
+    ("pgmajfault_queued", "Faults whose read was queued, so that those of other threads could be served meanwhile."),
+    ("swap_ra_hit", "Pages brought in by readahead and touched later, where that is counted."),
+    (
+        "swap_ra_windows_hit",
+        "Windows whose read was begun before the program came to them, and of which a page was wanted.",
+    ),
+];
+
+/// Bounds of the latency histogram: powers of two nanoseconds, from 2^10 (1.024 us) to 2^32 (4.3 s).
+const LATENCY_BOUNDS: std::ops::RangeInclusive<u32> = 10..=32;
+
+/// What kind of thing a family of metrics is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FamilyKind {
+    /// A level.
+    Gauge,
+    /// It only grows.
+    Counter,
+    /// How many of something were below each bound.
+    Histogram,
+    /// Words, in labels.
+    Info,
+}
+
+/// A family: one metric, of each of those that have it.
+#[derive(Debug, Clone)]
+pub struct Family {
+    /// Without what formats append (`_total`, `_bucket`, `_info`).
+    pub name: String,
+    /// What it is.
+    pub kind: FamilyKind,
+    /// One line of words.
+    pub help: String,
+    /// One of each of those that have it.
+    pub samples: Vec<Sample>,
+}
+
+/// What a metric is of one of those that have it.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Which one.
+    pub labels: Labels,
+    /// How much.
+    pub value: Amount,
+}
+
+/// Names of labels, and what they say.
+pub type Labels = Vec<(&'static str, String)>;
+
+/// How much.
+#[derive(Debug, Clone)]
+pub enum Amount {
+    /// A whole number.
+    Whole(u64),
+    /// So many nanoseconds.
+    Nanoseconds(u64),
+    /// Bounds in seconds, and how many were below each; how many there were.
+    Below(Vec<(f64, u64)>, u64),
+}
+
+/// Families in the order in which they were first heard of.
+#[derive(Debug, Default)]
+struct Families(Vec<Family>);
+
+impl Families {
+    fn add(&mut self, name: &str, kind: FamilyKind, help: &str, labels: Labels, value: Amount) {
+        let name = format!("farpage_{name}");
+        let at = self.0.iter().position(|family| family.name == name).unwrap_or_else(|| {
+            self.0.push(Family { name, kind, help: help.trim().into(), samples: Vec::new() });
+            self.0.len() - 1
+        });
+        self.0[at].samples.push(Sample { labels, value });
+    }
+}
+
+/// All metrics of these processes and trees.
+pub fn families(processes: &[Managed], trees: &[Tree]) -> Vec<Family> {
+    let mut families = Families::default();
+    let version = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
+    families.0.push(Family {
+        name: "farpage".into(),
+        kind: FamilyKind::Info,
+        help: "The command that says this.".into(),
+        samples: vec![Sample { labels: version, value: Amount::Whole(1) }],
+    });
+    let unreadable = processes.iter().filter(|one| one.pages.is_none()).count() as u64;
+    let help = "Processes under farpage whose counters the user who asks may not read.";
+    families.add("unreadable_processes", FamilyKind::Gauge, help, Vec::new(), Amount::Whole(unreadable));
+    let mut told = BTreeSet::new();
+    for one in processes {
+        for page in one.pages.iter().flatten() {
+            if told.insert((one.pid, page.pager())) {
+                of_page(&mut families, one, page);
+            }
+        }
+    }
+    trees.iter().for_each(|tree| of_tree(&mut families, tree));
+    families.0
+}
+
+/// The metrics of one engine or pager.
+fn of_page(families: &mut Families, one: &Managed, page: &Page) {
+    let pager = page.pager().map_or(String::new(), |number| number.to_string());
+    let labels = vec![("pid", one.pid.to_string()), ("command", one.command.clone()), ("pager", pager)];
+    for value in page.values() {
+        of_value(families, value, &labels);
+    }
+    let (below, count) = latencies(&page.latency_counts());
+    // Pagers serve faults in the faulting thread, and do not time them.
+    if page.pager().is_none() {
+        let help = "Service time of faults, from the message read to the thread woken.";
+        let name = "fault_duration_seconds";
+        families.add(name, FamilyKind::Histogram, help, labels, Amount::Below(below, count));
+    }
+}
+
+fn of_value(families: &mut Families, value: Value, labels: &Labels) {
+    let exported = EXCEPTIONS.iter().find(|(name, _)| *name == value.name).map(|(_, exported)| *exported);
+    let help = ALONE.iter().find(|(name, _)| *name == value.name).map_or(value.help, |(_, help)| help);
+    let kind = if value.counter { FamilyKind::Counter } else { FamilyKind::Gauge };
+    let amount = match value.name.ends_with("_ns") {
+        true => Amount::Nanoseconds(value.value),
+        false => Amount::Whole(value.value),
+    };
+    match exported {
+        Some(Exported::Not) => {}
+        Some(Exported::As(name)) => families.add(name, kind, help, labels.clone(), amount),
+        None => families.add(value.name, kind, help, labels.clone(), amount),
+        Some(Exported::Error(what)) => {
+            let labels = labels.iter().cloned().chain([("kind", what.to_string())]).collect();
+            let help = "What should not happen, by kind; docs/user/statistics.md says what each is.";
+            families.add("errors", FamilyKind::Counter, help, labels, amount);
+        }
+    }
+}
+
+/// How many faults took less than each of [`LATENCY_BOUNDS`], in seconds; how many there were.
+fn latencies(counts: &[u64]) -> (Vec<(f64, u64)>, u64) {
+    let below = |bound: u64| {
+        let within = counts.iter().enumerate().take_while(|(bucket, _)| bucket_end(*bucket) <= bound);
+        within.fold(0u64, |sum, (_, n)| sum.saturating_add(*n))
+    };
+    let bounds = LATENCY_BOUNDS.map(|power| (1u64 << power) as f64 / 1e9).zip(LATENCY_BOUNDS.map(|p| below(1 << p)));
+    (bounds.collect(), below(u64::MAX))
+}
+
+/// The metrics of one tree.
+fn of_tree(families: &mut Families, tree: &Tree) {
+    let (header, members) = (&tree.segment.header, tree.members());
+    let strangers = members.iter().filter(|member| member.kind() == MemberKind::Stranger).count();
+    let labels = || vec![("pid", tree.pid.to_string()), ("command", comm(tree.pid))];
+    let gauge = FamilyKind::Gauge;
+    if let Some(budget) = tree.budget() {
+        let help = "The budget of a tree: a program under farpage run, and everything that it started.";
+        families.add("tree_budget_bytes", gauge, help, labels(), Amount::Whole(budget));
+    }
+    for (name, help, value) in [
+        ("tree_claimed_bytes", "What the processes of a tree may have.", bytes(tree.segment.claimed())),
+        ("tree_processes", "Processes of a tree.", members.len() as u64),
+        ("tree_strangers", "Of a tree, processes without the library.", strangers as u64),
+    ] {
+        families.add(name, gauge, help, labels(), Amount::Whole(value));
+    }
+    for (name, help, value) in [
+        ("tree_refused", "How often a process of a tree got less than it wanted.", &header.refused),
+        ("tree_gives", "How often a process of a tree gave something.", &header.gives),
+        ("tree_pgmajfault", "Faults of all processes of a tree that read a swap device.", &header.major),
+        ("tree_joined", "Processes that were in a tree so far.", &header.joined),
+    ] {
+        families.add(name, FamilyKind::Counter, help, labels(), Amount::Whole(value.load(Relaxed)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

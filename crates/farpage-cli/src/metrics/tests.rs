@@ -1,0 +1,202 @@
+//! The text against the rules of OpenMetrics, whatever processes say of themselves; dashboard and page against the
+//! text.
+
+use super::*;
+use farpage::internals::stat::Stat;
+use farpage::internals::tree;
+use rustix::fd::AsFd;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+fn tree_of_this_process() -> Tree {
+    crate::trees::open(std::process::id(), tree::create(64 << 20, None).unwrap().as_fd()).unwrap()
+}
+
+fn process(command: &str, set: impl Fn(&Stat)) -> Managed {
+    let page = |pager: u64| {
+        Page::for_test(|stat| {
+            set(stat);
+            stat.pager.store(pager, Relaxed);
+        })
+    };
+    Managed { pid: 7, command: command.into(), pages: Some(vec![page(0), page(1), page(2), page(2)]) }
+}
+
+fn text(form: Exposition, set: impl Fn(&Stat)) -> String {
+    let hidden = Managed { pid: 8, command: "other".into(), pages: None };
+    write(&families(&[process("a \"b\" \\x\nc", set), hidden], &[tree_of_this_process()]), form)
+}
+
+/// A sample as it was read.
+#[derive(Debug)]
+struct Line {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+/// Reads one sample, by the grammar.
+fn sample(line: &str) -> Line {
+    let end = line.find(['{', ' ']).unwrap();
+    let name = line[..end].to_string();
+    assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{line}");
+    let (mut labels, mut rest) = (BTreeMap::new(), &line[end..]);
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        loop {
+            let (label, after) = rest.split_once("=\"").unwrap();
+            assert!(label.chars().all(|c| c.is_ascii_lowercase()) && !label.is_empty(), "{line}");
+            let mut words = String::new();
+            let mut chars = after.char_indices();
+            let at = loop {
+                match chars.next().unwrap() {
+                    (at, '"') => break at,
+                    (_, '\\') => words.push(match chars.next().unwrap().1 {
+                        'n' => '\n',
+                        c @ ('\\' | '"') => c,
+                        c => panic!("\\{c}: {line}"),
+                    }),
+                    (_, c) => words.push(c),
+                }
+            };
+            assert_eq!(labels.insert(label.to_string(), words), None, "twice: {line}");
+            rest = &after[at + 1..];
+            match rest.strip_prefix(',') {
+                Some(more) => rest = more,
+                None => break,
+            }
+        }
+        rest = rest.strip_prefix('}').unwrap();
+    }
+    let value = rest.strip_prefix(' ').unwrap();
+    assert!(!value.contains(' '), "no timestamps: {line}");
+    Line { name, labels, value: value.parse().unwrap() }
+}
+
+/// Checks a text by the rules of OpenMetrics 1.0; the names of all samples.
+fn checked(text: &str) -> BTreeSet<String> {
+    let body = text.strip_suffix("# EOF\n").expect("it ends as it must");
+    let (mut families, mut seen, mut names) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut family, mut kind) = (String::new(), String::new());
+    let mut buckets: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for line in body.lines() {
+        if let Some(said) = line.strip_prefix("# ") {
+            let mut words = said.splitn(3, ' ');
+            let (what, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+            match what {
+                "TYPE" => {
+                    assert!(families.insert(name.to_string()), "in two pieces: {name}");
+                    (family, kind) = (name.into(), rest.into());
+                    assert!(["gauge", "counter", "histogram", "info"].contains(&rest), "{line}");
+                }
+                "UNIT" => assert!(name == family && name.ends_with(&format!("_{rest}")), "{line}"),
+                "HELP" => assert!(name == family && rest.len() > 5 && !rest.starts_with("Of these"), "{line}"),
+                _ => panic!("{line}"),
+            }
+            continue;
+        }
+        let Line { name, labels, value } = sample(line);
+        let suffix = name.strip_prefix(&family).unwrap_or_else(|| panic!("not of {family}: {line}"));
+        let wanted = match kind.as_str() {
+            "gauge" => "",
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "_bucket",
+        };
+        assert_eq!(suffix, wanted, "{line}");
+        assert!(seen.insert((name.clone(), labels.clone())), "twice: {line}");
+        assert!(value >= 0.0 && value.is_finite(), "{line}");
+        if kind == "histogram" {
+            let mut others = labels.clone();
+            let bound: f64 = others.remove("le").unwrap().parse().unwrap();
+            let last = buckets.entry(format!("{others:?}")).or_insert((0.0, 0.0));
+            assert!(bound > last.0 && value >= last.1, "{line}");
+            *last = (bound, value);
+        }
+        names.insert(name);
+    }
+    assert!(buckets.values().all(|(bound, _)| bound.is_infinite()), "a histogram without its last bucket");
+    // No sample of one family may be called as another family or its sample.
+    let plain: BTreeSet<&String> = families.iter().collect();
+    assert!(names.iter().all(|name| !plain.contains(name) || text.contains(&format!("# TYPE {name} gauge"))));
+    names
+}
+
+fn some_numbers(stat: &Stat) {
+    stat.budget_bytes.store(1 << 30, Relaxed);
+    stat.pgfault.store(12, Relaxed);
+    stat.idle_poll_ns.store(1_500_000_000, Relaxed);
+    stat.read_errors.store(3, Relaxed);
+    [900, 5_000, 5_000, u64::MAX].into_iter().for_each(|ns| stat.record_fault(ns));
+}
+
+#[test]
+fn the_text_follows_the_rules() {
+    let text = text(Exposition::OpenMetrics, some_numbers);
+    let names = checked(&text);
+    for line in [
+        r#"farpage_budget_bytes{pid="7",command="a \"b\" \\x\nc",pager=""} 1073741824"#,
+        r#"farpage_pgfault_total{pid="7",command="a \"b\" \\x\nc",pager="2"} 12"#,
+        r#"farpage_idle_poll_seconds_total{pid="7",command="a \"b\" \\x\nc",pager=""} 1.5"#,
+        r#"farpage_errors_total{pid="7",command="a \"b\" \\x\nc",pager="",kind="read"} 3"#,
+        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="1.024e-6"} 1"#,
+        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="4.294967296"} 3"#,
+        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="+Inf"} 4"#,
+        "farpage_unreadable_processes 1",
+        "# UNIT farpage_budget_bytes bytes",
+        "# TYPE farpage_pgfault counter",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    assert!(text.contains("farpage_tree_budget_bytes{pid=") && text.contains("} 67108864\n"));
+    assert!(names.contains("farpage_pool_raw_pages") && names.contains("farpage_workingset_refault_total"));
+    assert!(names.iter().all(|name| !name.contains("peak") && !name.contains("huge") && !name.contains("_ns")));
+}
+
+#[test]
+fn any_number_will_do() {
+    checked(&text(Exposition::OpenMetrics, |_| {}));
+    checked(&text(Exposition::OpenMetrics, |stat| {
+        some_numbers(stat);
+        stat.fault_ns.iter().for_each(|count| count.store(u64::MAX, Relaxed));
+        stat.resident_bytes.store(u64::MAX, Relaxed);
+        stat.idle_poll_ns.store(u64::MAX, Relaxed);
+    }));
+}
+
+#[test]
+fn the_older_form_describes_what_it_has() {
+    let text = text(Exposition::Prometheus, some_numbers);
+    for part in [
+        "# TYPE farpage_pgfault_total counter\n# HELP farpage_pgfault_total Faults served.\nfarpage_pgfault_total{",
+        "# TYPE farpage_info gauge\n",
+        "farpage_fault_duration_seconds_count{",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
+    let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#') && !l.contains("_count{")).count();
+    assert_eq!(samples(&text), samples(&super::tests::text(Exposition::OpenMetrics, some_numbers)));
+}
+
+/// Names of metrics in a file of the tree.
+fn named_in(file: &str) -> BTreeSet<String> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("farpage_") && *word != "farpage_").map(String::from).collect()
+}
+
+#[test]
+fn dashboard_and_page_name_what_there_is() {
+    let mut there = checked(&text(Exposition::OpenMetrics, some_numbers));
+    let histogram = "farpage_fault_duration_seconds";
+    there.insert(histogram.into());
+    for file in ["contrib/grafana-dashboard.json", "docs/user/metrics.md"] {
+        let unknown: Vec<String> = named_in(file).into_iter().filter(|name| !there.contains(name)).collect();
+        assert!(unknown.is_empty(), "{file}: {unknown:?}");
+    }
+    let dashboard = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/grafana-dashboard.json"));
+    let dashboard: serde_json::Value = serde_json::from_slice(&dashboard.unwrap()).unwrap();
+    assert!(dashboard["panels"].as_array().unwrap().len() > 5);
+}
