@@ -69,7 +69,7 @@ setup:
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
 # as it does for cargo install.
 build:
-	cargo build --release --quiet --no-default-features
+	cargo build --release --quiet --no-default-features --features farpage-cli/top
 
 # Where make install puts things; DESTDIR and the other places for packagers.
 PREFIX ?= /usr/local
@@ -146,6 +146,7 @@ test-packages: build
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	cargo clippy --package farpage-cli --no-default-features --quiet -- -D warnings
 	scripts/links.py
 
 unit:

@@ -13,6 +13,7 @@ need sqlite3 sqlite3
 need stress-ng stress-ng
 need faketime faketime
 need groff groff-base
+need tmux tmux
 need node nodejs
 need bwrap bubblewrap
 need javac default-jdk-headless

@@ -60,6 +60,16 @@ Examples:
   farpage stat --openmetrics
   farpage stat --openmetrics --output /var/lib/node_exporter/farpage.prom";
 
+#[cfg(feature = "top")]
+const TOP_EXAMPLES: &str = "\
+Keys: up and down, Enter for details, s and r for the order, b for another
+budget of a tree, ? for all keys, q to quit. NO_COLOR=1 for no colours.
+
+Examples:
+  farpage top
+  sudo farpage top
+  farpage top --interval 0.5";
+
 const EXPORTER_EXAMPLES: &str = "\
 Only processes that the user may read are in it: for those of all, run it as root.
 
@@ -109,6 +119,10 @@ pub enum Command {
     /// Show the counters of programs that run under farpage or have pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
+    /// Watch all programs and trees on one screen, look at one, change budgets
+    #[cfg(feature = "top")]
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Serve the counters of all as metrics for Prometheus, over HTTP
     #[command(after_help = EXPORTER_EXAMPLES)]
     Exporter(ExporterArgs),
@@ -259,6 +273,15 @@ pub struct StatArgs {
     /// Replace FILE by the metrics, in the text form of Prometheus: for node_exporter's textfile collector
     #[arg(long, value_name = "FILE", requires = "openmetrics")]
     pub output: Option<PathBuf>,
+}
+
+/// `farpage top`.
+#[cfg(feature = "top")]
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds between two looks
+    #[arg(short = 'n', long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub interval: f64,
 }
 
 /// `farpage exporter`.

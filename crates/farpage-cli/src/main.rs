@@ -11,7 +11,7 @@ mod embedded;
 mod exporter;
 mod metrics;
 mod page;
-#[cfg(test)]
+#[cfg(all(test, feature = "top"))]
 mod pages;
 mod park;
 mod preload;
@@ -19,6 +19,8 @@ mod run;
 mod set;
 mod sim;
 mod stat_cmd;
+#[cfg(feature = "top")]
+mod top;
 mod trees;
 
 use args::{Cli, Command};
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Unpark(args) => park::unpark(&args),
         Command::Set(args) => set::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
+        #[cfg(feature = "top")]
+        Command::Top(args) => top::main(&args),
         Command::Exporter(args) => exporter::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),

@@ -1,4 +1,4 @@
-//! `farpage set`: another budget for a tree that runs.
+//! `farpage set`: another budget for a tree that runs. `farpage top` gives one in the same way.
 
 use crate::args::SetArgs;
 use crate::budget::budget;
@@ -12,13 +12,22 @@ use std::time::{Duration, Instant};
 /// How long a tree that shrinks is waited for while it makes no headway.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held.
+///
+/// # Errors
+/// No such tree; an unreadable size.
+pub fn give(pid: u32, ram: &str) -> Result<u64> {
+    let bytes = budget(Some(ram))?.bytes;
+    trees::of(pid)?.segment.set_budget(bytes);
+    Ok(bytes)
+}
+
 /// Runs the subcommand. Exit status 1: no such tree, or it cannot become as small.
 ///
 /// # Errors
 /// As said; an unreadable size.
 pub fn main(args: &SetArgs) -> Result<ExitCode> {
-    let bytes = budget(Some(&args.ram))?.bytes;
-    trees::of(args.pid)?.segment.set_budget(bytes);
+    let bytes = give(args.pid, &args.ram)?;
     let is_within = settle(args.pid, bytes / PAGE_SIZE as u64)?;
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

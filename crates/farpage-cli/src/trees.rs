@@ -1,6 +1,6 @@
 //! Trees, from outside: finds the segment of a process's tree among its descriptors, and says what is in it.
 //!
-//! Callers: `farpage stat`, `set`, `exporter` and others. What is read is what its members say of themselves.
+//! Callers: `farpage stat`, `set`, `exporter` and `top`. What is read is what its members say of themselves.
 
 use crate::failure::{Failure, Result};
 use crate::json::Object;
@@ -21,6 +21,9 @@ use std::sync::atomic::Ordering::Relaxed;
 pub struct Tree {
     /// The process whose descriptor was found.
     pub pid: u32,
+    /// All processes that were looked at and have such a descriptor.
+    #[cfg_attr(not(feature = "top"), expect(dead_code, reason = "only `farpage top` asks"))]
+    pub processes: Vec<u32>,
     /// Its segment.
     pub segment: MappedSegment,
 }
@@ -64,7 +67,7 @@ fn open_at(pid: u32, path: &PathBuf) -> Result<Tree> {
 /// It is none, or cannot be mapped.
 pub fn open(pid: u32, segment: BorrowedFd<'_>) -> Result<Tree> {
     let segment = mapped::open(segment).map_err(|e| refused(pid, e))?;
-    Ok(Tree { pid, segment })
+    Ok(Tree { pid, processes: vec![pid], segment })
 }
 
 fn refused(pid: u32, error: rustix::io::Errno) -> Failure {
@@ -75,15 +78,23 @@ fn refused(pid: u32, error: rustix::io::Errno) -> Failure {
 /// Every tree that can be looked at, once.
 pub fn all() -> Vec<Tree> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids: Vec<u32> = entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    among(entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The trees of these processes, once each.
+pub fn among(mut pids: Vec<u32>) -> Vec<Tree> {
     pids.sort_unstable();
-    let mut found = BTreeMap::new();
+    let mut found: BTreeMap<u64, (PathBuf, Vec<u32>)> = BTreeMap::new();
     for pid in pids {
         if let Some((path, inode)) = segment_of(pid) {
-            found.entry(inode).or_insert((pid, path));
+            found.entry(inode).or_insert((path, Vec::new())).1.push(pid);
         }
     }
-    let mut trees: Vec<Tree> = found.into_values().filter_map(|(pid, path)| open_at(pid, &path).ok()).collect();
+    let open = |(path, processes): (PathBuf, Vec<u32>)| {
+        let tree = open_at(*processes.first()?, &path).ok()?;
+        Some(Tree { processes, ..tree })
+    };
+    let mut trees: Vec<Tree> = found.into_values().filter_map(open).collect();
     trees.sort_by_key(|tree| tree.pid);
     trees
 }

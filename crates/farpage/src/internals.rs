@@ -95,7 +95,7 @@ pub mod run {
 pub mod stat {
     pub use crate::stat::{
         EVENTS, Event, FAMILY, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat, THREAD_NAME,
-        Value, bucket_end, new_memfd,
+        Value, bucket_end, new_memfd, percentile_ns,
     };
 }
 

@@ -358,20 +358,25 @@ impl Stat {
     /// The answer is the upper edge of a bucket, so at most 25 % too high.
     pub fn fault_percentile_ns(&self, share: f64) -> Option<u64> {
         let counts: Vec<u64> = self.fault_ns.iter().map(|c| c.load(Relaxed)).collect();
-        let total = counts.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
-        if total == 0 {
-            return None;
-        }
-        let wanted = ((total as f64 * share).ceil() as u64).clamp(1, total);
-        let mut seen = 0u64;
-        for (i, n) in counts.iter().enumerate() {
-            seen = n.saturating_add(seen);
-            if seen >= wanted {
-                return Some(bucket_end(i));
-            }
-        }
-        None
+        percentile_ns(&counts, share)
     }
+}
+
+/// The same of any faults, counted in the buckets of [`bucket_of`].
+pub fn percentile_ns(counts: &[u64], share: f64) -> Option<u64> {
+    let total = counts.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+    if total == 0 {
+        return None;
+    }
+    let wanted = ((total as f64 * share).ceil() as u64).clamp(1, total);
+    let mut seen = 0u64;
+    for (i, n) in counts.iter().enumerate() {
+        seen = n.saturating_add(seen);
+        if seen >= wanted {
+            return Some(bucket_end(i));
+        }
+    }
+    None
 }
 
 /// Bucket of a latency: four buckets per power of two.

@@ -32,6 +32,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out 
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring back what park has swapped out, before it is used'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a running program, and everything that was started with it, another budget'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or have pagers'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all programs and trees on one screen, look at one, change budgets'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all as metrics for Prometheus, over HTTP'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
@@ -75,6 +76,8 @@ complete -c farpage -n "__fish_farpage_using_subcommand stat" -l events -d 'The 
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'What the feedback controllers have come to, of the engine and of pagers'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l openmetrics -d 'The counters of all as metrics, in the text form of OpenMetrics'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand top" -s n -l interval -d 'Seconds between two looks' -r
+complete -c farpage -n "__fish_farpage_using_subcommand top" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d 'Address and port to listen on' -r
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'

@@ -220,7 +220,7 @@ fn memfd_device() -> Option<(u32, u32)> {
 }
 
 /// A name with nothing in it that a terminal would obey, nor half characters.
-fn printable(name: &[u8]) -> String {
+pub fn printable(name: &[u8]) -> String {
     let mut out = String::new();
     for chunk in name.utf8_chunks() {
         for c in chunk.valid().chars() {
