@@ -65,6 +65,18 @@ impl Target {
     /// # Errors
     /// As [`Target::look`].
     pub fn look_at_member(pid: u32) -> Result<Target> {
+        Target::look_closely(pid).map_err(|failure| {
+            // A process that ends meanwhile looks like many others.
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let is_ending = value(&status, "VmSize:").is_empty() && value(&status, "PPid:") != KTHREADD.to_string();
+            match is_ending && pid != KTHREADD && !failure.sentence.contains("no such process") {
+                true => refuse(pid, value(&status, "Name:"), "it has ended"),
+                false => failure,
+            }
+        })
+    }
+
+    fn look_closely(pid: u32) -> Result<Target> {
         let gone = |error: &io::Error| match error.kind() {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(error))),
