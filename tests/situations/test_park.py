@@ -1,36 +1,23 @@
 """Idle programs give their memory, and have it back when they are used."""
 
-import subprocess
 import time
 import unittest
 from pathlib import Path
 
-from situation import FARPAGE, HANG, Situation, unless_there
-from test_attach import HOLDER, MIB, PYTHON, resident
+from holder import HOLDER, MIB, PYTHON, Holding, resident
+from situation import FARPAGE, HANG, unless_there
 
 # Parked: the interpreter itself, and the engine.
 PARKED = 24 * MIB
 
 
 @unless_there(PYTHON)
-class Park(Situation):
-    def begin(self, *options):
-        program = [FARPAGE, "run", *options, "--", PYTHON, "-c", HOLDER]
-        process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self.addCleanup(self.end, process)
-        self.assertEqual(process.stdout.readline(), "ready\n")
+class Park(Holding):
+    def hold(self, *options):
+        """A program under farpage that holds memory."""
+        process = self.begin(FARPAGE, "run", *options, "--", PYTHON, "-c", HOLDER)
         self.assertGreater(resident(process.pid), 48 * MIB)
         return process
-
-    @staticmethod
-    def end(process):
-        process.kill()
-        with process:
-            pass
-
-    def ask(self, process, line):
-        process.stdin.write(line + "\n")
-        return process.stdout.readline().strip()
 
     def order(self, what, process):
         done = self.run_plain(FARPAGE, what, process.pid)
@@ -39,7 +26,7 @@ class Park(Situation):
     def test_it_goes_and_comes_back(self):
         # Far from its budget: it has no engine before. And near to it.
         for ram in ["4G", "160M"]:
-            process = self.begin("--ram", ram)
+            process = self.hold("--ram", ram)
             for _ in range(2):
                 self.order("park", process)
                 self.assertLess(resident(process.pid), PARKED)
@@ -52,7 +39,7 @@ class Park(Situation):
             self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
 
     def test_it_comes_back_before_it_is_used(self):
-        process = self.begin("--ram", "160M")
+        process = self.hold("--ram", "160M")
         self.order("park", process)
         self.assertLess(resident(process.pid), PARKED)
         self.order("unpark", process)
@@ -60,7 +47,7 @@ class Park(Situation):
         self.assertEqual(self.ask(process, "digest"), "True")
 
     def test_all_of_a_tree(self):
-        process = self.begin("--ram", "400M")
+        process = self.hold("--ram", "400M")
         self.assertEqual(self.ask(process, "stay"), "staying")
         pids = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         self.assertEqual(len(pids), 1)
@@ -71,7 +58,7 @@ class Park(Situation):
         self.assertEqual(self.ask(process, "stayed"), "0")
 
     def test_by_itself(self):
-        process = self.begin("--ram", "4G", "--idle", "1s")
+        process = self.hold("--ram", "4G", "--idle", "1s")
         for _ in range(2):
             while resident(process.pid) > PARKED:
                 time.sleep(0.1)

@@ -1,6 +1,6 @@
 /* Programs in which a late start is easily wrong.
- *   filtered: a worker with a seccomp filter of its own, under which an engine would end the process, waits in a call in
- *             which others may be borrowed; the main thread waits, too
+ *   filtered: a worker with a seccomp filter of its own, under which an engine would end the process, waits in a call
+ *             in which others may be borrowed; the main thread waits, too
  *   address:  built at a fixed address (-no-pie), with the addresses of functions that the library stands in front of
  * Says "ready", waits for a line, checks, and prints "right". */
 #define _GNU_SOURCE
