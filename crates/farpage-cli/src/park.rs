@@ -5,6 +5,7 @@
 use crate::args::ParkArgs;
 use crate::attach;
 use crate::failure::{Failure, Result, say};
+use crate::set::{LOOK, falls};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
@@ -14,8 +15,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-/// Between two looks, and how long is waited for while nothing goes on.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long is waited for while nothing goes on.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// What is this near to what it steers at is there, pages.
 const NEAR: u64 = 512;
@@ -24,6 +24,14 @@ const NEAR: u64 = 512;
 fn members(tree: &Tree) -> Vec<&Member> {
     let can = |m: &&Member| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed);
     tree.segment.living().filter(can).collect()
+}
+
+/// Tells all of them.
+fn tell(tree: &Tree, word: u32) {
+    for member in members(tree) {
+        member.park.store(word, SeqCst);
+        member.ring();
+    }
 }
 
 fn sum(tree: &Tree, pages: impl Fn(&Member) -> u64) -> u64 {
@@ -60,15 +68,12 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
         }
         std::thread::sleep(LOOK);
     }
-    for member in members(&tree) {
-        member.park.store(ASKED, SeqCst);
-        member.ring();
-    }
+    tell(&tree, ASKED);
     let left = |m: &Member| match m.park.load(SeqCst) {
         ASKED => m.used.load(Relaxed),
         _ => m.used.load(Relaxed).saturating_sub(m.target.load(Relaxed) + NEAR),
     };
-    settle(|| members(&tree).into_iter().map(left).sum());
+    falls(0, PATIENCE, || members(&tree).into_iter().map(left).sum());
     if args.verbose {
         let (has, pid) = (bytes(used(&tree)), args.pid);
         say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", bytes(before)));
@@ -84,26 +89,11 @@ pub fn unpark(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
     let swapped = || sum(&tree, |m| m.swapped.load(Relaxed));
     let before = swapped();
-    for member in members(&tree) {
-        member.park.store(UNPARK, SeqCst);
-        member.ring();
-    }
-    settle(swapped);
+    tell(&tree, UNPARK);
+    falls(0, PATIENCE, swapped);
     if args.verbose {
         let (here, out) = (bytes(before.saturating_sub(swapped())), bytes(swapped()));
         say(format_args!("farpage: {here} of the tree of process {} came back; {out} stay out", args.pid));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Waits as long as a number becomes smaller.
-fn settle(number: impl Fn() -> u64) {
-    let (mut least, mut since) = (number(), Instant::now());
-    while since.elapsed() < PATIENCE && least > 0 {
-        std::thread::sleep(LOOK);
-        let now = number();
-        if now < least {
-            (least, since) = (now, Instant::now());
-        }
-    }
 }

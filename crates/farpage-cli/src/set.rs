@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How long a tree that shrinks is waited for while it makes no headway.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks.
+pub const LOOK: Duration = Duration::from_millis(20);
 
 /// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held.
 ///
@@ -32,6 +34,19 @@ pub fn main(args: &SetArgs) -> Result<ExitCode> {
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Waits until a number has fallen to `to`, or has not fallen for as long as `patience`; the least that it was.
+pub fn falls(to: u64, patience: Duration, number: impl Fn() -> u64) -> u64 {
+    let (mut least, mut since) = (number(), Instant::now());
+    while least > to && since.elapsed() <= patience {
+        std::thread::sleep(LOOK);
+        let now = number();
+        if now < least {
+            (least, since) = (now, Instant::now());
+        }
+    }
+    least
+}
+
 /// Waits until the tree of a process is within a budget of so many pages, as long as it comes nearer; whether it is. If
 /// not, what stands in the way has been said.
 ///
@@ -39,19 +54,9 @@ pub fn main(args: &SetArgs) -> Result<ExitCode> {
 /// There is no such tree.
 pub fn settle(pid: u32, pages: u64) -> Result<bool> {
     let tree = trees::of(pid)?;
-    let segment = &tree.segment;
-    let (mut least, mut since) = (u64::MAX, Instant::now());
-    loop {
-        let claimed = segment.claimed();
-        if claimed <= pages {
-            return Ok(true);
-        }
-        if claimed < least {
-            (least, since) = (claimed, Instant::now());
-        } else if since.elapsed() > PATIENCE {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let least = falls(pages, PATIENCE, || tree.segment.claimed());
+    if least <= pages {
+        return Ok(true);
     }
     let has = size::format(least * PAGE_SIZE as u64);
     say(Failure::with_status(

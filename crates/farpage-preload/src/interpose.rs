@@ -11,8 +11,7 @@
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads
 //! they make the system call: libc's function may be another library's ([`crate::own`]).
 
-use crate::late::is_late;
-use crate::late::slots::{take_over_new, what_the_program_calls};
+use crate::late::slots::{is_late, take_over_new, what_the_program_calls};
 use crate::own::on_engine_threads;
 use farpage::internals::run::dormant;
 use farpage::internals::run::pager::robust;

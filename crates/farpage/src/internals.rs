@@ -68,7 +68,8 @@ pub mod run {
         pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
     }
     pub mod late {
-        pub use crate::run::late::{Prepared, StartOutcome, prepare, start};
+        pub use crate::run::late::{Prepared, prepare, start};
+        pub use crate::run::outcome::StartOutcome;
     }
     pub mod pager {
         pub mod robust {

@@ -1,15 +1,14 @@
 //! `farpage attach`: a budget for a program that runs already.
 //!
 //! A thread of the program is borrowed for some milliseconds to load the library ([`tracee`]), at a place where it
-//! holds
-//! no lock that this needs ([`place`]); the others run on. The library does the rest
+//! holds no lock that this needs ([`place`]); the others run on. The library does the rest
 //! (`farpage-preload/src/late`): the engine starts, and takes over what the program has.
 //!
 //! | module | what |
 //! | --- | --- |
 //! | [`target`] | who can be attached to, and why not |
 //! | [`place`] | which thread, and where |
-//! | [`tracee`] | the thread: calls for us, and is put back |
+//! | [`tracee`], [`stops`] | the thread: calls for us, and is put back; `ptrace` |
 //! | [`filter`] | whether its seccomp filter lets an engine work |
 //! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
@@ -18,6 +17,7 @@ mod filter;
 mod memory;
 mod pass;
 mod place;
+mod stops;
 mod symbols;
 mod target;
 mod tracee;
@@ -29,6 +29,7 @@ use crate::{preload, run, set};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::probe;
+use farpage::internals::run::late::StartOutcome;
 use place::Places;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -69,7 +70,7 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     let since = Instant::now();
     let device = device_for(&target)?;
     let outcome = load(&target, &library, &text, device.as_ref(), &note)?;
-    await_start(&target, &outcome)?;
+    await_start(&target, outcome)?;
     note(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
     let is_within = set::settle(args.pid, conf.ram / PAGE_SIZE as u64)?;
     if is_within {
@@ -98,9 +99,8 @@ fn look_at_filter(target: &Target) -> Result<()> {
 /// No thread of it can be borrowed.
 pub fn wake(pid: u32) -> Result<()> {
     let target = Target::look_at_member(pid)?;
-    let library = target.mappings.iter().find(|m| m.file_name() == preload::NAME && m.offset == 0);
-    let library = library.ok_or_else(|| target.refuse("the library is not in its memory"))?.clone();
-    let file = target.memory.file_of(&library)?;
+    let library = target.library().ok_or_else(|| target.refuse("the library is not in its memory"))?;
+    let file = target.memory.file_of(library)?;
     let missing = || target.refuse("its library is of another version");
     let function = symbols::address(&file, "farpage_wake").ok_or_else(missing)?;
     borrow(&target)?.call(library.range.0 + function as usize, [0; 3])?;
@@ -119,26 +119,21 @@ fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
     Ok(Some(opened))
 }
 
-/// Where the library says what became of the start.
-struct Outcome {
-    at: usize,
-}
-
-/// Loads the library into the process, and tells it to start.
+/// Loads the library into the process, and tells it to start; where it says what became of that.
 fn load(
     target: &Target,
     library: &Path,
     configuration: &str,
     device: Option<&OwnedFd>,
     note: &dyn Fn(&dyn std::fmt::Display),
-) -> Result<Outcome> {
+) -> Result<usize> {
     let file = fs::read(library)
         .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
     let symbol = |name: &str| {
         let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
         symbols::address(&file, name).ok_or_else(missing)
     };
-    let (start, outcome) = (symbol("farpage_start")?, symbol("farpage_start_outcome")?);
+    let [start, outcome] = [symbol("farpage_start")?, symbol("farpage_start_outcome")?];
     let mut tracee = borrow(target)?;
     note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
     let mut handle = match is_visible(target, library) {
@@ -158,15 +153,15 @@ fn load(
     // The loader's description of a library begins with where it was loaded.
     let mut base = [0; 8];
     target.memory.read(handle, &mut base)?;
-    let base = usize::from_le_bytes(base);
+    let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
     let device =
         device.map(|device| pass::give(&target.memory, target.pid, &mut tracee, device.as_fd())).transpose()?;
     let [text] = tracee.put([configuration.as_bytes()])?;
-    let failed = tracee.call(base + start as usize, [text, device.unwrap_or(usize::MAX), 0])?;
+    let failed = tracee.call(at(start), [text, device.unwrap_or(usize::MAX), 0])?;
     if failed != 0 {
         let why = text_at(target, failed);
         // Nothing has begun that would use it.
-        if state_at(target, base + outcome as usize)? == 0 {
+        if outcome_at(target, at(outcome))?.is_none() {
             tracee.call(target.close, [handle, 0, 0])?;
         }
         return Err(target.refuse(&why));
@@ -174,7 +169,7 @@ fn load(
     let stopped = tracee.stopped_for();
     drop(tracee);
     note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
-    Ok(Outcome { at: base + outcome as usize })
+    Ok(at(outcome))
 }
 
 /// Has the process load a library; 0: it cannot.
@@ -194,11 +189,11 @@ fn in_memory(content: &[u8]) -> Result<OwnedFd> {
     made().map_err(|error| Failure::with_status(1, format!("cannot make a file in memory: {}", why(&error))))
 }
 
-/// The first word of a [`Outcome`].
-fn state_at(target: &Target, at: usize) -> Result<u32> {
-    let mut word = [0; 4];
-    target.memory.read(at, &mut word)?;
-    Ok(u32::from_le_bytes(word))
+/// What the process says of its start.
+fn outcome_at(target: &Target, at: usize) -> Result<Option<std::result::Result<(), String>>> {
+    let mut bytes = [0; StartOutcome::BYTES];
+    target.memory.read(at, &mut bytes)?;
+    Ok(StartOutcome::read(&bytes))
 }
 
 /// A thread of the process, at a place where it may call functions.
@@ -251,20 +246,14 @@ fn text_at(target: &Target, at: usize) -> String {
 }
 
 /// Waits until the engine runs.
-fn await_start(target: &Target, outcome: &Outcome) -> Result<()> {
+fn await_start(target: &Target, outcome: usize) -> Result<()> {
     let since = Instant::now();
     loop {
-        let mut head = [0; 512];
-        target.memory.read(outcome.at, &mut head).map_err(|_| target.refuse("it ended meanwhile"))?;
-        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
-        match word(0) {
-            0 if since.elapsed() > START_MAX => return Err(target.refuse("the engine does not start in it")),
-            0 => std::thread::sleep(Duration::from_millis(1)),
-            1 => return Ok(()),
-            _ => {
-                let text = &head[8..(8 + word(4) as usize).min(head.len())];
-                return Err(target.refuse(&String::from_utf8_lossy(text).escape_debug().to_string()));
-            }
+        match outcome_at(target, outcome).map_err(|_| target.refuse("it ended meanwhile"))? {
+            None if since.elapsed() > START_MAX => return Err(target.refuse("the engine does not start in it")),
+            None => std::thread::sleep(Duration::from_millis(1)),
+            Some(Ok(())) => return Ok(()),
+            Some(Err(why)) => return Err(target.refuse(&why.escape_debug().to_string())),
         }
     }
 }

@@ -42,6 +42,10 @@ fn refuse(pid: u32, name: &str, why: &str) -> Failure {
     Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
 }
 
+fn read_status(pid: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/status"))
+}
+
 /// The value of a line of `/proc/PID/status`.
 fn value<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
@@ -54,7 +58,7 @@ impl Target {
     /// It is not there, or cannot be put under a budget; one sentence says why.
     pub fn look(pid: u32) -> Result<Target> {
         let target = Target::look_at_member(pid)?;
-        if target.mappings.iter().any(|m| m.file_name().contains("libfarpage_preload")) {
+        if target.library().is_some() {
             return Err(target.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
         }
         Ok(target)
@@ -65,48 +69,41 @@ impl Target {
     /// # Errors
     /// As [`Target::look`].
     pub fn look_at_member(pid: u32) -> Result<Target> {
-        Target::look_closely(pid).map_err(|failure| {
+        let status = read_status(pid).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
+            _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
+        })?;
+        if pid == KTHREADD || value(&status, "PPid:") == KTHREADD.to_string() {
+            return Err(refuse(pid, value(&status, "Name:"), "it is a thread of the kernel's"));
+        }
+        Target::look_closely(pid, &status).map_err(|failure| {
             // A process that ends meanwhile looks like many others.
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let is_ending = value(&status, "VmSize:").is_empty() && value(&status, "PPid:") != KTHREADD.to_string();
-            match is_ending && pid != KTHREADD && !failure.sentence.contains("no such process") {
-                true => refuse(pid, value(&status, "Name:"), "it has ended"),
-                false => failure,
-            }
+            let has_memory = read_status(pid).is_ok_and(|status| !value(&status, "VmSize:").is_empty());
+            if has_memory { failure } else { refuse(pid, value(&status, "Name:"), "it has ended") }
         })
     }
 
-    fn look_closely(pid: u32) -> Result<Target> {
-        let gone = |error: &io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
-            _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(error))),
-        };
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| gone(&error))?;
-        let name = value(&status, "Name:").to_owned();
+    fn look_closely(pid: u32, status: &str) -> Result<Target> {
+        let value = |name: &str| value(status, name);
+        let name = value("Name:").to_owned();
         let refuse = |why: &str| refuse(pid, &name, why);
         if pid == std::process::id() {
             return Err(refuse("it is this command"));
         }
-        if value(&status, "Tgid:") != pid.to_string() {
-            return Err(refuse("it is a thread").help(format!("name its process: {}", value(&status, "Tgid:"))));
+        if value("Tgid:") != pid.to_string() {
+            return Err(refuse("it is a thread").help(format!("name its process: {}", value("Tgid:"))));
         }
-        match value(&status, "State:").chars().next() {
-            Some('Z' | 'X') => return Err(refuse("it has ended")),
-            Some('T' | 't') => return Err(refuse("it is stopped").help(format!("kill -CONT {pid}"))),
-            _ => {}
+        if value("State:").starts_with(['T', 't']) {
+            return Err(refuse("it is stopped").help(format!("kill -CONT {pid}")));
         }
-        if value(&status, "TracerPid:") != "0" {
+        if value("TracerPid:") != "0" {
             return Err(refuse("a debugger traces it"));
         }
-        if value(&status, "Seccomp:") == "1" {
+        if value("Seccomp:") == "1" {
             return Err(refuse("it has confined itself to read, write and exit (seccomp)"));
         }
-        let is_filtered = value(&status, "Seccomp:") == "2";
-        if value(&status, "VmSize:").is_empty() {
-            let is_kernels = pid == KTHREADD || value(&status, "PPid:") == KTHREADD.to_string();
-            return Err(refuse(if is_kernels { "it is a thread of the kernel's" } else { "it has ended" }));
-        }
-        let uid = value(&status, "Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0);
+        let is_filtered = value("Seccomp:") == "2";
+        let uid = value("Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0);
         let memory = Memory::open(pid).map_err(|failure| match rustix::process::geteuid().is_root() {
             true => failure,
             false => failure.help("it is another user's, or kernel.yama.ptrace_scope forbids it: try as root"),
@@ -147,6 +144,11 @@ impl Target {
             return Err(refuse("it is built with a sanitizer, which has memory where farpage's has to be"));
         }
         Ok(Target { pid, name, uid, memory, mappings, is_filtered, open, error, close, system_call })
+    }
+
+    /// Where the library begins in its memory, by whatever name it was loaded.
+    pub fn library(&self) -> Option<&Mapping> {
+        self.mappings.iter().find(|m| m.file_name().contains("libfarpage_preload") && m.offset == 0)
     }
 
     /// A refusal of this process.

@@ -2,30 +2,23 @@
 //! goes on as if nothing had been.
 //!
 //! Only this thread stops. Its signals wait. What it does for us it does on a stack of ours ([`Scratch`]), which is
-//! gone
-//! when it is given back; its registers and its signal mask are put back, and a system call in which it waited is begun
-//! again by the kernel.
+//! gone when it is given back; its registers and its signal mask are put back, and a system call in which it waited is
+//! begun again by the kernel.
 //!
 //! Functions return into a loop that waits in `pause`, and not into a breakpoint: a signal that the kernel forces upon
-//! a
-//! thread would change what the program does with that signal.
+//! a thread would change what the program does with that signal.
 //!
 //! Caller: [`super`]. No locks.
 
 use super::filter::Filter;
 use super::memory::Memory;
+use super::stops::{Stop, deliver, get_filter, get_registers, ptrace, waited};
 use crate::failure::{Failure, Result, why};
-use std::ffi::c_void;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::size_of;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// `PTRACE_EVENT_STOP` and `PTRACE_EVENT_EXEC`.
-const EVENT_STOP: i32 = 128;
-const EVENT_EXEC: i32 = 4;
-/// A stop for a system call: `SIGTRAP` with this bit (`PTRACE_O_TRACESYSGOOD`).
-const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 const NT_X86_XSTATE: usize = 0x202;
 /// Larger than the state of any processor so far.
 const XSTATE_BYTES: usize = 64 << 10;
@@ -120,67 +113,6 @@ pub enum Refused {
     Failed(Failure),
 }
 
-fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: acts on another process; what `data` points to, the callers name.
-    match unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
-
-fn get_registers(tid: i32) -> io::Result<libc::user_regs_struct> {
-    let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
-    ptrace(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr() as usize)?;
-    // SAFETY: filled by the call.
-    Ok(unsafe { registers.assume_init() })
-}
-
-/// The number of instructions of a seccomp filter, which are written to `to` if that is not null.
-fn get_filter(tid: i32, index: usize, to: *mut libc::sock_filter) -> io::Result<usize> {
-    const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
-    // SAFETY: null, or room for as many as the filter has, which does not change.
-    match unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index as *mut c_void, to.cast::<c_void>()) } {
-        -1 => Err(io::Error::last_os_error()),
-        length => Ok(length as usize),
-    }
-}
-
-/// Signals that an instruction causes: all others are blocked, or cannot be.
-const FORCED: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-
-/// What a wait said.
-enum Stop {
-    Syscall,
-    Event,
-    /// The whole process is to stop, or has stopped.
-    Group,
-    Exec,
-    /// The kernel has forced a signal upon it.
-    Fatal,
-    /// Another signal, under way to it.
-    Signal(i32),
-    Gone,
-}
-
-fn waited(tid: i32, flags: i32) -> io::Result<Option<Stop>> {
-    let mut status = 0;
-    // SAFETY: a number of ours.
-    match unsafe { libc::waitpid(tid, &mut status, libc::__WALL | flags) } {
-        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) => Ok(Some(Stop::Gone)),
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        _ if !libc::WIFSTOPPED(status) => Ok(Some(Stop::Gone)),
-        _ => Ok(Some(match (libc::WSTOPSIG(status), status >> 16) {
-            (SYSCALL_STOP, _) => Stop::Syscall,
-            (libc::SIGTRAP, EVENT_STOP) => Stop::Event,
-            (_, EVENT_STOP) => Stop::Group,
-            (_, EVENT_EXEC) => Stop::Exec,
-            (signal, _) if FORCED.contains(&signal) => Stop::Fatal,
-            (signal, _) => Stop::Signal(signal),
-        })),
-    }
-}
-
 impl<'a> Tracee<'a> {
     /// Stops thread `tid`. `is_safe` looks whether it may call functions where it is.
     pub fn stop(
@@ -203,7 +135,7 @@ impl<'a> Tracee<'a> {
         let failed = |error: io::Error| Refused::Failed(cannot(tid, "stop", &error));
         ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(|_| detach(Refused::Gone))?;
         loop {
-            match waited(tid, libc::WNOHANG).map_err(failed)? {
+            match waited(tid).map_err(failed)? {
                 Some(Stop::Event) => break,
                 Some(Stop::Gone | Stop::Exec | Stop::Group) => return Err(detach(Refused::Gone)),
                 // A signal was on its way: it is delivered, as it would have been.
@@ -305,7 +237,7 @@ impl<'a> Tracee<'a> {
     fn await_stop(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
         let since = Instant::now();
         loop {
-            let stop = waited(self.tid, libc::WNOHANG).map_err(|error| cannot(self.tid, "wait for", &error))?;
+            let stop = waited(self.tid).map_err(|error| cannot(self.tid, "wait for", &error))?;
             match stop {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(stop) if is_wanted(&stop) => return Ok(()),
@@ -434,7 +366,7 @@ impl<'a> Tracee<'a> {
         let tid = self.tid;
         let failed = |error: io::Error| cannot(tid, "wait for", &error);
         loop {
-            match waited(tid, libc::WNOHANG).map_err(failed)? {
+            match waited(tid).map_err(failed)? {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(Stop::Fatal) => {
                     self.is_stopped = true;
@@ -449,8 +381,7 @@ impl<'a> Tracee<'a> {
             let mut words = [0u8; 16];
             self.memory.read(reply, &mut words)?;
             if words[0] == 1 {
-                let [.., value] = [0, 8].map(|at| u64::from_le_bytes(words[at..at + 8].try_into().unwrap_or_default()));
-                return Ok(value as usize);
+                return Ok(usize::from_le_bytes(words[8..].try_into().unwrap_or_default()));
             }
             if since.elapsed() > CALL_MAX {
                 return Err(Failure::with_status(
@@ -505,15 +436,6 @@ impl Drop for Tracee<'_> {
             unsafe { libc::kill(self.memory.pid() as i32, libc::SIGSTOP) };
         }
     }
-}
-
-/// Goes on with the signal for which it stopped.
-fn deliver(tid: i32) -> io::Result<()> {
-    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    ptrace(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr() as usize)?;
-    // SAFETY: all zero is valid, and the call has filled it.
-    let signal = unsafe { info.assume_init() }.si_signo;
-    ptrace(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
 fn cannot(tid: i32, what: &str, error: &io::Error) -> Failure {

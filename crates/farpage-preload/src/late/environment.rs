@@ -2,11 +2,10 @@
 //!
 //! The program's own environment stays as it is: who manages the list itself (Perl) frees what is in it, and who has
 //! copied it at its start (Java, Python) does not look at it again. So the variables are added where a program is
-//! started ([`crate::execs`]), and where a shell is, to its command.
+//! started (`execs`), and where a shell is, to its command.
 //!
 //! Callers: [`super`], and the functions that start programs. No locks.
 
-use crate::execs;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 
@@ -25,9 +24,9 @@ pub fn missing() -> [*const c_char; STRINGS] {
     [0, 1, 2, 3].map(|i: usize| OURS[i].load(SeqCst).cast_const())
 }
 
-/// From now on these are the variables.
-pub fn set(variables: &[(&str, String)]) {
-    let library = execs::library().filter(|path| !path.to_bytes().starts_with(b"/proc/"));
+/// From now on these are the variables; `library`: where this library is.
+pub fn set(library: Option<&CStr>, variables: &[(&str, String)]) {
+    let library = library.filter(|path| !path.to_bytes().starts_with(b"/proc/"));
     let Some(Ok(library)) = library.map(CStr::to_str) else { return };
     let leaked = |text: String| CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw);
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));

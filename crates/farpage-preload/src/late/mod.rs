@@ -15,21 +15,12 @@
 pub mod environment;
 pub mod slots;
 
-use crate::{find, is_first};
+use crate::{execs, find, is_first};
 use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Part of the name of libraries of this kind.
 const NAME: &[u8] = b"libfarpage_preload";
-
-/// The library was not preloaded: what stands behind its functions is what the program has.
-static IS_LATE: AtomicBool = AtomicBool::new(false);
-
-/// Whether this is a late start.
-pub fn is_late() -> bool {
-    IS_LATE.load(SeqCst)
-}
 
 /// What became of the start. `farpage attach` reads it from outside.
 #[unsafe(no_mangle)]
@@ -84,11 +75,11 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> 
         return Err("this process runs under farpage already".into());
     }
     let prepared = late::prepare(text, device)?;
-    IS_LATE.store(true, SeqCst);
+    slots::begin_late();
     find();
     let variables = prepared.variables.clone();
     late::start(prepared, &crate::HEAP, &farpage_start_outcome, wait)?;
-    environment::set(&variables);
+    environment::set(execs::library(), &variables);
     slots::take_over();
     Ok(())
 }

@@ -4,23 +4,21 @@
 //!
 //! A slot is changed only if it has what stands behind ours (found by name, as the loader would: an allocator that was
 //! preloaded stays the one that is used), or if the loader has not looked it up yet. Slots that the loader has
-//! protected
-//! are made writable for that moment. Libraries that are loaded later are taken over when the next thread, or the next
-//! child, is started. What the program has stored as the address of a function (`dlsym`) stays what it was.
+//! protected are made writable for that moment. Libraries that are loaded later are taken over when the next thread, or
+//! the next child, is started. What the program has stored as the address of a function (`dlsym`) stays what it was.
 //!
-//! Callers: [`super`], and the functions that start threads and children, on program threads.
+//! Callers: [`super`], the look-up of what stands behind ours ([`crate::interpose`]), and the functions that start
+//! threads and children; on program threads. No locks but the loader's.
 
-use super::is_late;
-use libc::{dl_iterate_phdr, dl_phdr_info};
+use libc::{Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::size_of;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::slice;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const PAGE: usize = 4096;
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const PT_GNU_RELRO: u32 = 0x6474_e552;
 const DT_NULL: u64 = 0;
 const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
@@ -35,29 +33,25 @@ const R_X86_64_JUMP_SLOT: u32 = 7;
 /// Ours that stand in front of nothing.
 const OWN: &[u8] = b"farpage_";
 
+/// The library was not preloaded: what stands behind its functions is what the program has.
+static IS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Whether this is a late start.
+pub fn is_late() -> bool {
+    IS_LATE.load(SeqCst)
+}
+
+/// From now on it is.
+pub fn begin_late() {
+    IS_LATE.store(true, SeqCst);
+}
+
 /// A function of this library that stands in front of another.
 struct Function {
     name: &'static CStr,
     ours: usize,
     /// What the program calls by that name.
     behind: usize,
-}
-
-#[repr(C)]
-struct Symbol {
-    name: u32,
-    info: u8,
-    other: u8,
-    section: u16,
-    value: u64,
-    size: u64,
-}
-
-#[repr(C)]
-struct Relocation {
-    offset: u64,
-    info: u64,
-    addend: i64,
 }
 
 /// One loaded library, as far as it matters here. Addresses are in memory.
@@ -71,7 +65,8 @@ struct Loaded {
     strings: usize,
     symbols: usize,
     hash: usize,
-    relocations: [(usize, usize); 2],
+    /// Two tables: where, and how many bytes.
+    tables: [(usize, usize); 2],
 }
 
 impl Loaded {
@@ -80,7 +75,7 @@ impl Loaded {
     unsafe fn of(info: &dl_phdr_info) -> Option<Loaded> {
         let base = info.dlpi_addr as usize;
         // SAFETY: caller's promise.
-        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let loads = || headers.iter().filter(|header| header.p_type == PT_LOAD);
         let start = base + loads().map(|header| header.p_vaddr as usize).min()?;
         let end = base + loads().map(|header| (header.p_vaddr + header.p_memsz) as usize).max()?;
@@ -95,8 +90,7 @@ impl Loaded {
             // SAFETY: the loader's string.
             false => unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes().to_vec(),
         };
-        let mut loaded =
-            Loaded { path, base, start, end, relro, strings: 0, symbols: 0, hash: 0, relocations: [(0, 0); 2] };
+        let mut loaded = Loaded { path, base, start, end, relro, strings: 0, symbols: 0, hash: 0, tables: [(0, 0); 2] };
         let mut at = (base + dynamic.p_vaddr as usize) as *const [u64; 2];
         loop {
             // SAFETY: the dynamic section ends in DT_NULL.
@@ -108,45 +102,47 @@ impl Loaded {
                 DT_STRTAB => loaded.strings = address,
                 DT_SYMTAB => loaded.symbols = address,
                 DT_GNU_HASH => loaded.hash = address,
-                DT_JMPREL => loaded.relocations[0].0 = address,
-                DT_PLTRELSZ => loaded.relocations[0].1 = value as usize,
-                DT_RELA => loaded.relocations[1].0 = address,
-                DT_RELASZ => loaded.relocations[1].1 = value as usize,
+                DT_JMPREL => loaded.tables[0].0 = address,
+                DT_PLTRELSZ => loaded.tables[0].1 = value as usize,
+                DT_RELA => loaded.tables[1].0 = address,
+                DT_RELASZ => loaded.tables[1].1 = value as usize,
                 _ => {}
             }
             // SAFETY: not the last one.
             at = unsafe { at.add(1) };
         }
-        let is_inside = |at: usize| (start..end).contains(&at);
-        (is_inside(loaded.strings) && is_inside(loaded.symbols)).then_some(loaded)
+        (loaded.has(loaded.strings) && loaded.has(loaded.symbols)).then_some(loaded)
     }
 
     fn is_this_one(&self) -> bool {
-        (self.start..self.end).contains(&(take_over as *const () as usize))
+        self.has(take_over as *const () as usize)
     }
 
     fn has(&self, at: usize) -> bool {
         (self.start..self.end).contains(&at)
     }
 
-    /// Indices of the symbols of its relocations: those that it asks for.
-    fn all_symbols(&self) -> impl Iterator<Item = usize> {
-        self.relocations.into_iter().flat_map(|(at, bytes)| {
-            (0..bytes / size_of::<Relocation>()).map(move |i| {
-                // SAFETY: a relocation of the library's own table.
-                (unsafe { &*(at as *const Relocation).add(i) }.info >> 32) as usize
-            })
+    fn relocations(&self) -> impl Iterator<Item = &Elf64_Rela> {
+        self.tables.into_iter().filter(|(at, _)| *at != 0).flat_map(|(at, bytes)| {
+            // SAFETY: the library's own table, which stays where it is.
+            unsafe { slice::from_raw_parts(at as *const Elf64_Rela, bytes / size_of::<Elf64_Rela>()) }
         })
     }
 
-    fn symbol(&self, index: usize) -> &Symbol {
+    fn symbol(&self, index: usize) -> &Elf64_Sym {
         // SAFETY: an index of the library's own, in a table that it has.
-        unsafe { &*(self.symbols as *const Symbol).add(index) }
+        unsafe { &*(self.symbols as *const Elf64_Sym).add(index) }
     }
 
-    fn name(&self, symbol: &Symbol) -> &'static CStr {
+    fn name(&self, symbol: &Elf64_Sym) -> &'static CStr {
         // SAFETY: a string of the library's table; those that are kept are this library's, which is never unloaded.
-        unsafe { CStr::from_ptr((self.strings + symbol.name as usize) as *const _) }
+        unsafe { CStr::from_ptr((self.strings + symbol.st_name as usize) as *const _) }
+    }
+
+    /// The symbol of a relocation, and its name.
+    fn wanted(&self, relocation: &Elf64_Rela) -> (&Elf64_Sym, &'static CStr) {
+        let symbol = self.symbol((relocation.r_info >> 32) as usize);
+        (symbol, self.name(symbol))
     }
 
     /// Indices of the symbols that it defines: those in its hash table.
@@ -166,8 +162,8 @@ impl Loaded {
     fn functions(&self) -> Vec<(&'static CStr, usize)> {
         let of = |index: usize| {
             let symbol = self.symbol(index);
-            let is_function = symbol.info & 15 == STT_FUNC && symbol.value != 0;
-            is_function.then(|| (self.name(symbol), self.base + symbol.value as usize))
+            let is_function = symbol.st_info & 15 == STT_FUNC && symbol.st_value != 0;
+            is_function.then(|| (self.name(symbol), self.base + symbol.st_value as usize))
         };
         self.defined().filter_map(of).filter(|(name, _)| !name.to_bytes().starts_with(OWN)).collect()
     }
@@ -175,41 +171,34 @@ impl Loaded {
     /// Fills its slots.
     fn fill(&self, functions: &[Function]) {
         let mut is_open = false;
-        for (at, bytes) in self.relocations {
-            for i in 0..bytes / size_of::<Relocation>() {
-                // SAFETY: a relocation of the library's own table.
-                let relocation = unsafe { &*(at as *const Relocation).add(i) };
-                let kind = relocation.info as u32;
-                if kind != R_X86_64_JUMP_SLOT && kind != R_X86_64_GLOB_DAT {
-                    continue;
-                }
-                let slot = self.base + relocation.offset as usize;
-                if !(self.start..self.end).contains(&slot) || !slot.is_multiple_of(size_of::<usize>()) {
-                    continue;
-                }
-                // SAFETY: a slot of the library's, which its threads read at any time and the loader writes.
-                let place = unsafe { AtomicUsize::from_ptr(slot as *mut usize) };
-                let has = place.load(SeqCst);
-                // Not looked up yet: it has an address in the library itself.
-                let is_lazy = kind == R_X86_64_JUMP_SLOT && (self.start..self.end).contains(&has);
-                let known = functions.partition_point(|function| function.behind < has);
-                if !is_lazy && functions.get(known).is_none_or(|function| function.behind != has) {
-                    continue;
-                }
-                let symbol = self.symbol((relocation.info >> 32) as usize);
-                let name = self.name(symbol);
-                // What it defines itself, it may mean.
-                let is_asked = is_lazy && symbol.section == 0;
-                let function = functions.iter().find(|function| function.name == name);
-                let Some(function) = function.filter(|f| is_asked || f.behind == has) else { continue };
-                if (self.relro.0..self.relro.1).contains(&slot) && !is_open {
-                    is_open = self.protect(MprotectFlags::READ | MprotectFlags::WRITE);
-                    if !is_open {
-                        return;
-                    }
-                }
-                place.store(function.ours, SeqCst);
+        for relocation in self.relocations() {
+            let kind = relocation.r_info as u32;
+            let slot = self.base + relocation.r_offset as usize;
+            let is_slot = kind == R_X86_64_JUMP_SLOT || kind == R_X86_64_GLOB_DAT;
+            if !is_slot || !self.has(slot) || !slot.is_multiple_of(size_of::<usize>()) {
+                continue;
             }
+            // SAFETY: a slot of the library's, which its threads read at any time and the loader writes.
+            let place = unsafe { AtomicUsize::from_ptr(slot as *mut usize) };
+            let has = place.load(SeqCst);
+            // Not looked up yet: it has an address in the library itself.
+            let is_lazy = kind == R_X86_64_JUMP_SLOT && self.has(has);
+            let known = functions.partition_point(|function| function.behind < has);
+            if !is_lazy && functions.get(known).is_none_or(|function| function.behind != has) {
+                continue;
+            }
+            let (symbol, name) = self.wanted(relocation);
+            // What it defines itself, it may mean.
+            let is_asked = is_lazy && symbol.st_shndx == 0;
+            let function = functions.iter().find(|function| function.name == name);
+            let Some(function) = function.filter(|f| is_asked || f.behind == has) else { continue };
+            if (self.relro.0..self.relro.1).contains(&slot) && !is_open {
+                is_open = self.protect(MprotectFlags::READ | MprotectFlags::WRITE);
+                if !is_open {
+                    return;
+                }
+            }
+            place.store(function.ours, SeqCst);
         }
         if is_open {
             self.protect(MprotectFlags::READ);
@@ -226,59 +215,84 @@ impl Loaded {
 /// What was loaded when slots were filled last: the loader's count.
 static LOADED: AtomicU64 = AtomicU64::new(0);
 
+fn find(handle: *mut c_void, name: &CStr) -> usize {
+    // SAFETY: only looks a name up; the handle is one of the loader's.
+    unsafe { libc::dlsym(handle, name.as_ptr()) as usize }
+}
+
 /// What the program calls by a name: the function, also where its own executable has a stub that stands for it (an
 /// executable at a fixed address that takes a function's address has one, and the loader gives that to all who ask).
 /// 0: there is none.
 pub fn what_the_program_calls(name: &CStr) -> usize {
-    // SAFETY: only looks a name up.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-    let mut objects: Vec<(Vec<u8>, usize, usize)> = Vec::new();
-    let mut is_stub = false;
-    each(&mut |loaded| {
-        if loaded.path.is_empty() && loaded.has(found) {
-            let is_asked = |i: &usize| loaded.symbol(*i).section == 0 && loaded.name(loaded.symbol(*i)) == name;
-            is_stub |= loaded.all_symbols().any(|i| is_asked(&i));
-        } else if !loaded.is_this_one() {
-            objects.push((loaded.path.clone(), loaded.start, loaded.end));
-        }
-    });
-    if !is_stub {
+    let found = find(libc::RTLD_DEFAULT, name);
+    if !is_stub(name, found) {
         return found;
     }
-    let defines = |(path, start, end): (Vec<u8>, usize, usize)| {
+    let mut others: Vec<(Vec<u8>, usize, usize)> = Vec::new();
+    each(&mut |loaded| {
+        if !loaded.path.is_empty() && !loaded.is_this_one() {
+            others.push((loaded.path.clone(), loaded.start, loaded.end));
+        }
+    });
+    let defined = |(path, start, end): (Vec<u8>, usize, usize)| {
         let path = CString::new(path).ok()?;
         // SAFETY: it is loaded: only its number of users changes.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if handle.is_null() {
             return None;
         }
-        // SAFETY: a handle of a library that stays loaded.
-        let at = unsafe { libc::dlsym(handle, name.as_ptr()) } as usize;
+        let at = find(handle, name);
         // SAFETY: opened above.
         unsafe { libc::dlclose(handle) };
         (start..end).contains(&at).then_some(at)
     };
-    objects.into_iter().find_map(defines).unwrap_or(0)
+    others.into_iter().find_map(defined).unwrap_or(0)
+}
+
+/// Whether what was found by a name is in the executable, which asks for it.
+fn is_stub(name: &CStr, found: usize) -> bool {
+    let mut is_stub = false;
+    each(&mut |loaded| {
+        if loaded.path.is_empty() && loaded.has(found) {
+            let asks = |(symbol, wanted): (&Elf64_Sym, &CStr)| symbol.st_shndx == 0 && wanted == name;
+            is_stub |= loaded.relocations().any(|relocation| asks(loaded.wanted(relocation)));
+        }
+    });
+    is_stub
+}
+
+/// This library's functions, and what stands behind them, by the latter's address.
+fn functions() -> &'static [Function] {
+    static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
+    FUNCTIONS.get_or_init(|| {
+        let mut named = Vec::new();
+        each(&mut |loaded| {
+            if loaded.is_this_one() {
+                named = loaded.functions();
+            }
+        });
+        // Not above: the loader holds its lock there, and takes another one here, which come in the other order
+        // elsewhere.
+        let function = |(name, ours)| {
+            let behind = what_the_program_calls(name);
+            (behind != 0 && behind != ours).then_some(Function { name, ours, behind })
+        };
+        let mut functions: Vec<Function> = named.into_iter().filter_map(function).collect();
+        functions.sort_by_key(|function| function.behind);
+        functions
+    })
 }
 
 /// Has all that is loaded call this library's functions.
 pub fn take_over() {
-    let (mut named, mut bases) = (Vec::new(), Vec::new());
-    each(&mut |loaded| {
-        bases.push(loaded.base);
-        if loaded.is_this_one() {
-            named = loaded.functions();
-        }
-    });
-    // Not above: the loader holds its lock there, and takes another one here, which come in the other order elsewhere.
-    // That one it holds while it loads: what was there above has been loaded by the time that a name has been found.
-    let behind = |name: &CStr| Some(what_the_program_calls(name)).filter(|at| *at != 0);
-    let function = |(name, ours)| Some(Function { name, ours, behind: behind(name).filter(|at| *at != ours)? });
-    let mut functions: Vec<Function> = named.into_iter().filter_map(function).collect();
-    functions.sort_by_key(|function| function.behind);
+    let functions = functions();
+    let mut bases = Vec::new();
+    each(&mut |loaded| bases.push(loaded.base));
+    // The loader holds a lock while it loads, which this takes: what was there above has been loaded by now.
+    find(libc::RTLD_DEFAULT, c"dlsym");
     each(&mut |loaded| {
         if !loaded.is_this_one() && bases.contains(&loaded.base) {
-            loaded.fill(&functions);
+            loaded.fill(functions);
         }
     });
 }

@@ -7,14 +7,13 @@
 
 use crate::conf::{Conf, ENV_CONF, ENV_UFFD_FD, give_variables};
 use crate::mem::heap::Heap;
+use crate::run::outcome::StartOutcome;
 use crate::run::told::{self, hear};
 use crate::run::{pager::robust, preload, start};
 use crate::sys::message::set_quiet;
 use crate::tree::{self, ENV_TREE_FD, keep_across_exec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ffi::c_int;
-
-pub use crate::run::told::StartOutcome;
 
 /// What a start needs, had before anything changes.
 pub struct Prepared {

@@ -11,6 +11,7 @@ mod images;
 pub mod late;
 pub(crate) mod lru;
 pub mod mappings;
+pub mod outcome;
 pub mod page_table;
 pub mod pager;
 pub mod preload;

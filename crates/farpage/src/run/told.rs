@@ -4,11 +4,13 @@
 //! tree's segment ([`crate::tree`]), which has a bit for each kind of warning. Without a tree, each program that is
 //! started says it once.
 //!
+//! Where somebody waits for a start ([`StartOutcome`]), what is about that goes there instead.
+//!
 //! Callers: everybody who warns. No locks.
 
+use crate::run::outcome::StartOutcome;
 use crate::sys::message::warn;
 use crate::tree;
-use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 
 /// What a warning is about.
@@ -40,57 +42,6 @@ pub fn is_said(kind: WarningKind) -> bool {
     SAID.load(SeqCst) & 1 << kind as u32 != 0
 }
 
-/// What became of a start in a program that runs already, for who has asked for it and is another process: it reads
-/// this memory.
-#[repr(C)]
-#[derive(Debug)]
-pub struct StartOutcome {
-    /// 0: nothing is known yet; 1: there is an engine; 2: the text says why there is none.
-    state: AtomicU32,
-    len: AtomicU32,
-    text: UnsafeCell<[u8; 504]>,
-}
-
-// SAFETY: the text is written once, by who has moved `len` from 0, before the state says that it is there.
-unsafe impl Sync for StartOutcome {}
-
-impl StartOutcome {
-    /// Nothing is known.
-    pub const fn new() -> StartOutcome {
-        StartOutcome { state: AtomicU32::new(0), len: AtomicU32::new(0), text: UnsafeCell::new([0; 504]) }
-    }
-
-    /// Why there is no engine, if that is so.
-    pub fn failure(&self) -> Option<String> {
-        if self.state.load(SeqCst) != 2 {
-            return None;
-        }
-        let len = self.len.load(SeqCst) as usize;
-        // SAFETY: written before the state said so, and never again.
-        let text = unsafe { &*self.text.get() };
-        text.get(..len).map(|text| String::from_utf8_lossy(text).into_owned())
-    }
-
-    fn fail(&self, why: &str) {
-        let mut len = why.len().min(504);
-        while !why.is_char_boundary(len) {
-            len -= 1;
-        }
-        if self.len.compare_exchange(0, len as u32, SeqCst, SeqCst).is_ok() {
-            // SAFETY: nobody else gets here, and nobody reads before the state says so.
-            let text = unsafe { &mut *self.text.get() };
-            text[..len].copy_from_slice(&why.as_bytes()[..len]);
-            self.state.store(2, SeqCst);
-        }
-    }
-}
-
-impl Default for StartOutcome {
-    fn default() -> StartOutcome {
-        StartOutcome::new()
-    }
-}
-
 /// Who is told instead of the program's standard error.
 static LISTENER: AtomicPtr<StartOutcome> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -112,7 +63,7 @@ fn listener() -> Option<&'static StartOutcome> {
 /// There is an engine.
 pub fn started() {
     if let Some(outcome) = listener() {
-        outcome.state.store(1, SeqCst);
+        outcome.succeed();
         deaf();
     }
 }

@@ -15,7 +15,7 @@ use crate::mm::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use crate::run::budget::activation::{Approach, Look, Next};
 use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::kin::{Kin, pages};
-use crate::run::budget::park;
+use crate::run::budget::park::{self, IdleTimer};
 use crate::run::budget::share::{self, TreeLook, TreeShare};
 use crate::run::budget::unmanaged::Unmanaged;
 use crate::run::dormant::{self, StartPlan};
@@ -46,9 +46,6 @@ const CALM: Duration = Duration::from_millis(250);
 /// ... and after so long it is idle: it is looked at every [`REST`], or when it has a fault.
 const IDLE: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(1);
-/// Whether a program is idle, so that it can be parked, is looked at so often: it uses less than this part of a CPU.
-const IDLE_LOOK: Duration = Duration::from_millis(500);
-const IDLE_PART: u32 = 100;
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -89,9 +86,8 @@ pub struct Monitor {
     stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
-    /// Since when the program has been idle, for [`Monitor::parks_itself`]; when that was looked at, and its CPU time.
-    idle_since: Instant,
-    idle_seen: (Instant, Duration),
+    /// Since when the program has been idle, for [`Monitor::parks_itself`].
+    idle: IdleTimer,
 }
 
 /// The entry of an engine's first thread.
@@ -232,8 +228,7 @@ impl Monitor {
             failed: false,
             stuck: UnevictableEstimate::default(),
             others: Unmanaged::default(),
-            idle_since: now,
-            idle_seen: (now, Duration::ZERO),
+            idle: IdleTimer::new(now),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
             tree: tree_share(e, is_child),
@@ -299,23 +294,17 @@ impl Monitor {
     /// Where that is wanted: asks to be parked when the program has been idle for so long. Whether it has just done so.
     fn parks_itself(&mut self) -> bool {
         let (Some(after), Some(tree), now) = (self.e.conf.idle, &self.tree, Instant::now()) else { return false };
-        let mine = tree.mine;
-        let (seen, time) = self.idle_seen;
-        let passed = now - seen;
-        if passed < IDLE_LOOK {
+        let park = &tree.mine.park;
+        if !self.idle.is_due(now) {
             return false;
         }
         let Some([_, most]) = self.program_time() else { return false };
-        self.idle_seen = (now, most);
-        if most.saturating_sub(time) > passed / IDLE_PART {
-            self.idle_since = now;
+        let parks = self.idle.look(now, most) >= after && park.load(SeqCst) == 0;
+        if parks {
+            self.idle.begin(now);
+            park.store(park::ASKED, SeqCst);
         }
-        if now - self.idle_since < after || mine.park.load(SeqCst) != 0 {
-            return false;
-        }
-        self.idle_since = now;
-        mine.park.store(park::ASKED, SeqCst);
-        true
+        parks
     }
 
     /// A turn, unless a fork is going on.
