@@ -401,7 +401,8 @@ impl<'a> Tracee<'a> {
             // It goes on to the other stop.
             ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
         }
-        self.await_stop(libc::PTRACE_CONT, |stop| matches!(stop, Stop::Event))?;
+        // Where the process has been told to stop, the same stop is called after that signal.
+        self.await_stop(libc::PTRACE_CONT, |stop| matches!(stop, Stop::Event | Stop::Group))?;
         self.is_stopped = true;
         Ok(())
     }
