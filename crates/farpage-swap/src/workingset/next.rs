@@ -10,9 +10,9 @@
 use super::{CREDIT, Queue, WorkingSet};
 use crate::lru::{Links, List};
 
-/// Puts pages that leave together, each with its number in the program and its place in the order of age, into the order
-/// in which they are to go: neighbours one after the other, the runs in the order of their oldest pages. So what does
-/// not lie together stays in the order in which it is used, in the swap cache and in the slots.
+/// Puts pages that leave together, each with its number in the program and its place in the order of age, into the
+/// order in which they are to go: neighbours one after the other, the runs in the order of their oldest pages. So what
+/// does not lie together stays in the order in which it is used, in the swap cache and in the slots.
 pub fn in_runs<T>(pages: &mut [(u64, usize, T)]) {
     pages.sort_unstable_by_key(|(number, ..)| *number);
     for run in pages.chunk_by_mut(|a, b| a.0.checked_add(1) == Some(b.0)) {
