@@ -89,7 +89,7 @@ STRIP ?= strip
 STRIPPED := $(if $(STRIP),-s --strip-program=$(STRIP))
 PAGES := crates/farpage-cli/pages
 DOCUMENTS := README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(addprefix packaging/,60-userfaultfd.rules \
-	sysusers.conf service.conf compose.yaml Containerfile)
+	sysusers.conf farpage-guard.service service.conf compose.yaml Containerfile)
 
 ## make install [PREFIX=/usr/local] [DESTDIR=]: the command with its manual and completions, and the C library
 install: build

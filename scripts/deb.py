@@ -159,7 +159,8 @@ def main():
     for twice in ("LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"):
         (documents / twice).unlink()
     move_to = {"60-userfaultfd.rules": "usr/lib/udev/rules.d/60-userfaultfd.rules",
-               "sysusers.conf": "usr/lib/sysusers.d/farpage.conf"}
+               "sysusers.conf": "usr/lib/sysusers.d/farpage.conf",
+               "farpage-guard.service": "usr/lib/systemd/system/farpage-guard.service"}
     for name in ("service.conf", "compose.yaml", "Containerfile"):
         move_to[name] = f"usr/share/doc/farpage/examples/{name}"
     for name, to in move_to.items():
@@ -169,7 +170,7 @@ def main():
         compress(page)
     document(root, "farpage")
     document(library, "libfarpage-dev")
-    build(root, "farpage", "admin", COMMAND, out, scripts=("postinst", "postrm"))
+    build(root, "farpage", "admin", COMMAND, out, scripts=("prerm", "postinst", "postrm"))
     build(library, "libfarpage-dev", "libdevel", LIBRARY, out, triggers="activate-noawait ldconfig\n")
 
 

@@ -90,7 +90,7 @@ class Install(Packages):
     def test_everything_has_its_place_and_goes(self):
         library = f"lib/libfarpage.so.{VERSION}"
         documents = ("README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "60-userfaultfd.rules",
-                     "sysusers.conf", "service.conf", "compose.yaml", "Containerfile")
+                     "sysusers.conf", "farpage-guard.service", "service.conf", "compose.yaml", "Containerfile")
         wanted = {"bin/farpage", "lib/farpage/libfarpage_preload.so", library, "lib/libfarpage.so.0",
                   "lib/libfarpage.so", "lib/libfarpage.a", "lib/pkgconfig/farpage.pc", "include/farpage.h",
                   "share/bash-completion/completions/farpage", "share/fish/vendor_completions.d/farpage.fish",
@@ -150,6 +150,15 @@ class Documents(unittest.TestCase):
             self.assertIn(rule, (ROOT / page).read_text(encoding="utf-8"), page)
 
     @unittest.skipIf(shutil.which("systemd-analyze") is None, "systemd is not installed")
+    def test_systemd_understands_the_service(self):
+        with tempfile.TemporaryDirectory(prefix="farpage-unit-") as place:
+            text = (ROOT / "packaging" / "farpage-guard.service").read_text(encoding="utf-8")
+            unit = Path(place, "farpage-guard.service")
+            unit.write_text(text.replace("/usr/bin/farpage", "/bin/true"))
+            done = run("systemd-analyze", "verify", "--man=no", unit)
+            self.assertNotIn("farpage-guard", done.stderr + done.stdout)
+
+    @unittest.skipIf(shutil.which("systemd-analyze") is None, "systemd is not installed")
     def test_systemd_understands_the_example(self):
         with tempfile.TemporaryDirectory(prefix="farpage-unit-") as place:
             unit = Path(place, "example.service")
@@ -178,7 +187,8 @@ class Deb(Packages):
         for deb, place in zip(self.debs, (command, library)):
             check(run("dpkg-deb", "--raw-extract", deb, place))
         for name in ("usr/bin/farpage", "usr/lib/farpage/libfarpage_preload.so", "usr/lib/sysusers.d/farpage.conf",
-                     "usr/lib/udev/rules.d/60-userfaultfd.rules", "usr/share/doc/farpage/examples/service.conf",
+                     "usr/lib/udev/rules.d/60-userfaultfd.rules", "usr/lib/systemd/system/farpage-guard.service",
+                     "usr/share/doc/farpage/examples/service.conf",
                      "usr/share/zsh/vendor-completions/_farpage", "usr/share/doc/farpage/copyright",
                      *(f"usr/share/man/man1/{page}.gz" for page in MANUAL)):
             self.assertTrue((command / name).is_file(), name)

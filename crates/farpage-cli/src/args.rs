@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 const RUN_EXAMPLES: &str = "\
@@ -33,6 +33,21 @@ Examples:
   farpage attach 1234 --ram 512M
   sudo farpage attach \"$(pidof -s java)\" --ram 2G --verbose
   farpage set 1234 --ram 1G";
+
+const GUARD_EXAMPLES: &str = "\
+What is left of a machine is MemAvailable; of a cgroup, its limit less what it has,
+files' pages left out. The largest that the rules allow is attached to, or gets a
+smaller budget if it has one. Nobody is cut below a quarter of what it had. When
+there is much memory again, those who were cut get more.
+
+Rules, parts of one joined by commas: name=GLOB, user=NAME|UID, cgroup=GLOB
+
+Examples:
+  sudo farpage guard
+  sudo farpage guard --dry-run
+  sudo farpage guard --keep 1G --never name=postgres --never user=root,name=sshd
+  sudo farpage guard --cgroup /docker --only name=java --only name=python*
+  farpage guard --swap file:/scratch";
 
 const STAT_EXAMPLES: &str = "\
 Columns, a row for each program under farpage run, and one for each pager:
@@ -110,6 +125,9 @@ pub enum Command {
     /// Put a budget on a program that runs already, and on what it starts from then on
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
+    /// Watch memory; before it is exhausted, put a budget on the largest program instead of having one killed
+    #[command(after_help = GUARD_EXAMPLES)]
+    Guard(GuardArgs),
     /// Swap out all that can go, of a program that is idle and of everything that was started with it
     Park(ParkArgs),
     /// Bring back what park has swapped out, before it is used
@@ -181,7 +199,31 @@ pub struct AttachArgs {
     pub verbose: bool,
 }
 
-/// How an engine works: of `run` and `attach`.
+/// `farpage guard`.
+#[derive(Debug, Args)]
+pub struct GuardArgs {
+    /// Watch this memory cgroup, and those below it, as far as they have limits; may be repeated [default: the cgroup
+    /// whose limit this process has, else the machine]
+    #[arg(long, value_name = "NAME|DIR")]
+    pub cgroup: Vec<PathBuf>,
+    /// What shall be left of each, SIZE or a share of it: it acts when less is, or will be within a second
+    #[arg(long, value_name = "SIZE", default_value = "10%")]
+    pub keep: String,
+    /// Only those for whom RULE holds, or another --only
+    #[arg(long, value_name = "RULE", value_parser = crate::guard::Rule::parse)]
+    pub only: Vec<crate::guard::Rule>,
+    /// Not those for whom RULE holds
+    #[arg(long, value_name = "RULE", value_parser = crate::guard::Rule::parse)]
+    pub never: Vec<crate::guard::Rule>,
+    /// Say what would be done, and do nothing
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// How the engines work.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How an engine works: of `run`, `attach` and `guard`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     /// Swap device; may be repeated [default: zram, then file:/var/tmp]
@@ -204,6 +246,23 @@ pub struct EngineArgs {
     /// Keep a checksum of every swapped-out page and abort on a mismatch
     #[arg(long)]
     pub verify: bool,
+}
+
+impl EngineArgs {
+    /// The command line that says the same.
+    pub fn to_arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        let mut put = |name: &str, value: &OsStr| arguments.extend([OsString::from(name), value.to_owned()]);
+        self.swap.iter().for_each(|spec| put("--swap", spec));
+        self.tune.iter().for_each(|spec| put("--tune", spec.as_ref()));
+        for (name, value) in
+            [("--readahead", &self.readahead), ("--idle-poll", &self.idle_poll), ("--idle", &self.idle)]
+        {
+            value.iter().for_each(|value| put(name, value.as_ref()));
+        }
+        arguments.extend(self.verify.then(|| "--verify".into()));
+        arguments
+    }
 }
 
 /// `farpage run`.
@@ -304,6 +363,26 @@ pub struct DoctorArgs {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn engines_are_told_what_was_said() {
+        let said =
+            "--swap zram --swap file:/tmp,size=1G --tune a=1 --readahead none --idle-poll never --idle 5m --verify";
+        let parse = |arguments: &[OsString]| {
+            let all = ["farpage", "attach", "1", "--ram", "1G"]
+                .map(OsString::from)
+                .into_iter()
+                .chain(arguments.iter().cloned());
+            match Cli::try_parse_from(all).expect("it can be read").command {
+                Command::Attach(args) => args.engine,
+                _ => unreachable!("it is attach"),
+            }
+        };
+        let said: Vec<OsString> = said.split(' ').map(OsString::from).collect();
+        let engine = parse(&said);
+        assert_eq!(engine.to_arguments(), said);
+        assert_eq!(format!("{:?}", parse(&engine.to_arguments())), format!("{engine:?}"));
+    }
 
     /// Texts with line breaks of their own must not be broken once more.
     #[test]

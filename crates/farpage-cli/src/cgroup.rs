@@ -1,7 +1,11 @@
-//! The limit that the memory cgroup of this process sets, v1 or v2, the smallest one on the way to the root.
+//! Memory cgroups, v1 and v2: the limit of this process, the smallest one on the way to the root; what one has.
+//!
+//! Callers: [`crate::budget`], and [`crate::guard`], which watches them. No locks.
 
 use farpage::internals::sys::escape::unescape;
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The limit in bytes and the file that sets it.
@@ -70,6 +74,124 @@ fn memory_mount(line: &str) -> Option<Mount> {
     (v1 || v2).then(|| Mount { root: unescape(root), point: unescape(point), v2 })
 }
 
+/// Where the memory hierarchies are mounted, and whether each is v2.
+fn tops() -> Vec<(PathBuf, bool)> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mountinfo.lines().filter_map(memory_mount).map(|mount| (mount.point, mount.v2)).collect()
+}
+
+/// A memory cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    dir: PathBuf,
+    v2: bool,
+}
+
+impl Group {
+    /// The cgroup of a directory, or of a name below where the memory hierarchy is mounted.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(name: &Path) -> io::Result<Group> {
+        let below = name.strip_prefix("/").unwrap_or(name);
+        let places = tops().into_iter().flat_map(|(top, _)| [name.to_owned(), top.join(below)]);
+        places.into_iter().find_map(Group::at).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The cgroup whose limit is that of this process, if it has one below `physical` bytes.
+    pub fn of_limit(physical: u64) -> Option<Group> {
+        Group::at(limit(physical)?.file.parent()?.to_owned())
+    }
+
+    fn at(dir: PathBuf) -> Option<Group> {
+        let has = |file: &str| dir.join(file).exists();
+        // The root of v2 has no memory.max.
+        let v2 = has("cgroup.controllers");
+        (v2 || has("memory.limit_in_bytes")).then_some(Group { dir, v2 })
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// This one, and all below.
+    pub fn with_all_below(&self) -> BTreeSet<Group> {
+        let mut found = BTreeSet::from([self.clone()]);
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        for child in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            found.extend(Group { dir: child.path(), v2: self.v2 }.with_all_below());
+        }
+        found
+    }
+
+    fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.dir.join(file)).ok()
+    }
+
+    fn number(&self, v1: &str, v2: &str) -> Option<u64> {
+        self.read(if self.v2 { v2 } else { v1 })?.trim().parse().ok()
+    }
+
+    /// Its own limit, bytes; `None`: it has none below `physical` bytes, or is gone.
+    pub fn limit(&self, physical: u64) -> Option<u64> {
+        self.number("memory.limit_in_bytes", "memory.max").filter(|bytes| *bytes < physical)
+    }
+
+    /// What it has and could not drop without writing it somewhere, bytes: all but pages of files. `None`: it is gone.
+    pub fn needed(&self) -> Option<u64> {
+        let usage = self.number("memory.usage_in_bytes", "memory.current")?;
+        let stat = self.read("memory.stat")?;
+        let names = match self.v2 {
+            true => ["inactive_file", "active_file"],
+            false => ["total_inactive_file", "total_active_file"],
+        };
+        let of_files = names.iter().map(|name| keyed(&stat, name).unwrap_or(0)).sum();
+        Some(usage.saturating_sub(of_files))
+    }
+
+    /// For how long its processes have waited for memory, us, where the kernel counts that.
+    pub fn stalled_us(&self) -> Option<u64> {
+        self.v2.then(|| stalled_us(&self.read("memory.pressure")?)).flatten()
+    }
+
+    /// How many of its processes the kernel has killed.
+    pub fn kills(&self) -> u64 {
+        let text = self.read(if self.v2 { "memory.events" } else { "memory.oom_control" });
+        text.and_then(|text| keyed(&text, "oom_kill")).unwrap_or(0)
+    }
+
+    /// The processes of it and of all below, as far as they are in this process's pid namespace.
+    pub fn processes(&self) -> Vec<u32> {
+        let groups = self.with_all_below();
+        let lists = groups.iter().filter_map(|group| group.read("cgroup.procs"));
+        lists.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    }
+}
+
+/// The number of the line `NAME NUMBER`.
+pub fn keyed(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// The time that some task has waited for memory, us, in the text of a `pressure` file.
+pub fn stalled_us(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("some ")?.rsplit_once("total=")?.1.parse().ok())
+}
+
+/// The name of the memory cgroup of a process, as `/proc/PID/cgroup` has it.
+pub fn of_process(pid: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = |wanted: &dyn Fn(&str) -> bool| {
+        text.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            wanted(controllers).then(|| path.to_owned())
+        })
+    };
+    path(&|controllers| controllers.split(',').any(|c| c == "memory")).or_else(|| path(&str::is_empty))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +229,37 @@ mod tests {
             let cgroup = format!("4:memory:{path}\n0::/\n");
             assert_eq!(limit_in(dir.path(), &cgroup, mounts, RAM).unwrap().bytes, 512 << 20, "{path}");
         }
+    }
+
+    #[test]
+    fn what_a_group_has() {
+        let dir = tree(&[
+            ("new/cgroup.controllers", "memory\n"),
+            ("new/memory.max", "1048576\n"),
+            ("new/memory.current", "900000\n"),
+            ("new/memory.stat", "anon 500000\ninactive_file 100000\nactive_file 50000\n"),
+            ("new/memory.pressure", "some avg10=1.00 avg60=0.00 total=1234\nfull avg10=0 avg60=0 total=7\n"),
+            ("new/memory.events", "oom 3\noom_kill 2\noom_group_kill 0\n"),
+            ("new/cgroup.procs", "12\n13\n"),
+            ("new/below/cgroup.procs", "14\n"),
+            ("old/memory.limit_in_bytes", "1048576\n"),
+            ("old/memory.usage_in_bytes", "900000\n"),
+            ("old/memory.stat", "inactive_file 7\ntotal_inactive_file 100000\ntotal_active_file 60000\n"),
+            ("old/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"),
+        ]);
+        let group = |name: &str| Group::named(&dir.path().join(name)).unwrap();
+        let (new, old) = (group("new"), group("old"));
+        assert_eq!(
+            (new.limit(RAM), new.needed(), new.stalled_us(), new.kills()),
+            (Some(1 << 20), Some(750_000), Some(1234), 2)
+        );
+        assert_eq!(
+            (old.limit(RAM), old.needed(), old.stalled_us(), old.kills()),
+            (Some(1 << 20), Some(740_000), None, 5)
+        );
+        assert_eq!(old.limit(1000), None);
+        assert_eq!(new.processes(), [12, 13, 14]);
+        assert!(Group::named(&dir.path().join("none")).is_err());
     }
 
     #[test]

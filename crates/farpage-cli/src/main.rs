@@ -9,12 +9,14 @@ mod doctor;
 mod early;
 mod embedded;
 mod exporter;
+mod guard;
 mod metrics;
 mod page;
 #[cfg(all(test, feature = "top"))]
 mod pages;
 mod park;
 mod preload;
+mod process;
 mod run;
 mod set;
 mod sim;
@@ -22,6 +24,7 @@ mod stat_cmd;
 #[cfg(feature = "top")]
 mod top;
 mod trees;
+mod user;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::main(args),
         Command::Attach(args) => attach::main(&args),
+        Command::Guard(args) => guard::main(&args),
         Command::Park(args) => park::park(&args),
         Command::Unpark(args) => park::unpark(&args),
         Command::Set(args) => set::main(&args),

@@ -1,6 +1,6 @@
 //! Trees, from outside: finds the segment of a process's tree among its descriptors, and says what is in it.
 //!
-//! Callers: `farpage stat`, `set`, `exporter` and `top`. What is read is what its members say of themselves.
+//! Callers: `farpage stat`, `set`, `park`, `guard`, `exporter` and `top`. What is read is what its members say of themselves.
 
 use crate::failure::{Failure, Result};
 use crate::json::Object;
@@ -22,7 +22,6 @@ pub struct Tree {
     /// The process whose descriptor was found.
     pub pid: u32,
     /// All processes that were looked at and have such a descriptor.
-    #[cfg_attr(not(feature = "top"), expect(dead_code, reason = "only `farpage top` asks"))]
     pub processes: Vec<u32>,
     /// Its segment.
     pub segment: MappedSegment,

@@ -28,6 +28,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -s h -l help -d 'Print hel
 complete -c farpage -n "__fish_farpage_needs_command" -s V -l version -d 'Print version'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "run" -d 'Run a program under a RAM budget'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "attach" -d 'Put a budget on a program that runs already, and on what it starts from then on'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "guard" -d 'Watch memory; before it is exhausted, put a budget on the largest program instead of having one killed'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out all that can go, of a program that is idle and of everything that was started with it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring back what park has swapped out, before it is used'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a running program, and everything that was started with it, another budget'
@@ -62,6 +63,18 @@ complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup, and those below it, as far as they have limits; may be repeated [default: the cgroup whose limit this process has, else the machine]' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'What shall be left of each, SIZE or a share of it: it acts when less is, or will be within a second' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only those for whom RULE holds, or another --only' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Not those for whom RULE holds' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Say what would be done, and do nothing'
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is done'

@@ -5,7 +5,7 @@
 use super::memory::{Mapping, Memory};
 use super::symbols;
 use crate::failure::{Failure, Result, why};
-use std::fs;
+use crate::process::Status;
 use std::io;
 
 /// A process that can.
@@ -42,15 +42,6 @@ fn refuse(pid: u32, name: &str, why: &str) -> Failure {
     Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
 }
 
-fn read_status(pid: u32) -> io::Result<String> {
-    fs::read_to_string(format!("/proc/{pid}/status"))
-}
-
-/// The value of a line of `/proc/PID/status`.
-fn value<'a>(status: &'a str, name: &str) -> &'a str {
-    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
-}
-
 impl Target {
     /// Looks at a process.
     ///
@@ -69,22 +60,22 @@ impl Target {
     /// # Errors
     /// As [`Target::look`].
     pub fn look_at_member(pid: u32) -> Result<Target> {
-        let status = read_status(pid).map_err(|error| match error.kind() {
+        let status = Status::read(pid).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
         })?;
-        if pid == KTHREADD || value(&status, "PPid:") == KTHREADD.to_string() {
-            return Err(refuse(pid, value(&status, "Name:"), "it is a thread of the kernel's"));
+        if pid == KTHREADD || status.value("PPid:") == KTHREADD.to_string() {
+            return Err(refuse(pid, status.value("Name:"), "it is a thread of the kernel's"));
         }
         Target::look_closely(pid, &status).map_err(|failure| {
             // A process that ends meanwhile looks like many others.
-            let has_memory = read_status(pid).is_ok_and(|status| !value(&status, "VmSize:").is_empty());
-            if has_memory { failure } else { refuse(pid, value(&status, "Name:"), "it has ended") }
+            let has_memory = Status::read(pid).is_ok_and(|status| !status.value("VmSize:").is_empty());
+            if has_memory { failure } else { refuse(pid, status.value("Name:"), "it has ended") }
         })
     }
 
-    fn look_closely(pid: u32, status: &str) -> Result<Target> {
-        let value = |name: &str| value(status, name);
+    fn look_closely(pid: u32, status: &Status) -> Result<Target> {
+        let value = |name: &str| status.value(name);
         let name = value("Name:").to_owned();
         let refuse = |why: &str| refuse(pid, &name, why);
         if pid == std::process::id() {
@@ -103,7 +94,7 @@ impl Target {
             return Err(refuse("it has confined itself to read, write and exit (seccomp)"));
         }
         let is_filtered = value("Seccomp:") == "2";
-        let uid = value("Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0);
+        let uid = status.uid();
         let memory = Memory::open(pid).map_err(|failure| match rustix::process::geteuid().is_root() {
             true => failure,
             false => failure.help("it is another user's, or kernel.yama.ptrace_scope forbids it: try as root"),

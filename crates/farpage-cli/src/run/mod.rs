@@ -11,7 +11,6 @@ mod lock_limit;
 mod program;
 mod report;
 mod supervise;
-mod user;
 
 use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, budget, never_acts};
@@ -19,6 +18,7 @@ use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
 use crate::trees;
+use crate::user;
 use exec::Image;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;

@@ -1,0 +1,94 @@
+//! Whose memory may be cut: rules by name, user and cgroup.
+//!
+//! Caller: [`super`]. No locks.
+
+use crate::user;
+use glob::Pattern;
+
+/// One `--only` or `--never`: parts that all have to hold.
+#[derive(Debug, Clone)]
+pub struct Rule(Vec<Part>);
+
+#[derive(Debug, Clone)]
+enum Part {
+    Name(Pattern),
+    User(u32),
+    Cgroup(Pattern),
+}
+
+/// What rules are asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// The name of the process.
+    pub name: &'a str,
+    /// Whose it is.
+    pub uid: u32,
+    /// Its memory cgroup.
+    pub cgroup: Option<&'a str>,
+}
+
+impl Rule {
+    /// Reads `name=GLOB`, `user=NAME|UID`, `cgroup=GLOB`, or more of them with commas between.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn parse(text: &str) -> Result<Rule, String> {
+        text.split(',').map(Part::parse).collect::<Result<_, _>>().map(Rule)
+    }
+
+    fn holds(&self, of: Subject<'_>) -> bool {
+        self.0.iter().all(|part| match part {
+            Part::Name(pattern) => pattern.matches(of.name),
+            Part::User(uid) => *uid == of.uid,
+            Part::Cgroup(pattern) => of.cgroup.is_some_and(|path| pattern.matches(path)),
+        })
+    }
+}
+
+impl Part {
+    fn parse(text: &str) -> Result<Part, String> {
+        let (key, value) = text.split_once('=').ok_or("a rule is name=GLOB, user=NAME or cgroup=GLOB")?;
+        let glob = || Pattern::new(value).map_err(|error| format!("{value}: {error}"));
+        match key {
+            "name" => glob().map(Part::Name),
+            "user" => user::uid(value).map(Part::User).ok_or_else(|| format!("{value}: no such user")),
+            "cgroup" => glob().map(Part::Cgroup),
+            _ => Err(format!("{key}: a rule has name, user and cgroup")),
+        }
+    }
+}
+
+/// Whether a process may be cut: one of `only` holds, or there are none, and none of `never`.
+pub fn allow(only: &[Rule], never: &[Rule], of: Subject<'_>) -> bool {
+    let holds = |rules: &[Rule]| rules.iter().any(|rule| rule.holds(of));
+    (only.is_empty() || holds(only)) && !holds(never)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(texts: &[&str]) -> Vec<Rule> {
+        texts.iter().map(|text| Rule::parse(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn by_name_user_and_cgroup() {
+        let java = Subject { name: "java", uid: 0, cgroup: Some("/system.slice/app.service") };
+        let shell = Subject { name: "bash", uid: 1000, cgroup: None };
+        assert!(allow(&[], &[], java));
+        let only = rules(&["name=java", "name=python*"]);
+        assert!(allow(&only, &[], java) && !allow(&only, &[], shell));
+        let never = rules(&["user=root,cgroup=/system.slice/*", "user=1000,name=b?sh"]);
+        assert!(!allow(&[], &never, java) && !allow(&[], &never, shell));
+        assert!(allow(&[], &never, Subject { cgroup: Some("/user.slice"), ..java }));
+        assert!(!allow(&only, &rules(&["name=*"]), java));
+    }
+
+    #[test]
+    fn what_is_no_rule() {
+        for text in ["", "java", "comm=java", "user=nobody-has-this-name", "name=[", "name=a,"] {
+            assert!(Rule::parse(text).is_err(), "{text}");
+        }
+    }
+}
