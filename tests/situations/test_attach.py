@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -111,9 +112,28 @@ class Attach(Holding):
         self.assert_attached(self.attach(shell.pid))
         self.assertGreater(int(shell.stdout.read()), 0)
 
+    def test_many_mappings(self):
+        mapped = "import mmap\nmany = [mmap.mmap(-1, 4096) for _ in range(20_000)]\n"
+        process = self.begin(PYTHON, "-c", mapped + HOLDER)
+        self.assert_attached(self.attach(process.pid))
+        self.assertLess(resident(process.pid), 32 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+
+    def test_the_command_alone(self):
+        # As cargo install has it: the library is in it. A build without that has none.
+        command = shutil.copy(FARPAGE, self.dir / "farpage")
+        environment = {name: value for name, value in os.environ.items() if name != "FARPAGE_PRELOAD"}
+        environment["XDG_CACHE_HOME"] = str(self.dir)
+        process = self.holder()
+        done = self.run_plain(command, "attach", process.pid, "--ram", "32M", env=environment)
+        if "cannot find the preload library" in done.stderr:
+            self.skipTest("this command carries no library")
+        self.assert_attached(done)
+        self.assertEqual(self.ask(process, "digest"), "True")
+
     def test_again_and_again_nothing_stays_behind(self):
         files = sorted(os.listdir("/var/tmp"))
-        for _ in range(12):
+        for _ in range(int(os.environ.get("ATTACHES", "12"))):
             process = self.holder()
             self.assert_attached(self.attach(process.pid))
             self.end(process)
@@ -138,12 +158,10 @@ class Attach(Holding):
         self.assertEqual(self.ask(stopped, "digest"), "True")
         managed = self.begin(FARPAGE, "run", "--ram", "64M", "--", PYTHON, "-c", HOLDER)
         self.refused(managed.pid, "it runs under farpage already")
+        self.refused(self.begin(build("static_holder.c", "-static"), 1).pid, "statically linked")
         script = self.dir / "sleeper.c"
         main = 'int main(void) { puts("ready"); fflush(stdout); pause(); }\n'
         script.write_text(f"#include <stdio.h>\n#include <unistd.h>\n{main}")
-        static = self.dir / "static"
-        subprocess.run([os.environ.get("CC", "cc"), "-static", "-o", static, script], check=True)
-        self.refused(self.begin(static).pid, "statically linked")
         sanitized = self.dir / "sanitized"
         if subprocess.run([os.environ.get("CC", "cc"), "-fsanitize=address", "-o", sanitized, script]).returncode == 0:
             self.refused(self.begin(sanitized).pid, "sanitizer")

@@ -3,8 +3,7 @@
 //! * In the kernel, in a call in which programs wait for something else than a lock: those calls are listed
 //!   ([`WAITS`]). One that reads a regular file may be the loader's.
 //! * Else in code that is neither libc's nor an allocator's, and that they do not call: not in what defines `malloc`,
-//!   not
-//!   in the loader, not in the unwinder, which walks the loader's list.
+//!   not in the loader, not in the unwinder, which walks the loader's list.
 //!
 //! And not in a signal handler, which may have interrupted anything: a signal that the program catches and that is
 //! blocked says that one may run. A thread that waits is left alone only for those that an instruction causes.
@@ -111,10 +110,14 @@ impl<'a> Places<'a> {
         let directory = format!("/proc/{}/task/{tid}", self.pid);
         let read = |name: &str| fs::read_to_string(format!("{directory}/{name}")).unwrap_or_default();
         // The kernel's own, for io_uring: it never comes back to the program.
-        if read("comm").starts_with("iou-") || !self.is_like_the_main_thread(tid) {
+        if read("comm").starts_with("iou-") {
             return false;
         }
         let call = read("syscall");
+        // After that: a filter that it sets before it waits is seen.
+        if !self.is_like_the_main_thread(tid) {
+            return false;
+        }
         let mut words = call.split(' ');
         match words.next().unwrap_or_default().trim() {
             "running" => true,

@@ -18,7 +18,11 @@ pub mod slots;
 use crate::{execs, find, is_first};
 use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 
+/// Longer than a line of `/proc/self/maps`, whose path has at most `PATH_MAX` bytes.
+const LINE: usize = 8192;
 /// Part of the name of libraries of this kind.
 const NAME: &[u8] = b"libfarpage_preload";
 
@@ -60,13 +64,19 @@ pub extern "C" fn farpage_wake() {
 }
 
 /// Whether a library of this name is loaded besides this one: in a late start they do not find each other's symbols.
+///
+/// There may be any number of mappings, and the heap has only its early memory: lines are read one by one.
 fn is_another_there() -> bool {
-    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
-    let is_start = |line: &&[u8]| {
+    let Ok(maps) = File::open("/proc/self/maps") else { return false };
+    let mut maps = BufReader::new(maps);
+    let (mut line, mut libraries) = (Vec::with_capacity(LINE), 0);
+    while matches!(maps.read_until(b'\n', &mut line), Ok(1..)) {
         let offset = line.split(|byte| *byte == b' ').nth(2);
-        offset == Some(b"00000000") && line.windows(NAME.len()).any(|part| part == NAME)
-    };
-    maps.split(|byte| *byte == b'\n').filter(is_start).count() > 1
+        let is_start = offset == Some(b"00000000") && line.windows(NAME.len()).any(|part| part == NAME);
+        libraries += usize::from(is_start);
+        line.clear();
+    }
+    libraries > 1
 }
 
 fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
