@@ -27,7 +27,7 @@ pub const THREAD_NAME: &str = "farpage-monitor";
 /// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
 pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
 /// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage5");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage6");
 /// The bytes of [`MAGIC`] that are the same in all versions.
 pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
@@ -86,11 +86,13 @@ macro_rules! fields {
 }
 
 /// Values that a pager of regions does not have.
-const ENGINE_ONLY: [&str; 19] = [
+const ENGINE_ONLY: [&str; 21] = [
     "active",
     "rss_anon_bytes",
     "rss_anon_peak_bytes",
     "unmanaged_bytes",
+    "alloc_wait_ns",
+    "fault_threads",
     "pgmajfault_queued",
     "swap_ra_windows",
     "swap_ra_windows_hit",
@@ -185,6 +187,12 @@ fields! {
     counter {
         /// Faults served.
         pgfault,
+        /// Time for which threads waited in faults, from when the engine heard of each until it was served.
+        fault_wait_ns,
+        /// Time for which threads waited after they were given memory, until the engine had looked at it.
+        alloc_wait_ns,
+        /// Threads that had faults; more than 255 are not told apart.
+        fault_threads,
         /// Faults that read a swap device.
         pgmajfault,
         /// Of these, faults that waited for a file.
@@ -233,6 +241,10 @@ fields! {
         over_budget_samples,
         /// Tries to swap a page out that failed because no device had room; the page stays in RAM.
         swap_full,
+        /// Bytes of pages read from file devices, readahead included.
+        file_read_bytes,
+        /// Bytes of pages written to file devices.
+        file_write_bytes,
         /// Compressed pages moved on to a file device.
         pool_writeback,
         /// Loads of compressed pages that were among the older half.
@@ -326,6 +338,7 @@ impl Stat {
     #[inline]
     pub fn record_fault(&self, ns: u64) {
         Stat::add(&self.fault_ns[bucket_of(ns)], 1);
+        Stat::add(&self.fault_wait_ns, ns);
     }
 
     /// Takes over what the swap devices know of themselves.
@@ -345,6 +358,8 @@ impl Stat {
             (&self.drained_pages, usage.drained_pages),
             (&self.bad_slots, usage.bad_slots),
             (&self.file_bytes, usage.file_bytes),
+            (&self.file_read_bytes, usage.file_read_bytes),
+            (&self.file_write_bytes, usage.file_write_bytes),
             (&self.pool_writeback, usage.writeback),
             (&self.pool_old_loads, usage.pool_old_loads),
             (&self.write_errors, usage.write_errors),
@@ -424,6 +439,15 @@ mod tests {
         assert_eq!((stat.swap_ra.load(Relaxed), stat.swap_ra_hit.load(Relaxed)), (900, 500));
         stat.note_touched(Vpn::new(1000), 300);
         assert_eq!((find(1000).map(values), stat.swap_ra_hit.load(Relaxed)), (Some([1000, 100, 700, 700, 8]), 800));
+    }
+
+    #[test]
+    fn a_fault_is_in_the_histogram_and_in_the_sum() {
+        // SAFETY: atomics only: all-zero is a valid Stat.
+        let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
+        [900, 5_000, 2_000_000_000].into_iter().for_each(|ns| stat.record_fault(ns));
+        assert_eq!(stat.fault_wait_ns.load(Relaxed), 2_000_005_900);
+        assert_eq!(stat.fault_ns.iter().map(|n| n.load(Relaxed)).sum::<u64>(), 3);
     }
 
     #[test]

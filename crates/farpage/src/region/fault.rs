@@ -20,6 +20,7 @@ use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Window;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// Pages brought in by one system call.
 pub(super) const CHUNK: usize = 64;
@@ -64,8 +65,16 @@ impl PagerCore {
         Served::Outside
     }
 
-    /// Makes a page present, and writable if the access is a write.
+    /// Makes a page present, and writable if the access is a write. The calling thread waits for it, which is counted.
     pub fn serve(&self, page: u32, write: bool, protected: Option<bool>) -> Served {
+        let since = Instant::now();
+        let served = self.serve_page(page, write, protected);
+        // In the cache line of `pgfault`, which this thread has just written.
+        count(&self.stat.fault_wait_ns, since.elapsed().as_nanos() as usize);
+        served
+    }
+
+    fn serve_page(&self, page: u32, write: bool, protected: Option<bool>) -> Served {
         let word = self.space.word(page);
         let mut waited = false;
         loop {

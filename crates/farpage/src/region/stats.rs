@@ -56,6 +56,8 @@ macro_rules! pager_stats {
             /// Of `swap_ra`, pages that were touched: exact where all pages read ahead stay unmapped until then, else
             /// in proportion.
             swap_ra_hit,
+            /// Nanoseconds for which threads waited in faults, together.
+            fault_wait_ns,
         }
     };
 }

@@ -94,6 +94,8 @@ pub struct FileDevice {
     full: AtomicBool,
     failed: AtomicBool,
     warning: Mutex<Option<Warning>>,
+    /// Pages read and written so far, apart from what all who read look at.
+    transfers: Transfers,
     write_errors: AtomicU64,
     /// Failures since the last success.
     writes_failed: AtomicU32,
@@ -146,6 +148,7 @@ impl FileDevice {
             full: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             warning: Mutex::new(opened.warning.map(Warning::Odd)),
+            transfers: Transfers::default(),
             write_errors: AtomicU64::new(0),
             writes_failed: AtomicU32::new(0),
             reads_failed: AtomicU32::new(0),
@@ -252,6 +255,14 @@ enum Warning {
     Failed(&'static str, Errno),
 }
 
+/// Pages that were transferred. In a cache line of its own: each transfer writes here.
+#[derive(Default)]
+#[repr(align(64))]
+struct Transfers {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
 /// A page to go through when the caller's is not aligned.
 #[repr(align(4096))]
 struct Bounce(Page);
@@ -294,6 +305,7 @@ impl SwapDevice for FileDevice {
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
         let right = self.unseal(entry, page);
+        self.transfers.read.fetch_add(1, Relaxed);
         // Mostly it is zero, and its line stays with all who read.
         if right && self.reads_failed.load(Relaxed) != 0 {
             self.reads_failed.store(0, Relaxed);
@@ -347,6 +359,8 @@ impl SwapDevice for FileDevice {
         drop(inner);
         usage.meta_bytes += (self.scratch.lock().len() * BATCH_MAX * PAGE_SIZE) as u64;
         usage.discarded_bytes += self.discarded.load(Relaxed) * PAGE_SIZE as u64;
+        usage.file_read_bytes += self.transfers.read.load(Relaxed) * PAGE_SIZE as u64;
+        usage.file_write_bytes += self.transfers.written.load(Relaxed) * PAGE_SIZE as u64;
         usage.devices_full += u32::from(self.full.load(Relaxed));
         usage.devices_failed += u32::from(self.failed.load(Relaxed));
         usage.write_errors += self.write_errors.load(Relaxed);
@@ -393,6 +407,9 @@ impl SwapDevice for FileDevice {
         *self.drain_hand.lock() = 0;
         self.writes_failed.store(0, Relaxed);
         self.reads_failed.store(0, Relaxed);
+        // The child's counters begin at zero, and these go into them.
+        self.transfers.read.store(0, Relaxed);
+        self.transfers.written.store(0, Relaxed);
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {

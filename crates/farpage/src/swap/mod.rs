@@ -102,6 +102,10 @@ pub struct Usage {
     pub same_filled_pages: u64,
     /// Pages in swap files, own and inherited.
     pub file_bytes: u64,
+    /// Read from swap files.
+    pub file_read_bytes: u64,
+    /// Written to them.
+    pub file_write_bytes: u64,
     /// Slots that were freed but are kept for a forked child.
     pub deferred_slots: u64,
     /// Pages stored, over all devices; a page moved by writeback counts once.

@@ -61,6 +61,7 @@ fn the_counters_are_those_that_are_seen_from_outside() {
     for (name, from, to) in [
         ("pgfault", before.pgfault, after.pgfault),
         ("pgmajfault", before.pgmajfault, after.pgmajfault),
+        ("fault_wait_ns", before.fault_wait_ns, after.fault_wait_ns),
         ("pswpin", before.pswpin, after.pswpin),
         ("pswpout", before.pswpout, after.pswpout),
         ("swpin_zero", before.swpin_zero, after.swpin_zero),

@@ -19,6 +19,7 @@ use crate::run::mappings::notice_ring::Note;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
 use crate::run::told::{WarningKind, warn_once_in_tree};
+use crate::stat::Stat;
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::raw::{nr, syscall};
@@ -77,7 +78,7 @@ impl Engine {
             if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
                 match self.retired.load(SeqCst) {
                     true => self.warn_retired(),
-                    false => self.wait_for_look(),
+                    false => self.count_wait(|| self.wait_for_look()),
                 }
             }
             return;
@@ -90,8 +91,7 @@ impl Engine {
         let due = self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home();
         match self.tell(start, len) {
             Some(ticket) if due => {
-                self.ring();
-                let _ = self.notes.wait(ticket, ADOPTION_WAIT_MAX);
+                self.wait_for_adoption(ticket);
             }
             Some(_) => {} // the next one that is due rings for all
             None => self.ring(),
@@ -151,9 +151,23 @@ impl Engine {
     /// in signal handlers.
     pub fn announce(&self, start: usize, len: usize) {
         if let Some(ticket) = self.tell(start, len) {
+            self.wait_for_adoption(ticket);
+        }
+    }
+
+    /// Returns when the note with this ticket has been acted on.
+    fn wait_for_adoption(&self, ticket: u32) {
+        self.count_wait(|| {
             self.ring();
             let _ = self.notes.wait(ticket, ADOPTION_WAIT_MAX);
-        }
+        });
+    }
+
+    /// Counts for how long the calling thread of the program waits.
+    fn count_wait(&self, wait: impl FnOnce()) {
+        let since = Instant::now();
+        wait();
+        Stat::add(&self.stat.alloc_wait_ns, since.elapsed().as_nanos() as u64);
     }
 
     /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory

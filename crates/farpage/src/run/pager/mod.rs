@@ -9,6 +9,7 @@
 
 pub(crate) mod come_back;
 pub mod fault;
+mod fault_threads;
 pub(crate) mod fill;
 pub mod poison;
 pub(crate) mod prefetch;

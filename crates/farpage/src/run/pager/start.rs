@@ -11,6 +11,7 @@ use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
+use crate::run::pager::fault_threads::FaultThreads;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::RobustLists;
@@ -118,6 +119,7 @@ impl Engine {
             news: Vec::new(),
             readahead: Readahead::new(readahead, self.conf.ram),
             prefetch: Prefetch::default(),
+            fault_threads: FaultThreads::default(),
             robust: RobustLists::new(proc.try_clone().map_err(no_proc)?),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,

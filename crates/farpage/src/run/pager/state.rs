@@ -8,6 +8,7 @@ use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
+use crate::run::pager::fault_threads::FaultThreads;
 use crate::run::pager::prefetch::windows::Prefetch;
 use crate::run::pager::readahead::Readahead;
 use crate::run::pager::robust::lists::RobustLists;
@@ -111,6 +112,7 @@ pub struct Pager {
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.
     pub(crate) prefetch: Prefetch,
+    pub(crate) fault_threads: FaultThreads,
     /// All that is out is being brought in, from here on.
     pub(crate) comes_back_from: Option<Vpn>,
     /// Mutexes whose owners' death is to be told.

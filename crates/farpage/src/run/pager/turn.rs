@@ -195,6 +195,9 @@ impl Pager {
                         "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
                     ));
                 }
+                if self.fault_threads.is_new(tid) {
+                    Stat::add(&self.e.stat.fault_threads, 1);
+                }
                 self.prefetch.concurrency.fault(tid);
                 self.e.controls.decide(Controller::Crowd, self.prefetch.concurrency.is_there());
                 self.waiting.push(Fault { addr, write, tid, since, reported: false });

@@ -293,3 +293,21 @@ fn full_devices_cost_the_budget_and_no_byte() {
         assert!(world.e.stat.swap_full.load(Relaxed) > 0, "the device was never full");
     }
 }
+
+#[test]
+fn waiting_is_counted_from_the_message_on_and_by_thread() {
+    let mut world = World::new(51, "swap:zram", 0);
+    let stat = world.e.stat;
+    let counted = || (stat.fault_wait_ns.load(Relaxed), stat.fault_threads.load(Relaxed), stat.pgfault.load(Relaxed));
+    let before = counted();
+    assert!(before.0 > 0 && before.1 == 1, "{before:?}");
+    let at = world.addr(0, LEN / 2);
+    let pause = std::time::Duration::from_millis(5);
+    world.kernel.fault(at, false, 8);
+    assert_eq!(world.pager.read_messages(), 1);
+    std::thread::sleep(pause);
+    world.serve(&[at]);
+    let after = counted();
+    assert_eq!((after.1, after.2), (2, before.2 + 1));
+    assert!(after.0 - before.0 >= pause.as_nanos() as u64, "{before:?} {after:?}");
+}

@@ -125,6 +125,9 @@ fn device_file_notices_what_is_missing() {
     assert!(device.free(lost));
     assert_eq!(device.load(lost, &mut page.0), Err(LoadError::NotInUse { device: 2, slot }));
     assert_eq!(usage(&device).read_errors, 1);
+    let page = PAGE_SIZE as u64;
+    // What could not be read is not counted.
+    assert_eq!((usage(&device).file_write_bytes, usage(&device).file_read_bytes), (64 * page, 65 * page));
 }
 
 #[test]

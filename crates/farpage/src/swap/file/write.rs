@@ -182,6 +182,7 @@ impl FileDevice {
                 Transferred::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
+        self.transfers.written.fetch_add(written.iter().filter(|written| **written).count() as u64, Relaxed);
         // Who looked at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that
         // one saw them booked, or this one sees that the device has failed.
         fence(SeqCst);
