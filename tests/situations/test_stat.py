@@ -46,6 +46,12 @@ sys.stdin.read()
 kept = [bytes([i % 255 + 1]) * 4000 for i in range(12288)]
 sys.exit(7 if all(page[0] == i % 255 + 1 for i, page in enumerate(kept)) else 1)
 """
+# Goes twice over more than its budget, of which nothing compresses.
+REREAD = """
+import os
+pages = [os.urandom(4000) for _ in range(12288)]
+print(sum(page[0] for page in pages) > 0)
+"""
 
 
 class Stat(Situation):
@@ -78,6 +84,27 @@ class Stat(Situation):
             self.assertRegex(all_of_them.stdout, rf"(?m)^ *{process.pid}  {re.escape(name)} ")
             self.assertNotIn("\x1b", one.stdout + all_of_them.stdout)
             self.assertEqual(json.loads(self.stat("--json", process.pid).stdout)["command"], name)
+
+    def test_the_report_says_how_long_the_program_waited(self):
+        report = self.dir / "report.json"
+        command = [FARPAGE, "run", "--ram", "20M", "--swap", f"file:{self.dir}", "--stats", "--stats-json", report]
+        done = self.run_plain(*command, "--", sys.executable, "-c", REREAD)
+        self.assertEqual((done.returncode, done.stdout), (0, "True\n"), done)
+        waiting = r"(?m)^  budget .*\n  waited for memory +[\d.]+ \w+  at least, \d+% of the run's time$"
+        self.assertRegex(done.stderr, waiting)
+        self.assertRegex(done.stderr, r"(?m)^  files +[\d.]+ MiB  written, [\d.]+ MiB read$")
+        self.assertRegex(done.stderr.splitlines()[-1], "--ram|taken out")
+        counted = json.loads(report.read_text())
+        waited = counted["fault_wait_ns"] + counted["alloc_wait_ns"]
+        self.assertEqual(counted["fault_threads"], 1)
+        # One thread cannot wait for longer than it runs.
+        self.assertTrue(0 < counted["fault_wait_ns"] and waited < counted["wall_ns"], counted)
+        self.assertAlmostEqual(counted["wait_share"], waited / counted["wall_ns"], places=3)
+        # The histogram is of the same faults: half of them took about that or longer.
+        self.assertGreater(counted["fault_wait_ns"], counted["pgfault"] // 2 * counted["fault_p50_ns"] * 0.7)
+        self.assertGreater(counted["file_write_bytes"], 10 << 20)
+        # What devices count may be 0.3 s old.
+        self.assertGreater(counted["file_read_bytes"], 4096 * counted["pgmajfault_file"] // 2)
 
     def test_a_page_cannot_be_shortened(self):
         for options in [], ["--stats-json", self.dir / "stats.json"]:

@@ -183,7 +183,16 @@ fn table_and_json_show_the_page() {
     let out = command.args(["sh", "-c", "exit 4"]).output().unwrap();
     assert_eq!(out.status.code(), Some(4));
     let table = text(&out.stderr);
-    for part in ["budget", "64.0 MiB", "peak anonymous", "swapped out", "swapped in", "p99.9", "exit status 4"] {
+    for part in [
+        "budget",
+        "64.0 MiB",
+        "peak anonymous",
+        "swapped out",
+        "swapped in",
+        "p99.9",
+        "exit status 4",
+        "waited for memory",
+    ] {
         assert!(table.contains(part), "{part}: {table}");
     }
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -192,6 +201,7 @@ fn table_and_json_show_the_page() {
     assert!(json["signal"].is_null());
     assert_eq!(json["budget_bytes"], 1000);
     assert_eq!(json["engine_started"], true);
+    assert!(json["fault_wait_ns"].as_u64().unwrap() > 0 && json["wait_share"].as_f64().is_some(), "{json}");
     assert!(json["wall_ns"].as_u64().unwrap() > 0 && json["maxrss_bytes"].as_u64().unwrap() > 0);
     assert_eq!(json["fault_p99_ns"], farpage::internals::stat::bucket_end(40));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "no temporary file is left");
@@ -203,6 +213,7 @@ fn json_without_an_engine_has_the_same_keys() {
     assert_eq!(out.status.signal(), Some(libc::SIGTERM));
     let json: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
     assert_eq!((&json["engine_started"], &json["signal"]), (&false.into(), &libc::SIGTERM.into()));
+    assert!(json["wait_share"].is_null() && json["fault_wait_ns"].is_null() && json.as_object().unwrap().len() > 50);
     assert!(json["exit_status"].is_null() && json.as_object().unwrap().contains_key("pswpin"));
 }
 

@@ -14,6 +14,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// The table for stderr.
 pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -> String {
@@ -28,6 +29,9 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
         out.push('\n');
     };
     row("budget", size::format(budget), String::new());
+    if let Some(page) = ended.page.as_ref().filter(|page| page.was_active()) {
+        waiting_rows(page, ended.wall, &mut row);
+    }
     let Some(page) = &ended.page else {
         row("max RSS", size::format(ended.max_rss), "files included".into());
         out.push_str(&format!("  the preload library did not start in {}: nothing was managed\n", shown(program)));
@@ -51,7 +55,89 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
             false => "  never reached the budget: nothing was managed\n",
         });
     }
+    let alone = tree.is_none_or(|tree| tree.segment.header.joined.load(Relaxed) < 2);
+    if let Some(advice) = advice(page, budget, ended.wall, alone) {
+        out.push_str(&format!("  {advice}\n"));
+    }
     out
+}
+
+/// For how long the program waited for memory, of all its threads together.
+struct Waited {
+    ns: u64,
+    /// Threads that had faults.
+    threads: u64,
+    /// Of the time of these threads.
+    share: f64,
+}
+
+impl Waited {
+    fn of(page: &Page, wall: Duration) -> Waited {
+        let ns = page.get("fault_wait_ns").saturating_add(page.get("alloc_wait_ns"));
+        let threads = page.get("fault_threads").max(1);
+        Waited { ns, threads, share: ns as f64 / (wall.as_nanos().max(1) as f64 * threads as f64) }
+    }
+
+    fn words(&self) -> String {
+        let percent = 100.0 * self.share;
+        match self.threads {
+            1 => format!("at least, {percent:.0}% of the run's time"),
+            // Where the engine counts no further, there may be more.
+            n => format!("thread-seconds at least, {percent:.0}% of the run's time for {n} threads that had faults"),
+        }
+    }
+}
+
+/// What it came to for the user, before what the engine did for it.
+fn waiting_rows(page: &Page, wall: Duration, row: &mut dyn FnMut(&str, String, String)) {
+    let waited = Waited::of(page, wall);
+    row("waited for memory", duration(waited.ns), waited.words());
+    let moved = |name: &str| page.get(name).saturating_mul(PAGE_SIZE as u64);
+    let (read, written) = (page.get("file_read_bytes"), page.get("file_write_bytes"));
+    // What goes out goes to the pool or to files; what the pool moves on goes to files without having come in.
+    let direct = written.saturating_sub(moved("pool_writeback"));
+    let pool = (moved("pswpout").saturating_sub(direct), moved("pswpin").saturating_sub(read));
+    for (name, (written, read)) in [("pool", pool), ("files", (written, read))] {
+        if written > 0 || read > 0 {
+            row(name, size::format(written), format!("written, {} read", size::format(read)));
+        }
+    }
+}
+
+/// Of its time a program waited less than this: it would hardly notice more.
+const WAITED_LITTLE: f64 = 0.01;
+/// More than this, and it did little else.
+const WAITED_MOST: f64 = 0.5;
+/// Pages that came back a second, so that waiting that is not counted may be more than little.
+const BACK_OFTEN: f64 = 100.0;
+
+/// What to do about it, as far as what was measured says that. `alone`: no other process has a part of the budget.
+fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<String> {
+    let get = |name: &str| page.get(name);
+    if !page.was_active() {
+        let peak = get("rss_anon_peak_bytes");
+        // What it had is known to one look of many, so not a budget that is just above that.
+        let little = alone && peak > 0 && peak < budget / 2;
+        return little.then(|| "it used less than half of the budget: a smaller --ram does, too".into());
+    }
+    let waited = Waited::of(page, wall).share;
+    let (major, of_files) = (get("pgmajfault"), get("pgmajfault_file"));
+    let back = major.saturating_add(get("workingset_refault_cached")) as f64 / wall.as_secs_f64().max(1e-9);
+    if waited < WAITED_LITTLE && back < BACK_OFTEN {
+        return alone.then(|| "it hardly waited for memory: a smaller --ram may do".into());
+    }
+    // Threads wait longest for files, so where these are most faults, they are most of the time, too.
+    let files = (of_files > major / 2).then(|| {
+        let percent = (of_files as f64 * 100.0 / major.max(1) as f64).min(100.0);
+        format!("{percent:.0}% of major faults waited for files")
+    });
+    Some(match (waited > WAITED_MOST, files) {
+        (true, None) => "it waited for most of its time: give it more --ram".into(),
+        (true, Some(files)) => format!("it waited for most of its time, {files}: more --ram, or a faster disk"),
+        (false, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
+        (false, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
+        (false, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
+    })
 }
 
 fn of_pages(pages: u64) -> String {
@@ -177,6 +263,8 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree
     object.put("maxrss_bytes", ended.max_rss);
     object.put("ram_bytes", budget);
     object.put("engine_started", ended.page.is_some());
+    let share = ended.page.as_ref().map(|page| Waited::of(page, ended.wall).share);
+    object.put("wait_share", share.map(|share| (share * 1e4).round() / 1e4));
     match &ended.page {
         Some(page) => page.to_json(&mut object),
         None => Page::nulls(&mut object),
@@ -249,6 +337,84 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farpage::internals::stat::Stat;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const BUDGET: u64 = 64 << 20;
+
+    fn active(set: impl FnOnce(&Stat)) -> Page {
+        Page::for_test(|stat| {
+            stat.active.store(1, Relaxed);
+            stat.rss_anon_peak_bytes.store(BUDGET, Relaxed);
+            set(stat);
+        })
+    }
+
+    fn waits(ms: u64, major: u64, of_files: u64) -> Page {
+        active(|stat| {
+            stat.fault_wait_ns.store(ms * 1_000_000, Relaxed);
+            stat.pgmajfault.store(major, Relaxed);
+            stat.pgmajfault_file.store(of_files, Relaxed);
+        })
+    }
+
+    #[test]
+    fn waiting_is_of_all_threads_and_of_their_time() {
+        let page = |threads| {
+            active(|stat| {
+                stat.fault_wait_ns.store(1_200_000_000, Relaxed);
+                stat.alloc_wait_ns.store(50_000_000, Relaxed);
+                stat.fault_threads.store(threads, Relaxed);
+            })
+        };
+        let words = |threads| Waited::of(&page(threads), SECOND * 5).words();
+        assert_eq!(Waited::of(&page(4), SECOND * 5).ns, 1_250_000_000);
+        assert_eq!(words(1), "at least, 25% of the run's time");
+        assert_eq!(words(0), words(1));
+        assert_eq!(words(5), "thread-seconds at least, 5% of the run's time for 5 threads that had faults");
+        assert!(Waited::of(&waits(1, 0, 0), Duration::ZERO).share.is_finite());
+    }
+
+    #[test]
+    fn what_went_to_the_pool_and_to_files_is_told_apart() {
+        let page = active(|stat| {
+            stat.pswpout.store(1000, Relaxed);
+            stat.pswpin.store(900, Relaxed);
+            stat.pool_writeback.store(200, Relaxed);
+            // 300 past the pool, 200 out of it.
+            stat.file_write_bytes.store(500 * PAGE_SIZE as u64, Relaxed);
+            stat.file_read_bytes.store(400 * PAGE_SIZE as u64, Relaxed);
+        });
+        let mut rows = Vec::new();
+        waiting_rows(&page, SECOND, &mut |name, value, more| rows.push(format!("{name}: {value} {more}")));
+        assert_eq!(rows[1..], ["pool: 2.7 MiB written, 2.0 MiB read", "files: 2.0 MiB written, 1.6 MiB read"]);
+    }
+
+    #[test]
+    fn advice_follows_from_what_was_measured() {
+        let said = |page: &Page, alone| advice(page, BUDGET, SECOND, alone).unwrap_or_default();
+        for (page, part) in [
+            (waits(700, 9000, 0), "most of its time: give it more --ram"),
+            (
+                waits(700, 9000, 9000),
+                "most of its time, 100% of major faults waited for files: more --ram, or a faster",
+            ),
+            (waits(300, 9000, 6000), "67% of major faults waited for files: more --ram or a faster disk"),
+            (waits(300, 9000, 3000), "only more --ram"),
+            (waits(300, 0, 0), "no page was read back"),
+            (waits(3, 99, 99), "hardly waited for memory: a smaller --ram"),
+            // Many short waits: the part of each that is not counted may come to something.
+            (waits(3, 200, 0), "only more --ram"),
+        ] {
+            assert!(said(&page, true).contains(part), "{part}: {}", said(&page, true));
+        }
+        let below = |peak: u64| Page::for_test(|stat| stat.rss_anon_peak_bytes.store(peak, Relaxed));
+        assert!(said(&below(BUDGET / 4), true).contains("less than half of the budget"));
+        // Not known; near; and others have a part of the budget.
+        for (page, alone) in [(below(0), true), (below(BUDGET / 2), true), (below(1), false), (waits(3, 9, 9), false)] {
+            assert_eq!(said(&page, alone), "");
+        }
+    }
 
     #[test]
     fn shares_only_of_a_pool_that_is_worth_it() {
