@@ -30,12 +30,14 @@ enum Exported {
 }
 
 /// Values that are not exported under their own name.
-const EXCEPTIONS: [(&str, Exported); 12] = [
+const EXCEPTIONS: [(&str, Exported); 14] = [
     ("rss_anon_peak_bytes", Exported::Not),
     ("pool_peak_bytes", Exported::Not),
     // zram's word; beside huge pages of the processor it would say something else.
     ("huge_pages", Exported::As("pool_raw_pages")),
     ("workingset_refault_cached", Exported::As("workingset_refault")),
+    ("fault_wait_ns", Exported::As("fault_wait_seconds")),
+    ("alloc_wait_ns", Exported::As("alloc_wait_seconds")),
     ("idle_poll_ns", Exported::As("idle_poll_seconds")),
     ("read_errors", Exported::Error("read")),
     ("write_errors", Exported::Error("write")),
@@ -106,8 +108,8 @@ pub enum Amount {
     Whole(u64),
     /// So many nanoseconds.
     Nanoseconds(u64),
-    /// Bounds in seconds, and how many were below each; how many there were.
-    Below(Vec<(f64, u64)>, u64),
+    /// Bounds in seconds, and how many were below each; how many there were; how long they took together, nanoseconds.
+    Below(Vec<(f64, u64)>, u64, u64),
 }
 
 /// Families in the order in which they were first heard of.
@@ -158,11 +160,11 @@ fn of_page(families: &mut Families, one: &Managed, page: &Page) {
         of_value(families, value, &labels);
     }
     let (below, count) = latencies(&page.latency_counts());
-    // Pagers serve faults in the faulting thread, and do not time them.
+    // Pagers serve faults in the faulting thread, and only add up how long they took.
     if page.pager().is_none() {
         let help = "Service time of faults, from the message read to the thread woken.";
         let name = "fault_duration_seconds";
-        families.add(name, FamilyKind::Histogram, help, labels, Amount::Below(below, count));
+        families.add(name, FamilyKind::Histogram, help, labels, Amount::Below(below, count, page.get("fault_wait_ns")));
     }
 }
 

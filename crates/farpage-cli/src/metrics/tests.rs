@@ -97,16 +97,19 @@ fn checked(text: &str) -> BTreeSet<String> {
         }
         let Line { name, labels, value } = sample(line);
         let suffix = name.strip_prefix(&family).unwrap_or_else(|| panic!("not of {family}: {line}"));
-        let wanted = match kind.as_str() {
-            "gauge" => "",
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "_bucket",
+        let wanted: &[&str] = match kind.as_str() {
+            "gauge" => &[""],
+            "counter" => &["_total"],
+            "info" => &["_info"],
+            _ => &["_bucket", "_sum", "_count"],
         };
-        assert_eq!(suffix, wanted, "{line}");
+        assert!(wanted.contains(&suffix), "{line}");
         assert!(seen.insert((name.clone(), labels.clone())), "twice: {line}");
         assert!(value >= 0.0 && value.is_finite(), "{line}");
-        if kind == "histogram" {
+        if suffix == "_sum" || suffix == "_count" {
+            let last = buckets.get(&format!("{labels:?}")).unwrap_or_else(|| panic!("before its buckets: {line}"));
+            assert!(last.0.is_infinite() && (suffix == "_sum" || value == last.1), "{line}");
+        } else if kind == "histogram" {
             let mut others = labels.clone();
             let bound: f64 = others.remove("le").unwrap().parse().unwrap();
             let last = buckets.entry(format!("{others:?}")).or_insert((0.0, 0.0));
@@ -116,6 +119,11 @@ fn checked(text: &str) -> BTreeSet<String> {
         names.insert(name);
     }
     assert!(buckets.values().all(|(bound, _)| bound.is_infinite()), "a histogram without its last bucket");
+    for part in ["_sum{", "_count{"] {
+        let told =
+            text.lines().filter(|line| line.starts_with("farpage_fault_duration_seconds") && line.contains(part));
+        assert_eq!(told.count(), buckets.len(), "{part}");
+    }
     // No sample of one family may be called as another family or its sample.
     let plain: BTreeSet<&String> = families.iter().collect();
     assert!(names.iter().all(|name| !plain.contains(name) || text.contains(&format!("# TYPE {name} gauge"))));
@@ -128,6 +136,8 @@ fn some_numbers(stat: &Stat) {
     stat.idle_poll_ns.store(1_500_000_000, Relaxed);
     stat.read_errors.store(3, Relaxed);
     [900, 5_000, 5_000, u64::MAX].into_iter().for_each(|ns| stat.record_fault(ns));
+    stat.fault_wait_ns.store(2_500_000_000, Relaxed);
+    stat.alloc_wait_ns.store(250_000_000, Relaxed);
 }
 
 #[test]
@@ -142,6 +152,11 @@ fn the_text_follows_the_rules() {
         r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="1.024e-6"} 1"#,
         r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="4.294967296"} 3"#,
         r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="+Inf"} 4"#,
+        r#"farpage_fault_duration_seconds_sum{pid="7",command="a \"b\" \\x\nc",pager=""} 2.5"#,
+        r#"farpage_fault_duration_seconds_count{pid="7",command="a \"b\" \\x\nc",pager=""} 4"#,
+        r#"farpage_fault_wait_seconds_total{pid="7",command="a \"b\" \\x\nc",pager="1"} 2.5"#,
+        r#"farpage_alloc_wait_seconds_total{pid="7",command="a \"b\" \\x\nc",pager=""} 0.25"#,
+        "# UNIT farpage_fault_wait_seconds seconds",
         "farpage_unreadable_processes 1",
         "# UNIT farpage_budget_bytes bytes",
         "# TYPE farpage_pgfault counter",
@@ -175,7 +190,7 @@ fn the_older_form_describes_what_it_has() {
         assert!(text.contains(part), "{part}\n{text}");
     }
     assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
-    let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#') && !l.contains("_count{")).count();
+    let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#')).count();
     assert_eq!(samples(&text), samples(&super::tests::text(Exposition::OpenMetrics, some_numbers)));
 }
 

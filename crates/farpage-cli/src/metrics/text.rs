@@ -5,7 +5,6 @@
 //! | --- | --- | --- |
 //! | a counter is described under | `NAME` | `NAME_total` |
 //! | words in labels are an | `info` | `gauge` |
-//! | number of a histogram | in its last bucket; `_count` only beside `_sum` | `_count` |
 //! | quotes in a description | escaped | as they are |
 //! | end | `# EOF` | |
 //!
@@ -69,15 +68,14 @@ fn write_family(text: &mut String, family: &Family, form: Exposition) {
         match &sample.value {
             Amount::Whole(number) => line(text, &name, &sample.labels, None, number),
             Amount::Nanoseconds(number) => line(text, &name, &sample.labels, None, *number as f64 / 1e9),
-            Amount::Below(bounds, count) => {
+            Amount::Below(bounds, count, sum) => {
                 let bucket = format!("{name}_bucket");
                 for (bound, below) in bounds {
                     line(text, &bucket, &sample.labels, Some(&format!("{bound:?}")), below);
                 }
                 line(text, &bucket, &sample.labels, Some("+Inf"), count);
-                if form == Exposition::Prometheus {
-                    line(text, &format!("{name}_count"), &sample.labels, None, count);
-                }
+                line(text, &format!("{name}_sum"), &sample.labels, None, *sum as f64 / 1e9);
+                line(text, &format!("{name}_count"), &sample.labels, None, count);
             }
         }
     }

@@ -9,7 +9,19 @@ use std::fmt::Write as _;
 
 /// Groups of the sheet, in order; values in none of them come under "other".
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("faults", &["pgfault", "pgmajfault", "workingset_refault_cached", "wp_fault", "allocstall"]),
+    (
+        "faults",
+        &[
+            "pgfault",
+            "pgmajfault",
+            "workingset_refault_cached",
+            "wp_fault",
+            "allocstall",
+            "fault_wait_ns",
+            "alloc_wait_ns",
+            "fault_threads",
+        ],
+    ),
     (
         "swap",
         &[
@@ -23,6 +35,8 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "swap_ra_windows",
             "swap_ra_windows_hit",
             "pgsteal_anon",
+            "file_read_bytes",
+            "file_write_bytes",
             "pool_writeback",
             "pool_recompressed",
             "pages_compacted",
@@ -206,7 +220,7 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
     for (title, names) in GROUPS {
         let group: Vec<&Value> = counters.iter().filter(|v| names.contains(&v.name)).collect();
         if !group.is_empty() {
-            out.push_str(&counter_group(title, &group, before));
+            out.push_str(&counter_group(title, &group, before, raw));
         }
         if title == "faults" && page.pager().is_none() {
             for (name, share) in SHARES {
@@ -224,7 +238,7 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
     let grouped = |v: &&Value| GROUPS.iter().any(|(_, names)| names.contains(&v.name));
     let other: Vec<&Value> = counters.iter().filter(|v| !grouped(v)).collect();
     if !other.is_empty() {
-        out.push_str(&counter_group("other", &other, before));
+        out.push_str(&counter_group("other", &other, before, raw));
     }
     let mappings = page.readahead();
     if !mappings.is_empty() {
@@ -240,11 +254,19 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
     out
 }
 
-fn counter_group(title: &str, group: &[&Value], before: Before<'_>) -> String {
+fn counter_group(title: &str, group: &[&Value], before: Before<'_>, raw: bool) -> String {
     let mut out = format!("{title}\n");
     for v in group {
-        let rate = before.map(|(old, seconds)| format!("{:.0}/s", rate(v, old, seconds)));
-        out.push_str(&row(v.name, &v.value.to_string(), rate, v.help));
+        let rate = before.map(|(old, seconds)| rate(v, old, seconds));
+        let line = match v.name.strip_suffix("_ns") {
+            // `420 ms/s`: for so long in each second, of all threads together.
+            Some(name) if !raw => {
+                let rate = rate.map(|ns| format!("{}/s", duration(ns as u64)));
+                row(name, &duration(v.value), rate, v.help)
+            }
+            _ => row(v.name, &v.value.to_string(), rate.map(|rate| format!("{rate:.0}/s")), v.help),
+        };
+        out.push_str(&line);
     }
     out
 }
@@ -302,5 +324,26 @@ fn put_rates(page: Option<&Page>, watch: Watch<'_>, object: &mut Object) {
             }
             object.put_object("per_second", rates);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn waiting_is_shown_as_a_time_and_by_the_second() {
+        let page = |ns: u64| Page::for_test(|stat| stat.fault_wait_ns.store(ns, Relaxed));
+        let before = [page(1_000_000_000)];
+        let managed = |ns| Managed { pid: 7, command: "p".into(), pages: Some(vec![page(ns)]) };
+        let watched = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), false);
+        let words = |sheet: &str, name: &str| {
+            let line = sheet.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default();
+            line.split_whitespace().take(5).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(words(&watched, "fault_wait "), "fault_wait 1.84 s 420.0 ms/s", "{watched}");
+        let raw = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), true);
+        assert!(words(&raw, "fault_wait_ns ").starts_with("fault_wait_ns 1840000000 420000000/s"), "{raw}");
     }
 }

@@ -154,10 +154,11 @@ fn facts_of(program: &Program, look: Look, width: u16) -> Vec<Line<'static>> {
 fn faults(program: &Program, rates: &Rates) -> String {
     let latency = |ns: Option<u64>| ns.map_or("-".into(), short_duration);
     let counts = format!(
-        "{}/s, {} major, {} stalled",
+        "{}/s, {} major, {} stalled, waits {:.0}%",
         short_number(rates.faults),
         short_number(rates.major),
-        short_number(rates.stalls)
+        short_number(rates.stalls),
+        rates.wait_percent().min(99_999.0)
     );
     // Pagers do not time them.
     match program.id.pager {

@@ -11,8 +11,10 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Row, Table, TableState};
 
-/// From this width on there is room for what the devices have.
-const WIDE: u16 = 96;
+/// From this width on there is room for what the devices have, and for latencies.
+const WIDE: u16 = 102;
+/// Columns of these, and of the space before each.
+const MORE: u16 = 21;
 /// Columns of the smallest bar, and what a wide terminal adds at most.
 const BAR: (u16, u16) = (12, 40);
 /// Columns of a name, and what a wide terminal adds at most.
@@ -79,16 +81,16 @@ pub fn trouble_of(program: &Program) -> String {
     values.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Widths of the columns, and whether those of the devices are among them.
+/// Widths of the columns, and whether those for which there is room only on a wide terminal are among them.
 fn widths(columns: u16) -> (Vec<u16>, bool) {
     let wide = columns >= WIDE;
-    let devices = if wide { 14 } else { 0 };
-    let spare = columns.saturating_sub(80 + devices);
+    let spare = columns.saturating_sub(80 + if wide { MORE } else { 0 });
     let name = spare.min(NAME.1);
     let more = (spare - name).min(BAR.1);
     let mut widths = vec![7, NAME.0 + name, 6, BAR.0 + more, 6, 7];
     widths.extend(wide.then_some([6, 6]).into_iter().flatten());
     widths.extend([7, 7, 6]);
+    widths.extend(wide.then_some(6));
     (widths, wide)
 }
 
@@ -96,7 +98,8 @@ fn draw_table(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect) {
     let (widths, wide) = widths(area.width);
     let mut head = vec!["PID", "COMMAND", "BUDGET", " USED", "RSS", "SWAPPED"];
     head.extend(wide.then_some(["POOL", "FILES"]).into_iter().flatten());
-    head.extend(["FAULT/s", "MAJOR/s", "P99"]);
+    head.extend(["FAULT/s", "MAJOR/s", "WAIT%"]);
+    head.extend(wide.then_some("P99"));
     let marked = |name: &&str| {
         let sorted = *name == state.sort.0.name();
         let style = if sorted { Style::new().add_modifier(Modifier::UNDERLINED) } else { Style::new() };
@@ -121,10 +124,12 @@ fn aligned<'a>(line: Line<'a>, column: &str) -> Line<'a> {
 }
 
 fn cells(texts: Vec<Line<'static>>, wide: bool) -> Row<'static> {
-    let devices = if wide { 2 } else { 0 };
     let left = |at: usize| at == 1 || at == 3;
     let mut texts = texts;
-    texts.drain(6 + devices..8);
+    if !wide {
+        texts.pop();
+        texts.drain(6..8);
+    }
     Row::new(texts.into_iter().enumerate().map(|(at, text)| if left(at) { text } else { text.right_aligned() }))
 }
 
@@ -147,6 +152,7 @@ fn tree_row(tree: &TreeRow, state: &State, look: Look, (names, columns): (u16, u
         Line::from(short_size(bytes("file_bytes"))),
         Line::from(rate(|rates| rates.faults)),
         Line::from(rate(|rates| rates.major)),
+        Line::from(rate(Rates::wait_percent)),
         Line::from("-"),
     ];
     cells(texts, wide).style(Style::new().add_modifier(Modifier::BOLD))
@@ -180,6 +186,7 @@ fn program_row(program: &Program, state: &State, look: Look, columns: u16, wide:
         bytes("file_bytes"),
         rate(|rates| rates.faults),
         rate(|rates| rates.major),
+        rate(Rates::wait_percent),
         Line::from(p99),
     ];
     cells(texts, wide)
@@ -212,8 +219,9 @@ pub fn draw_help(frame: &mut Frame<'_>, look: Look) {
  A tree is a program under farpage run and all that it started. BUDGET:
  of the tree; of a process, what it may have of that now. USED: its part
  of the budget of all, > where it is more. FAULT/s: faults served since
- the last look; MAJOR/s: those that read a device; P99: 99 % of them took
- less. Behind the name of a tree: its processes, also without a row.
+ the last look; MAJOR/s: those that read a device. WAIT%: at least so much
+ of the time a thread waited for memory, 200 if two always did. P99: 99 %
+ of faults took less. Behind the name of a tree: its processes, all.
 
  # hot   = resident   + swap cache, free frames   % compressed   - other
 

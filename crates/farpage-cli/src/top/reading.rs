@@ -55,6 +55,8 @@ pub struct Rates {
     pub pages_out: f64,
     /// Faults that waited for reclaim.
     pub stalls: f64,
+    /// Threads that waited for memory at a time, on average.
+    pub waiting: f64,
     /// Pages read ahead.
     pub ahead: f64,
     /// Half of the faults took less, nanoseconds; `None`: there were none.
@@ -63,6 +65,13 @@ pub struct Rates {
     pub p99: Option<u64>,
     /// 99.9 % of them.
     pub p999: Option<u64>,
+}
+
+impl Rates {
+    /// As `top` shows the CPU: 100 is one thread, all of the time.
+    pub fn wait_percent(&self) -> f64 {
+        100.0 * self.waiting
+    }
 }
 
 /// A program under farpage, or a pager of regions.
@@ -231,6 +240,7 @@ fn rates(page: &Page, old: &Page, passed: Duration) -> Option<Rates> {
         pages_in: rate("pswpin"),
         pages_out: rate("pswpout"),
         stalls: rate("allocstall"),
+        waiting: (rate("fault_wait_ns") + rate("alloc_wait_ns")) / 1e9,
         ahead: rate("swap_ra"),
         p50: percentile_ns(&since, 0.5),
         p99: percentile_ns(&since, 0.99),
@@ -266,6 +276,8 @@ mod tests {
         let rates = monitor.take(vec![managed(7, 300)], &[], later).program(id).unwrap().rates.unwrap();
         // The slow ones were before.
         assert!(rates.faults == 100.0 && rates.p99 < Some(2_000), "{rates:?}");
+        // 200 faults of a microsecond in two seconds.
+        assert!((rates.wait_percent() - 0.01).abs() < 1e-9, "{rates:?}");
         let rates = monitor.take(vec![managed(7, 300)], &[], later).program(id).unwrap().rates;
         assert_eq!(rates, None, "no time has passed");
         // It began anew.

@@ -20,12 +20,15 @@ pub enum Sort {
     Faults,
     /// Faults a second that read a device.
     Major,
+    /// Time for which threads wait for memory.
+    Waiting,
     /// Latency.
     Latency,
 }
 
 impl Sort {
-    const ALL: [Sort; 6] = [Sort::Pid, Sort::Resident, Sort::Swapped, Sort::Faults, Sort::Major, Sort::Latency];
+    const ALL: [Sort; 7] =
+        [Sort::Pid, Sort::Resident, Sort::Swapped, Sort::Faults, Sort::Major, Sort::Waiting, Sort::Latency];
 
     /// The column that is sorted.
     pub fn name(self) -> &'static str {
@@ -35,6 +38,7 @@ impl Sort {
             Sort::Swapped => "SWAPPED",
             Sort::Faults => "FAULT/s",
             Sort::Major => "MAJOR/s",
+            Sort::Waiting => "WAIT%",
             Sort::Latency => "P99",
         }
     }
@@ -52,6 +56,7 @@ impl Sort {
             Sort::Swapped => b.page.get("swapped_bytes").cmp(&a.page.get("swapped_bytes")),
             Sort::Faults => rate(b).faults.total_cmp(&rate(a).faults),
             Sort::Major => rate(b).major.total_cmp(&rate(a).major),
+            Sort::Waiting => rate(b).waiting.total_cmp(&rate(a).waiting),
             Sort::Latency => rate(b).p99.cmp(&rate(a).p99),
         };
         order.then(a.id.cmp(&b.id))

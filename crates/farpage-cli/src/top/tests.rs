@@ -38,6 +38,8 @@ fn swapping(stat: &Stat, seconds: u64) {
     set(&stat.pgmajfault, seconds * 300);
     set(&stat.pswpin, seconds * 800);
     set(&stat.fault_ns[20], seconds * 1500);
+    set(&stat.fault_wait_ns, seconds * 400_000_000);
+    set(&stat.alloc_wait_ns, seconds * 20_000_000);
     set(&stat.readahead[0].start, 0x7f00_0000_0000 >> 12);
     set(&stat.readahead[0].pages, 4096);
     set(&stat.readahead[0].faults, 77);
@@ -103,17 +105,18 @@ fn the_list_says_all_of_it_in_80_columns() {
     for part in [
         "farpage top  1 tree, 1 program, 1 pager, 1 of other users; by PID\n",
         "swapped 90M: pool 36M in 12M, files 54M   table (4712): write_errors 3\n",
-        "    PID COMMAND        BUDGET  USED           RSS SWAPPED FAULT/s MAJOR/s    P99\n",
-        "   tree python3 (0)       64M [          ]    62M       0    1500     300      -\n",
-        "   4711  python3          64M [#####=+%%-]    62M     90M    1500     300   ",
-        "   4712  pager 1            0 [          ]   9.0M       0       0       0      -\n",
+        "    PID COMMAND        BUDGET  USED           RSS SWAPPED FAULT/s MAJOR/s  WAIT%\n",
+        "   tree python3 (0)       64M [          ]    62M       0    1500     300     42\n",
+        "   4711  python3          64M [#####=+%%-]    62M     90M    1500     300     42\n",
+        "   4712  pager 1            0 [          ]   9.0M       0       0       0      0\n",
         "up/down   Enter details   s sort   r reverse   b budget   ? help   q\n",
     ] {
         assert!(shown.contains(part), "{part}\n{shown}");
     }
     assert!(shown.is_ascii());
     let wide = screen(&monitor, &state, PLAIN, (120, 30));
-    assert!(wide.contains("   POOL  FILES FAULT/s") && wide.contains("    12M    54M    1500"), "{wide}");
+    assert!(wide.contains("   POOL  FILES FAULT/s MAJOR/s  WAIT%    P99\n"), "{wide}");
+    assert!(wide.contains("    12M    54M    1500     300     42   80ns\n"), "{wide}");
     state.help = true;
     let help = screen(&monitor, &state, PLAIN, (80, 24));
     assert!(help.contains("another budget of the tree") && help.contains("Any key closes this.") && help.is_ascii());
@@ -130,7 +133,7 @@ fn the_details_say_all_of_it_in_80_columns() {
         "Faults/s, 2 min:  f all  m major\n",
         "  90M|",
         " 1500|",
-        "faults   1500/s, 300 major, 0 stalled; p50 80ns, p99 80ns, p99.9 80ns\n",
+        "faults   1500/s, 300 major, 0 stalled, waits 42%; p50 80ns, p99 80ns, p99.9 80ns\n",
         "pages/s  in 800, of these 0 by readahead; out 0\n",
         "devices  pool 36M in 12M, 3.6 to 1, limit 0; files 54M\n",
         "MAPPING                      ADDRESS   SIZE     MAJFLT    SWAP_RA   HIT%  WINDOW\n",
@@ -161,7 +164,7 @@ fn every_size_can_be_drawn() {
     let (monitor, mut state) = watched();
     for (view, help) in [(View::List, false), (details_of(4711), false), (View::List, true), (details_of(4712), true)] {
         (state.view, state.help) = (view, help);
-        for columns in (0..30).chain([79, 80, 81, 95, 96, 200, 500]) {
+        for columns in (0..30).chain([79, 80, 81, 101, 102, 200, 500]) {
             for rows in (0..20).chain([24, 25, 50, 100]) {
                 screen(&monitor, &state, PLAIN, (columns, rows));
                 screen(&monitor, &state, RICH, (columns, rows));
