@@ -276,6 +276,10 @@ typedef struct fp_stats {
    * in proportion.
    */
   uint64_t swap_ra_hit;
+  /**
+   * Nanoseconds for which threads waited in faults, together.
+   */
+  uint64_t fault_wait_ns;
 } fp_stats;
 
 #ifdef __cplusplus
