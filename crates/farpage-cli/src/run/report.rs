@@ -79,11 +79,13 @@ impl Waited {
     }
 
     fn words(&self) -> String {
-        let percent = 100.0 * self.share;
         match self.threads {
-            1 => format!("at least, {percent:.0}% of the run's time"),
-            // Where the engine counts no further, there may be more.
-            n => format!("thread-seconds at least, {percent:.0}% of the run's time for {n} threads that had faults"),
+            1 => format!("at least, {:.0}% of the run's time", 100.0 * self.share),
+            // They need not all have run all the time, so a share of their time would say less than there was.
+            n => format!(
+                "thread-seconds at least: of {n} threads that had faults, {:.2} waited at a time",
+                self.share * n as f64
+            ),
         }
     }
 }
@@ -371,7 +373,7 @@ mod tests {
         assert_eq!(Waited::of(&page(4), SECOND * 5).ns, 1_250_000_000);
         assert_eq!(words(1), "at least, 25% of the run's time");
         assert_eq!(words(0), words(1));
-        assert_eq!(words(5), "thread-seconds at least, 5% of the run's time for 5 threads that had faults");
+        assert_eq!(words(5), "thread-seconds at least: of 5 threads that had faults, 0.25 waited at a time");
         assert!(Waited::of(&waits(1, 0, 0), Duration::ZERO).share.is_finite());
     }
 
