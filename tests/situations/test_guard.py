@@ -98,7 +98,7 @@ class Guard(Holding):
         self.assertEqual(self.kills(group), 0)
         said = self.said(guard)
         for process in two:
-            self.assertRegex(said, rf"process {process.pid} \(python3[.\d]*\), which has .*, gets a budget of")
+            self.assertRegex(said, rf"process {process.pid} \(python3[.\d]*\) had .*: it has a budget of")
 
     def test_who_has_a_budget_gets_a_smaller_one_and_then_more(self):
         group = self.small(200)
@@ -110,10 +110,11 @@ class Guard(Holding):
         self.tell(other)
         self.hear("full", other)
         self.assertEqual(self.kills(group), 0)
-        self.wait_for(rf"the tree of process {managed.pid} .* gets a budget of ", guard)
+        self.wait_for(rf"the tree of process {managed.pid} .* had .*: it has a budget of ", guard)
         # Its memory is given back: there is room for the other.
         self.end(other)
-        self.wait_for(rf"process {managed.pid} .* are out, gets a budget of ", guard)
+        # All that it had, and not only what it was cut from last.
+        self.wait_for(rf"process {managed.pid} .* are out, has a budget of 150.0 MiB", guard)
         self.tell(managed)
         self.hear("True", managed)
         self.assertIsNone(guard.poll())
@@ -140,7 +141,7 @@ class Guard(Holding):
         before = Path(f"/proc/{one.pid}/maps").read_text().count("libfarpage")
         self.tell(one)
         self.hear("full", one)
-        self.wait_for(rf"process {one.pid} .* would get a budget of", guard)
+        self.wait_for(rf"process {one.pid} .*: it would get a budget of", guard)
         self.assertEqual((before, Path(f"/proc/{one.pid}/maps").read_text().count("libfarpage")), (0, 0))
         said = self.said(guard)
         self.assertLess(len(said.splitlines()), 5, said)

@@ -155,10 +155,14 @@ impl Group {
         self.v2.then(|| stalled_us(&self.read("memory.pressure")?)).flatten()
     }
 
-    /// How many of its processes the kernel has killed.
+    /// How many processes of it and of those below the kernel has killed.
     pub fn kills(&self) -> u64 {
-        let text = self.read(if self.v2 { "memory.events" } else { "memory.oom_control" });
-        text.and_then(|text| keyed(&text, "oom_kill")).unwrap_or(0)
+        let of = |group: &Group, file| group.read(file).and_then(|text| keyed(&text, "oom_kill")).unwrap_or(0);
+        match self.v2 {
+            true => of(self, "memory.events"),
+            // There, each counts its own.
+            false => self.with_all_below().iter().map(|group| of(group, "memory.oom_control")).sum(),
+        }
     }
 
     /// The processes of it and of all below, as far as they are in this process's pid namespace.
@@ -169,9 +173,9 @@ impl Group {
     }
 }
 
-/// The number of the line `NAME NUMBER`.
+/// The number of the line `NAME NUMBER`, whatever comes behind.
 pub fn keyed(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.split_whitespace().next()?.parse().ok())
 }
 
 /// The time that some task has waited for memory, us, in the text of a `pressure` file.

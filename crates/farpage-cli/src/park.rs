@@ -3,9 +3,8 @@
 //! Caller: `main`. What members do is in [`farpage::internals::run::budget::park`].
 
 use crate::args::ParkArgs;
-use crate::attach;
 use crate::failure::{Failure, Result, say};
-use crate::set::{LOOK, falls};
+use crate::set::{LOOK, falls, wake_small};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
@@ -54,12 +53,7 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
     let before = used(&tree);
     // Small ones have no engine, which would do it.
-    let small = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant);
-    for pid in small.map(|m| m.pid.load(Relaxed)).collect::<Vec<_>>() {
-        if let Err(failure) = attach::wake(pid) {
-            say(failure);
-        }
-    }
+    wake_small(&tree);
     let since = Instant::now();
     while members(&tree).is_empty() {
         if since.elapsed() > PATIENCE {

@@ -1,12 +1,15 @@
 //! `farpage set`: another budget for a tree that runs. `farpage top` gives one in the same way.
 
 use crate::args::SetArgs;
+use crate::attach;
 use crate::budget::budget;
 use crate::failure::{Failure, Result, say};
-use crate::trees;
+use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
+use farpage::internals::tree::MemberKind;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// How long a tree that shrinks is waited for while it makes no headway.
@@ -14,14 +17,29 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks.
 pub const LOOK: Duration = Duration::from_millis(20);
 
-/// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held.
+/// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held. If it
+/// is less than there is, processes that were small before, and so have no engine, get one.
 ///
 /// # Errors
 /// No such tree; an unreadable size.
 pub fn give(pid: u32, ram: &str) -> Result<u64> {
     let bytes = budget(Some(ram))?.bytes;
-    trees::of(pid)?.segment.set_budget(bytes);
+    let tree = trees::of(pid)?;
+    tree.segment.set_budget(bytes);
+    if tree.segment.claimed() > bytes / PAGE_SIZE as u64 {
+        wake_small(&tree);
+    }
     Ok(bytes)
+}
+
+/// Starts the engines of those that have none yet.
+pub fn wake_small(tree: &Tree) {
+    let small = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant);
+    for pid in small.map(|m| m.pid.load(Relaxed)).collect::<Vec<_>>() {
+        if let Err(failure) = attach::wake(pid) {
+            say(failure);
+        }
+    }
 }
 
 /// Runs the subcommand. Exit status 1: no such tree, or it cannot become as small.

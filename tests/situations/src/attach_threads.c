@@ -21,6 +21,8 @@ static void *worker(void *unused) {
   (void)unused;
   struct sock_filter steps[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+      /* The kernel goes on by itself with a call that something has interrupted. */
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_restart_syscall, 1, 0),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),

@@ -110,6 +110,8 @@ pub fn wake(pid: u32) -> Result<()> {
 /// An open `/dev/userfaultfd` for a process of another user.
 fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
     if target.uid == rustix::process::geteuid().as_raw() {
+        // What this user may not have, its program may not.
+        probe::Probe::take(None).verdict()?;
         return Ok(None);
     }
     let opened = probe::open_device().map_err(|error| {

@@ -1,11 +1,12 @@
-//! Programs that are attached to: each by a command of its own, which is looked at from time to time.
+//! Commands that the guard has started: each attaches to a program, or wakes the engines of a tree that is to become
+//! smaller. They are looked at from time to time.
 //!
 //! Caller: [`super`]. No locks.
 
 use super::targets::{Id, Target};
 use super::watch::Place;
 use crate::args::EngineArgs;
-use crate::failure::{Result, why};
+use crate::failure::Result;
 use crate::{run, trees};
 use farpage::internals::conf::{RAM_MIN, size};
 use std::collections::HashMap;
@@ -16,8 +17,10 @@ use std::time::{Duration, Instant};
 
 /// Who was refused is tried again after this long.
 const AGAIN: Duration = Duration::from_secs(30);
+/// Most at a time: each needs some memory of its own.
+const AT_ONCE: usize = 4;
 
-/// Attaches that have begun, and who was refused.
+/// Commands that run, and who was refused.
 pub struct Attaches {
     engine: Vec<OsString>,
     running: Vec<Attach>,
@@ -26,8 +29,10 @@ pub struct Attaches {
 
 struct Attach {
     id: Id,
-    what: String,
+    /// Why, and what it had: for the line that says that it is done.
+    why: String,
     place: Place,
+    /// What it shall have, bytes; another one than it was begun with, if that was not enough.
     budget: u64,
     child: Child,
     began: Instant,
@@ -44,10 +49,10 @@ pub struct Done {
     pub id: Id,
     /// Where.
     pub place: Place,
-    /// It has a budget now.
-    pub is_attached: bool,
+    /// The budget that it has now, bytes; `None`: it was refused.
+    pub budget: Option<u64>,
     /// What is to be said.
-    pub says: Vec<String>,
+    pub says: Option<String>,
 }
 
 impl Attaches {
@@ -65,6 +70,11 @@ impl Attaches {
         self.running.iter().find(|attach| attach.id == id).map(|attach| attach.budget)
     }
 
+    /// Whether none runs.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
     /// Whether it was refused, not long ago.
     pub fn is_refused(&self, id: Id) -> bool {
         self.refused.get(&id).is_some_and(|refusal| refusal.at.elapsed() < AGAIN)
@@ -75,50 +85,95 @@ impl Attaches {
         self.refused.retain(|id, _| id.is_there());
     }
 
-    /// Begins.
-    pub fn begin(&mut self, target: &Target, place: &Place, budget: u64) {
+    /// Begins to attach; one that is being attached to gets this budget instead. Too many at a time: nothing happens.
+    /// What cannot be begun is said.
+    pub fn begin(&mut self, target: &Target, place: &Place, budget: u64, why: &str) -> Option<String> {
+        if let Some(attach) = self.running.iter_mut().find(|attach| attach.id == target.id) {
+            attach.budget = budget;
+            return None;
+        }
+        if self.running.len() >= AT_ONCE {
+            return None;
+        }
         let mut command = Command::new("/proc/self/exe");
         command.arg("attach").arg(target.id.pid.to_string()).arg("--ram").arg(budget.to_string()).args(&self.engine);
+        self.start(command, target, place, budget, why)
+    }
+
+    /// Has a tree's small processes, which have no engine, start one: its budget was set.
+    pub fn wake(&mut self, target: &Target, place: &Place, budget: u64) -> Option<String> {
+        if self.running.len() >= AT_ONCE || self.budget(target.id).is_some() {
+            return None;
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("set").arg(target.id.pid.to_string()).arg("--ram").arg(budget.to_string());
+        self.start(command, target, place, budget, "")
+    }
+
+    fn start(
+        &mut self,
+        mut command: Command,
+        target: &Target,
+        place: &Place,
+        budget: u64,
+        why: &str,
+    ) -> Option<String> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let (id, what, place) = (target.id, target.to_string(), place.clone());
+        let (id, place) = (target.id, place.clone());
         match command.spawn() {
-            Ok(child) => self.running.push(Attach { id, what, place, budget, child, began: Instant::now() }),
+            Ok(child) => {
+                let (why, began) = (why.to_owned(), Instant::now());
+                self.running.push(Attach { id, why, place, budget, child, began });
+                None
+            }
             Err(error) => {
-                let text = format!("cannot start a process that attaches to {what}: {}", why(&error));
-                crate::failure::say(format_args!("farpage: {text}"));
-                self.refused.insert(id, Refusal { at: Instant::now(), text });
+                let text = format!("cannot start a command for {target}: {}", crate::failure::why(&error));
+                self.refuse(id, text)
             }
         }
     }
 
+    /// Notes a refusal; its text, if it is another one than the last.
+    fn refuse(&mut self, id: Id, text: String) -> Option<String> {
+        let before = self.refused.insert(id, Refusal { at: Instant::now(), text: text.clone() });
+        before.is_none_or(|before| before.text != text).then_some(text)
+    }
+
     /// Those that have ended since the last call.
     pub fn done(&mut self) -> Vec<Done> {
-        let ended = self.running.extract_if(.., |attach| !matches!(attach.child.try_wait(), Ok(None)));
-        let mut done = Vec::new();
-        for mut attach in ended {
-            let mut text = String::new();
-            let is_within = attach.child.wait().is_ok_and(|status| status.success());
-            if let Some(stderr) = &mut attach.child.stderr {
-                // It has ended, and wrote a few lines.
-                let _ = stderr.read_to_string(&mut text);
-            }
-            let is_attached = is_within || trees::of(attach.id.pid).is_ok();
-            let mut says: Vec<String> =
-                text.lines().map(|line| line.strip_prefix("farpage: ").unwrap_or(line).to_owned()).collect();
-            if is_within {
-                let (what, seconds) = (&attach.what, attach.began.elapsed().as_secs_f64());
-                says.push(format!("{what} is within {} after {seconds:.1} s", size::format(attach.budget)));
-            }
-            if !is_attached {
-                let refusal = Refusal { at: Instant::now(), text };
-                let before = self.refused.insert(attach.id, refusal);
-                if before.is_some_and(|before| self.refused.get(&attach.id).is_some_and(|now| now.text == before.text))
-                {
-                    says.clear();
-                }
-            }
-            done.push(Done { id: attach.id, place: attach.place, is_attached, says });
+        let ended: Vec<Attach> =
+            self.running.extract_if(.., |attach| !matches!(attach.child.try_wait(), Ok(None))).collect();
+        ended.into_iter().map(|attach| self.ended(attach)).collect()
+    }
+
+    fn ended(&mut self, mut attach: Attach) -> Done {
+        let is_within = attach.child.wait().is_ok_and(|status| status.success());
+        let mut text = String::new();
+        if let Some(stderr) = &mut attach.child.stderr {
+            // It has ended, and wrote a few lines.
+            let _ = stderr.read_to_string(&mut text);
         }
-        done
+        let lines = text.lines().map(|line| line.strip_prefix("farpage: ").unwrap_or(line).trim());
+        let words = lines.filter(|line| !line.starts_with("help:")).collect::<Vec<_>>().join("; ");
+        let (id, place) = (attach.id, attach.place);
+        let Ok(tree) = trees::of(id.pid) else {
+            let says = self.refuse(id, words);
+            return Done { id, place, budget: None, says };
+        };
+        self.refused.remove(&id);
+        // It was not enough meanwhile.
+        let budget = tree.budget().unwrap_or(u64::MAX).min(attach.budget);
+        let budget = super::set(&tree, budget);
+        let seconds = attach.began.elapsed().as_secs_f64();
+        let and = if is_within { String::new() } else { format!("; {words}") };
+        let says = match attach.why.is_empty() {
+            true if is_within => None,
+            true => Some(words),
+            false => {
+                let budget = size::format(budget);
+                Some(format!("{}: it has a budget of {budget}, after {seconds:.1} s{and}", attach.why))
+            }
+        };
+        Done { id, place, budget: Some(budget), says }
     }
 }

@@ -1,8 +1,8 @@
 //! Who gets which budget, so that memory is not exhausted. Numbers only.
 //!
 //! As few as possible are cut, the largest first; those who are, to the same size, none below half of what it has now
-//! and none below its floor. Where nothing has to be given back yet and memory fills fast, the largest that has no
-//! budget gets one that it can grow into.
+//! and none below its floor. Where nothing has to be given back yet and memory fills fast, the one that grows fastest
+//! gets a budget that it can grow into, if it has none.
 //!
 //! Caller: [`super`]. No locks.
 
@@ -15,6 +15,8 @@ pub struct Candidate {
     pub budget: Option<u64>,
     /// It is never cut below this, bytes.
     pub floor: u64,
+    /// By how much it has grown since the last look, bytes.
+    pub grown: u64,
 }
 
 /// A budget, bytes, for one of the candidates.
@@ -32,6 +34,11 @@ impl Candidate {
         self.budget.map_or(0, |budget| self.has.saturating_sub(budget))
     }
 
+    /// How much more it may have.
+    fn may_grow(&self) -> u64 {
+        self.budget.map_or(0, |budget| budget.saturating_sub(self.has))
+    }
+
     /// What it will have when it is within its budget.
     fn keeps(&self) -> u64 {
         self.has - self.excess()
@@ -39,7 +46,7 @@ impl Candidate {
 
     /// The least that it may be cut to at once.
     fn least(&self) -> u64 {
-        self.floor.max(self.keeps() / 2)
+        self.floor.max(self.has / 2)
     }
 
     fn gives_down_to(&self, level: u64) -> u64 {
@@ -74,16 +81,17 @@ pub fn cuts(candidates: &[Candidate], missing: u64, worth: u64) -> Vec<Cut> {
         }
     }
     let cut = |i: usize| Cut { index: i, budget: candidates[i].keeps() - candidates[i].gives_down_to(low) };
-    order.into_iter().filter(|i| candidates[*i].gives_down_to(low) >= worth.min(missing)).map(cut).collect()
+    order.into_iter().filter(|i| candidates[*i].gives_down_to(low) >= worth).map(cut).collect()
 }
 
-/// A budget for the largest that has none, with `room` bytes to grow into, and up to half of what the largest of all
-/// has: that one gives first. Of those that have at least `least` bytes.
+/// A budget for the one without that grows fastest, where `room` bytes may still be filled: what the others may still
+/// grow into is not there for it. It may grow to half of what the largest has all the same: that one gives first.
 pub fn ahead(candidates: &[Candidate], room: u64, least: u64) -> Option<Cut> {
-    let free = candidates.iter().enumerate().filter(|(_, one)| one.budget.is_none() && one.has >= least);
-    let (index, largest) = free.max_by_key(|(_, one)| one.has)?;
+    let growing = |(_, one): &(usize, &Candidate)| one.budget.is_none() && one.grown > 0 && one.has >= least;
+    let (index, fastest) = candidates.iter().enumerate().filter(growing).max_by_key(|(_, one)| one.grown)?;
     let half = candidates.iter().map(Candidate::keeps).max().unwrap_or(0) / 2;
-    Some(Cut { index, budget: largest.has.saturating_add(room).max(half).max(largest.floor) })
+    let room = candidates.iter().fold(room, |room, one| room.saturating_sub(one.may_grow()));
+    Some(Cut { index, budget: fastest.has.saturating_add(room).max(half).max(fastest.floor) })
 }
 
 #[cfg(test)]
@@ -92,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn free(has: u64) -> Candidate {
-        Candidate { has, budget: None, floor: 16 }
+        Candidate { has, budget: None, floor: 16, grown: 0 }
     }
 
     fn budgets(candidates: &[Candidate], missing: u64) -> Vec<(usize, u64)> {
@@ -113,16 +121,21 @@ mod tests {
         let cut = Candidate { budget: Some(120), ..free(200) };
         assert_eq!(budgets(&[cut, free(90)], 80), []);
         assert_eq!(budgets(&[cut, free(90)], 100), [(0, 100)]);
+        // Half of what it has now, and no less.
+        assert_eq!(budgets(&[cut, free(90)], 130), [(0, 100), (1, 60)]);
         let full = Candidate { budget: Some(200), floor: 190, ..free(200) };
         assert_eq!(budgets(&[full, free(90)], 30), [(0, 190), (1, 70)]);
     }
 
     #[test]
     fn ahead_of_need() {
-        let has_one = Candidate { budget: Some(500), ..free(300) };
-        assert_eq!(ahead(&[has_one, free(50), free(60)], 100, 20), Some(Cut { index: 2, budget: 160 }));
-        assert_eq!(ahead(&[has_one, free(60)], 10, 20), Some(Cut { index: 1, budget: 150 }));
-        assert_eq!(ahead(&[has_one, free(10)], 100, 20), None);
+        let grows = |has, grown| Candidate { grown, ..free(has) };
+        let has_one = Candidate { budget: Some(350), ..free(300) };
+        let got = |all: &[Candidate], room| ahead(all, room, 20).map(|cut| (cut.index, cut.budget));
+        assert_eq!(got(&[has_one, grows(50, 9), grows(60, 8), free(90)], 300), Some((1, 300)));
+        // Room is there once, and the largest gives before the small ones.
+        assert_eq!(got(&[has_one, grows(60, 1)], 70), Some((1, 150)));
+        assert_eq!(got(&[has_one, grows(10, 5), free(90)], 100), None);
     }
 
     proptest! {
@@ -132,7 +145,7 @@ mod tests {
             missing in 0_u64..50_000,
         ) {
             let all: Vec<Candidate> =
-                sizes.into_iter().map(|(has, budget, floor)| Candidate { has, budget, floor }).collect();
+                sizes.into_iter().map(|(has, budget, floor)| Candidate { has, budget, floor, grown: 0 }).collect();
             let cuts = cuts(&all, missing, 1);
             let coming: u64 = all.iter().map(Candidate::excess).sum();
             let freed: u64 = cuts.iter().map(|cut| all[cut.index].keeps() - cut.budget).sum();

@@ -8,6 +8,7 @@
 //! | [`rules`] | who may |
 //! | [`targets`] | processes and trees, as they are |
 //! | [`attaches`] | programs that are attached to: each by a command of its own |
+//! | [`say`] | lines on standard error |
 //!
 //! A program is attached to by another process, so that looks go on meanwhile, and so that the thread that it borrows
 //! is given back even if this one is killed. Caller: `main`. One thread.
@@ -15,32 +16,39 @@
 mod attaches;
 mod choice;
 mod rules;
+mod say;
 mod targets;
 mod watch;
 
 use crate::args::GuardArgs;
 use crate::budget::Machine;
 use crate::cgroup::Group;
-use crate::failure::{Failure, Result, say, why};
-use crate::trees::{self, bytes};
+use crate::failure::{Failure, Result, why};
+use crate::trees::{self, Tree};
 use attaches::Attaches;
 use choice::Cut;
 use farpage::internals::conf::size;
 pub use rules::Rule;
-use std::collections::HashMap;
+use rustix::mm::{MlockAllFlags, mlockall};
+use say::Speaker;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use targets::{Id, Target, swapped};
+use targets::{Id, Target, has_small, swapped};
 use watch::{Need, Place, Reading, Trend};
 
 /// Faster than any program fills memory, bytes a second.
 const FILL: u64 = 4 << 30;
-/// Between two looks.
+/// Between two looks at a place.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// See [`PAUSE_MIN`].
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Between two looks at all processes, while something has to be done.
+/// Between two looks at all its processes, while something has to be done.
 const SEARCH: Duration = Duration::from_millis(100);
+/// The same, while nobody has anything to give.
+const SEARCH_HELPLESS: Duration = Duration::from_secs(1);
 /// How long it has to be calm before somebody gets more.
 const CALM: Duration = Duration::from_secs(5);
 /// How long who has to become smaller may take before it is thought that it cannot.
@@ -49,25 +57,35 @@ const SHRINKS: Duration = Duration::from_secs(10);
 const WORTH: u64 = 8 << 20;
 /// Smaller ones get no budget ahead of need, bytes; nor do those that have less than a tenth of what there is.
 const AHEAD_MIN: u64 = 32 << 20;
+/// As earlyoom has it: it goes after everybody else.
+const OOM_SCORE: &str = "-900";
 
 /// A place, and what it was like.
 struct Watched {
     place: Place,
     trend: Trend,
+    /// When it is looked at again.
+    next: Instant,
     kills: u64,
-    /// When all its processes were looked at.
+    /// When all its processes were looked at, and what those had that have no budget.
     searched: Option<Instant>,
+    had: HashMap<Id, u64>,
     /// Since when nothing has to be done.
     calm: Instant,
-    /// It has been said that nothing can be done.
+    /// When it was seen last whether somebody can have more.
+    gave_back: Instant,
+    /// It has been said that nobody can give more.
     is_helpless: bool,
+    /// With `--dry-run`: the budgets that would have been given.
+    would: HashMap<Id, u64>,
 }
 
 /// A tree that has a budget from us.
 struct Given {
-    place: Place,
     /// What it had before, bytes; `None`: no budget.
     original: Option<u64>,
+    /// What we gave, bytes: if it has another one now, somebody else decided so.
+    budget: u64,
     at: Instant,
 }
 
@@ -79,8 +97,9 @@ struct Guard<'a> {
     given: HashMap<Id, Given>,
     /// The most that each was seen with, bytes.
     peaks: HashMap<Id, u64>,
-    /// With `--dry-run`: the budgets that would have been given.
-    would: HashMap<Id, u64>,
+    speaker: Speaker,
+    /// Cgroups that are not there, and said to be so; or all, when none has a limit.
+    missing: HashSet<String>,
 }
 
 /// Runs the subcommand, until a signal ends it.
@@ -90,126 +109,174 @@ struct Guard<'a> {
 pub fn main(args: &GuardArgs) -> Result<ExitCode> {
     let physical = Machine::read()?.total;
     let attaches = Attaches::new(&args.engine)?;
-    let (given, peaks, would) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let mut guard = Guard { args, physical, places: Vec::new(), attaches, given, peaks, would };
+    keep_of(&args.keep, physical)?;
+    for name in &args.cgroup {
+        Group::named(name).map_err(|error| no_group(name, &error))?;
+    }
+    hold_out();
+    let (given, peaks, speaker, missing) = (HashMap::new(), HashMap::new(), Speaker::default(), HashSet::new());
+    let mut guard = Guard { args, physical, places: Vec::new(), attaches, given, peaks, speaker, missing };
     loop {
-        guard.find_places()?;
+        guard.find_places();
         let found = Instant::now();
         while found.elapsed() < PAUSE_MAX {
-            let pause = guard.look();
-            std::thread::sleep(pause);
+            guard.reap();
+            let next = guard.look();
+            std::thread::sleep(next.saturating_duration_since(Instant::now()).min(PAUSE_MAX));
         }
     }
 }
 
-fn missing(group: &std::path::Path, error: &std::io::Error) -> Failure {
+/// Does what is possible to go on when there is no memory, and when nobody listens.
+fn hold_out() {
+    // Who may not, goes on as it is.
+    let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
+    // SAFETY: sets a disposition.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+fn no_group(group: &Path, error: &std::io::Error) -> Failure {
     Failure::with_status(1, format!("cannot watch {}: it is no memory cgroup ({})", group.display(), why(error)))
+}
+
+/// What shall be left of `limit` bytes. It cannot be half of them: when it acts, twice as much has to be there.
+fn keep_of(text: &str, limit: u64) -> Result<u64> {
+    let keep = size::parse_of(text, Some(limit)).map_err(|error| Failure::usage(format!("--keep: {error}")))?;
+    match text.contains('%') && keep >= limit / 2 {
+        true => Err(Failure::usage(format!("--keep {text}: twice as much has to be there"))),
+        false => Ok(keep.min(limit / 100 * 49)),
+    }
 }
 
 impl Guard<'_> {
     /// What is to be watched: cgroups come and go.
-    fn find_places(&mut self) -> Result<()> {
+    fn find_places(&mut self) {
         let mut places = Vec::new();
         for name in &self.args.cgroup {
-            let group = Group::named(name).map_err(|error| missing(name, &error))?;
-            let limited = group.with_all_below().into_iter().filter(|group| group.limit(self.physical).is_some());
-            places.extend(limited.map(Place::Cgroup));
+            let shown = name.display().to_string();
+            match Group::named(name) {
+                Ok(group) => {
+                    let limited = group.with_all_below().into_iter().filter(|g| g.limit(self.physical).is_some());
+                    places.extend(limited.map(Place::Cgroup));
+                    self.missing.remove(&shown);
+                }
+                Err(_) if self.missing.insert(shown.clone()) => {
+                    self.speaker.say(format_args!("{shown} is gone; it is watched again when it is there again"));
+                }
+                Err(_) => {}
+            }
         }
         if self.args.cgroup.is_empty() {
             let own = Group::of_limit(self.physical).map(Place::Cgroup);
             places.push(own.unwrap_or(Place::Machine(self.physical)));
         }
+        places.sort();
+        places.dedup();
+        if places.is_empty() && self.missing.insert(String::new()) {
+            self.speaker.say("no cgroup there has a limit: nothing is watched until one has");
+        }
         self.places.retain(|watched| places.contains(&watched.place));
         for place in places {
-            if self.places.iter().any(|watched| watched.place == place) {
-                continue;
+            if !self.places.iter().any(|watched| watched.place == place) {
+                self.begin(place);
             }
-            let Some(reading) = place.read(self.physical) else { continue };
-            let keep = self.keep(reading)?;
-            say(format_args!(
-                "farpage: {place} is watched: {} of {} are left, and {} shall be",
-                size::format(reading.left),
-                size::format(reading.limit),
-                size::format(keep)
-            ));
-            let (kills, calm) = (place.kills(), Instant::now());
-            let trend = Trend::default();
-            self.places.push(Watched { place, trend, kills, searched: None, calm, is_helpless: false });
         }
-        Ok(())
+        for watched in &mut self.places {
+            let kills = watched.place.kills();
+            if kills > watched.kills {
+                let more = kills - watched.kills;
+                let who = if more == 1 { "a process".to_owned() } else { format!("{more} processes") };
+                self.speaker.say(format_args!("{} was exhausted: the kernel has killed {who}", watched.place));
+            }
+            watched.kills = kills;
+        }
+        self.given.retain(|id, _| id.is_there());
+        self.peaks.retain(|id, _| id.is_there());
+        self.attaches.forget();
     }
 
-    /// What shall be left, bytes.
-    fn keep(&self, reading: Reading) -> Result<u64> {
-        let keep = size::parse_of(&self.args.keep, Some(reading.limit));
-        let keep = keep.map_err(|error| Failure::usage(format!("--keep: {error}")))?;
-        match keep < reading.limit / 2 {
-            true => Ok(keep),
-            false => Err(Failure::usage(format!(
-                "--keep {}: twice as much has to be there, and there are {}",
-                self.args.keep,
-                size::format(reading.limit)
-            ))),
-        }
+    fn begin(&mut self, place: Place) {
+        let Some(reading) = place.read(self.physical) else { return };
+        self.speaker.say(format_args!(
+            "{place} is watched: {} of {} are left, and {} shall be",
+            size::format(reading.left),
+            size::format(reading.limit),
+            size::format(self.keep(reading))
+        ));
+        self.places.push(Watched {
+            kills: place.kills(),
+            place,
+            trend: Trend::default(),
+            next: Instant::now(),
+            searched: None,
+            had: HashMap::new(),
+            calm: Instant::now(),
+            gave_back: Instant::now(),
+            is_helpless: false,
+            would: HashMap::new(),
+        });
     }
 
-    /// Looks at all places, does what has to be done; how long nothing can happen.
-    fn look(&mut self) -> Duration {
-        self.reap();
-        let mut pause = PAUSE_MAX;
+    /// What shall be left, bytes. The text was understood at the beginning.
+    fn keep(&self, reading: Reading) -> u64 {
+        keep_of(&self.args.keep, reading.limit).unwrap_or(reading.limit / 10)
+    }
+
+    /// Looks at all places whose time has come, does what has to be done; when the next one's comes.
+    fn look(&mut self) -> Instant {
         let mut places = std::mem::take(&mut self.places);
-        for watched in &mut places {
-            let Some(reading) = watched.place.read(self.physical) else { continue };
-            let Ok(keep) = self.keep(reading) else { continue };
-            let now = Instant::now();
+        let now = Instant::now();
+        for index in 0..places.len() {
+            let watched = &mut places[index];
+            let Some(reading) = watched.place.read(self.physical).filter(|_| watched.next <= now) else { continue };
+            let keep = self.keep(reading);
             watched.trend.note(now, reading);
-            self.count_kills(watched);
-            let need = watched.trend.need(keep);
-            if need == Need::Calm {
-                self.rest(watched, reading, keep);
-            } else {
-                watched.calm = now;
-                if watched.searched.is_none_or(|then| then.elapsed() >= SEARCH) {
-                    self.act(watched, reading, need);
-                    watched.searched = Some(Instant::now());
-                }
-            }
             let fills_in = reading.left.saturating_sub(keep) as f64 / FILL as f64 / 2.0;
-            pause = pause.min(Duration::from_secs_f64(fills_in));
+            watched.next = now + Duration::from_secs_f64(fills_in).clamp(PAUSE_MIN, PAUSE_MAX);
+            let need = watched.trend.need(keep);
+            if need != Need::Calm {
+                watched.calm = now;
+                let pause = if watched.is_helpless { SEARCH_HELPLESS } else { SEARCH };
+                if watched.searched.is_none_or(|then| then.elapsed() >= pause) {
+                    watched.searched = Some(now);
+                    self.act(watched, reading, need, keep);
+                }
+            } else if watched.calm.elapsed() >= CALM && watched.gave_back.elapsed() >= CALM {
+                watched.gave_back = now;
+                (watched.is_helpless, watched.searched) = (false, None);
+                watched.would.clear();
+                watched.had.clear();
+                self.give_back(&places, index);
+            }
         }
         self.places = places;
-        pause.max(PAUSE_MIN)
+        self.places.iter().map(|watched| watched.next).min().unwrap_or(now + PAUSE_MAX)
     }
 
-    fn count_kills(&self, watched: &mut Watched) {
-        let kills = watched.place.kills();
-        if kills > watched.kills {
-            let (more, place) = (kills - watched.kills, &watched.place);
-            say(format_args!("farpage: {place} was exhausted: the kernel has killed {more} processes"));
-        }
-        watched.kills = kills;
-    }
-
-    /// Says what became of attaches that have ended.
+    /// Says what became of commands that have ended.
     fn reap(&mut self) {
         for done in self.attaches.done() {
-            if done.is_attached {
-                let (place, original, at) = (done.place, None, Instant::now());
-                self.given.insert(done.id, Given { place, original, at });
+            if let Some(budget) = done.budget {
+                let given = self.given.entry(done.id);
+                given.or_insert(Given { original: None, budget, at: Instant::now() }).budget = budget;
             }
-            for line in done.says {
-                say(format_args!("farpage: {line}"));
+            if let Some(line) = done.says {
+                self.speaker.say(format_args!("{}: {line}", done.place));
             }
         }
     }
 
     /// Gives budgets, so that enough is left.
-    fn act(&mut self, watched: &mut Watched, reading: Reading, need: Need) {
-        let targets = self.targets(&watched.place);
+    fn act(&mut self, watched: &mut Watched, reading: Reading, need: Need, keep: u64) {
+        let targets = self.targets(watched);
         let candidates: Vec<_> = targets.iter().map(|target| target.numbers).collect();
         let cuts = match need {
             Need::Calm => Vec::new(),
-            Need::Now(missing) => choice::cuts(&candidates, missing, WORTH),
+            // Rather more at once than often a little.
+            Need::Now(missing) => choice::cuts(&candidates, missing.max(keep / 2).max(WORTH), WORTH),
+            // One after the other: what it may have depends on what others have got.
+            Need::Soon(_) if !self.attaches.is_idle() => Vec::new(),
             Need::Soon(room) => {
                 choice::ahead(&candidates, room, AHEAD_MIN.max(reading.limit / 10)).into_iter().collect()
             }
@@ -220,31 +287,31 @@ impl Guard<'_> {
             _ => format!("{left} of {limit} are left"),
         };
         let comes = candidates.iter().any(|one| one.budget.is_some_and(|budget| budget < one.has));
-        match (need, cuts.is_empty() && !comes) {
-            (Need::Now(_), true) if !watched.is_helpless => {
-                say(format_args!("farpage: {}: {why}, and there is nobody who can give more", watched.place));
-                watched.is_helpless = true;
-            }
-            (_, true) => {}
-            (_, false) => watched.is_helpless = false,
+        if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.is_helpless {
+            self.speaker.say(format_args!("{}: {why}, and there is nobody who can give more", watched.place));
+            watched.is_helpless = true;
         }
         for Cut { index, budget } in cuts {
-            self.give(&targets[index], &watched.place, budget, &why);
+            self.give(&targets[index], watched, budget, &why);
         }
     }
 
     /// Those whose memory may be cut.
-    fn targets(&mut self, place: &Place) -> Vec<Target> {
-        let mut targets = targets::find(place, &self.args.only, &self.args.never);
-        targets.retain(|target| !self.attaches.is_refused(target.id));
+    fn targets(&mut self, watched: &mut Watched) -> Vec<Target> {
+        let mut targets = targets::find(&watched.place, &self.args.only, &self.args.never);
+        targets.retain(|target| target.tree.is_some() || !self.attaches.is_refused(target.id));
+        let before = std::mem::take(&mut watched.had);
         for target in &mut targets {
-            let peak = self.peaks.entry(target.id).or_default();
-            *peak = target.numbers.has.max(*peak);
             let numbers = &mut target.numbers;
+            let peak = self.peaks.entry(target.id).or_default();
+            *peak = numbers.has.max(*peak);
             numbers.floor = numbers.floor.max(*peak / 4);
-            if let Some(budget) = self.attaches.budget(target.id).or_else(|| self.would.get(&target.id).copied()) {
-                numbers.budget = Some(budget);
+            numbers.grown = before.get(&target.id).map_or(0, |had| numbers.has.saturating_sub(*had));
+            watched.had.insert(target.id, numbers.has);
+            if target.tree.is_none() {
+                numbers.budget = self.attaches.budget(target.id);
             }
+            numbers.budget = watched.would.get(&target.id).copied().or(numbers.budget);
             let is_stuck = self.given.get(&target.id).is_some_and(|given| given.at.elapsed() > SHRINKS);
             if is_stuck && numbers.budget.is_some_and(|budget| budget < numbers.has) {
                 (numbers.budget, numbers.floor) = (Some(numbers.has), numbers.has);
@@ -253,55 +320,84 @@ impl Guard<'_> {
         targets
     }
 
-    /// Gives one a budget, and says so.
-    fn give(&mut self, target: &Target, place: &Place, budget: u64, why: &str) {
-        let would = if self.args.dry_run { "would get" } else { "gets" };
-        let (has, size) = (size::format(target.numbers.has), size::format(budget));
-        say(format_args!("farpage: {place}: {why}: {target}, which has {has}, {would} a budget of {size}"));
+    /// Gives one a budget, and says so: of who is attached to, when that is done.
+    fn give(&mut self, target: &Target, watched: &mut Watched, budget: u64, why: &str) {
+        let place = &watched.place;
+        let why = format!("{why}, and {} had {}", target, size::format(target.numbers.has));
         if self.args.dry_run {
-            self.would.insert(target.id, budget);
+            watched.would.insert(target.id, budget);
+            self.speaker.say(format_args!("{place}: {why}: it would get a budget of {}", size::format(budget)));
             return;
         }
-        let Some(tree) = &target.tree else {
-            self.attaches.begin(target, place, budget);
-            return;
+        let problem = match &target.tree {
+            None => self.attaches.begin(target, place, budget, &why),
+            Some(tree) => {
+                let (original, budget) = (tree.budget(), budget.saturating_add(target.elsewhere));
+                let budget = set(tree, budget);
+                self.speaker.say(format_args!("{place}: {why}: it has a budget of {}", size::format(budget)));
+                let original = self.original(target.id, original);
+                self.given.insert(target.id, Given { original, budget, at: Instant::now() });
+                if has_small(tree) { self.attaches.wake(target, place, budget) } else { None }
+            }
         };
-        tree.segment.set_budget(budget);
-        let at = Instant::now();
-        let (place, original) = (place.clone(), tree_budget(target));
-        self.given.entry(target.id).or_insert(Given { place, original, at }).at = at;
+        if let Some(line) = problem {
+            self.speaker.say(format_args!("{place}: {line}"));
+        }
     }
 
-    /// Nothing has to be done: after a while, who has too little gets more.
-    fn rest(&mut self, watched: &mut Watched, reading: Reading, keep: u64) {
-        watched.is_helpless = false;
-        self.would.clear();
-        if watched.calm.elapsed() < CALM {
-            return;
-        }
-        watched.calm = Instant::now();
-        self.given.retain(|id, _| id.is_there());
-        self.peaks.retain(|id, _| id.is_there());
-        self.attaches.forget();
-        let spare = reading.left.saturating_sub(keep.saturating_mul(3)) / 2;
-        let here = self.given.iter().filter(|(_, given)| given.place == watched.place);
-        let largest = here.filter_map(|(id, given)| {
-            let tree = trees::of(id.pid).ok()?;
-            let budget = tree.budget()?;
+    /// What a tree had before we gave it anything: not what we gave ourselves.
+    fn original(&self, id: Id, now: Option<u64>) -> Option<u64> {
+        let ours = self.given.get(&id).filter(|given| Some(given.budget) == now);
+        ours.map_or(now, |given| given.original)
+    }
+
+    /// Nothing has to be done in a place for a while: who has too little gets more, as far as all places have it.
+    fn give_back(&mut self, places: &[Watched], index: usize) {
+        let here: HashSet<u32> = places[index].place.processes().into_iter().collect();
+        let mut best: Option<(u64, Id, u64)> = None;
+        let mut others = HashSet::new();
+        for (id, given) in self.given.iter().filter(|(id, _)| here.contains(&id.pid)) {
+            let Ok(tree) = trees::of(id.pid) else { continue };
+            let Some(budget) = tree.budget() else { continue };
+            if budget != given.budget {
+                others.insert(*id);
+                continue;
+            }
+            let spare = self.spare(places, id.pid, index) / 2;
             let most = budget.saturating_add(spare).min(given.original.unwrap_or(u64::MAX));
             let out = swapped(&tree);
-            (out > WORTH && most >= budget + WORTH).then_some((out, id.pid, tree, most))
-        });
-        if let Some((out, pid, tree, most)) = largest.max_by_key(|(out, ..)| *out) {
-            let (name, left) = (trees::comm(pid), size::format(reading.left));
-            let (out, size, place) = (size::format(out), size::format(most), &watched.place);
-            let who = format!("process {pid} ({name}), of which {out} are out");
-            say(format_args!("farpage: {place}: {left} are left: {who}, gets a budget of {size}"));
-            tree.segment.set_budget(most);
+            if out > WORTH && most >= budget + WORTH && best.is_none_or(|(largest, ..)| out > largest) {
+                best = Some((out, *id, most));
+            }
         }
+        // Somebody else has set theirs.
+        self.given.retain(|id, _| !others.contains(id));
+        let Some((out, id, most)) = best else { return };
+        let (Ok(tree), Some(given)) = (trees::of(id.pid), self.given.get_mut(&id)) else { return };
+        let most = set(&tree, most);
+        given.budget = most;
+        let (out, most) = (size::format(out), size::format(most));
+        let (place, pid, name) = (&places[index].place, id.pid, trees::comm(id.pid));
+        let who = format!("the tree of process {pid} ({name}), of which {out} are out");
+        self.speaker.say(format_args!("{place}: there is room again: {who}, has a budget of {most}"));
+    }
+
+    /// What is left beyond three times `--keep` in each place that a process is in; 0 where one is not calm.
+    fn spare(&self, places: &[Watched], pid: u32, index: usize) -> u64 {
+        let of = |(at, watched): (usize, &Watched)| {
+            if at != index && !watched.place.processes().contains(&pid) {
+                return u64::MAX;
+            }
+            let calm = watched.calm.elapsed() >= CALM;
+            let reading = watched.place.read(self.physical).filter(|_| calm);
+            reading.map_or(0, |reading| reading.left.saturating_sub(self.keep(reading).saturating_mul(3)))
+        };
+        places.iter().enumerate().map(of).min().unwrap_or(0)
     }
 }
 
-fn tree_budget(target: &Target) -> Option<u64> {
-    target.tree.as_ref().and_then(|tree| tree.budget())
+/// Gives a tree a budget; what it is in whole pages, bytes.
+fn set(tree: &Tree, budget: u64) -> u64 {
+    tree.segment.set_budget(budget);
+    tree.budget().unwrap_or(budget)
 }

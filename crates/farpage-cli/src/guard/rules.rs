@@ -19,8 +19,8 @@ enum Part {
 /// What rules are asked about.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
-    /// The name of the process.
-    pub name: &'a str,
+    /// The name of the process, and that of its executable's file: the kernel cuts the first one to 15 characters.
+    pub names: [&'a str; 2],
     /// Whose it is.
     pub uid: u32,
     /// Its memory cgroup.
@@ -38,7 +38,7 @@ impl Rule {
 
     fn holds(&self, of: Subject<'_>) -> bool {
         self.0.iter().all(|part| match part {
-            Part::Name(pattern) => pattern.matches(of.name),
+            Part::Name(pattern) => of.names.iter().any(|name| pattern.matches(name)),
             Part::User(uid) => *uid == of.uid,
             Part::Cgroup(pattern) => of.cgroup.is_some_and(|path| pattern.matches(path)),
         })
@@ -58,9 +58,10 @@ impl Part {
     }
 }
 
-/// Whether a process may be cut: one of `only` holds, or there are none, and none of `never`.
-pub fn allow(only: &[Rule], never: &[Rule], of: Subject<'_>) -> bool {
-    let holds = |rules: &[Rule]| rules.iter().any(|rule| rule.holds(of));
+/// Whether a process, or a tree of several, may be cut: one of `only` holds for one of them, or there are none, and none
+/// of `never` holds for any.
+pub fn allow(only: &[Rule], never: &[Rule], of: &[Subject<'_>]) -> bool {
+    let holds = |rules: &[Rule]| of.iter().any(|one| rules.iter().any(|rule| rule.holds(*one)));
     (only.is_empty() || holds(only)) && !holds(never)
 }
 
@@ -74,15 +75,19 @@ mod tests {
 
     #[test]
     fn by_name_user_and_cgroup() {
-        let java = Subject { name: "java", uid: 0, cgroup: Some("/system.slice/app.service") };
-        let shell = Subject { name: "bash", uid: 1000, cgroup: None };
-        assert!(allow(&[], &[], java));
+        let java = Subject { names: ["java", "java"], uid: 0, cgroup: Some("/system.slice/app.service") };
+        let shell = Subject { names: ["bash", "bash"], uid: 1000, cgroup: None };
+        assert!(allow(&[], &[], &[java]));
         let only = rules(&["name=java", "name=python*"]);
-        assert!(allow(&only, &[], java) && !allow(&only, &[], shell));
+        assert!(allow(&only, &[], &[java]) && !allow(&only, &[], &[shell]));
         let never = rules(&["user=root,cgroup=/system.slice/*", "user=1000,name=b?sh"]);
-        assert!(!allow(&[], &never, java) && !allow(&[], &never, shell));
-        assert!(allow(&[], &never, Subject { cgroup: Some("/user.slice"), ..java }));
-        assert!(!allow(&only, &rules(&["name=*"]), java));
+        assert!(!allow(&[], &never, &[java]) && !allow(&[], &never, &[shell]));
+        assert!(allow(&[], &never, &[Subject { cgroup: Some("/user.slice"), ..java }]));
+        assert!(!allow(&only, &rules(&["name=*"]), &[java]));
+        // One of a tree is enough, for each of the two.
+        assert!(allow(&only, &[], &[shell, java]) && !allow(&[], &rules(&["name=java"]), &[shell, java]));
+        let long = Subject { names: ["a-program-with-", "a-program-with-a-long-name"], ..java };
+        assert!(!allow(&[], &rules(&["name=a-program-with-a-long-name"]), &[long]));
     }
 
     #[test]

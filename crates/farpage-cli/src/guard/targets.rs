@@ -2,17 +2,21 @@
 //!
 //! Caller: [`super`]. No locks.
 
-use super::bytes;
 use super::choice::Candidate;
 use super::rules::{self, Rule, Subject};
 use super::watch::Place;
 use crate::cgroup;
 use crate::process::{self, Status};
-use crate::trees::{self, Tree};
+use crate::trees::{self, Tree, bytes};
 use farpage::internals::conf::RAM_MIN;
-use std::collections::HashSet;
+use farpage::internals::tree::{Member, MemberKind};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Who has less anonymous memory is not looked at more closely, bytes: there may be hundreds.
+const SMALL: u64 = RAM_MIN / 4;
 
 /// A process, not to be confused with a later one of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,8 +45,10 @@ pub struct Target {
     name: String,
     /// It is under farpage already.
     pub tree: Option<Tree>,
-    /// What it has, and may have.
+    /// What it has in this place, and may have there.
     pub numbers: Candidate,
+    /// What the tree has elsewhere, bytes: a budget is for both.
+    pub elsewhere: u64,
 }
 
 impl fmt::Display for Target {
@@ -52,39 +58,74 @@ impl fmt::Display for Target {
     }
 }
 
-/// What members have in RAM, bytes.
-fn used(tree: &Tree) -> u64 {
-    tree.members().iter().fold(0, |sum, m| bytes(m.used.load(Relaxed)).saturating_add(sum))
-}
-
-/// What they have on swap devices alone, bytes.
+/// What members have on swap devices alone, bytes.
 pub fn swapped(tree: &Tree) -> u64 {
     tree.members().iter().fold(0, |sum, m| bytes(m.swapped.load(Relaxed)).saturating_add(sum))
 }
 
+/// Some of them have no engine yet.
+pub fn has_small(tree: &Tree) -> bool {
+    tree.segment.living().any(|m| m.kind() == MemberKind::Dormant)
+}
+
+/// What members of a tree have in RAM, bytes: in this place, and elsewhere.
+fn used(tree: &Tree, pids: &HashSet<u32>) -> (u64, u64) {
+    let members = tree.members();
+    let is_here = |m: &Member| pids.contains(&m.pid.load(Relaxed));
+    // Members know the numbers that they see themselves. In another pid namespace none may be known here.
+    let known = members.iter().any(|m| is_here(m));
+    members.iter().fold((0, 0), |(here, there), m| {
+        let has = bytes(m.used.load(Relaxed));
+        if !known || is_here(m) { (here + has, there) } else { (here, there + has) }
+    })
+}
+
+/// What rules are asked about a process.
+struct Looked {
+    status: Status,
+    executable: String,
+    cgroup: Option<String>,
+}
+
+impl Looked {
+    fn at(pid: u32) -> Option<Looked> {
+        let status = Status::read(pid).ok().filter(|status| status.anonymous() >= SMALL)?;
+        let executable = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let executable = executable.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Some(Looked { status, executable, cgroup: cgroup::of_process(pid) })
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        let names = [self.status.value("Name:"), self.executable.as_str()];
+        Subject { names, uid: self.status.uid(), cgroup: self.cgroup.as_deref() }
+    }
+}
+
 /// All of a place that the rules allow, and that are large enough for a budget.
 pub fn find(place: &Place, only: &[Rule], never: &[Rule]) -> Vec<Target> {
-    let pids = place.processes();
-    let allowed = |pid: u32, status: &Status| {
-        let cgroup = cgroup::of_process(pid);
-        let subject = Subject { name: status.value("Name:"), uid: status.uid(), cgroup: cgroup.as_deref() };
-        pid != 1 && pid != std::process::id() && rules::allow(only, never, subject)
+    let me = rustix::process::geteuid();
+    let pids: HashSet<u32> = place.processes().into_iter().filter(|p| *p != 1 && *p != std::process::id()).collect();
+    let mut looked: BTreeMap<u32, Looked> = pids.iter().filter_map(|pid| Some((*pid, Looked::at(*pid)?))).collect();
+    // Others' cannot be attached to.
+    looked.retain(|_, one| me.is_root() || one.status.uid() == me.as_raw());
+    let allowed = |pids: &[u32]| {
+        let subjects: Vec<Subject<'_>> = pids.iter().filter_map(|pid| looked.get(pid)).map(Looked::subject).collect();
+        rules::allow(only, never, &subjects)
     };
     let mut in_trees = HashSet::new();
     let mut targets = Vec::new();
-    for tree in trees::among(pids.clone()) {
+    for tree in trees::among(looked.keys().copied().collect()) {
         in_trees.extend(tree.processes.iter().copied());
-        let (Some(id), Ok(status)) = (Id::of(tree.pid), Status::read(tree.pid)) else { continue };
-        if allowed(tree.pid, &status) {
-            let numbers = Candidate { has: used(&tree), budget: tree.budget(), floor: RAM_MIN };
-            targets.push(Target { id, name: trees::comm(tree.pid), tree: Some(tree), numbers });
-        }
+        let Some(id) = Id::of(tree.pid).filter(|_| allowed(&tree.processes)) else { continue };
+        let (has, elsewhere) = used(&tree, &pids);
+        let budget = tree.budget().map(|budget| budget.saturating_sub(elsewhere));
+        let numbers = Candidate { has, budget, floor: RAM_MIN, grown: 0 };
+        targets.push(Target { id, name: trees::comm(tree.pid), tree: Some(tree), numbers, elsewhere });
     }
-    for pid in pids.into_iter().filter(|pid| !in_trees.contains(pid)) {
-        let (Some(id), Ok(status)) = (Id::of(pid), Status::read(pid)) else { continue };
-        let numbers = Candidate { has: status.anonymous(), budget: None, floor: RAM_MIN };
-        if numbers.has > RAM_MIN && allowed(pid, &status) {
-            targets.push(Target { id, name: trees::comm(pid), tree: None, numbers });
+    for (pid, one) in looked.iter().filter(|(pid, _)| !in_trees.contains(*pid)) {
+        let numbers = Candidate { has: one.status.anonymous(), budget: None, floor: RAM_MIN, grown: 0 };
+        if let Some(id) = Id::of(*pid).filter(|_| numbers.has > RAM_MIN && allowed(&[*pid])) {
+            targets.push(Target { id, name: trees::comm(*pid), tree: None, numbers, elsewhere: 0 });
         }
     }
     targets

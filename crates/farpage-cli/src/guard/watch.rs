@@ -2,7 +2,6 @@
 //!
 //! Caller: [`super`]. No locks.
 
-use crate::budget::Machine;
 use crate::cgroup::{self, Group};
 use crate::process;
 use std::collections::VecDeque;
@@ -13,14 +12,14 @@ use std::time::{Duration, Instant};
 /// Over how long it is seen how fast memory goes.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Two looks that are nearer to each other say nothing about that.
-const APART: Duration = Duration::from_millis(50);
+const APART: Duration = Duration::from_millis(100);
 /// What would be gone after so long counts as gone: an attach takes a part of a second.
 const AHEAD_S: u64 = 1;
 /// Some task waited for memory for more than this part of the last second: it is exhausted earlier than numbers say.
 const STALLED_MAX: f64 = 0.2;
 
 /// A place with an end of memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// This machine, of so many bytes.
     Machine(u64),
@@ -53,7 +52,8 @@ impl Place {
     pub fn read(&self, physical: u64) -> Option<Reading> {
         match self {
             Place::Machine(limit) => {
-                let left = Machine::read().ok()?.available;
+                let memory = fs::read_to_string("/proc/meminfo").ok()?;
+                let left = cgroup::keyed(&memory, "MemAvailable:")? << 10;
                 let pressure = fs::read_to_string("/proc/pressure/memory").ok();
                 let stalled_us = pressure.and_then(|text| cgroup::stalled_us(&text));
                 Some(Reading { limit: *limit, left, stalled_us })
@@ -102,23 +102,28 @@ pub enum Need {
 }
 
 impl Trend {
-    /// Notes a reading.
+    /// Notes a reading. With another limit it begins anew: that is no speed.
     pub fn note(&mut self, at: Instant, reading: Reading) {
+        if self.0.back().is_some_and(|(_, last)| last.limit != reading.limit) {
+            self.0.clear();
+        }
         self.0.push_back((at, reading));
         while self.0.get(1).is_some_and(|(then, _)| at.saturating_duration_since(*then) >= WINDOW) {
             self.0.pop_front();
         }
     }
 
-    /// How fast memory goes, bytes a second: the fastest of all spans that end now.
+    /// How fast memory goes, bytes a second: the fastest of all spans that end now, but no more than twice as fast as
+    /// in the last moments: what filled memory may have ended.
     pub fn rate(&self) -> u64 {
         let Some((now, last)) = self.0.back() else { return 0 };
-        let rates = self.0.iter().filter_map(|(then, reading)| {
+        let rates = self.0.iter().rev().filter_map(|(then, reading)| {
             let passed = now.saturating_duration_since(*then);
             let gone = reading.left.saturating_sub(last.left) as f64;
             (passed >= APART).then(|| gone / passed.as_secs_f64())
         });
-        rates.fold(0.0, f64::max) as u64
+        let latest = rates.clone().next().unwrap_or(0.0);
+        rates.fold(0.0, f64::max).min(2.0 * latest) as u64
     }
 
     /// Whether tasks wait for memory.
@@ -170,6 +175,7 @@ mod tests {
 
     #[test]
     fn what_will_be_left_in_a_second_decides() {
+        assert_eq!(trend(&[500, 300, 300], 0).need(100 * MIB), Need::Calm);
         assert_eq!(trend(&[500, 480], 0).need(100 * MIB), Need::Calm);
         assert_eq!(trend(&[500, 450], 0).need(100 * MIB), Need::Soon(250 * MIB));
         assert_eq!(trend(&[500, 500, 500, 500, 180], 0).need(100 * MIB), Need::Now(20 * MIB));
@@ -188,8 +194,12 @@ mod tests {
     fn only_the_last_second_counts() {
         let mut left = vec![900, 500];
         left.extend([500; 20]);
-        let trend = trend(&left, 0);
+        let mut trend = trend(&left, 0);
         assert!(trend.0.len() <= 12);
+        assert_eq!(trend.rate(), 0);
+        // A lower limit is no speed.
+        let (at, reading) = *trend.0.back().unwrap();
+        trend.note(at + Duration::from_millis(100), Reading { limit: 800 * MIB, left: 300 * MIB, ..reading });
         assert_eq!(trend.rate(), 0);
     }
 }
