@@ -241,6 +241,7 @@ impl Pager {
         let mut seen = 0;
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
+        let mut trace = self.trace.take();
         let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, zero| {
             let (start, end) = (Vpn::of(start), Vpn::of(end));
             let stop = end.min(start + (SCAN_STEP - seen));
@@ -248,6 +249,9 @@ impl Pager {
                 zeros.push((start, stop));
             } else {
                 e.list_present(start, stop);
+                if let Some(trace) = &mut trace {
+                    (0..stop - start).for_each(|i| trace.note(start + i, true));
+                }
             }
             seen += stop - start;
             if seen == SCAN_STEP {
@@ -255,6 +259,7 @@ impl Pager {
             }
             seen < SCAN_STEP
         });
+        self.trace = trace;
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", error);
         }

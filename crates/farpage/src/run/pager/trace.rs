@@ -6,6 +6,8 @@
 //! it (as after J. E. Smith's deletion of stack hits, 1977: what a memory of recency has hits on, a larger one has,
 //! too).
 //!
+//! What is there when memory begins to be managed was written before: it is in the record, in the order of addresses.
+//!
 //! Belongs to the pager, which notes each fault that it served, and each change of mappings that it applies; nothing
 //! else uses it. A record is 8 bytes, 64 of them are one write, and the pager writes the rest when it has nothing to
 //! do, so at most the last 63 of a program are lost. A file that cannot be written ends the recording, with a message,
@@ -104,7 +106,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// A fault on page `vpn` was served, by this page alone.
+    /// A fault on page `vpn` was served, by this page alone; or it was there when it began to be managed.
     pub fn note(&mut self, vpn: Vpn, write: bool) {
         let kind = if write { TraceKind::Write } else { TraceKind::Read };
         self.put_record(TraceRecord { kind, first: vpn.number(), pages: 1 });
