@@ -150,6 +150,9 @@ pub enum Command {
     /// Which page goes: run page traces through the policy and through others
     #[command(after_help = crate::sim::EXAMPLES)]
     Sim(crate::sim::SimArgs),
+    /// Say how much RAM a program needs: how long it takes, by how much it has
+    #[command(after_help = crate::size::EXAMPLES)]
+    Size(crate::size::SizeArgs),
     /// Measure farpage
     Bench(crate::bench::BenchArgs),
     /// A workload process of `bench`

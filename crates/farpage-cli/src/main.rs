@@ -20,6 +20,7 @@ mod process;
 mod run;
 mod set;
 mod sim;
+mod size;
 mod stat_cmd;
 #[cfg(feature = "top")]
 mod top;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Exporter(args) => exporter::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),
+        Command::Size(args) => size::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
         Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),

@@ -8,18 +8,20 @@
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`side`] | one run, watched from outside |
+//! | [`curve`] | several `--ram`, one row each |
 //! | [`report`] | medians and ranges, the table, JSON |
 //! | [`destination`] | where table and JSON go |
 //! | [`suite`] | many programs in one table: `--suite` |
 //! | [`super::compare::kernel`] | cgroup, swap device, and the guard that takes them away |
 
+mod curve;
 mod destination;
 mod report;
 mod side;
 mod suite;
 
 use super::compare::kernel::{KernelSide, SwapKind};
-use super::compare::side::catch_signals;
+pub use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
 use crate::failure::{Failure, Result, say};
 use crate::json::Object;
@@ -29,7 +31,7 @@ use farpage::internals::conf::size;
 use farpage::internals::conf::{SwapSpec, parse_idle_poll};
 pub use report::Rows;
 use side::Pager;
-pub use side::{Ended, Invocation};
+pub use side::{Counted, Ended, Invocation};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,6 +47,9 @@ Columns: wall time, processor time of all CPUs, major faults (farpage's are thos
 count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; without root, of the
 first process), the pool's peak, and how many times as fast as the kernel.
 
+With several --ram, one row each, the least first: the limit, farpage's budget, seconds, how many times as fast as the
+kernel, major faults, and a bar that is as long as farpage's time. JSON has a list, sizes, each as with one --ram.
+
 With --suite, programs that are known here are measured one after the other, each in memory of its own, and a row is
 written when one has ended: most memory as it is, farpage's budget, seconds, how many times as fast as the kernel,
 major faults, pages that farpage wrote to files, and what went wrong. What is not installed is named, and how to
@@ -55,6 +60,7 @@ install it. The programs:
 Examples:
   sudo farpage bench program -- sort -S 1G big.txt
   sudo farpage bench program --ram 64M --rounds 5 -- python3 train.py
+  sudo farpage bench program --ram 64M,128M,256M -- python3 train.py
   sudo farpage bench program --ram 50% --against file --json - -- ./solve input.dat
   sudo farpage bench program --suite --json suite.json
   sudo farpage bench program --suite --only sort,sqlite,node --rounds 1";
@@ -67,10 +73,10 @@ const RAM_PERCENT: u64 = 25;
 /// `farpage bench program`.
 #[derive(Debug, Args)]
 pub struct ProgramArgs {
-    /// The kernel's memory limit: a size, or a percentage of what the program takes as it is [default: 25%, some
-    /// programs of the suite 50%; at least 16M]
-    #[arg(long, value_name = "SIZE")]
-    pub ram: Option<String>,
+    /// The kernel's memory limit: a size, or a percentage of what the program takes as it is; several, joined by
+    /// commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    pub ram: Vec<String>,
     /// What the kernel swaps to
     #[arg(long, value_enum, default_value_t = Against::Zram)]
     pub against: Against,
@@ -107,6 +113,13 @@ pub struct ProgramArgs {
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "suite", value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+impl ProgramArgs {
+    /// `--ram`, where it is one.
+    fn one_ram(&self) -> Option<&str> {
+        self.ram.first().map(String::as_str)
+    }
 }
 
 /// What farpage is compared with.
@@ -163,7 +176,12 @@ impl Round {
 pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     check(args)?;
     let destination = Destination::new(args.json.as_deref())?;
-    if args.suite { suite::main(args, destination) } else { one(args, destination) }
+    match (args.suite, args.ram.len()) {
+        (true, 2..) => Err(Failure::new("--suite: one --ram only, so that there is one table")),
+        (true, _) => suite::main(args, destination),
+        (false, 2..) => curve::main(args, destination),
+        (false, _) => one(args, destination),
+    }
 }
 
 /// One program of the user's.
@@ -178,7 +196,7 @@ fn one(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode> {
     // Twice, so that no side has to read the program's files from a disk.
     let first_output = plain(&program, meter)?.output;
     let plain = plain(&program, meter)?;
-    let setting = setting(args, &program, plain.peak_rss_anon, RAM_PERCENT, meter)?;
+    let setting = setting(args, args.one_ram(), &program, plain.peak_rss_anon, RAM_PERCENT, meter)?;
     let mut note = |text: String| {
         destination.tell(&text);
         notes.push(text);
@@ -209,7 +227,9 @@ fn one(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode> {
 
 /// Refuses options that cannot be understood, before anything is measured.
 fn check(args: &ProgramArgs) -> Result<()> {
-    limit(args.ram.as_deref(), u64::MAX >> 1, RAM_PERCENT)?;
+    for ram in &args.ram {
+        limit(Some(ram), u64::MAX >> 1, RAM_PERCENT)?;
+    }
     swap_size(args)?;
     for spec in &args.swap {
         SwapSpec::parse(spec).map_err(|e| Failure::new(format!("--swap: {e}")))?;
@@ -243,7 +263,7 @@ fn is_root() -> bool {
 }
 
 /// What counts the memory of all processes; `None`: only the first one's can be counted.
-fn meter() -> Option<KernelSide> {
+pub fn meter() -> Option<KernelSide> {
     is_root().then(KernelSide::meter)?.ok()
 }
 
@@ -254,9 +274,10 @@ fn no_kernel(args: &ProgramArgs) -> Option<String> {
     missing.then(|| format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"))
 }
 
-/// What is the same in all rounds of a program that takes `peak` bytes as it is; `percent`: [`limit`].
+/// What is the same in all rounds with `ram` of a program that takes `peak` bytes as it is; `percent`: [`limit`].
 fn setting<'a>(
     args: &'a ProgramArgs,
+    ram: Option<&str>,
     program: &'a Invocation,
     peak: u64,
     percent: u64,
@@ -266,7 +287,7 @@ fn setting<'a>(
         program,
         against: args.against,
         dir: &args.dir,
-        ram: limit(args.ram.as_deref(), peak, percent)?,
+        ram: limit(ram, peak, percent)?,
         swap_bytes: swap_size(args)?.unwrap_or(swap_for(peak)),
         options: options(args),
         with_kernel: is_root() && !args.no_kernel,
@@ -298,6 +319,14 @@ pub fn plain(program: &Invocation, meter: Option<&KernelSide>) -> Result<Ended> 
     side::run(program, &Pager::Nobody, meter)
 }
 
+/// The program under `farpage run` with a budget of `ram` bytes and these options.
+///
+/// # Errors
+/// As [`plain`].
+pub fn managed(program: &Invocation, ram: u64, options: &[OsString], meter: Option<&KernelSide>) -> Result<Ended> {
+    side::run(program, &Pager::Farpage(ram, options), meter)
+}
+
 /// All rounds; the first begins with `plain`.
 ///
 /// # Errors
@@ -316,7 +345,7 @@ pub fn measure(setting: &Setting<'_>, first_output: (u64, u64), plain: Ended, ro
 fn round(setting: &Setting<'_>, plain: Ended) -> Result<Round> {
     let kernel = setting.with_kernel.then(|| kernel_run(setting)).transpose()?;
     let ram = setting.ram + kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
-    let farpage = side::run(setting.program, &Pager::Farpage(ram, &setting.options), setting.meter)?;
+    let farpage = managed(setting.program, ram, &setting.options, setting.meter)?;
     Ok(Round { plain, kernel, farpage, ram })
 }
 

@@ -165,6 +165,7 @@ fn mib(bytes: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::side::Counted;
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
@@ -175,7 +176,19 @@ mod tests {
         let managed = true;
         let (written_bytes, peak_rss_anon) = (output.1 << 12, 1 << 20);
         let pool_peak_bytes = 0;
-        Ended { wall_s, cpu_s, major_faults: 1, written_bytes, peak_rss_anon, pool_peak_bytes, status, output, managed }
+        Ended {
+            wall_s,
+            cpu_s,
+            major_faults: 1,
+            written_bytes,
+            peak_rss_anon,
+            pool_peak_bytes,
+            status,
+            output,
+            managed,
+            counted: Counted::default(),
+            stopped: false,
+        }
     }
 
     /// The output before the first round, and those of the three sides.

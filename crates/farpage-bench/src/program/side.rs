@@ -16,7 +16,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What `getrusage` counts output in, bytes.
 const BLOCK: u64 = 512;
@@ -30,6 +30,8 @@ pub struct Invocation {
     pub directory: Option<PathBuf>,
     /// Variables of its environment besides those of the bench.
     pub variables: &'static [(&'static str, &'static str)],
+    /// It is ended after this time.
+    pub limit: Option<Duration>,
 }
 
 impl Invocation {
@@ -71,6 +73,25 @@ pub struct Ended {
     pub output: (u64, u64),
     /// Under farpage: whether there was an engine in the first process.
     pub managed: bool,
+    /// Under farpage: what the engine of the first process counted.
+    pub counted: Counted,
+    /// It had not ended within [`Invocation::limit`], and was ended.
+    pub stopped: bool,
+}
+
+/// What an engine counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counted {
+    /// Faults that it served.
+    pub faults: u64,
+    /// Faults that read a swap device.
+    pub reads: u64,
+    /// Of these, those that waited for a file.
+    pub file_reads: u64,
+    /// Pages that came in from swap devices, readahead included.
+    pub pages_in: u64,
+    /// Pages written to swap devices.
+    pub pages_out: u64,
 }
 
 impl Ended {
@@ -134,7 +155,7 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
     })?;
     let group = Group(child.id() as i32);
     let reader = child.stdout.take().map(|pipe| std::thread::spawn(move || digest(pipe)));
-    let mut peak = 0;
+    let (mut peak, mut stopped) = (0, false);
     let (status, usage) = loop {
         if INTERRUPTED.load(Relaxed) {
             group.kill();
@@ -146,6 +167,10 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         peak = peak.max(now.unwrap_or_else(|| rss_anon(child.id())));
         if let Some(ended) = group.ended()? {
             break ended;
+        }
+        if !stopped && program.limit.is_some_and(|limit| start.elapsed() > limit) {
+            stopped = true;
+            group.kill();
         }
         std::thread::sleep(SAMPLE_EVERY);
     };
@@ -169,6 +194,8 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         status,
         output,
         managed: false,
+        counted: Counted::default(),
+        stopped,
     };
     match pager {
         Pager::Nobody => {}
@@ -179,6 +206,13 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
             let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
             let tree = values.get("tree").and_then(|tree| tree.get("pgmajfault")).and_then(Value::as_u64);
             ended.major_faults = tree.unwrap_or_else(|| get("pgmajfault"));
+            ended.counted = Counted {
+                faults: get("pgfault"),
+                reads: get("pgmajfault"),
+                file_reads: get("pgmajfault_file"),
+                pages_in: get("pswpin"),
+                pages_out: get("pswpout"),
+            };
             if cgroup.is_none() {
                 ended.peak_rss_anon = get("rss_anon_peak_bytes");
             }

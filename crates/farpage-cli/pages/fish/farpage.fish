@@ -37,6 +37,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all 
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all as metrics for Prometheus, over HTTP'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Say how much RAM a program needs: how long it takes, by how much it has'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d 'Budget: most resident anonymous memory [default: 90% of the memory cgroup\'s limit, else half of the available memory]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'RAM that each process may use at most, like --ram; without --ram, there is no budget for all' -r
@@ -112,6 +113,11 @@ complete -c farpage -n "__fish_farpage_using_subcommand sim" -l stage -d 'Keep o
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l save -d 'Write the trace to FILE, compressed, and do nothing else' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l json -d 'Write the rows to FILE as one JSON object (-: stdout)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap device, as of farpage run; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How often each time is measured: medians are taken' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l json -d 'Write the result to FILE as JSON (-: to standard output, without the table)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "compare" -d 'Measure farpage against the kernel\'s own swap, with equal memory'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
@@ -146,7 +152,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_s
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l html -d 'Write a report with plots' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l no-kernel -d 'Measure farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l ram -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is [default: 25%, some programs of the suite 50%; at least 16M]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l ram -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Swap on compressed RAM'
 file\t'A swap file'"
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l rounds -d 'How often everything is measured' -r

@@ -1,7 +1,7 @@
 //! `farpage sim`: which page goes, for the engine's policy and for others, over page traces.
 
 mod report;
-mod trace;
+pub mod trace;
 
 use crate::failure::{Failure, Result};
 use clap::Args;

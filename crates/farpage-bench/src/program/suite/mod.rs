@@ -77,14 +77,15 @@ fn rounds(
     let before = cpu_ticks();
     let directory = directory_in(&args.dir)?;
     program.prepare(directory.path())?;
-    let invocation = Invocation { argv, directory: Some(directory.path().to_path_buf()), variables: VARIABLES };
+    let invocation =
+        Invocation { argv, directory: Some(directory.path().to_path_buf()), variables: VARIABLES, limit: None };
     // Twice, so that no side has to read the program's files from a disk.
     let first = plain(&invocation, meter)?;
     if !first.status.success() {
         return Err(Failure::new(format!("as it is it ended with {}", first.status)));
     }
     let plain = plain(&invocation, meter)?;
-    let setting = setting(args, &invocation, plain.peak_rss_anon, program.percent, meter)?;
+    let setting = setting(args, args.one_ram(), &invocation, plain.peak_rss_anon, program.percent, meter)?;
     let rows = measure(&setting, first.output, plain, args.rounds)?;
     let ram = setting.ram;
     let notes = rows.remarks().into_iter().chain(stolen(program.name, before, cpu_ticks())).collect();

@@ -154,7 +154,7 @@ fn geometric_mean(ratios: &[(&str, f64)]) -> Option<f64> {
 mod tests {
     use super::super::programs::PROGRAMS;
     use super::*;
-    use crate::program::{Ended, Round};
+    use crate::program::{Counted, Ended, Round};
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
@@ -169,6 +169,8 @@ mod tests {
             status: ExitStatus::from_raw(0),
             output: (10, 7),
             managed: true,
+            counted: Counted::default(),
+            stopped: false,
         }
     }
 

@@ -1,0 +1,583 @@
+//! `farpage size`: how much RAM a program needs, from one recorded run and four or five measured ones.
+//!
+//! The program runs as it is, and once with `--trace`. The simulator's policy `run` says what less memory would have to
+//! do. What a fault costs here, and how much of a budget is memory, is taken from two real runs, or three. Two more,
+//! at other budgets, are predicted first and made then.
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | [`model`] | curve, calibration, knees: numbers only |
+//! | [`report`] | the table, JSON |
+//! | [`progress`] | what is being done, on a terminal |
+//!
+//! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`crate::sim`]. No locks: threads
+//! simulate, each a memory of its own.
+
+mod model;
+mod progress;
+mod report;
+
+use crate::failure::{Failure, Result, why};
+use crate::output;
+use crate::sim::trace::{self, Trace};
+use clap::Args;
+use farpage::PAGE_SIZE;
+use farpage::internals::conf::{SwapSpec, size};
+use farpage_bench::program::{self, Ended, Invocation};
+use farpage_swap::sim::{AccessKind, Counts, Run as Policy, replay};
+use model::{Curve, Expected, Model, Run};
+use progress::Progress;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+pub const EXAMPLES: &str = "\
+It runs the program seven times or so: as it is (twice), recorded, and with four
+or five budgets. Two or three of these say what a fault costs here. The other two
+are predicted first, and shown beside what was measured. Standard input is empty.
+
+The knee is the smallest budget at which it takes at most 1.5 times as long as
+with all of its memory. A second one is at 1.1 times.
+
+Columns: the budget, also in percent of all that the program takes; seconds, and
+as a multiple of what it takes with all memory; faults on pages that were swapped
+out or about to be; what comes in and goes out. ~ is less than was measured.
+
+Only the program's first process is recorded. For programs of several processes
+that need memory there is farpage bench program --ram 64M,128M,256M.
+
+Examples:
+  farpage size -- sort -S 1G big.txt
+  farpage size --rounds 3 --json size.json -- python3 train.py
+  farpage size --swap file:/mnt/nvme -- ./solve input.dat";
+
+/// Least budget.
+const RAM_MIN: f64 = 16.0 * MIB;
+const MIB: f64 = 1048576.0;
+/// The rows go down to this part of the peak, so many of them.
+const ROW_LEAST: f64 = 0.15;
+const ROWS: i32 = 10;
+/// Memories that are simulated, and the smallest as a part of the pages.
+const SIMULATED: i32 = 24;
+const SIMULATED_LEAST: f64 = 0.05;
+/// The budget while it is recorded: an eighth of it is mapped, and only what is smaller by far can be predicted.
+const TRACE_PART: f64 = 0.5;
+/// A program that takes less cannot be sized: too little would be left of it.
+const PEAK_MIN: f64 = 1.5 * RAM_MIN;
+/// The knees, in multiples of the plain time.
+const KNEES: [f64; 2] = [1.5, 1.1];
+/// What the two runs should take that calibrate, in multiples of the plain time.
+const FIRST_TIMES: f64 = 2.0;
+const SECOND_TIMES: f64 = 4.0;
+/// The first budget is at most this part of the peak, the second this part of the first one; at least that.
+const FIRST_MOST: f64 = 0.96;
+const SECOND_MOST: f64 = 0.94;
+const SECOND_LEAST: f64 = 0.3;
+/// Where there is no other to check, one that is this part of the smallest that was measured.
+const LESS: f64 = 0.93;
+/// Above this part of the peak there is no room for a second one.
+const NEAR: f64 = 0.9;
+/// Where one takes so many times as long as the other, a third one in the middle calibrates, too.
+const WIDE: f64 = 2.5;
+/// Budgets that differ by less are the same.
+const SAME: f64 = 0.015;
+/// Seconds for a fault, where the recorded run is no slower than the plain one.
+const PRICE_MIN: f64 = 1e-6;
+/// Another process whose record is this part of the first one's needs memory, too.
+const OTHERS: u64 = 10;
+
+/// `farpage size`.
+#[derive(Debug, Args)]
+pub struct SizeArgs {
+    /// Swap device, as of farpage run; may be repeated [default: zram, then file:/var/tmp]
+    #[arg(long, value_name = "SPEC")]
+    swap: Vec<String>,
+    /// How often each time is measured: medians are taken
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: u64,
+    /// No run takes longer: what is recorded by then is taken for all
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Write the result to FILE as JSON (-: to standard output, without the table)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM", value_hint = clap::ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+/// A line of the table.
+struct Row {
+    ram: f64,
+    expected: Expected,
+}
+
+/// A run that was measured.
+struct Checked {
+    /// It was predicted before it was made; else it calibrates.
+    check: bool,
+    ram: f64,
+    /// Seconds.
+    predicted: f64,
+    seconds: f64,
+    /// It did not end in time.
+    stopped: bool,
+    /// Pages that came in.
+    predicted_pages: f64,
+    pages: f64,
+}
+
+impl Checked {
+    /// How far the prediction is off, as a part of what was measured.
+    fn error(&self) -> f64 {
+        self.predicted / self.seconds - 1.0
+    }
+}
+
+/// All that was found out.
+struct Found {
+    program: Vec<String>,
+    notes: Vec<String>,
+    /// With all memory: seconds, bytes.
+    plain_s: f64,
+    peak: f64,
+    trace_s: f64,
+    accesses: usize,
+    /// The trace ends before the program.
+    partial: bool,
+    /// Times the plain time, bytes.
+    knees: [(f64, f64); 2],
+    rows: Vec<Row>,
+    runs: Vec<Checked>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Wrong options; a program that cannot be started, fails, or takes too little memory to be sized.
+pub fn main(args: &SizeArgs) -> Result<ExitCode> {
+    for spec in &args.swap {
+        SwapSpec::parse(spec).map_err(|e| Failure::usage(format!("--swap: {e}")))?;
+    }
+    if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        let fail = |e| Failure::new(format!("--json: cannot write {}: {}", path.display(), why(&e)));
+        output::open(path).map_err(fail)?;
+    }
+    program::catch_signals();
+    let found = Sizing::new(args).run()?;
+    found.write(args.json.as_deref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What all runs have in common.
+struct Sizing<'a> {
+    args: &'a SizeArgs,
+    program: Invocation,
+    options: Vec<OsString>,
+    progress: Progress,
+    notes: Vec<String>,
+    /// What the program wrote as it is.
+    output: (u64, u64),
+    steady: bool,
+}
+
+impl Sizing<'_> {
+    fn new(args: &SizeArgs) -> Sizing<'_> {
+        let limit = Some(Duration::from_secs(args.limit));
+        Sizing {
+            args,
+            program: Invocation { limit, ..Invocation::of(&args.program) },
+            options: args.swap.iter().flat_map(|spec| ["--swap".into(), spec.into()]).collect(),
+            progress: Progress::new(),
+            notes: Vec::new(),
+            output: (0, 0),
+            steady: true,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    fn run(mut self) -> Result<Found> {
+        let (plain_s, peak) = self.plain()?;
+        let recorded = self.record(peak, plain_s)?;
+        let Recorded { curve, pages, price, partial, seconds: trace_s, accesses } = recorded;
+        let mut model = Model::new(curve, (plain_s, peak), pages, price, partial);
+        let least = (ROW_LEAST * peak).max(RAM_MIN);
+        let mut runs = Vec::new();
+
+        let first = whole(model.knee(FIRST_TIMES, SECOND_LEAST * peak).min(FIRST_MOST * peak), peak);
+        let (first, seconds) = self.calibrate(&mut model, first, peak, &mut runs)?;
+        let second = second_budget(&model, first, seconds > SECOND_TIMES * plain_s, peak);
+        let (second, other) = self.calibrate(&mut model, second, peak, &mut runs)?;
+        let middle = up(f64::midpoint(first, second), peak);
+        if seconds.max(other) > WIDE * seconds.min(other) && (first / second - 1.0).abs() > 4.0 * SAME {
+            self.calibrate(&mut model, middle, first.max(second), &mut runs)?;
+        }
+        for ram in checks(&model, &runs, peak) {
+            let expected = model.expect(ram);
+            let run = self.budget(ram)?;
+            runs.push(Checked::of(true, &expected, &run));
+        }
+        runs.sort_by_key(|run| run.check);
+        if !self.steady {
+            self.notes.push(String::from("what it writes is not the same each time: it may not do the same, either"));
+        }
+
+        let knees = KNEES.map(|times| (times, up(model.knee(times, least), peak)));
+        let rows = budgets(peak, least, &knees).into_iter().map(|ram| Row { ram, expected: model.expect(ram) });
+        let rows = rows.collect();
+        let program = self.args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        Ok(Found { program, notes: self.notes, plain_s, peak, trace_s, accesses, partial, knees, rows, runs })
+    }
+
+    /// Seconds and bytes of the program as it is.
+    fn plain(&mut self) -> Result<(f64, f64)> {
+        let meter = program::meter();
+        let mut seconds = Vec::new();
+        let mut peak = 0;
+        // Once more, so that no run has to read the program's files from a disk.
+        for round in 0..=self.args.rounds {
+            self.progress.step("as it is");
+            let ended = program::plain(&self.program, meter.as_ref())?;
+            if ended.stopped {
+                let text = format!("as it is, {} does not end within {} s", self.name(), self.args.limit);
+                return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
+            }
+            if !ended.status.success() {
+                let text = format!("as it is, {} ended with {}: nothing to size", self.name(), ended.status);
+                return Err(Failure::with_status(1, text));
+            }
+            peak = peak.max(ended.peak_rss_anon);
+            self.steady &= round == 0 || ended.output == self.output;
+            self.output = ended.output;
+            if round > 0 {
+                seconds.push(ended.wall_s);
+            }
+        }
+        let peak = peak as f64;
+        if peak < PEAK_MIN {
+            let [takes, least] = [peak, RAM_MIN].map(|bytes| size::format(bytes as u64));
+            let text = format!("{} takes no more than {takes}, and the least budget is {least}", self.name());
+            return Err(Failure::with_status(1, text));
+        }
+        Ok((median(seconds), peak))
+    }
+
+    /// Whatever is made under farpage.
+    fn managed(&self, ram: f64, options: &[OsString]) -> Result<Ended> {
+        let ended = program::managed(&self.program, ram as u64, options, None)?;
+        let name = self.name();
+        if !ended.stopped && !ended.status.success() {
+            let text = format!("under farpage, {name} ended with {}, as it is with success", ended.status);
+            return Err(Failure::with_status(1, text));
+        }
+        if !ended.stopped && !ended.managed {
+            let text = format!("farpage did not start in {name}: nothing was managed");
+            return Err(Failure::with_status(1, text).help("farpage run --verbose -- PROGRAM says why"));
+        }
+        Ok(ended)
+    }
+
+    /// The recorded run, and what the simulator makes of it.
+    fn record(&mut self, peak: f64, plain_s: f64) -> Result<Recorded> {
+        let directory = tempfile::Builder::new().prefix("farpage-size-").tempdir_in("/var/tmp");
+        let directory = directory.or_else(|_| tempfile::tempdir());
+        let directory = directory.map_err(|e| Failure::new(format!("cannot make a directory: {}", why(&e))))?;
+        let path = directory.path().join("trace");
+        let options: Vec<OsString> =
+            self.options.iter().cloned().chain(["--trace".into(), path.clone().into_os_string()]).collect();
+        self.progress.step("recorded: each page that it touches is a fault");
+        let ended = self.managed((TRACE_PART * peak).max(RAM_MIN).floor(), &options)?;
+        self.others(directory.path(), &path)?;
+        self.progress.step("reading the record");
+        let trace = trace::read(&path)?;
+        if ended.stopped {
+            let text = format!(
+                "recording was stopped after {} s (--limit): pages in and out are of that part only, times are scaled",
+                self.args.limit
+            );
+            self.notes.push(text);
+        }
+        let accesses = trace.accesses.len();
+        let pages = f64::from(live(&trace));
+        let price = ((ended.wall_s - plain_s) / accesses as f64).max(PRICE_MIN);
+        let curve = simulate(&trace, pages, &self.progress);
+        Ok(Recorded { curve, pages, price, partial: ended.stopped, seconds: ended.wall_s, accesses })
+    }
+
+    /// Refuses programs of several processes.
+    fn others(&self, directory: &Path, first: &Path) -> Result<()> {
+        let bytes = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+        let entries = fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.path()));
+        let paths: Vec<PathBuf> = entries.map(Iterator::collect).unwrap_or_default();
+        let others: u64 = paths.iter().filter(|path| *path != first).map(|path| bytes(path)).sum();
+        if others * OTHERS <= bytes(first) {
+            return Ok(());
+        }
+        let text = format!("{} has several processes that need memory: one record does not say it all", self.name());
+        Err(Failure::with_status(1, text).help("farpage bench program --ram 64M,128M,256M -- PROGRAM measures it"))
+    }
+
+    /// A run that calibrates; with more memory, up to `most`, if it does not end in time. The budget that it had,
+    /// and its time.
+    fn calibrate(&mut self, model: &mut Model, ram: f64, most: f64, runs: &mut Vec<Checked>) -> Result<(f64, f64)> {
+        let mut ram = ram;
+        loop {
+            let expected = model.expect(ram);
+            let run = self.budget(ram)?;
+            runs.push(Checked::of(false, &expected, &run));
+            if !run.stopped {
+                model.calibrate(&run.numbers);
+                return Ok((ram, run.numbers.seconds));
+            }
+            let more = whole(f64::midpoint(ram, most), most);
+            if more / ram < 1.0 + SAME {
+                let text = format!("with {} it does not end within {} s", size::format(ram as u64), self.args.limit);
+                return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
+            }
+            ram = more;
+        }
+    }
+
+    /// All rounds with a budget.
+    fn budget(&mut self, ram: f64) -> Result<Budgeted> {
+        let mut rounds = Vec::new();
+        for _ in 0..self.args.rounds {
+            self.progress.step(&format!("with {}", size::format(ram as u64)));
+            let ended = self.managed(ram, &self.options)?;
+            let counted = ended.counted;
+            self.steady &= ended.stopped || ended.output == self.output;
+            let [pages_in, reads, file_reads] =
+                [counted.pages_in, counted.reads, counted.file_reads].map(|count| count as f64);
+            rounds.push((ended.stopped, Run { ram, seconds: ended.wall_s, pages_in, reads, file_reads }));
+            if ended.stopped {
+                break;
+            }
+        }
+        let of = |value: fn(&Run) -> f64| median(rounds.iter().map(|(_, run)| value(run)).collect());
+        let numbers = Run {
+            ram,
+            seconds: of(|run| run.seconds),
+            pages_in: of(|run| run.pages_in),
+            reads: of(|run| run.reads),
+            file_reads: of(|run| run.file_reads),
+        };
+        Ok(Budgeted { numbers, stopped: rounds.iter().any(|(stopped, _)| *stopped) })
+    }
+}
+
+/// What a recorded run says.
+struct Recorded {
+    curve: Curve,
+    /// Most pages at a time.
+    pages: f64,
+    /// Seconds for a fault.
+    price: f64,
+    partial: bool,
+    seconds: f64,
+    accesses: usize,
+}
+
+/// Medians of the rounds with one budget.
+struct Budgeted {
+    numbers: Run,
+    stopped: bool,
+}
+
+impl Checked {
+    fn of(check: bool, expected: &Expected, run: &Budgeted) -> Checked {
+        Checked {
+            check,
+            ram: run.numbers.ram,
+            predicted: expected.seconds,
+            seconds: run.numbers.seconds,
+            stopped: run.stopped,
+            predicted_pages: expected.work.pages_in,
+            pages: run.numbers.pages_in,
+        }
+    }
+}
+
+/// The second budget that calibrates: less than the first, or more, if that was slow.
+fn second_budget(model: &Model, first: f64, slow: bool, peak: f64) -> f64 {
+    if slow && first < NEAR * peak {
+        let more = model
+            .knee(FIRST_TIMES, first)
+            .max(first / SECOND_MOST)
+            .min(f64::midpoint(first, peak).max(FIRST_MOST * peak));
+        return whole(more, peak);
+    }
+    whole(model.knee(SECOND_TIMES, SECOND_LEAST * peak).min(SECOND_MOST * first), first)
+}
+
+/// Two budgets that were not measured yet: the knee, and one between those that were.
+fn checks(model: &Model, runs: &[Checked], peak: f64) -> Vec<f64> {
+    let measured: Vec<f64> = runs.iter().filter(|run| !run.stopped).map(|run| run.ram).collect();
+    let (low, high) = measured.iter().fold((peak, 0.0f64), |(low, high), ram| (low.min(*ram), high.max(*ram)));
+    let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| (ram / other - 1.0).abs() > SAME);
+    let mut chosen: Vec<f64> = Vec::new();
+    let knees = KNEES.map(|times| model.knee(times, RAM_MIN.max(low)));
+    // Far from the others: between the slowest and the next one.
+    let next = measured.iter().copied().filter(|ram| *ram > low).fold(high, f64::min);
+    let between = f64::midpoint(low, next);
+    let middles = [f64::midpoint(low, high), f64::midpoint(high, peak)];
+    for ram in
+        [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low].map(|ram| up(ram, peak))
+    {
+        let others: Vec<f64> = measured.iter().chain(&chosen).copied().chain([peak]).collect();
+        if chosen.len() < 2 && is_new(ram, &others) {
+            chosen.push(ram);
+        }
+    }
+    chosen
+}
+
+/// Whole mebibytes, at least the least budget and at most `most`.
+fn whole(ram: f64, most: f64) -> f64 {
+    ((ram / MIB).round() * MIB).min(most).max(RAM_MIN)
+}
+
+/// The same, no less than it was.
+fn up(ram: f64, most: f64) -> f64 {
+    whole((ram / MIB).ceil() * MIB, most)
+}
+
+/// The budgets of the table, the largest first: even steps, and the knees.
+fn budgets(peak: f64, least: f64, knees: &[(f64, f64)]) -> Vec<f64> {
+    let step = |i: i32| whole(peak * (least / peak).powf(f64::from(i) / f64::from(ROWS - 1)), peak);
+    let mut all: Vec<f64> = (1..ROWS).map(step).chain([peak]).chain(knees.iter().map(|(_, ram)| *ram)).collect();
+    all.sort_by(|a, b| b.total_cmp(a));
+    all.dedup();
+    all
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 { 0.0 } else { f64::midpoint(values[(n - 1) / 2], values[n / 2]) }
+}
+
+/// Most pages that have content at a time.
+fn live(trace: &Trace) -> u32 {
+    let mut there = vec![false; trace.pages as usize];
+    let (mut now, mut most) = (0u32, 0);
+    for access in &trace.accesses {
+        let page = &mut there[access.page() as usize];
+        match access.kind() {
+            AccessKind::Free => now -= u32::from(std::mem::take(page)),
+            _ => now += u32::from(!std::mem::replace(page, true)),
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+/// Memories from all pages down, on all CPUs.
+fn simulate(trace: &Trace, pages: f64, progress: &Progress) -> Curve {
+    let memory = |i: i32| ((pages * SIMULATED_LEAST.powf(f64::from(i) / f64::from(SIMULATED - 1))) as u32).max(1);
+    let memories: Vec<u32> = (0..SIMULATED).map(memory).collect();
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(u32, Counts)>> = Mutex::default();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(memory) = memories.get(next.fetch_add(1, Relaxed)) {
+                    progress.step(&format!("simulating {}", size::format(u64::from(*memory) * PAGE_SIZE as u64)));
+                    let counts = replay(&mut Policy::new(*memory, &trace.numbers), &trace.accesses, trace.pages);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((*memory, counts));
+                }
+            });
+        }
+    });
+    Curve::new(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use farpage_swap::sim::Access;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SizeArgs,
+    }
+
+    fn parse(line: &str) -> std::result::Result<SizeArgs, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| line.args)
+    }
+
+    #[test]
+    fn the_program_is_behind_the_dashes() {
+        let args = parse("size --swap zram --rounds 2 -- sort -S 1G --json").unwrap();
+        assert_eq!((args.rounds, args.program.len(), args.json.is_none()), (2, 4, true));
+        assert!(parse("size").is_err() && parse("size --rounds 0 -- sort").is_err());
+    }
+
+    #[test]
+    fn the_help_fits_a_terminal() {
+        assert!(EXAMPLES.lines().all(|line| line.len() < 82), "{EXAMPLES}");
+    }
+
+    #[test]
+    fn budgets_go_down_to_the_least_with_the_knees_among_them() {
+        let all = budgets(200.0 * MIB + 1.0, 30.0 * MIB, &[(1.5, 77.0 * MIB), (1.1, 190.0 * MIB)]);
+        assert_eq!((all[0], *all.last().unwrap(), all.len()), (200.0 * MIB + 1.0, 30.0 * MIB, 12));
+        assert!(all.is_sorted_by(|a, b| a > b) && all.contains(&(77.0 * MIB)));
+        let few = budgets(24.0 * MIB, RAM_MIN, &[(1.5, RAM_MIN), (1.1, RAM_MIN)]);
+        assert!(few.iter().all(|ram| *ram >= RAM_MIN) && few.is_sorted_by(|a, b| a > b), "{few:?}");
+    }
+
+    #[test]
+    fn pages_that_are_there_at_a_time_are_counted() {
+        let accesses = vec![Access::new(0, true), Access::new(1, true), Access::free(0), Access::new(2, true)];
+        let trace = Trace::synthetic("x", accesses);
+        assert_eq!((trace.pages, live(&trace)), (3, 2));
+    }
+
+    #[test]
+    fn the_second_run_is_on_the_other_side_of_a_slow_one() {
+        let curve = Curve::new(
+            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
+        );
+        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
+        assert!(second_budget(&model, 50.0 * MIB, false, 100.0 * MIB) < 50.0 * MIB);
+        assert!(second_budget(&model, 96.0 * MIB, true, 100.0 * MIB) < 91.0 * MIB, "there is no room above");
+        for first in [20.0, 50.0, 89.0] {
+            let second = second_budget(&model, first * MIB, true, 100.0 * MIB);
+            assert!(second > first * MIB && second < 100.0 * MIB, "{first}: {second}");
+        }
+    }
+
+    #[test]
+    fn checks_are_where_nothing_was_measured() {
+        let curve = Curve::new(
+            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
+        );
+        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
+        let run = |ram| Checked {
+            check: false,
+            ram: ram * MIB,
+            predicted: 1.0,
+            seconds: 1.0,
+            stopped: false,
+            predicted_pages: 0.0,
+            pages: 0.0,
+        };
+        for measured in [[50.0, 30.0], [90.0, 85.0], [96.0, 40.0], [97.0, 98.0]] {
+            let chosen = checks(&model, &measured.map(run), 100.0 * MIB);
+            assert_eq!(chosen.len(), 2, "{measured:?}: {chosen:?}");
+            for ram in &chosen {
+                assert!(measured.iter().all(|m| (ram / MIB / m - 1.0).abs() > SAME), "{measured:?}: {chosen:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What was found out, as a table of 80 columns, and as JSON. Called by [`super`].
+
+use super::{Checked, Found, Row};
+use crate::failure::Result;
+use crate::json::Object;
+use farpage::PAGE_SIZE;
+use std::path::Path;
+
+const MIB: f64 = 1048576.0;
+/// A bar is as long as that at so many times the plain time.
+const BAR: usize = 13;
+const BAR_TIMES: f64 = 5.0;
+/// A prediction that is further off is said to be.
+const GOAL: f64 = 0.25;
+
+fn mib(bytes: f64) -> String {
+    format!("{:.0} MiB", bytes / MIB)
+}
+
+fn of_pages(pages: f64) -> f64 {
+    pages * PAGE_SIZE as f64
+}
+
+/// One line that is cut off where it would be too long.
+fn bar(times: f64) -> String {
+    let length = (times / BAR_TIMES * BAR as f64).round();
+    if length > BAR as f64 { "#".repeat(BAR - 1) + ">" } else { "#".repeat(length as usize) }
+}
+
+impl Found {
+    /// The table, what it means, and how well it fits.
+    pub fn text(&self) -> String {
+        let mut lines = vec![format!(
+            "{:>10} {:>5} {:>9} {:>7} {:>10} {:>8} {:>8}",
+            "RAM", "%", "seconds", "times", "faults", "MiB in", "MiB out"
+        )];
+        lines.extend(self.rows.iter().map(|row| self.line(row)));
+        let [most, near] = self.knees.map(|knee| knee.0);
+        lines.push(format!("*: the smallest at which it takes at most {near} and {most} times as long"));
+        if self.rows.iter().any(|row| row.expected.far) {
+            lines.push(String::from("~: less than in any run that was measured, a guess"));
+        }
+        lines.push(String::new());
+        for run in &self.runs {
+            lines.push(self.run_line(run));
+        }
+        lines.push(String::new());
+        lines.push(self.answer());
+        lines.join("\n")
+    }
+
+    fn line(&self, row: &Row) -> String {
+        let (expected, times) = (&row.expected, row.expected.seconds / self.plain_s);
+        let about = if expected.far { "~" } else { "" };
+        let line = format!(
+            "{} {:>8} {:>5.0} {:>9} {:>7} {:>10.0} {:>8.0} {:>8.0}  {}",
+            if self.knees.iter().any(|knee| knee.1 == row.ram) { '*' } else { ' ' },
+            mib(row.ram),
+            100.0 * row.ram / self.peak,
+            format!("{about}{:.1}", expected.seconds),
+            format!("{about}{times:.1}"),
+            expected.work.reads + expected.work.minor,
+            of_pages(expected.work.pages_in) / MIB,
+            of_pages(expected.work.pages_out) / MIB,
+            bar(times)
+        );
+        line.trim_end().to_owned()
+    }
+
+    fn run_line(&self, run: &Checked) -> String {
+        let what = if run.check { "checked" } else { "calibrated" };
+        let measured = match run.stopped {
+            true => format!("stopped after {:.1} s", run.seconds),
+            false => format!("measured {:.1} s", run.seconds),
+        };
+        let predicted = match run.check {
+            true => format!("predicted {:.1} s, ", run.predicted),
+            false => String::new(),
+        };
+        let error = match (run.check, run.stopped) {
+            (true, false) => format!(" ({:+.0} %)", 100.0 * run.error()),
+            _ => String::new(),
+        };
+        format!("{what:<10} at {:>9}: {predicted}{measured}{error}", mib(run.ram))
+    }
+
+    /// The line that answers the question.
+    pub fn answer(&self) -> String {
+        let [knee, near] = [&self.knees[0], &self.knees[1]];
+        let program = self.program.first().map(String::as_str).unwrap_or_default();
+        format!(
+            "{program} needs {} to run at most {} times as long as with all of its {},\nand {} for {} times.",
+            mib(knee.1),
+            knee.0,
+            mib(self.peak),
+            mib(near.1),
+            near.0
+        )
+    }
+
+    /// What should be known besides.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = self.notes.clone();
+        let off = self.runs.iter().filter(|run| run.check && !run.stopped).map(|run| run.error().abs());
+        let most = off.fold(0.0, f64::max);
+        if most > GOAL {
+            remarks.push(format!("the prediction is off by up to {:.0} % here: go by what was measured", 100.0 * most));
+        }
+        remarks
+    }
+
+    fn json(&self) -> Object {
+        let mut object = Object::with_schema();
+        object.put("program", self.program.clone());
+        object.put("notes", self.remarks());
+        object.put("plain_seconds", self.plain_s);
+        object.put("peak_bytes", self.peak as u64);
+        object.put("trace_seconds", self.trace_s);
+        object.put("trace_accesses", self.accesses);
+        object.put("trace_is_partial", self.partial);
+        let knee = |(times, ram): &(f64, f64)| {
+            let mut out = Object::default();
+            out.put("times", *times);
+            out.put("ram_bytes", *ram as u64);
+            out
+        };
+        object.put_list("knees", self.knees.iter().map(knee).collect());
+        let row = |row: &Row| {
+            let mut out = Object::default();
+            out.put("ram_bytes", row.ram as u64);
+            out.put("seconds", row.expected.seconds);
+            out.put("times", row.expected.seconds / self.plain_s);
+            out.put("major_faults", row.expected.work.reads.round() as u64);
+            out.put("minor_faults", row.expected.work.minor.round() as u64);
+            out.put("pages_in", row.expected.work.pages_in.round() as u64);
+            out.put("pages_out", row.expected.work.pages_out.round() as u64);
+            out.put("extrapolated", row.expected.far);
+            out
+        };
+        object.put_list("rows", self.rows.iter().map(row).collect());
+        let run = |run: &Checked| {
+            let mut out = Object::default();
+            out.put("for", if run.check { "check" } else { "calibration" });
+            out.put("ram_bytes", run.ram as u64);
+            out.put("predicted_seconds", run.predicted);
+            out.put("measured_seconds", run.seconds);
+            out.put("error", (!run.stopped).then(|| run.error()));
+            out.put("stopped", run.stopped);
+            out.put("predicted_pages_in", run.predicted_pages.round() as u64);
+            out.put("measured_pages_in", run.pages.round() as u64);
+            out
+        };
+        object.put_list("runs", self.runs.iter().map(run).collect());
+        object
+    }
+
+    /// Prints it, or writes JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, to: Option<&Path>) -> Result<()> {
+        let table = || {
+            println!("{}", self.text());
+            self.remarks().iter().for_each(|remark| println!("{remark}"));
+        };
+        crate::output::table_or_json(to, table, || self.json().pretty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::{Expected, Work};
+    use super::*;
+
+    #[test]
+    fn the_table_fits_a_terminal_and_answers() {
+        let work = Work { reads: 1e8, minor: 1e8, first: 0.0, pages_in: 2e9, pages_out: 2e9 };
+        let row = |ram, seconds, far| Row { ram: ram * MIB, expected: Expected { seconds, work, far } };
+        let run = |check, ram, predicted, seconds| Checked {
+            check,
+            ram: ram * MIB,
+            predicted,
+            seconds,
+            stopped: false,
+            predicted_pages: 1.0,
+            pages: 1.0,
+        };
+        let found = Found {
+            program: vec!["sort".into(), "-S1G".into()],
+            notes: Vec::new(),
+            plain_s: 1000.0,
+            peak: 286.0 * MIB,
+            trace_s: 1.0,
+            accesses: 7,
+            partial: false,
+            knees: [(1.5, 160.0 * MIB), (1.1, 200.0 * MIB)],
+            rows: vec![row(286.0, 1000.0, false), row(160.0, 1500.0, false), row(40.0, 99_000.0, true)],
+            runs: vec![run(false, 100.0, 3.0, 3.0), run(true, 150.0, 2.0, 3.0)],
+        };
+        let text = found.text();
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(
+            text.contains("sort needs 160 MiB to run at most 1.5 times as long as with all of its 286 MiB"),
+            "{text}"
+        );
+        assert!(text.contains("~99000.0") && text.contains("###>") && text.contains("  ####\n"), "{text}");
+        assert!(text.contains("*  160 MiB") && !text.contains("*   40 MiB"), "{text}");
+        assert!(text.contains("predicted 2.0 s, measured 3.0 s (-33 %)"), "{text}");
+        assert_eq!(found.remarks().len(), 1, "off by more than a quarter: {:?}", found.remarks());
+        let json: serde_json::Value = serde_json::from_str(&found.json().line()).unwrap();
+        assert_eq!((json["rows"].as_array().unwrap().len(), &json["runs"][1]["for"]), (3, &"check".into()));
+        assert_eq!(bar(0.01), "");
+    }
+}

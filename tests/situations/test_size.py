@@ -1,0 +1,110 @@
+"""`farpage size`: the shape of what it says, and that it says what was measured beside what was predicted. `farpage
+bench program` with several budgets, of the same program."""
+
+import json
+import unittest
+
+from holder import PYTHON
+from situation import FARPAGE, Situation, unless_there
+
+# 40 MiB, half of which compresses, filled and gone through a few times.
+PASSES = """
+import random
+rng = random.Random(1)
+kept = [bytearray(rng.randbytes(2048) + bytes(2048)) for _ in range(10240)]
+total = 0
+for turn in range(3):
+    for page in kept:
+        page[0] = page[0] + 1 & 255
+        total += page[0]
+print(total)
+"""
+SEVERAL = """
+import os, sys
+if os.fork() == 0:
+    sys.argv = ["x"]
+    exec(os.environ["PASSES"])
+    os._exit(0)
+exec(os.environ["PASSES"])
+os.wait()
+"""
+MIB = 1 << 20
+
+
+@unless_there(PYTHON)
+class Size(Situation):
+    def size(self, *argv, options=()):
+        return self.run_plain(FARPAGE, "size", *options, "--", *argv)
+
+    def test_the_curve_is_checked_by_real_runs(self):
+        path = self.dir / "size.json"
+        done = self.size(PYTHON, "-c", PASSES, options=["--json", path])
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        lines = done.stdout.splitlines()
+        self.assertTrue(all(len(line) <= 80 for line in lines if not line.startswith(PYTHON)), done.stdout)
+        self.assertRegex(done.stdout, r"needs \d+ MiB to run at most 1.5 times as long as with all of its \d+ MiB")
+        self.assertRegex(done.stdout, r"checked +at +\d+ MiB: predicted [\d.]+ s, measured [\d.]+ s \([+-]\d+ %\)")
+
+        found = json.loads(path.read_text())
+        rows = found["rows"]
+        self.assertEqual(rows[0]["ram_bytes"], found["peak_bytes"])
+        self.assertEqual(rows[0]["seconds"], found["plain_seconds"])
+        self.assertGreater(found["peak_bytes"], 40 * MIB)
+        self.assertGreaterEqual(rows[-1]["ram_bytes"], 16 * MIB)
+        for more, less in zip(rows, rows[1:]):
+            self.assertGreater(more["ram_bytes"], less["ram_bytes"])
+            # Prices are interpolated: a little less memory may seem a little cheaper.
+            self.assertLessEqual(more["seconds"], less["seconds"] * 1.25, rows)
+            self.assertLessEqual(more["pages_in"], less["pages_in"] + 1, rows)
+        self.assertGreater(rows[-1]["pages_in"], 1000, "a third of its memory would do")
+        # Three passes: each page comes in three times, or not much more often.
+        self.assertLess(rows[-1]["pages_in"], 4 * found["peak_bytes"] / 4096)
+
+        runs = found["runs"]
+        self.assertEqual(sum(run["for"] == "check" for run in runs), 2, runs)
+        self.assertIn(sum(run["for"] == "calibration" for run in runs), (2, 3), runs)
+        self.assertEqual(len({run["ram_bytes"] for run in runs}), len(runs), "each has another budget")
+        for run in runs:
+            self.assertGreater(run["measured_seconds"], 0)
+            self.assertGreater(run["predicted_seconds"], 0)
+        knees = {knee["times"]: knee["ram_bytes"] for knee in found["knees"]}
+        self.assertLessEqual(knees[1.5], knees[1.1])
+        self.assertLessEqual(knees[1.1], found["peak_bytes"])
+
+    def test_json_alone(self):
+        done = self.size(PYTHON, "-c", PASSES, options=["--json", "-"])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(json.loads(done.stdout)["program"][0], PYTHON)
+
+    def test_what_cannot_be_sized_is_said(self):
+        for argv, options, status, said in [
+            (["/bin/true"], [], 1, "the least budget is 16.0 MiB"),
+            (["/bin/false"], [], 1, "as it is, /bin/false ended with exit status: 1"),
+            (["/nowhere"], [], 127, "cannot run /nowhere"),
+            (["/bin/sleep", "60"], ["--limit", "1"], 1, "does not end within 1 s"),
+            (["/bin/true"], ["--swap", "tape"], 2, "--swap"),
+        ]:
+            with self.subTest(argv=argv, options=options):
+                done = self.size(*argv, options=options)
+                self.assertEqual((done.returncode, done.stdout), (status, ""), done.stderr)
+                self.assertIn(said, done.stderr)
+
+    def test_several_processes_are_refused(self):
+        done = self.run_plain("env", f"PASSES={PASSES}", FARPAGE, "size", "--", PYTHON, "-c", SEVERAL)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertIn("several processes that need memory", done.stderr)
+
+    def test_a_measured_curve(self):
+        path = self.dir / "curve.json"
+        done = self.run_plain(FARPAGE, "bench", "program", "--no-kernel", "--rounds", "1", "--json", path,
+                              "--ram", "40M,24M,40M", "--", PYTHON, "-c", PASSES)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = json.loads(path.read_text())
+        self.assertEqual([size["ram_bytes"] for size in found["sizes"]], [24 * MIB, 40 * MIB])
+        faults = [size["rows"][-1]["major_faults"] for size in found["sizes"]]
+        self.assertGreater(faults[0], faults[1])
+        self.assertRegex(done.stdout, r"(?m)^ +24 +24 .*\n( {7}\S.*\n)*^ +40 +40 ")
+
+
+if __name__ == "__main__":
+    unittest.main()
