@@ -93,6 +93,15 @@ Examples:
   farpage exporter --listen [::1]:9797
   curl http://127.0.0.1:9797/metrics";
 
+const REPORT_EXAMPLES: &str = "\
+The page is one file that needs no other and no network. Runs are beside each
+other, with the same scales and one cursor.
+
+Examples:
+  farpage run --ram 256M --report small.html -- python3 train.py
+  farpage run --ram 512M --report large.html -- python3 train.py
+  farpage report small.html large.html --output both.html";
+
 const DOCTOR_EXAMPLES: &str = "\
 Exit status: 0 where farpage run works for this user, 1 where it does not.
 
@@ -144,6 +153,9 @@ pub enum Command {
     /// Serve the counters of all as metrics for Prometheus, over HTTP
     #[command(after_help = EXPORTER_EXAMPLES)]
     Exporter(ExporterArgs),
+    /// Put the pages of run --report together into one, to compare runs
+    #[command(after_help = REPORT_EXAMPLES)]
+    Report(ReportArgs),
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -287,6 +299,10 @@ pub struct RunArgs {
     /// Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
+    /// Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the
+    /// program ends
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
     #[arg(long, value_name = "NAME|UID[:GROUP|GID]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
@@ -352,6 +368,17 @@ pub struct ExporterArgs {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = crate::exporter::DEFAULT)]
     pub listen: String,
+}
+
+/// `farpage report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Pages of farpage run --report
+    #[arg(value_name = "FILE", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
+    pub files: Vec<PathBuf>,
+    /// The page to write
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
 }
 
 /// `farpage doctor`.

@@ -17,6 +17,7 @@ mod pages;
 mod park;
 mod preload;
 mod process;
+mod report;
 mod run;
 mod set;
 mod sim;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "top")]
         Command::Top(args) => top::main(&args),
         Command::Exporter(args) => exporter::main(&args),
+        Command::Report(args) => report::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Sim(args) => sim::main(&args),
         Command::Size(args) => size::main(&args),

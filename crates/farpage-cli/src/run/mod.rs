@@ -9,13 +9,15 @@ mod elf;
 mod exec;
 mod lock_limit;
 mod program;
+mod record;
 mod report;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::budget::{Budget, budget, never_acts};
+use crate::budget::{Budget, Machine, budget, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
+use crate::json::Object;
 use crate::preload;
 use crate::trees;
 use crate::user;
@@ -29,15 +31,17 @@ use farpage::internals::run::build::{address_space_bytes, commit_bytes};
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
 use farpage::internals::tree::{self, Segment, keep_across_exec};
+use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs the subcommand. Without `--stats` it returns only on failure.
 pub fn main(args: RunArgs) -> Result<ExitCode> {
@@ -127,16 +131,27 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     for (key, value) in user.iter().flat_map(|u| &u.env) {
         image.set(key, value.as_bytes())?;
     }
-    let target = args.stats_json.as_deref().map(report::Target::prepare).transpose()?;
+    let prepare =
+        |option, path: &Option<PathBuf>| path.as_deref().map(|path| report::Target::prepare(option, path)).transpose();
+    let target = prepare("--stats-json", &args.stats_json)?;
+    let page = prepare("--report", &args.report)?;
     if !args.engine.swap.is_empty() {
         conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
     }
-    if !args.stats && args.stats_json.is_none() {
+    if !args.stats && target.is_none() && page.is_none() {
         early::restore_sigpipe();
         return Err(image.failure(&image.exec()));
     }
-    let ended = supervise::run(&image, outer)?;
-    let tree = segment.ok().and_then(|(fd, _)| trees::open(ended.pid as u32, fd.as_fd()).ok());
+    let segment = segment.ok().map(|(fd, _)| fd);
+    let tree_of = |pid: u32| trees::open(pid, segment.as_ref()?.as_fd()).ok();
+    let mut recording = page.as_ref().map(|_| Recording::new());
+    let mut tree = None;
+    let mut look = |pid: u32, page: &File| {
+        tree = tree.take().or_else(|| tree_of(pid));
+        recording.as_mut().map_or(Duration::MAX, |recording| recording.look(pid, page, tree.as_ref(), conf.ram))
+    };
+    let ended = supervise::run(&image, outer, page.is_some().then_some(&mut look))?;
+    let tree = tree.or_else(|| tree_of(ended.pid as u32));
     if args.stats {
         let table = report::table(&ended, &name, conf.ram, tree.as_ref());
         let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());
@@ -144,10 +159,33 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     if ended.page.is_none() && !args.stats && !args.quiet {
         say(format_args!("farpage: the preload library did not start in {}: nothing was managed", shown(&name)));
     }
-    if let Some(Err(failure)) = target.map(|t| t.write(&report::json(&ended, &args.program, conf.ram, tree.as_ref()))) {
+    let mut counters = report::json(&ended, &args.program, conf.ram, tree.as_ref());
+    if let Some(Err(failure)) = target.map(|t| t.write(&(counters.pretty() + "\n"))) {
         say(failure);
     }
+    if let (Some(page), Some(recording)) = (page, recording) {
+        counters.put_object("samples", recording.json());
+        counters.put_object("environment", environment(&conf_text));
+        page.write(&crate::report::of_run(&counters)).unwrap_or_else(say);
+    }
     ended.leave()
+}
+
+/// Where a run was, in words.
+fn environment(configuration: &str) -> Object {
+    let mut object = Object::default();
+    let system = rustix::system::uname();
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    object.put("farpage", env!("CARGO_PKG_VERSION"));
+    object.put("kernel", system.release().to_string_lossy());
+    object.put("cpus", cpus.lines().filter(|line| line.starts_with("processor")).count());
+    object.put("cpu", model.map(|(_, name)| name));
+    object.put("memory", Machine::read().ok().map(|machine| size::format(machine.total)));
+    object.put("ended_unix_s", since.as_secs());
+    object.put("configuration", configuration);
+    object
 }
 
 /// The tree that this process is in.

@@ -278,9 +278,15 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree
     object
 }
 
-/// Where `--stats-json` goes.
+/// Where `--stats-json` or `--report` goes.
 #[derive(Debug)]
-pub enum Target {
+pub struct Target {
+    option: &'static str,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
     /// `-`.
     Stderr,
     /// A regular file, replaced as a whole.
@@ -294,15 +300,40 @@ impl Target {
     ///
     /// # Errors
     /// Its directory does not exist or may not be written, or it is a directory.
-    pub fn prepare(path: &Path) -> Result<Target> {
+    pub fn prepare(option: &'static str, path: &Path) -> Result<Target> {
+        Place::prepare(option, path).map(|place| Target { option, place })
+    }
+
+    /// Writes what belongs there.
+    ///
+    /// # Errors
+    /// Names the file and why.
+    pub fn write(&self, text: &str) -> Result<()> {
+        let (path, result) = match &self.place {
+            Place::Stderr => {
+                let _ = io::stderr().write_all(text.as_bytes());
+                return Ok(());
+            }
+            Place::File(path) => (path, output::replace(path, text.as_bytes())),
+            Place::Special(path) => {
+                let file = OpenOptions::new().write(true).open(path);
+                (path, file.and_then(|mut f| f.write_all(text.as_bytes())))
+            }
+        };
+        result.map_err(|e| Failure::new(format!("{}: cannot write {}: {}", self.option, path.display(), why(&e))))
+    }
+}
+
+impl Place {
+    fn prepare(option: &str, path: &Path) -> Result<Place> {
         if path == Path::new("-") {
-            return Ok(Target::Stderr);
+            return Ok(Place::Stderr);
         }
-        let fail = |e: &io::Error| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(e)));
+        let fail = |e: &io::Error| Failure::new(format!("{option}: cannot write {}: {}", path.display(), why(e)));
         let absolute = std::path::absolute(path).map_err(|e| fail(&e))?;
         match fs::metadata(&absolute) {
             Ok(kind) if kind.is_dir() => return Err(fail(&io::Error::from_raw_os_error(libc::EISDIR))),
-            Ok(kind) if !kind.is_file() => return Ok(Target::Special(absolute)),
+            Ok(kind) if !kind.is_file() => return Ok(Place::Special(absolute)),
             _ => {}
         }
         // Through a link, its target is replaced and not the link.
@@ -312,27 +343,7 @@ impl Target {
             return Err(fail(&io::Error::from_raw_os_error(libc::ENOENT)));
         }
         rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
-        Ok(Target::File(file))
-    }
-
-    /// Writes the object.
-    ///
-    /// # Errors
-    /// Names the file and why.
-    pub fn write(&self, object: &Object) -> Result<()> {
-        let text = object.pretty() + "\n";
-        let (path, result) = match self {
-            Target::Stderr => {
-                let _ = io::stderr().write_all(text.as_bytes());
-                return Ok(());
-            }
-            Target::File(path) => (path, output::replace(path, text.as_bytes())),
-            Target::Special(path) => {
-                let file = OpenOptions::new().write(true).open(path);
-                (path, file.and_then(|mut f| f.write_all(text.as_bytes())))
-            }
-        };
-        result.map_err(|e| Failure::new(format!("--stats-json: cannot write {}: {}", path.display(), why(&e))))
+        Ok(Place::File(file))
     }
 }
 

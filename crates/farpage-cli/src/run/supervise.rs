@@ -81,11 +81,15 @@ impl Ended {
     }
 }
 
-/// Runs the image as a child until it ends. `outer`: the tree that this process is in.
+/// Looks at the child, whose number this is, and at its page; when it wants to look again.
+pub type Look<'a> = dyn FnMut(u32, &File) -> Duration + 'a;
+
+/// Runs the image as a child until it ends. `outer`: the tree that this process is in. `look` is called meanwhile, and
+/// once more at the end.
 ///
 /// # Errors
 /// No page, no process, or the exec failed.
-pub fn run(image: &Image, outer: Option<&Segment>) -> Result<Ended> {
+pub fn run(image: &Image, outer: Option<&Segment>, mut look: Option<&mut Look<'_>>) -> Result<Ended> {
     let fail = |what: &str, e: &io::Error| Failure::new(format!("cannot {what}: {}", why(e)));
     let page = stat_page().map_err(|e| fail("make the statistics page", &e))?;
     let (mut exec_error, exec_error_end) = io::pipe().map_err(|e| fail("make a pipe", &e))?;
@@ -115,8 +119,10 @@ pub fn run(image: &Image, outer: Option<&Segment>) -> Result<Ended> {
         wait(pid, 0);
         return Err(image.failure(&io::Error::from_raw_os_error(i32::from_ne_bytes(errno))));
     }
-    let (how, max_rss) = signals.pass_on_until_end(pid)?;
+    let mut look_again = || look.as_mut().map(|look| look(pid as u32, &page));
+    let (how, max_rss) = signals.pass_on_until_end(pid, &mut look_again)?;
     let wall = start.elapsed();
+    look_again();
     // Without it there is less to report, which is no reason to end in another way than the program did.
     let page = match Page::read(&page) {
         Ok(Found::Page(page)) => Some(page),
@@ -178,12 +184,22 @@ impl Signals {
         }
     }
 
-    fn pass_on_until_end(&self, child: i32) -> Result<(How, u64)> {
-        loop {
-            // SAFETY: siginfo_t is plain data that sigwaitinfo fills.
-            let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+    /// Waits for a signal, or so long.
+    fn wait(&self, info: &mut libc::siginfo_t, at_most: Option<Duration>) -> i32 {
+        let Some(time) = at_most else {
             // SAFETY: the set is initialised; `info` is a valid place.
-            let signal = unsafe { libc::sigwaitinfo(&self.set, &mut info) };
+            return unsafe { libc::sigwaitinfo(&self.set, info) };
+        };
+        let time = libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        // SAFETY: as above; `time` lives through the call.
+        unsafe { libc::sigtimedwait(&self.set, info, &time) }
+    }
+
+    fn pass_on_until_end(&self, child: i32, look: &mut dyn FnMut() -> Option<Duration>) -> Result<(How, u64)> {
+        loop {
+            // SAFETY: siginfo_t is plain data that the call below fills.
+            let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+            let signal = self.wait(&mut info, look());
             match signal {
                 libc::SIGCHLD => loop {
                     match wait(child, libc::WNOHANG | libc::WUNTRACED) {

@@ -1,0 +1,196 @@
+"use strict";
+// Draws the runs that are in the page, each in a column: a headline, charts with one cursor, tables.
+// Numbers come as farpage run --report writes them: bytes, pages, ns, s.
+
+const PAGE = 4096;
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function element(kind, className, text) {
+	const made = document.createElement(kind);
+	if (className) made.className = className;
+	// Never as HTML: names of programs may have anything in them.
+	if (text !== undefined) made.textContent = text;
+	return made;
+}
+
+function bytes(value) {
+	if (value == null) return "-";
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	let size = Math.abs(value), unit = 0;
+	while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit++; }
+	return (value < 0 ? "-" : "") + (unit ? size.toFixed(1) : size) + " " + units[unit];
+}
+
+function seconds(value) {
+	if (value == null) return "-";
+	if (value === 0) return "0";
+	if (value < 1e-3) return (value * 1e6).toFixed(0) + " us";
+	if (value < 1) return (value * 1e3).toFixed(1) + " ms";
+	return value.toFixed(2) + " s";
+}
+
+const count = (value) => value == null ? "-" : Math.round(value).toLocaleString("en");
+const percent = (value) => value == null ? "-" : value.toFixed(0) + " %";
+
+// Growth of a counter, per second, from one sample to the next.
+function rate(times, values, scale = 1) {
+	return times.map((time, i) => {
+		if (i === 0) return null;
+		const passed = time - times[i - 1];
+		return passed > 0 ? Math.max(0, values[i] - values[i - 1]) * scale / passed : null;
+	});
+}
+
+function share(times, part, whole) {
+	return times.map((_, i) => {
+		if (i === 0) return null;
+		const all = whole[i] - whole[i - 1];
+		return all > 0 ? Math.min(100, 100 * (part[i] - part[i - 1]) / all) : null;
+	});
+}
+
+// What a chart is of one run: series of numbers, how they are written, and the most that there is.
+function charts(samples) {
+	const t = samples.t_s, plus = (...lists) => t.map((_, i) => lists.reduce((sum, list) => sum + list[i], 0));
+	const pool = samples.pool_bytes, cached = samples.cached_bytes, all = samples.rss_anon_bytes;
+	const list = [
+		{ title: "Memory", write: bytes, series: [
+			{ label: "program", values: all, color: "--c1", fill: true },
+			{ label: "swap cache", values: plus(pool, cached), color: "--c3", fill: true },
+			{ label: "compressed", values: pool, color: "--c2", fill: true },
+			{ label: "budget", values: samples.budget_bytes, color: "--alarm", dash: [6, 4] },
+			{ label: "swapped out", values: samples.swapped_bytes.map((v) => -v), color: "--c4", fill: true },
+		] },
+		{ title: "Faults a second", write: count, series: [
+			{ label: "all", values: rate(t, samples.pgfault), color: "--c1" },
+			{ label: "that read a device", values: rate(t, samples.pgmajfault), color: "--c2" },
+			{ label: "that read a file", values: rate(t, samples.pgmajfault_file), color: "--alarm" },
+		] },
+		{ title: "Latency of a fault", write: seconds, logarithmic: true, series: [
+			{ label: "median", values: samples.p50_ns.map((v) => v && v / 1e9), color: "--c1" },
+			{ label: "99 %", values: samples.p99_ns.map((v) => v && v / 1e9), color: "--c3" },
+			{ label: "99.9 %", values: samples.p999_ns.map((v) => v && v / 1e9), color: "--alarm" },
+		] },
+		{ title: "Swapped, bytes a second", write: bytes, series: [
+			{ label: "in", values: rate(t, samples.pswpin, PAGE), color: "--c1" },
+			{ label: "out", values: rate(t, samples.pswpout, PAGE), color: "--c2" },
+			{ label: "on to a file", values: rate(t, samples.pool_writeback, PAGE), color: "--c3" },
+		] },
+		{ title: "Readahead: pages that were wanted", write: percent, series: [
+			{ label: "of those read ahead", values: share(t, samples.swap_ra_hit, samples.swap_ra), color: "--c4" },
+		] },
+	];
+	if (samples.fault_ns_sum && samples.fault_ns_sum.some((v) => v > 0)) {
+		list.splice(1, 0, { title: "Time that its threads waited for memory, s each second", write: seconds, series: [
+			{ label: "waited", values: rate(t, samples.fault_ns_sum, 1e-9), color: "--alarm", fill: true },
+		] });
+	}
+	return list.filter((chart) => chart.series.some((series) => series.values.some((value) => value)));
+}
+
+// The same chart of all runs has the same scales.
+function scales(runs) {
+	const most = new Map();
+	let end = 0;
+	for (const run of runs) {
+		end = Math.max(end, ...run.samples.t_s.slice(-1));
+		for (const chart of charts(run.samples)) {
+			const [low, high] = most.get(chart.title) || [0, 0];
+			const values = chart.series.flatMap((series) => series.values).filter((value) => value != null);
+			const least = chart.logarithmic ? values.filter((value) => value > 0) : values;
+			const min = least.reduce((a, b) => Math.min(a, b), chart.logarithmic ? Infinity : low);
+			most.set(chart.title, [chart.logarithmic && low ? Math.min(low, min) : min, values.reduce((a, b) => Math.max(a, b), high)]);
+		}
+	}
+	return { end: end || 1, most };
+}
+
+function draw(place, chart, times, limits, sync) {
+	const [low, high] = limits.most.get(chart.title);
+	const range = chart.logarithmic ? [low / 1.5, high * 1.5] : [low * 1.05, high * 1.05 || 1];
+	const axis = (more) => ({
+		stroke: color("--faint"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 },
+		font: "12px system-ui, sans-serif", ...more,
+	});
+	const write = (_, values) => values.map((value) => value == null ? "" : chart.write(value));
+	const series = chart.series.map((one) => ({
+		label: one.label, stroke: color(one.color), width: 1.5, dash: one.dash, points: { show: false },
+		fill: one.fill ? color(one.color) + "40" : undefined, value: (_, value) => value == null ? "-" : chart.write(value),
+	}));
+	const options = {
+		width: Math.max(280, place.clientWidth), height: 190, cursor: { sync: { key: sync }, y: false },
+		scales: {
+			x: { time: false, range: [0, limits.end] },
+			y: chart.logarithmic ? { distr: 3, range } : { range },
+		},
+		axes: [axis({ values: (_, values) => values.map((value) => value + " s") }), axis({ size: 76, values: write })],
+		series: [{ label: "time", value: (_, value) => value == null ? "-" : value.toFixed(2) + " s" }, ...series],
+	};
+	const plot = new uPlot(options, [times, ...chart.series.map((one) => one.values)], place);
+	addEventListener("resize", () => plot.setSize({ width: Math.max(280, place.clientWidth), height: 190 }));
+}
+
+function table(rows, heads) {
+	const made = element("table");
+	if (heads) {
+		const row = made.appendChild(element("tr"));
+		heads.forEach((head, i) => row.appendChild(element("th", i ? "number" : "", head)));
+	}
+	for (const cells of rows) {
+		const row = made.appendChild(element("tr"));
+		cells.forEach((cell, i) => row.appendChild(element("td", i ? "number" : "", String(cell))));
+	}
+	return made;
+}
+
+function headline(run) {
+	const last = (name) => run.samples[name] ? run.samples[name][run.samples[name].length - 1] || 0 : 0;
+	const wall = run.wall_ns / 1e9, waited = last("fault_ns_sum") / 1e9;
+	const how = run.signal == null ? "exit status " + run.exit_status : "killed by signal " + run.signal;
+	const peak = Math.max(0, ...run.samples.rss_anon_bytes, run.rss_anon_peak_bytes || 0);
+	const parts = [seconds(wall) + ", " + how, "at most " + bytes(peak) + " of its " + bytes(run.ram_bytes)];
+	if (waited > 0) parts.push("waited " + seconds(waited) + " for memory, all threads together");
+	parts.push(bytes(last("pswpout") * PAGE) + " swapped out and " + bytes(last("pswpin") * PAGE) + " in");
+	return parts.join("; ");
+}
+
+function troubles(run) {
+	const names = { pages_lost: "pages were lost", write_errors: "writes failed", read_errors: "reads failed",
+		swap_full: "times no device had room", over_budget_samples: "times it was over its budget" };
+	return Object.entries(names).filter(([name]) => run[name] > 0).map(([name, what]) => count(run[name]) + " " + what);
+}
+
+function show(run, place, limits) {
+	const column = place.appendChild(element("section", "run"));
+	column.appendChild(element("h1", "", run.program.join(" ")));
+	column.appendChild(element("p", "headline", headline(run)));
+	for (const trouble of troubles(run)) column.appendChild(element("p", "alarm", trouble));
+	const drawn = charts(run.samples);
+	if (drawn.length === 0) column.appendChild(element("p", "none", "It ended before anything could be measured."));
+	for (const chart of drawn) {
+		column.appendChild(element("h2", "", chart.title));
+		draw(column.appendChild(element("div", "chart")), chart, run.samples.t_s, limits, "time");
+	}
+	if (run.readahead && run.readahead.length) {
+		column.appendChild(element("h2", "", "By mapping"));
+		const rows = run.readahead.map((one) => [one.name || "0x" + one.start.toString(16), bytes(one.bytes),
+			count(one.pgmajfault), one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
+		column.appendChild(table(rows, ["mapping", "size", "major faults", "readahead hits"]));
+	}
+	const environment = column.appendChild(element("details"));
+	environment.appendChild(element("summary", "", "Environment"));
+	environment.appendChild(table(Object.entries(run.environment || {})));
+	const counters = column.appendChild(element("details"));
+	counters.appendChild(element("summary", "", "All counters, of the first process"));
+	const plain = Object.entries(run).filter(([, value]) => value === null || ["number", "string"].includes(typeof value));
+	counters.appendChild(table(plain.map(([name, value]) => [name, value == null ? "-" : value])));
+}
+
+const runs = JSON.parse(document.getElementById("runs").textContent);
+const place = document.getElementById("page");
+const limits = scales(runs);
+document.title = "farpage: " + runs.map((run) => run.program[0]).join(", ");
+runs.forEach((run) => show(run, place, limits));
+document.documentElement.dataset.drawn = document.querySelectorAll(".chart canvas").length;
+// Colours are the theme's: another one needs other charts.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
