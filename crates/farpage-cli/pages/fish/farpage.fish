@@ -35,6 +35,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Give a run
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or have pagers'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all programs and trees on one screen, look at one, change budgets'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all as metrics for Prometheus, over HTTP'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Put the pages of run --report together into one, to compare runs'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Say how much RAM a program needs: how long it takes, by how much it has'
@@ -47,6 +48,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Ke
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the program ends' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)' -r -f -a "(__fish_complete_users)"
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
@@ -94,6 +96,8 @@ complete -c farpage -n "__fish_farpage_using_subcommand top" -s n -l interval -d
 complete -c farpage -n "__fish_farpage_using_subcommand top" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d 'Address and port to listen on' -r
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand report" -s o -l output -d 'The page to write' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand report" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F

@@ -146,9 +146,11 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let tree_of = |pid: u32| trees::open(pid, segment.as_ref()?.as_fd()).ok();
     let mut recording = page.as_ref().map(|_| Recording::new());
     let mut tree = None;
-    let mut look = |pid: u32, page: &File| {
+    let mut look = |pid: u32, page: &File, is_last: bool| {
         tree = tree.take().or_else(|| tree_of(pid));
-        recording.as_mut().map_or(Duration::MAX, |recording| recording.look(pid, page, tree.as_ref(), conf.ram))
+        recording
+            .as_mut()
+            .map_or(Duration::MAX, |recording| recording.look(pid, page, tree.as_ref(), conf.ram, is_last))
     };
     let ended = supervise::run(&image, outer, page.is_some().then_some(&mut look))?;
     let tree = tree.or_else(|| tree_of(ended.pid as u32));

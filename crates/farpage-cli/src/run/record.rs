@@ -33,7 +33,7 @@ const COUNTERS: [&str; 12] = [
     "swap_ra_hit",
     "allocstall",
     "forks",
-    "fault_ns_sum",
+    "fault_wait_ns",
 ];
 /// Shares of the faults since the sample before.
 const LATENCY: [(&str, f64); 3] = [("p50_ns", 0.5), ("p99_ns", 0.99), ("p999_ns", 0.999)];
@@ -76,9 +76,9 @@ impl Recording {
         Recording { begin: Instant::now(), every: EVERY, samples, counted, latency }
     }
 
-    /// Takes a sample if it is time; how long until the next. See [`Recording::sample`].
-    pub fn look(&mut self, main: u32, page: &File, tree: Option<&Tree>, budget: u64) -> Duration {
-        if self.due().is_zero() {
+    /// Takes a sample if it is time, or the last time; how long until the next. See [`Recording::sample`].
+    pub fn look(&mut self, main: u32, page: &File, tree: Option<&Tree>, budget: u64, is_last: bool) -> Duration {
+        if is_last || self.due().is_zero() {
             self.sample(main, page, tree, budget);
         }
         self.due()

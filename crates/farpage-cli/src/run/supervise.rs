@@ -81,8 +81,8 @@ impl Ended {
     }
 }
 
-/// Looks at the child, whose number this is, and at its page; when it wants to look again.
-pub type Look<'a> = dyn FnMut(u32, &File) -> Duration + 'a;
+/// Looks at the child, whose number this is, and at its page; `true`: for the last time. When it wants to look again.
+pub type Look<'a> = dyn FnMut(u32, &File, bool) -> Duration + 'a;
 
 /// Runs the image as a child until it ends. `outer`: the tree that this process is in. `look` is called meanwhile, and
 /// once more at the end.
@@ -119,10 +119,10 @@ pub fn run(image: &Image, outer: Option<&Segment>, mut look: Option<&mut Look<'_
         wait(pid, 0);
         return Err(image.failure(&io::Error::from_raw_os_error(i32::from_ne_bytes(errno))));
     }
-    let mut look_again = || look.as_mut().map(|look| look(pid as u32, &page));
-    let (how, max_rss) = signals.pass_on_until_end(pid, &mut look_again)?;
+    let mut look = |is_last: bool| look.as_mut().map(|look| look(pid as u32, &page, is_last));
+    let (how, max_rss) = signals.pass_on_until_end(pid, &mut || look(false))?;
     let wall = start.elapsed();
-    look_again();
+    look(true);
     // Without it there is less to report, which is no reason to end in another way than the program did.
     let page = match Page::read(&page) {
         Ok(Found::Page(page)) => Some(page),

@@ -29,6 +29,9 @@ function seconds(value) {
 	return value.toFixed(2) + " s";
 }
 
+// Steps of axes in bytes.
+const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
+
 const count = (value) => value == null ? "-" : Math.round(value).toLocaleString("en");
 const percent = (value) => value == null ? "-" : value.toFixed(0) + " %";
 
@@ -80,9 +83,9 @@ function charts(samples) {
 			{ label: "of those read ahead", values: share(t, samples.swap_ra_hit, samples.swap_ra), color: "--c4" },
 		] },
 	];
-	if (samples.fault_ns_sum && samples.fault_ns_sum.some((v) => v > 0)) {
+	if (samples.fault_wait_ns && samples.fault_wait_ns.some((v) => v > 0)) {
 		list.splice(1, 0, { title: "Time that its threads waited for memory, s each second", write: seconds, series: [
-			{ label: "waited", values: rate(t, samples.fault_ns_sum, 1e-9), color: "--alarm", fill: true },
+			{ label: "waited", values: rate(t, samples.fault_wait_ns, 1e-9), color: "--alarm", fill: true },
 		] });
 	}
 	return list.filter((chart) => chart.series.some((series) => series.values.some((value) => value)));
@@ -115,7 +118,7 @@ function draw(place, chart, times, limits, sync) {
 	const write = (_, values) => values.map((value) => value == null ? "" : chart.write(value));
 	const series = chart.series.map((one) => ({
 		label: one.label, stroke: color(one.color), width: 1.5, dash: one.dash, points: { show: false },
-		fill: one.fill ? color(one.color) + "40" : undefined, value: (_, value) => value == null ? "-" : chart.write(value),
+		fill: one.fill ? color(one.color) + "40" : undefined, value: (_, value) => value == null ? "" : chart.write(value),
 	}));
 	const options = {
 		width: Math.max(280, place.clientWidth), height: 190, cursor: { sync: { key: sync }, y: false },
@@ -123,8 +126,8 @@ function draw(place, chart, times, limits, sync) {
 			x: { time: false, range: [0, limits.end] },
 			y: chart.logarithmic ? { distr: 3, range } : { range },
 		},
-		axes: [axis({ values: (_, values) => values.map((value) => value + " s") }), axis({ size: 76, values: write })],
-		series: [{ label: "time", value: (_, value) => value == null ? "-" : value.toFixed(2) + " s" }, ...series],
+		axes: [axis({ values: (_, values) => values.map((value) => value + " s") }), axis({ size: 88, values: write, ...(chart.write === bytes ? { incrs: BINARY } : {}) })],
+		series: [{ label: "time", value: (_, value) => value == null ? "" : value.toFixed(2) + " s" }, ...series],
 	};
 	const plot = new uPlot(options, [times, ...chart.series.map((one) => one.values)], place);
 	addEventListener("resize", () => plot.setSize({ width: Math.max(280, place.clientWidth), height: 190 }));
@@ -145,7 +148,7 @@ function table(rows, heads) {
 
 function headline(run) {
 	const last = (name) => run.samples[name] ? run.samples[name][run.samples[name].length - 1] || 0 : 0;
-	const wall = run.wall_ns / 1e9, waited = last("fault_ns_sum") / 1e9;
+	const wall = run.wall_ns / 1e9, waited = last("fault_wait_ns") / 1e9;
 	const how = run.signal == null ? "exit status " + run.exit_status : "killed by signal " + run.signal;
 	const peak = Math.max(0, ...run.samples.rss_anon_bytes, run.rss_anon_peak_bytes || 0);
 	const parts = [seconds(wall) + ", " + how, "at most " + bytes(peak) + " of its " + bytes(run.ram_bytes)];

@@ -1,0 +1,76 @@
+"""The page that `farpage run --report` writes: what is in it, and what a browser makes of it."""
+
+import json
+import re
+import subprocess
+import unittest
+
+from holder import PYTHON
+from situation import FARPAGE, HANG, Situation, unless_there
+
+# Fills 96 MiB twice as large as its budget, and reads it again.
+PROGRAM = "kept = [bytes([i % 251]) * 1_000_000 + str(i).encode() for i in range(96)]; print(sum(map(hash, kept)) & 0)"
+
+
+@unless_there(PYTHON)
+class Report(Situation):
+    def report(self, name, *options):
+        page = self.dir / f"{name}.html"
+        done = self.run_farpage(PYTHON, "-c", PROGRAM, ram="48M", options=["--report", page, *options])
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "0\n", ""))
+        return page
+
+    def runs(self, page):
+        text = page.read_text(encoding="utf-8")
+        return json.loads(re.search(r'<script id="runs" type="application/json">(.*?)</script>', text, re.S)[1])
+
+    def test_what_is_in_it(self):
+        (run,) = self.runs(self.report("one"))
+        samples = run["samples"]
+        self.assertEqual({len(column) for column in samples.values()}, {len(samples["t_s"])})
+        self.assertEqual(samples["t_s"], sorted(samples["t_s"]))
+        self.assertEqual(set(samples["budget_bytes"]), {48 << 20})
+        self.assertGreater(max(samples["swapped_bytes"]), 16 << 20)
+        self.assertEqual(samples["pswpout"][-1], run["pswpout"])
+        self.assertEqual((run["program"][0], run["exit_status"]), (PYTHON, 0))
+        self.assertIn("kernel", run["environment"])
+
+    def test_all_of_a_tree_and_its_status(self):
+        page = self.dir / "tree.html"
+        both = f'{PYTHON} -c "{PROGRAM}" & {PYTHON} -c "{PROGRAM}"; wait; exit 7'
+        done = self.run_farpage("sh", "-c", both, ram="64M", options=["--report", page])
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (7, "0\n0\n", ""))
+        (run,) = self.runs(page)
+        self.assertGreaterEqual(max(run["samples"]["processes"]), 2)
+        # The shell itself has nothing to swap.
+        self.assertGreater(run["samples"]["pswpout"][-1], 16 << 8)
+
+    def test_two_beside_each_other(self):
+        pages, both = [self.report("one"), self.report("two", "--readahead", "none")], self.dir / "both.html"
+        done = self.run_plain(FARPAGE, "report", *pages, "--output", both)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(self.runs(both), [run for page in pages for run in self.runs(page)])
+        done = self.run_plain(FARPAGE, "report", "/etc/passwd", "--output", both)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("it is no report", done.stderr)
+
+    def test_what_cannot_be_written(self):
+        done = self.run_farpage("true", options=["--report", "/no/such/directory/page.html"])
+        self.assertEqual((done.returncode, done.stdout), (125, ""))
+        self.assertIn("--report: cannot write /no/such/directory/page.html", done.stderr)
+
+    @unless_there("chromium")
+    def test_a_browser_draws_it(self):
+        page = self.report("one")
+        for colours in [[], ["--blink-settings=preferredColorScheme=0"]]:
+            argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/profile",
+                    *colours, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG, check=True)
+            drawn = re.search(r'<html[^>]*data-drawn="(\d+)"', done.stdout)
+            self.assertIsNotNone(drawn, done.stderr[-2000:])
+            self.assertGreaterEqual(int(drawn[1]), 5)
+            self.assertIn("<h2>Memory</h2>", done.stdout.replace(' class=""', ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
