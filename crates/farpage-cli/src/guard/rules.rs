@@ -58,8 +58,8 @@ impl Part {
     }
 }
 
-/// Whether a process, or a tree of several, may be cut: one of `only` holds for one of them, or there are none, and none
-/// of `never` holds for any.
+/// Whether a process, or a tree of several, may be cut: one of `only` holds for one of them, or there are none, and
+/// none of `never` holds for any.
 pub fn allow(only: &[Rule], never: &[Rule], of: &[Subject<'_>]) -> bool {
     let holds = |rules: &[Rule]| of.iter().any(|one| rules.iter().any(|rule| rule.holds(*one)));
     (only.is_empty() || holds(only)) && !holds(never)
