@@ -74,6 +74,9 @@ struct Opened {
     place: (usize, usize),
     /// When, in messages.
     read: u64,
+    /// A move to a larger or smaller place was told since, which what is there may come from: the next move to this
+    /// place is another one.
+    taken: bool,
 }
 
 impl Waiting {
@@ -186,10 +189,17 @@ impl Order {
         self.read += 1;
         let now = self.read;
         let opened = match m {
-            Message::Remap { to, len, .. } => self.opened.iter().position(|o| o.place == (to, to + len)),
+            Message::Remap { to, len, .. } => {
+                let place = (to, to + len);
+                self.opened.iter().position(|o| o.place == place && !o.taken)
+            }
             _ => None,
         };
         let opened = opened.map(|at| self.opened.swap_remove(at).read);
+        if let Message::Remap { to, len, .. } = m {
+            // What was there is what was moved there, although that is larger or smaller.
+            self.opened.iter_mut().filter(|o| (to..to + len).contains(&o.place.0)).for_each(|o| o.taken = true);
+        }
         let is_open = |opened: &[Opened], told| opened.iter().any(|o| o.read < told);
         let waits_for = |w: &Waiting| {
             let may_be_its_own = |told| opened.is_none_or(|read| read > told) && is_open(&self.opened, told);
@@ -213,7 +223,7 @@ impl Order {
                 true => {}
                 _ if self.left.iter().any(|left| (left.start, left.end) == (start, end)) => {}
                 // Something is there, or may be on its way.
-                _ if is_mapped(start) => self.opened.push(Opened { place: (start, end), read: now }),
+                _ if is_mapped(start) => self.opened.push(Opened { place: (start, end), read: now, taken: false }),
                 _ => {}
             }
         }

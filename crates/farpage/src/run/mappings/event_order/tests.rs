@@ -335,6 +335,18 @@ fn words_follow_their_pages_in_any_interleaving() {
     assert!(wrong(false) > 100, "the kernel of this test is too tame");
 }
 
+/// An unmapped place stayed open, as what was there came by a move of another length; a later move to just that place
+/// was then taken for the one that had been missing, and applied before an earlier one.
+#[test]
+fn a_move_of_another_length_takes_an_open_place() {
+    let choices = [
+        0xf9, 0x81, 0xfc, 0xec, 0x19, 0x42, 0xb0, 0x25, 0x94, 0x8f, 0x5c, 0x51, 0xb6, 0x30, 0x54, 0xfc, 0x24, 0x39,
+        0x6c, 0xce, 0xd0, 0x8a, 0x70, 0x2b, 0xdd, 0x46, 0x31, 0x26, 0x15, 0x77, 0xcf, 0xfa, 0xee, 0x2d, 0x65, 0xd0,
+        0xab,
+    ];
+    assert!(history(&choices, 1, true));
+}
+
 #[test]
 fn fuzz_event_order() {
     bolero::check!().for_each(|choices: &[u8]| assert!(history(choices, 1, true)));
