@@ -366,7 +366,9 @@ impl Guard<'_> {
             let spare = self.spare(places, id.pid, index) / 2;
             let most = budget.saturating_add(spare).min(given.original.unwrap_or(u64::MAX));
             let out = swapped(&tree);
-            if out > WORTH && most >= budget + WORTH && best.is_none_or(|(largest, ..)| out > largest) {
+            // The last step to what it had may be a small one.
+            let is_worth = most >= budget + WORTH || (most > budget && Some(most) == given.original);
+            if out > WORTH && is_worth && best.is_none_or(|(largest, ..)| out > largest) {
                 best = Some((out, *id, most));
             }
         }
