@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::guard::rules::Rule;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -84,6 +85,9 @@ Examples:
   farpage top
   sudo farpage top
   farpage top --interval 0.5";
+
+/// Where the exporter listens, if nothing else is said.
+const EXPORTER_LISTENS: &str = "127.0.0.1:9797";
 
 const EXPORTER_EXAMPLES: &str = "\
 Only processes that the user may read are in it: for those of all, run it as root.
@@ -225,11 +229,11 @@ pub struct GuardArgs {
     #[arg(long, value_name = "SIZE", default_value = "10%")]
     pub keep: String,
     /// Only those for whom RULE holds, or another --only
-    #[arg(long, value_name = "RULE", value_parser = crate::guard::Rule::parse)]
-    pub only: Vec<crate::guard::Rule>,
+    #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
+    pub only: Vec<Rule>,
     /// Not those for whom RULE holds
-    #[arg(long, value_name = "RULE", value_parser = crate::guard::Rule::parse)]
-    pub never: Vec<crate::guard::Rule>,
+    #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
+    pub never: Vec<Rule>,
     /// Say what would be done, and do nothing
     #[arg(short = 'n', long)]
     pub dry_run: bool,
@@ -366,7 +370,7 @@ pub struct TopArgs {
 #[derive(Debug, Args)]
 pub struct ExporterArgs {
     /// Address and port to listen on
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = crate::exporter::DEFAULT)]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = EXPORTER_LISTENS)]
     pub listen: String,
 }
 

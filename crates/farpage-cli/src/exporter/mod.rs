@@ -13,9 +13,6 @@ use http::{Answer, Request};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::process::ExitCode;
 
-/// Where it listens, if nothing else is said.
-pub const DEFAULT: &str = "127.0.0.1:9797";
-
 const PAGE: &str = "<!doctype html><title>farpage</title><p><a href=\"/metrics\">Metrics of farpage</a>\n";
 
 /// Runs the subcommand: until a signal ends it.

@@ -15,7 +15,7 @@
 
 mod attaches;
 mod choice;
-mod rules;
+pub mod rules;
 mod say;
 mod targets;
 mod watch;
@@ -28,7 +28,6 @@ use crate::trees::{self, Tree};
 use attaches::Attaches;
 use choice::Cut;
 use farpage::internals::conf::size;
-pub use rules::Rule;
 use rustix::mm::{MlockAllFlags, mlockall};
 use say::Speaker;
 use std::collections::{HashMap, HashSet};
@@ -229,7 +228,10 @@ impl Guard<'_> {
         let now = Instant::now();
         for index in 0..places.len() {
             let watched = &mut places[index];
-            let Some(reading) = watched.place.read(self.physical).filter(|_| watched.next <= now) else { continue };
+            if watched.next > now {
+                continue;
+            }
+            let Some(reading) = watched.place.read(self.physical) else { continue };
             let keep = self.keep(reading);
             watched.trend.note(now, reading);
             let fills_in = reading.left.saturating_sub(keep) as f64 / FILL as f64 / 2.0;
