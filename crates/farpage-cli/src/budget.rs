@@ -25,6 +25,12 @@ pub struct Budget {
     pub origin: String,
 }
 
+/// A value of the text of `/proc/meminfo`, bytes.
+pub fn meminfo(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
 impl Machine {
     /// Reads /proc/meminfo and the cgroup.
     ///
@@ -33,10 +39,7 @@ impl Machine {
     pub fn read() -> Result<Machine> {
         let text = std::fs::read_to_string("/proc/meminfo")
             .map_err(|e| Failure::new(format!("cannot read /proc/meminfo: {}", crate::failure::why(&e))))?;
-        let field = |name: &str| {
-            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-            Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
-        };
+        let field = |name: &str| meminfo(&text, name);
         let total = field("MemTotal").ok_or_else(|| Failure::new("cannot read MemTotal from /proc/meminfo"))?;
         let available = field("MemAvailable").unwrap_or(total / 2);
         Ok(Machine { total, available, limit: cgroup::limit(total) })

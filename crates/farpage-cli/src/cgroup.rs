@@ -173,9 +173,9 @@ impl Group {
     }
 }
 
-/// The number of the line `NAME NUMBER`, whatever comes behind.
+/// The number of the line `NAME NUMBER`.
 pub fn keyed(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.split_whitespace().next()?.parse().ok())
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 /// The time that some task has waited for memory, us, in the text of a `pressure` file.

@@ -1,6 +1,7 @@
 //! What `/proc` says of a process.
 //!
-//! Callers: `farpage attach` and `farpage guard`. No locks.
+//! Callers: whoever looks at other processes: `attach`, `guard`, `run`, [`crate::stat_cmd::find`], [`crate::trees`]. No
+//! locks.
 
 use std::fs;
 use std::io;
@@ -9,12 +10,20 @@ use std::io;
 pub struct Status(String);
 
 impl Status {
-    /// Reads it.
+    /// Of a process.
     ///
     /// # Errors
     /// It has ended, or is not to be seen.
     pub fn read(pid: u32) -> io::Result<Status> {
-        fs::read_to_string(format!("/proc/{pid}/status")).map(Status)
+        text(&format!("/proc/{pid}/status")).map(Status)
+    }
+
+    /// Of one of its threads.
+    ///
+    /// # Errors
+    /// As [`Status::read`].
+    pub fn of_thread(pid: u32, tid: i32) -> io::Result<Status> {
+        text(&format!("/proc/{pid}/task/{tid}/status")).map(Status)
     }
 
     /// The value of a line, as `Name:`; empty where there is none.
@@ -33,17 +42,36 @@ impl Status {
     }
 }
 
-/// When a process was started, in ticks since the machine was: tells two with the same number apart.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name may have anything in it; what follows is field 3.
-    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+/// A file of `/proc` in which the name of a process is, which may be any bytes.
+fn text(path: &str) -> io::Result<String> {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All numbers of processes.
-pub fn all() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+/// A number of `/proc/PID/stat`, by its place there (`proc_pid_stat(5)`), from 4 on.
+fn stat_field(pid: u32, place: usize) -> Option<u64> {
+    // Behind the name is field 3.
+    text(&format!("/proc/{pid}/stat")).ok()?.rsplit_once(") ")?.1.split(' ').nth(place - 3)?.trim().parse().ok()
+}
+
+/// The parent of a process.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_field(pid, 4)?.try_into().ok()
+}
+
+/// When a process was started, in ticks since the machine was: tells two with the same number apart.
+pub fn start_time(pid: u32) -> Option<u64> {
+    stat_field(pid, 22)
+}
+
+/// All numbers of processes, in order.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn all() -> io::Result<Vec<u32>> {
+    let mut pids: Vec<u32> =
+        fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    Ok(pids)
 }
 
 #[cfg(test)]
@@ -57,8 +85,23 @@ mod tests {
         assert_eq!(status.value("Tgid:"), pid.to_string());
         assert_eq!(status.uid(), rustix::process::geteuid().as_raw());
         assert!(status.anonymous() > 100 << 10);
-        assert!(start_time(pid) >= start_time(rustix::process::getppid().unwrap().as_raw_pid() as u32));
-        assert!(all().contains(&pid));
+        let above = rustix::process::getppid().unwrap().as_raw_pid() as u32;
+        assert_eq!(parent(pid), Some(above));
+        assert!(start_time(pid) >= start_time(above));
+        assert_eq!(Status::of_thread(pid, pid as i32).unwrap().value("Pid:"), pid.to_string());
+        assert!(all().unwrap().contains(&pid));
         assert!(Status::read(u32::MAX).is_err() && start_time(u32::MAX).is_none());
+    }
+
+    /// A name may have anything in it but a zero.
+    #[test]
+    fn of_one_with_a_wild_name() {
+        // SAFETY: names this thread by a C string.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"a) R 1\n\xff\xfe".as_ptr()) };
+        let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_pid());
+        let status = Status::of_thread(pid, tid).unwrap();
+        assert!(status.value("Name:").starts_with("a) R 1"));
+        assert_eq!(parent(tid as u32), parent(pid));
+        assert!(start_time(tid as u32) >= start_time(pid));
     }
 }

@@ -1,9 +1,11 @@
 //! Trees, from outside: finds the segment of a process's tree among its descriptors, and says what is in it.
 //!
-//! Callers: `farpage stat`, `set`, `park`, `guard`, `exporter` and `top`. What is read is what its members say of themselves.
+//! Callers: `farpage stat`, `set`, `park`, `guard`, `exporter` and `top`. What is read is what its members say of
+//! themselves.
 
 use crate::failure::{Failure, Result};
 use crate::json::Object;
+use crate::process;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::tree::mapped::{self, MappedSegment};
@@ -76,8 +78,7 @@ fn refused(pid: u32, error: rustix::io::Errno) -> Failure {
 
 /// Every tree that can be looked at, once.
 pub fn all() -> Vec<Tree> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    among(entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect())
+    among(process::all().unwrap_or_default())
 }
 
 /// The trees of these processes, once each.

@@ -12,6 +12,7 @@
 
 use super::memory::{Mapping, Memory};
 use super::symbols;
+use crate::process::Status;
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -133,11 +134,10 @@ impl<'a> Places<'a> {
     /// Engine threads will have the credentials, the filters and the namespaces of the thread that starts them.
     fn is_like_the_main_thread(&self, tid: i32) -> bool {
         const SAME: [&str; 7] = ["Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"];
-        let status = |tid: i32| fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok();
-        let (Some(of_main), Some(own)) = (status(self.pid as i32), status(tid)) else { return false };
-        let line = |text: &str, name: &str| text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        let status = |tid: i32| Status::of_thread(self.pid, tid);
+        let (Ok(of_main), Ok(own)) = (status(self.pid as i32), status(tid)) else { return false };
         let link = |tid: i32, name: &str| fs::read_link(format!("/proc/{}/task/{tid}/{name}", self.pid)).ok();
-        SAME.iter().all(|name| line(&of_main, name) == line(&own, name))
+        SAME.iter().all(|name| of_main.value(name) == own.value(name))
             && ["root", "ns/mnt", "ns/user", "ns/pid", "ns/net"]
                 .iter()
                 .all(|name| link(tid, name) == link(self.pid as i32, name))
@@ -177,10 +177,10 @@ impl<'a> Places<'a> {
 
     /// One of these signals, which the program catches, is blocked in this thread, as while its handler runs.
     fn may_handle_a_signal(&self, tid: i32, signals: u64) -> bool {
-        let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
+        let status = Status::of_thread(self.pid, tid).ok();
         let set = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(u64::MAX)
+            let hex = status.as_ref().map(|status| status.value(name));
+            hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(u64::MAX)
         };
         set("SigBlk:") & set("SigCgt:") & signals != 0
     }

@@ -2,6 +2,7 @@
 //!
 //! Caller: [`super`]. No locks.
 
+use crate::budget::meminfo;
 use crate::cgroup::{self, Group};
 use crate::process;
 use std::collections::VecDeque;
@@ -52,8 +53,7 @@ impl Place {
     pub fn read(&self, physical: u64) -> Option<Reading> {
         match self {
             Place::Machine(limit) => {
-                let memory = fs::read_to_string("/proc/meminfo").ok()?;
-                let left = cgroup::keyed(&memory, "MemAvailable:")? << 10;
+                let left = meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;
                 let pressure = fs::read_to_string("/proc/pressure/memory").ok();
                 let stalled_us = pressure.and_then(|text| cgroup::stalled_us(&text));
                 Some(Reading { limit: *limit, left, stalled_us })
@@ -80,7 +80,7 @@ impl Place {
     /// The processes that have memory of it.
     pub fn processes(&self) -> Vec<u32> {
         match self {
-            Place::Machine(_) => process::all(),
+            Place::Machine(_) => process::all().unwrap_or_default(),
             Place::Cgroup(group) => group.processes(),
         }
     }

@@ -14,7 +14,7 @@ mod report;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::budget::{Budget, Machine, budget, never_acts};
+use crate::budget::{Budget, Machine, budget, meminfo, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::json::Object;
@@ -299,11 +299,7 @@ const FILES: u64 = 48;
 fn commit_left() -> Option<u64> {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
     let memory = std::fs::read_to_string("/proc/meminfo").ok().filter(|_| mode.trim() == "2")?;
-    let value = |name: &str| {
-        let line = memory.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
-    };
-    Some(value("CommitLimit:")?.saturating_sub(value("Committed_AS:")?))
+    Some(meminfo(&memory, "CommitLimit")?.saturating_sub(meminfo(&memory, "Committed_AS")?))
 }
 
 /// Whether the engine can reserve the address space that it needs, and open its files.

@@ -8,6 +8,7 @@ use super::exec::Image;
 use super::keep_across_exec;
 use crate::failure::{Failure, Result, why};
 use crate::page::{Found, Page};
+use crate::process;
 use farpage::internals::tree::{self, Segment};
 use farpage::internals::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};
@@ -248,12 +249,8 @@ fn descends_from(mut pid: i32, ancestor: i32) -> bool {
         if pid == ancestor {
             return true;
         }
-        // The name in it may be any bytes.
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let stat = String::from_utf8_lossy(&stat);
-        let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        match after_name.split(' ').nth(1).and_then(|p| p.parse().ok()) {
-            Some(parent) if parent > 1 => pid = parent,
+        match process::parent(pid as u32) {
+            Some(parent) if parent > 1 => pid = parent as i32,
             _ => return false,
         }
     }

@@ -109,10 +109,8 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
 
 /// Every process that runs under farpage or has pagers, by number.
 pub fn all() -> Result<Vec<Managed>> {
-    let entries = fs::read_dir("/proc")
+    let pids = crate::process::all()
         .map_err(|e| Failure::with_status(1, format!("cannot read /proc: {}", crate::failure::why(&e))))?;
-    let mut pids: Vec<u32> = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
-    pids.sort_unstable();
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 
