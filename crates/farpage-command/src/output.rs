@@ -72,9 +72,22 @@ pub fn table_or_json(to: Option<&Path>, table: impl FnOnce(), json: impl FnOnce(
     write(path, json() + "\n").map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }
 
+/// A bar of a table: `part` of `width` characters; one that is longer ends in an arrow.
+pub fn bar(part: f64, width: usize) -> String {
+    let length = (part * width as f64).round();
+    if length > width as f64 { "#".repeat(width - 1) + ">" } else { "#".repeat(length as usize) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bars_end_where_the_column_does() {
+        for (part, shown) in [(0.01, ""), (0.5, "##"), (1.0, "####"), (1.2, "###>"), (99.0, "###>")] {
+            assert_eq!(bar(part, 4), shown, "{part}");
+        }
+    }
 
     #[test]
     fn new_files_are_private_and_old_ones_stay_as_they_are() {

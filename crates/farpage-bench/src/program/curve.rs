@@ -6,6 +6,7 @@ use super::{
 };
 use crate::failure::{Result, say};
 use crate::json::Object;
+use crate::output::bar;
 use farpage::internals::conf::size;
 use std::process::ExitCode;
 
@@ -88,14 +89,9 @@ fn line(rows: &Rows, ram: u64) -> String {
         shown(rows.ratio().map(|ratio| ratio.median), 2),
         shown(faults("kernel"), 0),
         shown(faults("farpage"), 0),
-        bar(times)
+        bar(times / BAR_TIMES, BAR)
     );
     line.trim_end().to_owned()
-}
-
-fn bar(times: f64) -> String {
-    let length = (times / BAR_TIMES * BAR as f64).round();
-    if length > BAR as f64 { "#".repeat(BAR - 1) + ">" } else { "#".repeat(length as usize) }
 }
 
 #[cfg(test)]

@@ -7,12 +7,14 @@
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`model`] | curve, calibration, knees: numbers only |
+//! | [`budgets`] | which budgets are run and shown: numbers only |
 //! | [`report`] | the table, JSON |
 //! | [`progress`] | what is being done, on a terminal |
 //!
 //! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`crate::sim`]. No locks: threads
 //! simulate, each a memory of its own.
 
+mod budgets;
 mod model;
 mod progress;
 mod report;
@@ -20,9 +22,11 @@ mod report;
 use crate::failure::{Failure, Result, why};
 use crate::output;
 use crate::sim::trace::{self, Trace};
+use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::{SwapSpec, size};
+use farpage_bench::compare::row::Spread;
 use farpage_bench::program::{self, Ended, Invocation};
 use farpage_swap::sim::{AccessKind, Counts, Run as Policy, replay};
 use model::{Curve, Expected, Model, Run};
@@ -55,12 +59,6 @@ Examples:
   farpage size --rounds 3 --json size.json -- python3 train.py
   farpage size --swap file:/mnt/nvme -- ./solve input.dat";
 
-/// Least budget.
-const RAM_MIN: f64 = 16.0 * MIB;
-const MIB: f64 = 1048576.0;
-/// The rows go down to this part of the peak, so many of them.
-const ROW_LEAST: f64 = 0.15;
-const ROWS: i32 = 10;
 /// Memories that are simulated, and the smallest as a part of the pages.
 const SIMULATED: i32 = 24;
 const SIMULATED_LEAST: f64 = 0.05;
@@ -68,23 +66,6 @@ const SIMULATED_LEAST: f64 = 0.05;
 const TRACE_PART: f64 = 0.5;
 /// A program that takes less cannot be sized: too little would be left of it.
 const PEAK_MIN: f64 = 1.5 * RAM_MIN;
-/// The knees, in multiples of the plain time.
-const KNEES: [f64; 2] = [1.5, 1.1];
-/// What the two runs should take that calibrate, in multiples of the plain time.
-const FIRST_TIMES: f64 = 2.0;
-const SECOND_TIMES: f64 = 4.0;
-/// The first budget is at most this part of the peak, the second this part of the first one; at least that.
-const FIRST_MOST: f64 = 0.96;
-const SECOND_MOST: f64 = 0.94;
-const SECOND_LEAST: f64 = 0.3;
-/// Where there is no other to check, one that is this part of the smallest that was measured.
-const LESS: f64 = 0.93;
-/// Above this part of the peak there is no room for a second one.
-const NEAR: f64 = 0.9;
-/// Where one takes so many times as long as the other, a third one in the middle calibrates, too.
-const WIDE: f64 = 2.5;
-/// Budgets that differ by less are the same.
-const SAME: f64 = 0.015;
 /// Seconds for a fault, where the recorded run is no slower than the plain one.
 const PRICE_MIN: f64 = 1e-6;
 /// Another process whose record is this part of the first one's needs memory, too.
@@ -208,18 +189,18 @@ impl Sizing<'_> {
         let recorded = self.record(peak, plain_s)?;
         let Recorded { curve, pages, price, partial, seconds: trace_s, accesses } = recorded;
         let mut model = Model::new(curve, (plain_s, peak), pages, price, partial);
-        let least = (ROW_LEAST * peak).max(RAM_MIN);
+        let least = budgets::least(peak);
         let mut runs = Vec::new();
 
-        let first = whole(model.knee(FIRST_TIMES, SECOND_LEAST * peak).min(FIRST_MOST * peak), peak);
-        let (first, seconds) = self.calibrate(&mut model, first, peak, &mut runs)?;
-        let second = second_budget(&model, first, seconds > SECOND_TIMES * plain_s, peak);
-        let (second, other) = self.calibrate(&mut model, second, peak, &mut runs)?;
-        let middle = up(f64::midpoint(first, second), peak);
-        if seconds.max(other) > WIDE * seconds.min(other) && (first / second - 1.0).abs() > 4.0 * SAME {
-            self.calibrate(&mut model, middle, first.max(second), &mut runs)?;
+        let ram = budgets::first(&model, peak);
+        let first = self.calibrate(&mut model, ram, peak, &mut runs)?;
+        let ram = budgets::second(&model, first.0, first.1 / plain_s, peak);
+        let second = self.calibrate(&mut model, ram, peak, &mut runs)?;
+        if let Some(ram) = budgets::third(first, second, peak) {
+            self.calibrate(&mut model, ram, first.0.max(second.0), &mut runs)?;
         }
-        for ram in checks(&model, &runs, peak) {
+        let measured: Vec<f64> = runs.iter().filter(|run| !run.stopped).map(|run| run.ram).collect();
+        for ram in budgets::checks(&model, &measured, peak) {
             let expected = model.expect(ram);
             let run = self.budget(ram)?;
             runs.push(Checked::of(true, &expected, &run));
@@ -230,7 +211,7 @@ impl Sizing<'_> {
         }
 
         let knees = KNEES.map(|times| (times, up(model.knee(times, least), peak)));
-        let rows = budgets(peak, least, &knees).into_iter().map(|ram| Row { ram, expected: model.expect(ram) });
+        let rows = budgets::rows(peak, least, &knees).into_iter().map(|ram| Row { ram, expected: model.expect(ram) });
         let rows = rows.collect();
         let program = self.args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         Ok(Found { program, notes: self.notes, plain_s, peak, trace_s, accesses, partial, knees, rows, runs })
@@ -336,11 +317,10 @@ impl Sizing<'_> {
                 model.calibrate(&run.numbers);
                 return Ok((ram, run.numbers.seconds));
             }
-            let more = whole(f64::midpoint(ram, most), most);
-            if more / ram < 1.0 + SAME {
+            let Some(more) = budgets::more(ram, most) else {
                 let text = format!("with {} it does not end within {} s", size::format(ram as u64), self.args.limit);
                 return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
-            }
+            };
             ram = more;
         }
     }
@@ -404,63 +384,9 @@ impl Checked {
     }
 }
 
-/// The second budget that calibrates: less than the first, or more, if that was slow.
-fn second_budget(model: &Model, first: f64, slow: bool, peak: f64) -> f64 {
-    if slow && first < NEAR * peak {
-        let more = model
-            .knee(FIRST_TIMES, first)
-            .max(first / SECOND_MOST)
-            .min(f64::midpoint(first, peak).max(FIRST_MOST * peak));
-        return whole(more, peak);
-    }
-    whole(model.knee(SECOND_TIMES, SECOND_LEAST * peak).min(SECOND_MOST * first), first)
-}
-
-/// Two budgets that were not measured yet: the knee, and one between those that were.
-fn checks(model: &Model, runs: &[Checked], peak: f64) -> Vec<f64> {
-    let measured: Vec<f64> = runs.iter().filter(|run| !run.stopped).map(|run| run.ram).collect();
-    let (low, high) = measured.iter().fold((peak, 0.0f64), |(low, high), ram| (low.min(*ram), high.max(*ram)));
-    let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| (ram / other - 1.0).abs() > SAME);
-    let mut chosen: Vec<f64> = Vec::new();
-    let knees = KNEES.map(|times| model.knee(times, RAM_MIN.max(low)));
-    // Far from the others: between the slowest and the next one.
-    let next = measured.iter().copied().filter(|ram| *ram > low).fold(high, f64::min);
-    let between = f64::midpoint(low, next);
-    let middles = [f64::midpoint(low, high), f64::midpoint(high, peak)];
-    for ram in
-        [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low].map(|ram| up(ram, peak))
-    {
-        let others: Vec<f64> = measured.iter().chain(&chosen).copied().chain([peak]).collect();
-        if chosen.len() < 2 && is_new(ram, &others) {
-            chosen.push(ram);
-        }
-    }
-    chosen
-}
-
-/// Whole mebibytes, at least the least budget and at most `most`.
-fn whole(ram: f64, most: f64) -> f64 {
-    ((ram / MIB).round() * MIB).min(most).max(RAM_MIN)
-}
-
-/// The same, no less than it was.
-fn up(ram: f64, most: f64) -> f64 {
-    whole((ram / MIB).ceil() * MIB, most)
-}
-
-/// The budgets of the table, the largest first: even steps, and the knees.
-fn budgets(peak: f64, least: f64, knees: &[(f64, f64)]) -> Vec<f64> {
-    let step = |i: i32| whole(peak * (least / peak).powf(f64::from(i) / f64::from(ROWS - 1)), peak);
-    let mut all: Vec<f64> = (1..ROWS).map(step).chain([peak]).chain(knees.iter().map(|(_, ram)| *ram)).collect();
-    all.sort_by(|a, b| b.total_cmp(a));
-    all.dedup();
-    all
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    if n == 0 { 0.0 } else { f64::midpoint(values[(n - 1) / 2], values[n / 2]) }
+/// The median; of nothing, 0.
+fn median(values: Vec<f64>) -> f64 {
+    Spread::of(values).map_or(0.0, |spread| spread.median)
 }
 
 /// Most pages that have content at a time.
@@ -528,56 +454,9 @@ mod tests {
     }
 
     #[test]
-    fn budgets_go_down_to_the_least_with_the_knees_among_them() {
-        let all = budgets(200.0 * MIB + 1.0, 30.0 * MIB, &[(1.5, 77.0 * MIB), (1.1, 190.0 * MIB)]);
-        assert_eq!((all[0], *all.last().unwrap(), all.len()), (200.0 * MIB + 1.0, 30.0 * MIB, 12));
-        assert!(all.is_sorted_by(|a, b| a > b) && all.contains(&(77.0 * MIB)));
-        let few = budgets(24.0 * MIB, RAM_MIN, &[(1.5, RAM_MIN), (1.1, RAM_MIN)]);
-        assert!(few.iter().all(|ram| *ram >= RAM_MIN) && few.is_sorted_by(|a, b| a > b), "{few:?}");
-    }
-
-    #[test]
     fn pages_that_are_there_at_a_time_are_counted() {
         let accesses = vec![Access::new(0, true), Access::new(1, true), Access::free(0), Access::new(2, true)];
         let trace = Trace::synthetic("x", accesses);
         assert_eq!((trace.pages, live(&trace)), (3, 2));
-    }
-
-    #[test]
-    fn the_second_run_is_on_the_other_side_of_a_slow_one() {
-        let curve = Curve::new(
-            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
-        );
-        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
-        assert!(second_budget(&model, 50.0 * MIB, false, 100.0 * MIB) < 50.0 * MIB);
-        assert!(second_budget(&model, 96.0 * MIB, true, 100.0 * MIB) < 91.0 * MIB, "there is no room above");
-        for first in [20.0, 50.0, 89.0] {
-            let second = second_budget(&model, first * MIB, true, 100.0 * MIB);
-            assert!(second > first * MIB && second < 100.0 * MIB, "{first}: {second}");
-        }
-    }
-
-    #[test]
-    fn checks_are_where_nothing_was_measured() {
-        let curve = Curve::new(
-            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
-        );
-        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
-        let run = |ram| Checked {
-            check: false,
-            ram: ram * MIB,
-            predicted: 1.0,
-            seconds: 1.0,
-            stopped: false,
-            predicted_pages: 0.0,
-            pages: 0.0,
-        };
-        for measured in [[50.0, 30.0], [90.0, 85.0], [96.0, 40.0], [97.0, 98.0]] {
-            let chosen = checks(&model, &measured.map(run), 100.0 * MIB);
-            assert_eq!(chosen.len(), 2, "{measured:?}: {chosen:?}");
-            for ram in &chosen {
-                assert!(measured.iter().all(|m| (ram / MIB / m - 1.0).abs() > SAME), "{measured:?}: {chosen:?}");
-            }
-        }
     }
 }

@@ -262,9 +262,9 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use super::super::budgets::MIB;
     use super::*;
 
-    const MIB: f64 = 1048576.0;
     /// Pages of 100 MiB.
     const PAGES: f64 = 25600.0;
 

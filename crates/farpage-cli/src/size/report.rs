@@ -1,12 +1,13 @@
 //! What was found out, as a table of 80 columns, and as JSON. Called by [`super`].
 
+use super::budgets::MIB;
 use super::{Checked, Found, Row};
 use crate::failure::Result;
 use crate::json::Object;
+use crate::output::bar;
 use farpage::PAGE_SIZE;
 use std::path::Path;
 
-const MIB: f64 = 1048576.0;
 /// A bar is as long as that at so many times the plain time.
 const BAR: usize = 13;
 const BAR_TIMES: f64 = 5.0;
@@ -19,12 +20,6 @@ fn mib(bytes: f64) -> String {
 
 fn of_pages(pages: f64) -> f64 {
     pages * PAGE_SIZE as f64
-}
-
-/// One line that is cut off where it would be too long.
-fn bar(times: f64) -> String {
-    let length = (times / BAR_TIMES * BAR as f64).round();
-    if length > BAR as f64 { "#".repeat(BAR - 1) + ">" } else { "#".repeat(length as usize) }
 }
 
 impl Found {
@@ -62,7 +57,7 @@ impl Found {
             expected.work.reads + expected.work.minor,
             of_pages(expected.work.pages_in) / MIB,
             of_pages(expected.work.pages_out) / MIB,
-            bar(times)
+            bar(times / BAR_TIMES, BAR)
         );
         line.trim_end().to_owned()
     }
@@ -209,6 +204,5 @@ mod tests {
         assert_eq!(found.remarks().len(), 1, "off by more than a quarter: {:?}", found.remarks());
         let json: serde_json::Value = serde_json::from_str(&found.json().line()).unwrap();
         assert_eq!((json["rows"].as_array().unwrap().len(), &json["runs"][1]["for"]), (3, &"check".into()));
-        assert_eq!(bar(0.01), "");
     }
 }

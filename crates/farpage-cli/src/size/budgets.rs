@@ -1,0 +1,153 @@
+//! Which budgets are run and shown: those that calibrate, those that check, the rows of the table. Numbers only; called
+//! by [`super`]. Budgets are bytes.
+
+use super::model::Model;
+use farpage::internals::conf;
+
+/// Bytes.
+pub const MIB: f64 = 1048576.0;
+/// Least budget.
+pub const RAM_MIN: f64 = conf::RAM_MIN as f64;
+/// The rows go down to this part of the peak, so many of them.
+const ROW_LEAST: f64 = 0.15;
+const ROWS: i32 = 10;
+/// The knees, in multiples of the plain time.
+pub const KNEES: [f64; 2] = [1.5, 1.1];
+/// What the two runs should take that calibrate, in multiples of the plain time.
+const FIRST_TIMES: f64 = 2.0;
+const SECOND_TIMES: f64 = 4.0;
+/// The first budget is at most this part of the peak, the second this part of the first one; at least that.
+const FIRST_MOST: f64 = 0.96;
+const SECOND_MOST: f64 = 0.94;
+const SECOND_LEAST: f64 = 0.3;
+/// Where there is no other to check, one that is this part of the smallest that was measured.
+const LESS: f64 = 0.93;
+/// Above this part of the peak there is no room for a second one.
+const NEAR: f64 = 0.9;
+/// Where one takes so many times as long as the other, a third one in the middle calibrates, too.
+const WIDE: f64 = 2.5;
+/// Budgets that differ by less are the same.
+const SAME: f64 = 0.015;
+
+/// The smallest row of the table.
+pub fn least(peak: f64) -> f64 {
+    (ROW_LEAST * peak).max(RAM_MIN)
+}
+
+/// The first budget that calibrates.
+pub fn first(model: &Model, peak: f64) -> f64 {
+    whole(model.knee(FIRST_TIMES, SECOND_LEAST * peak).min(FIRST_MOST * peak), peak)
+}
+
+/// The second budget that calibrates: less than the first, or more, if that was slow: it took `times` the plain
+/// time.
+pub fn second(model: &Model, first: f64, times: f64, peak: f64) -> f64 {
+    let slow = times > SECOND_TIMES;
+    if slow && first < NEAR * peak {
+        let more = model
+            .knee(FIRST_TIMES, first)
+            .max(first / SECOND_MOST)
+            .min(f64::midpoint(first, peak).max(FIRST_MOST * peak));
+        return whole(more, peak);
+    }
+    whole(model.knee(SECOND_TIMES, SECOND_LEAST * peak).min(SECOND_MOST * first), first)
+}
+
+/// A third one, between two that were measured (bytes, seconds), if these are far from each other.
+pub fn third((first, seconds): (f64, f64), (second, other): (f64, f64), peak: f64) -> Option<f64> {
+    let wide = seconds.max(other) > WIDE * seconds.min(other) && (first / second - 1.0).abs() > 4.0 * SAME;
+    wide.then(|| up(f64::midpoint(first, second), peak))
+}
+
+/// More than one that did not end in time, up to `most`, if that is more.
+pub fn more(ram: f64, most: f64) -> Option<f64> {
+    Some(whole(f64::midpoint(ram, most), most)).filter(|more| more / ram >= 1.0 + SAME)
+}
+
+/// Two budgets that were not `measured` yet: the knee, and one between those that were.
+pub fn checks(model: &Model, measured: &[f64], peak: f64) -> Vec<f64> {
+    let (low, high) = measured.iter().fold((peak, 0.0f64), |(low, high), ram| (low.min(*ram), high.max(*ram)));
+    let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| (ram / other - 1.0).abs() > SAME);
+    let mut chosen: Vec<f64> = Vec::new();
+    let knees = KNEES.map(|times| model.knee(times, RAM_MIN.max(low)));
+    // Far from the others: between the slowest and the next one.
+    let next = measured.iter().copied().filter(|ram| *ram > low).fold(high, f64::min);
+    let between = f64::midpoint(low, next);
+    let middles = [f64::midpoint(low, high), f64::midpoint(high, peak)];
+    for ram in
+        [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low].map(|ram| up(ram, peak))
+    {
+        let others: Vec<f64> = measured.iter().chain(&chosen).copied().chain([peak]).collect();
+        if chosen.len() < 2 && is_new(ram, &others) {
+            chosen.push(ram);
+        }
+    }
+    chosen
+}
+
+/// Whole mebibytes, at least the least budget and at most `most`.
+fn whole(ram: f64, most: f64) -> f64 {
+    ((ram / MIB).round() * MIB).min(most).max(RAM_MIN)
+}
+
+/// The same, no less than it was.
+pub fn up(ram: f64, most: f64) -> f64 {
+    whole((ram / MIB).ceil() * MIB, most)
+}
+
+/// The budgets of the table, the largest first: even steps, and the knees.
+pub fn rows(peak: f64, least: f64, knees: &[(f64, f64)]) -> Vec<f64> {
+    let step = |i: i32| whole(peak * (least / peak).powf(f64::from(i) / f64::from(ROWS - 1)), peak);
+    let mut all: Vec<f64> = (1..ROWS).map(step).chain([peak]).chain(knees.iter().map(|(_, ram)| *ram)).collect();
+    all.sort_by(|a, b| b.total_cmp(a));
+    all.dedup();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::Curve;
+    use super::*;
+    use farpage_swap::sim::Counts;
+
+    /// As slow as makes a run slow.
+    const SLOW: f64 = SECOND_TIMES + 1.0;
+
+    #[test]
+    fn budgets_go_down_to_the_least_with_the_knees_among_them() {
+        let all = rows(200.0 * MIB + 1.0, 30.0 * MIB, &[(1.5, 77.0 * MIB), (1.1, 190.0 * MIB)]);
+        assert_eq!((all[0], *all.last().unwrap(), all.len()), (200.0 * MIB + 1.0, 30.0 * MIB, 12));
+        assert!(all.is_sorted_by(|a, b| a > b) && all.contains(&(77.0 * MIB)));
+        let few = rows(24.0 * MIB, RAM_MIN, &[(1.5, RAM_MIN), (1.1, RAM_MIN)]);
+        assert!(few.iter().all(|ram| *ram >= RAM_MIN) && few.is_sorted_by(|a, b| a > b), "{few:?}");
+    }
+
+    #[test]
+    fn the_second_run_is_on_the_other_side_of_a_slow_one() {
+        let curve = Curve::new(
+            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
+        );
+        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
+        assert!(second(&model, 50.0 * MIB, SECOND_TIMES, 100.0 * MIB) < 50.0 * MIB);
+        assert!(second(&model, 96.0 * MIB, SLOW, 100.0 * MIB) < 91.0 * MIB, "there is no room above");
+        for first in [20.0, 50.0, 89.0] {
+            let more = second(&model, first * MIB, SLOW, 100.0 * MIB);
+            assert!(more > first * MIB && more < 100.0 * MIB, "{first}: {more}");
+        }
+    }
+
+    #[test]
+    fn checks_are_where_nothing_was_measured() {
+        let curve = Curve::new(
+            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
+        );
+        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
+        for measured in [[50.0, 30.0], [90.0, 85.0], [96.0, 40.0], [97.0, 98.0]] {
+            let chosen = checks(&model, &measured.map(|ram| ram * MIB), 100.0 * MIB);
+            assert_eq!(chosen.len(), 2, "{measured:?}: {chosen:?}");
+            for ram in &chosen {
+                assert!(measured.iter().all(|m| (ram / MIB / m - 1.0).abs() > SAME), "{measured:?}: {chosen:?}");
+            }
+        }
+    }
+}
