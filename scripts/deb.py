@@ -93,6 +93,10 @@ def third_party():
                 text = path.read_text(encoding="utf-8", errors="replace").strip()
                 number = texts.setdefault(text, len(texts) + 1)
                 lines.append(f"    {path.relative_to(directory)}: text {number}")
+    # It draws the pages of farpage run --report, and is in them.
+    licence = TOP / "crates/farpage-cli/src/report/page/uPlot.LICENSE"
+    text = licence.read_text(encoding="utf-8").strip()
+    lines += ["uPlot: MIT", f"    {licence.name}: text {texts.setdefault(text, len(texts) + 1)}"]
     for text, number in texts.items():
         lines += ["", f"----- text {number}", "", text]
     return "\n".join(lines) + "\n"

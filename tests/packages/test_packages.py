@@ -198,7 +198,7 @@ class Deb(Packages):
         control = (command / "DEBIAN" / "control").read_text()
         self.assertRegex(control, r"\nDepends: libc6 \(>= 2\.\d\d\)")
         others = gzip.open(command / "usr/share/doc/farpage/third-party.txt.gz", "rt").read()
-        for name in ("clap ", "zstd-sys ", "lz4-sys ", "Yann Collet"):
+        for name in ("clap ", "zstd-sys ", "lz4-sys ", "Yann Collet", "uPlot: ", "Leon Sorokin"):
             self.assertIn(name, others)
         for bits in {oct(p.lstat().st_mode & 0o7022) for p in [command, *command.rglob("*")] if not p.is_symlink()}:
             self.assertEqual(bits, "0o0")

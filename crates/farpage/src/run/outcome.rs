@@ -1,7 +1,8 @@
 //! What became of a start in a program that runs already, for who has asked for it: often another process, which reads
 //! this memory.
 //!
-//! Callers: [`super::told`], which writes it; the preload library, which has it; `farpage attach`, from outside. No locks.
+//! Callers: [`super::told`], which writes it; the preload library, which has it; `farpage attach`, from outside. No
+//! locks.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -35,7 +36,8 @@ impl StartOutcome {
         StartOutcome { state, len, text: UnsafeCell::new([0; TEXT]) }
     }
 
-    /// What the bytes of one say, read from another process: nothing yet, that there is an engine, or why there is none.
+    /// What the bytes of one say, read from another process: nothing yet, that there is an engine, or why there is
+    /// none.
     pub fn read(bytes: &[u8; StartOutcome::BYTES]) -> Option<Result<(), String>> {
         let (numbers, text) = bytes.split_at(StartOutcome::BYTES - TEXT);
         let number = |at: usize| u32::from_le_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]);

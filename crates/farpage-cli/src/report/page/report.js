@@ -102,7 +102,8 @@ function scales(runs) {
 			const values = chart.series.flatMap((series) => series.values).filter((value) => value != null);
 			const least = chart.logarithmic ? values.filter((value) => value > 0) : values;
 			const min = least.reduce((a, b) => Math.min(a, b), chart.logarithmic ? Infinity : low);
-			most.set(chart.title, [chart.logarithmic && low ? Math.min(low, min) : min, values.reduce((a, b) => Math.max(a, b), high)]);
+			const bottom = chart.logarithmic && low ? Math.min(low, min) : min;
+			most.set(chart.title, [bottom, values.reduce((a, b) => Math.max(a, b), high)]);
 		}
 	}
 	return { end: end || 1, most };
@@ -126,7 +127,10 @@ function draw(place, chart, times, limits, sync) {
 			x: { time: false, range: [0, limits.end] },
 			y: chart.logarithmic ? { distr: 3, range } : { range },
 		},
-		axes: [axis({ values: (_, values) => values.map((value) => value + " s") }), axis({ size: 88, values: write, ...(chart.write === bytes ? { incrs: BINARY } : {}) })],
+		axes: [
+			axis({ values: (_, values) => values.map((value) => value + " s") }),
+			axis({ size: 88, values: write, ...(chart.write === bytes ? { incrs: BINARY } : {}) }),
+		],
 		series: [{ label: "time", value: (_, value) => value == null ? "" : value.toFixed(2) + " s" }, ...series],
 	};
 	const plot = new uPlot(options, [times, ...chart.series.map((one) => one.values)], place);
