@@ -124,6 +124,10 @@ class Attach(Holding):
         command = shutil.copy(FARPAGE, self.dir / "farpage")
         environment = {name: value for name, value in os.environ.items() if name != "FARPAGE_PRELOAD"}
         environment["XDG_CACHE_HOME"] = str(self.dir)
+        # Where root's goes.
+        kept = Path("/var/cache/farpage")
+        before = set(kept.glob("*"))
+        self.addCleanup(lambda: [shutil.rmtree(place) for place in set(kept.glob("*")) - before])
         process = self.holder()
         done = self.run_plain(command, "attach", process.pid, "--ram", "32M", env=environment)
         if "cannot find the preload library" in done.stderr:
