@@ -89,8 +89,12 @@ fn a_pager_leaves_no_descriptor_behind() {
     // SAFETY: only asked what they are.
     let file = |fd: &RawFd| rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(*fd) }).map(|s| (s.st_dev, s.st_ino));
     let before: Vec<_> = numbers.iter().map(|fd| file(fd).unwrap()).collect();
+    // Other tests may use the numbers again, for other files. (A directory and a pagemap are the same for all.) The
+    // inodes are held, or a new file of another test could have the number of the pager's.
+    // SAFETY: as above.
+    let held: Vec<_> = numbers.iter().map(|fd| rustix::io::dup(unsafe { BorrowedFd::borrow_raw(*fd) })).collect();
+    assert!(held.iter().all(Result::is_ok));
     drop((region, pager));
-    // Other tests may use the numbers again, for other files. (A directory and a pagemap are the same for all.)
     let swap = numbers.len() - 1;
     for at in [0, swap] {
         assert!(file(&numbers[at]) != Ok(before[at]), "{at} of {numbers:?}");
