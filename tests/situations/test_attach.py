@@ -47,8 +47,19 @@ class Attach(Holding):
         self.assertEqual(self.ask(process, "digest"), "True")
         counters = json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)
         self.assertGreater(counters["pswpout"], 0)
+        self.assert_shown_budget(process.pid, 24 * MIB)
         process.stdin.close()
         self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
+
+    def assert_shown_budget(self, pid, budget):
+        """That `stat` shows this budget, at the latest after the monitor's next look."""
+        shown = None
+        for _ in range(HANG):
+            shown = json.loads(self.run_plain(FARPAGE, "stat", pid, "--json").stdout)["budget_bytes"]
+            if shown == budget:
+                return
+            time.sleep(1)
+        self.fail(f"{shown} is shown, not {budget}")
 
     def test_what_it_starts_is_in_its_tree(self):
         process = self.holder()

@@ -97,7 +97,7 @@ impl Engine {
         let frame_entries = FrameEntries::new(frames.len());
         let stat = StatPage::of_engine(plan.stat());
         set_last_words(say_last_events);
-        stat.budget_bytes.store(conf.ram, Ordering::Relaxed);
+        stat.budget_bytes.store(conf.ram, Ordering::Relaxed); // until the monitor's first look
         let engine = Box::new(Engine {
             arena,
             table,

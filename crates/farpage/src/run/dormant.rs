@@ -190,6 +190,9 @@ pub(super) fn here(given: u64) -> Reach {
 }
 
 pub(super) fn publish(stat: &Stat, reach: Reach) {
+    if let Some(segment) = tree::segment() {
+        stat.budget_bytes.store(segment.most_of_one() * PAGE_SIZE as u64, Relaxed);
+    }
     stat.rss_anon_bytes.store(reach.resident, Relaxed);
     stat.rss_anon_peak_bytes.fetch_max(reach.resident, Relaxed);
 }

@@ -333,7 +333,9 @@ impl Engine {
         let rss = rss.max(0) as u64 * page;
         set(&s.rss_anon_bytes, rss);
         s.rss_anon_peak_bytes.fetch_max(rss, Ordering::Relaxed);
-        if rss > self.conf.ram + self.conf.ram / 20 {
+        let most = self.most_bytes();
+        set(&s.budget_bytes, most);
+        if rss > most + most / 20 {
             Stat::add(&s.over_budget_samples, 1);
         }
         self.controls.publish(&s.tuning, &s.tuning_held);
@@ -354,8 +356,8 @@ impl Engine {
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
         let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
         set(&s.meta_bytes, meta);
-        if meta > self.conf.ram / META_PART && !told::is_said(WarningKind::SpreadThin) {
-            let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(self.conf.ram));
+        if meta > most / META_PART && !told::is_said(WarningKind::SpreadThin) {
+            let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(most));
             let text = format!(
                 "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
             );

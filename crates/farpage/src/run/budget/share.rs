@@ -248,6 +248,11 @@ impl Engine {
         let alone = self.conf.ram / PAGE_SIZE as u64;
         tree::segment().map_or(alone, Segment::most_of_one) as i64
     }
+
+    /// The same in bytes: what is told of the budget, which `farpage set` may have changed since the start.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.most_pages() as u64 * PAGE_SIZE as u64
+    }
 }
 
 /// What the monitor has seen at a look.

@@ -152,7 +152,7 @@ impl Unmanaged {
         let much = pages as i64 + stuck > most / 2;
         if exceeds && much && !grows {
             let all = of_pages(pages + stuck as u64);
-            let (what, budget) = (self.found.text(stuck as u64, e.budget.shares_much()), size::format(e.conf.ram));
+            let (what, budget) = (self.found.text(stuck as u64, e.budget.shares_much()), size::format(e.most_bytes()));
             let text = format!(
                 "{all} of the program's memory cannot be swapped out: {what}; beside it the budget of {budget} leaves \
                  too little for the rest, and is exceeded: give the program more with --ram"
@@ -211,7 +211,7 @@ impl Unmanaged {
                 }
             });
         }
-        let (all, budget) = (of_pages(shared), size::format(e.conf.ram));
+        let (all, budget) = (of_pages(shared), size::format(e.most_bytes()));
         let name = match &most.1[..] {
             b"" | b"/dev/zero (deleted)" => "anonymous".into(),
             name => format!("of {}", String::from_utf8_lossy(name)),

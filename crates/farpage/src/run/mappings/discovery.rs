@@ -71,7 +71,7 @@ impl Engine {
     pub(crate) fn handed_out(&self, start: usize, len: usize) {
         if !self.is_active() {
             // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
-            if len as u64 > self.conf.ram && self.fork.is_home() && !self.retired.load(SeqCst) {
+            if len as u64 > self.most_bytes() && self.fork.is_home() && !self.retired.load(SeqCst) {
                 return self.announce(start, len);
             }
             // A small piece takes a page that it is the first to reach into.

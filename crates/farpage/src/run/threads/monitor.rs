@@ -191,7 +191,7 @@ impl Monitor {
     /// `is_child`: of a process with an engine, which has given what it holds.
     fn new(e: &'static Engine, is_child: bool) -> Result<Monitor, rustix::io::Errno> {
         if is_child {
-            StatPage::renew(e.stat, e.conf.ram);
+            StatPage::renew(e.stat, e.most_bytes());
         } else {
             Proc::open()?.hold();
         }
