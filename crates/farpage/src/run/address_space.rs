@@ -65,8 +65,8 @@ pub(crate) trait AddressSpace: Send {
     /// The mapping that covers `addr`, or the next one.
     fn mapping_from(&self, addr: usize) -> Result<Option<Mapping>, Errno>;
 
-    /// Whether something is mapped at `addr`.
-    fn is_mapped(&self, addr: usize) -> bool;
+    /// Whether the memory at `page` is registered; `None`: a change of mappings is under way.
+    fn is_registered(&self, page: usize) -> Option<bool>;
 
     /// Whether the memory at `addr` can be executed and written.
     fn is_writable_code(&self, addr: usize) -> bool;
@@ -149,8 +149,8 @@ impl AddressSpace for Kernel {
         maps::mapping_from(&self.maps, addr)
     }
 
-    fn is_mapped(&self, addr: usize) -> bool {
-        maps::is_mapped(&self.maps, addr)
+    fn is_registered(&self, page: usize) -> Option<bool> {
+        self.uffd.is_registered(page)
     }
 
     fn is_writable_code(&self, addr: usize) -> bool {

@@ -195,11 +195,6 @@ pub fn is_writable_code(maps: &OwnedFd, addr: usize) -> bool {
     Query::ask(maps, addr, 0, &mut []).is_ok_and(|query| query.vma_flags & BOTH == BOTH)
 }
 
-/// Whether something is mapped at `addr`; yes where the kernel does not say (before 6.11).
-pub fn is_mapped(maps: &OwnedFd, addr: usize) -> bool {
-    !matches!(Query::ask(maps, addr, 0, &mut []), Err(Errno::NOENT))
-}
-
 /// How far a mapping that ends at `end` could grow in place: where the next one starts.
 pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
     Query::ask(maps, end, OR_NEXT, &mut []).map_or(end, |next| (next.start as usize).max(end))

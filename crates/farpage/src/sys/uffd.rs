@@ -25,6 +25,7 @@ const UFFDIO_UNREGISTER: usize = ior(0x01, size_of::<k::uffdio_range>());
 const UFFDIO_WAKE: usize = ior(0x02, size_of::<k::uffdio_range>());
 const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
+const UFFDIO_CONTINUE: usize = iowr(0x07, size_of::<k::uffdio_continue>());
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
 /// Modes of `UFFDIO_COPY`: wake nobody; the new page is write-protected.
 const COPY_QUIET: u64 = 1;
@@ -425,6 +426,18 @@ impl Uffd {
         let mut arg = k::uffdio_zeropage { range, mode: 0, zeropage: 0 };
         // SAFETY: an empty range fills nothing.
         matches!(unsafe { self.ioctl(UFFDIO_ZEROPAGE, &mut arg) }, Err(Errno::AGAIN))
+    }
+
+    /// Whether the anonymous memory at `page` is registered (by any userfaultfd); `None`: as [`Uffd::is_changing`]. What
+    /// is asked for here is for shared memory only, and the kernel says so of memory that is registered.
+    pub fn is_registered(&self, page: usize) -> Option<bool> {
+        let range = k::uffdio_range { start: page as u64, len: PAGE_SIZE as u64 };
+        let mut arg = k::uffdio_continue { range, mode: 0, mapped: 0 };
+        // SAFETY: anonymous memory is not changed by this.
+        match unsafe { self.ioctl(UFFDIO_CONTINUE, &mut arg) } {
+            Err(Errno::AGAIN) => None,
+            result => Some(result != Err(Errno::NOENT)),
+        }
     }
 
     /// Reads up to `out.len()` (at most [`MESSAGES_MAX`]) messages without waiting; 0 when there are none.

@@ -10,6 +10,7 @@ use crate::run::mappings::event_order::is_known_after;
 use crate::run::page_table::State;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
+use crate::run::state::Engine;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
 use crate::sys::proc::{cpu_time, waits_for_futex};
@@ -46,6 +47,14 @@ enum Source {
     Slot(Entry),
 }
 
+impl Engine {
+    /// Whether something is mapped in `[start, end)` (bytes), after what is pending.
+    fn is_known_then(&self, pending: &[Pending], start: usize, end: usize) -> bool {
+        let told = pending.iter().rev().filter_map(Pending::event);
+        is_known_after((start, end), told, |start, end| self.is_known(start, end))
+    }
+}
+
 impl Pager {
     /// Holds still from the request of a forking thread until the process has been copied.
     pub(crate) fn pause_for_fork(&mut self) {
@@ -64,6 +73,12 @@ impl Pager {
         f.set_pager(PAUSED);
         let forker = f.forker.load(SeqCst);
         let (mut forker_faults, mut had) = (false, None);
+        let e = self.e;
+        let hold = |event, held: &mut PendingEvents, pending: &mut Vec<Pending>| {
+            held.note(event);
+            f.late_fills.event();
+            pending.push(Pending::Event(event));
+        };
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
             let more = self.order.len() + 1;
@@ -73,6 +88,11 @@ impl Pager {
                 && self.order.has_room();
             let n = if room { self.next_messages(&mut one) } else { 0 };
             match one[0] {
+                _ if n == 0 && self.order.waits() && !self.changing() => {
+                    while let Some(event) = self.next_settled(|start, end| e.is_known_then(&pending, start, end)) {
+                        hold(event, &mut held, &mut pending);
+                    }
+                }
                 _ if n == 0 => self.sleep(Some(200_000)),
                 Message::Fault { tid, .. } => {
                     self.dispatch(one[0], Instant::now());
@@ -84,15 +104,8 @@ impl Pager {
                 // A wake-up for notes, which are looked at after the fork.
                 Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
                 event => {
-                    let is_known = |pending: &[Pending], start, end| {
-                        let told = pending.iter().rev().filter_map(Pending::event);
-                        is_known_after((start, end), told, |start, end| self.e.is_known(start, end))
-                    };
-                    self.note_change(event, |start, end| is_known(&pending, start, end));
-                    while let Some(event) = self.order.next(|start, end| is_known(&pending, start, end)) {
-                        held.note(event);
-                        f.late_fills.event();
-                        pending.push(Pending::Event(event));
+                    if self.note_change(event, |start, end| e.is_known_then(&pending, start, end)) {
+                        hold(event, &mut held, &mut pending);
                     }
                     continue;
                 }
@@ -122,7 +135,7 @@ impl Pager {
             let read = self.next_messages(&mut one) == 1;
             match one[0] {
                 _ if !read && !self.changing() => {
-                    while let Some(event) = self.order.next_forced(|start, end| self.e.is_known(start, end)) {
+                    while let Some(event) = self.next_settled(|start, end| e.is_known(start, end)) {
                         held.note(event);
                         self.apply(event);
                     }
@@ -131,9 +144,7 @@ impl Pager {
                 Message::Fault { .. } => self.dispatch(one[0], Instant::now()),
                 Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
                 event => {
-                    let e = self.e;
-                    self.note_change(event, |start, end| e.is_known(start, end));
-                    while let Some(event) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                    if self.note_change(event, |start, end| e.is_known(start, end)) {
                         held.note(event);
                         self.apply(event);
                     }

@@ -10,25 +10,26 @@
 //! ```
 //! Taken in the order of reading, the last message would drop the pages that were at Z. So:
 //!
-//! * *Left*: a place that was moved away from and to which something else was moved since. The message that it is
-//!   unmapped is that of the first move, and means nothing any more.
-//! * *Early*: something was moved to a place of which we know that something else is mapped there. So somebody has yet
-//!   to tell how that went away; until then this message waits, and those about the same places behind it.
-//! * *Fresh*: a place that was looked at while a change was pending. What was seen there may be what the next message
-//!   tells of, or may be gone again. It does not become known before no change is pending; something that is moved
-//!   there is early at most until its own thread has told the rest. And a place of which anything is known or told is
-//!   not even registered then: else the unmapping of what is there now could be taken for that of what was.
-//! * *Opened*: a place that was told to be unmapped although something is there: a move to it has yet to be told, and
-//!   was made before. An early move whose own thread has told the rest waits for that, not for the next move from its
-//!   place, which may be its own thread's.
+//! * That the old place of a move is unmapped says nothing new: the first such message after a move is its *rest*, and
+//!   is not applied. (If it is another thread's, that thread's counts when the rest comes: they are the same.)
+//! * A change of places of which nothing else was told is applied at once.
+//! * One that touches a place of a move whose rest is missing, of a change that waits, or that is *fresh*, and a move
+//!   to a place where something is known, *waits* until no change is pending. Nothing is lost by that: until then the
+//!   kernel moves and copies no page. A place is *fresh* if it was looked at while a change was pending: what was seen
+//!   there may be what the next message tells of, or may be gone again.
 //!
-//! While any of this goes on, a change is pending for the kernel, which then moves and copies no page. When none is
-//! pending, all has been told.
+//! When no change is pending, all has been told, and this puts what waits into an order in which something comes to
+//! each place, and leaves it, by turns. What came is taken in the order in which it was told, and so is what left:
 //!
-//! What this cannot know is whose message it is if the thread that is missing has been overtaken by one that took its
-//! place, told both its messages and moved on. So nobody may get that far: when a message is missing, or may be,
-//! [`Order::push`] says so, and [`crate::run::mappings::grace_period`] has the next one read only when all that could
-//! be on their way have had time to arrive.
+//! * Who takes something away from a place has been told that his move to it is complete. So of two moves to one place
+//!   the second was made, and told, when the first had been told.
+//! * The first of them left the place before the second came. That may have been told later; but when the second one is
+//!   read, [`Order::push`] says that it waits, and [`crate::run::mappings::grace_period`] has nothing read before what
+//!   was made by then is at least on the queue. Only then can the second be told to go on, and leave in its turn.
+//! * Of a fresh place it is not known whether what was seen there is what was moved there. Whether there is something
+//!   in the end, as many changes came as went, or one more, or one less; so that is counted, and the kernel asked.
+//!
+//! docs/dev/events.md says what nobody can know: when a move to a place that is managed itself was told by halves.
 //!
 //! Caller: the pager, with each message it reads. No locks.
 
@@ -41,122 +42,95 @@ const ROOM: usize = 128;
 /// A place is in no more parts, as far as is told.
 const PARTS: usize = 8;
 
-/// A place that was moved away from, and whose unmapping was not told yet.
-#[derive(Debug)]
-struct Left {
-    start: usize,
-    end: usize,
-    /// Something was moved to it since.
-    retaken: bool,
-}
+/// First byte, first byte behind; (0, 0) is nowhere.
+type ByteSpan = (usize, usize);
 
-/// Why a move waits itself, not just behind others.
+/// What is to be done with a change that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Early {
-    /// Something is mapped at its place: until that is freed.
-    Surely,
-    /// Its place is fresh: until it is freed, or the rest of the move is told.
-    Perhaps,
+pub(crate) enum When {
+    /// It is to be applied.
+    Now,
+    /// It waits until no change is pending; one that was made before may not have been told.
+    Later,
+    /// It was applied with the message before it.
+    Done,
 }
 
-/// A change that was read and not applied yet.
-#[derive(Debug)]
-struct Waiting {
+/// A change that was read.
+#[derive(Debug, Clone, Copy)]
+struct Told {
     m: Message,
-    early: Option<Early>,
-    /// When the rest of it was told, in messages.
-    told: Option<u64>,
-}
-
-/// A place that was told to be unmapped, perhaps because something was moved there; that was not told yet.
-#[derive(Debug)]
-struct Opened {
-    place: (usize, usize),
-    /// When, in messages.
-    read: u64,
-    /// A move to a larger or smaller place was told since, which what is there may come from: the next move to this
-    /// place is another one.
-    taken: bool,
-}
-
-impl Waiting {
-    /// Where something was moved to.
-    fn place(&self) -> (usize, usize) {
-        match self.m {
-            Message::Remap { to, len, .. } => (to, to + len),
-            _ => (0, 0),
-        }
-    }
-
-    /// Whether both are about the same place, so that their order matters.
-    fn concerns(&self, other: &Waiting) -> bool {
-        let places = |w: &Waiting| match w.m {
-            Message::Remove { start, end } => [(start, end), (0, 0)],
-            m => [freed_by(m), w.place()],
-        };
-        places(self).iter().any(|a| places(other).iter().any(|b| a.0 < b.1 && b.0 < a.1))
-    }
-
-    /// What its thread tells next.
-    fn rest(&self) -> Option<Message> {
-        match self.m {
-            Message::Remap { from, len, .. } => Some(Message::Unmap { start: from, end: from + len }),
-            _ => None,
-        }
-    }
+    applied: bool,
+    /// No rest of it is to come.
+    whole: bool,
 }
 
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Order {
-    left: Vec<Left>,
-    waiting: Vec<Waiting>,
-    opened: Vec<Opened>,
+    /// What waits, and moves whose rest is missing, as they were read.
+    told: Vec<Told>,
     /// Bytes.
     fresh: RangeSet,
-    /// Messages so far.
-    read: u64,
+    /// Where there is something that nothing is known of, among what is fresh; while what waits is applied.
+    there: Option<RangeSet>,
 }
 
 impl Default for Order {
     fn default() -> Order {
-        Order {
-            left: Vec::with_capacity(ROOM),
-            waiting: Vec::with_capacity(ROOM),
-            opened: Vec::with_capacity(ROOM),
-            fresh: RangeSet::new(),
-            read: 0,
-        }
+        Order { told: Vec::with_capacity(ROOM), fresh: RangeSet::new(), there: None }
     }
 }
 
 /// Where nothing is mapped any more after this change, unless something else has come there.
-fn freed_by(m: Message) -> (usize, usize) {
+fn freed_by(m: Message) -> ByteSpan {
+    m.left().unwrap_or_default()
+}
+
+/// Where something is mapped after this change.
+fn taken_by(m: Message) -> ByteSpan {
     match m {
-        Message::Unmap { start, end } => (start, end),
-        Message::Remap { from, len, .. } => (from, from + len),
+        Message::Remap { to, len, .. } => (to, to + len),
         _ => (0, 0),
     }
 }
 
-/// Whether something that was at this place is not there any more after this change.
-fn frees(m: Message, place: (usize, usize)) -> bool {
-    let freed = freed_by(m);
-    freed.0 < place.1 && place.0 < freed.1
+/// Where something stays mapped, without its pages.
+fn emptied_by(m: Message) -> ByteSpan {
+    match m {
+        Message::Remove { start, end } => (start, end),
+        _ => (0, 0),
+    }
+}
+
+/// What is in both places.
+fn common(a: ByteSpan, b: ByteSpan) -> Option<ByteSpan> {
+    let both = (a.0.max(b.0), a.1.min(b.1));
+    (both.0 < both.1).then_some(both)
+}
+
+/// Whether the change is about a part of this place.
+fn concerns(m: Message, place: ByteSpan) -> bool {
+    [freed_by(m), taken_by(m), emptied_by(m)].into_iter().any(|of| common(of, place).is_some())
+}
+
+/// Whether some of `set` is in this place.
+fn has_some(set: &RangeSet, (start, end): ByteSpan) -> bool {
+    let (start, end) = (start as u64, end as u64);
+    start < end && set.gaps(start, end).next() != Some((start, end))
 }
 
 /// The parts of a place (some empty) that none of the changes in `told`, the last one first, is about. `None`:
 /// something has come to a part of it, or may have.
-fn left_of(place: (usize, usize), told: impl Iterator<Item = Message>) -> Option<[(usize, usize); PARTS]> {
+fn left_of(place: ByteSpan, told: impl Iterator<Item = Message>) -> Option<[ByteSpan; PARTS]> {
     let mut parts = [(0, 0); PARTS];
     parts[0] = place;
     for m in told {
-        let overlaps = |place: (usize, usize)| move |part: &(usize, usize)| part.0 < place.1 && place.0 < part.1;
-        if matches!(m, Message::Remap { to, len, .. } if parts.iter().any(overlaps((to, to + len)))) {
+        if parts.iter().any(|part| common(*part, taken_by(m)).is_some()) {
             return None;
         }
         let freed = freed_by(m);
-        while let Some(at) = parts.iter().position(overlaps(freed)) {
+        while let Some(at) = parts.iter().position(|part| common(*part, freed).is_some()) {
             let part = std::mem::take(&mut parts[at]);
             for rest in [(part.0, freed.0), (freed.1, part.1)].into_iter().filter(|rest| rest.0 < rest.1) {
                 *parts.iter_mut().find(|part| part.0 == part.1)? = rest;
@@ -169,7 +143,7 @@ fn left_of(place: (usize, usize), told: impl Iterator<Item = Message>) -> Option
 /// Whether, after the changes in `told`, the last one first, something is mapped in `[start, end)`, if `is_known` says
 /// so of the time before.
 pub(crate) fn is_known_after(
-    (start, end): (usize, usize),
+    (start, end): ByteSpan,
     told: impl Iterator<Item = Message>,
     is_known: impl Fn(usize, usize) -> bool,
 ) -> bool {
@@ -177,139 +151,108 @@ pub(crate) fn is_known_after(
 }
 
 impl Order {
-    /// A change was read. To be followed by [`Order::next`] until that has nothing. `is_known(start, end)`: after all
-    /// that was applied, something is mapped in that range (bytes). `is_mapped`: whether something is mapped at an
-    /// address now. `true`: a change that was made before has not been told, or may not have been.
-    pub(crate) fn push(
+    /// A change was read. `is_known(start, end)`: after all that was applied, something is mapped in that range (bytes).
+    pub(crate) fn push(&mut self, m: Message, is_known: impl Fn(usize, usize) -> bool) -> When {
+        let is_rest = |t: &Told| !t.whole && matches!(m, Message::Unmap { .. }) && freed_by(t.m) == freed_by(m);
+        if let Some(at) = self.told.iter().position(is_rest) {
+            if self.told[at].applied {
+                self.told.remove(at);
+            } else {
+                self.told[at].whole = true;
+            }
+            return When::Done;
+        }
+        let (taken, is_move) = (taken_by(m), matches!(m, Message::Remap { .. }));
+        let places = [freed_by(m), taken, emptied_by(m)];
+        let waits = places.iter().any(|place| self.names(place.0, place.1)) || is_move && is_known(taken.0, taken.1);
+        if waits || is_move {
+            self.told.push(Told { m, applied: !waits, whole: !is_move });
+        }
+        if waits { When::Later } else { When::Now }
+    }
+
+    /// The next of the changes that waited, once no change is pending. `is_known` as in [`Order::push`].
+    /// `is_registered`: whether there is something registered at an address; `None`: a change is pending again. Then,
+    /// and when all is done, there is no next one.
+    pub(crate) fn next_settled(
         &mut self,
-        m: Message,
         is_known: impl Fn(usize, usize) -> bool,
-        is_mapped: impl Fn(usize) -> bool,
-    ) -> bool {
-        self.read += 1;
-        let now = self.read;
-        let opened = match m {
-            Message::Remap { to, len, .. } => {
-                let place = (to, to + len);
-                self.opened.iter().position(|o| o.place == place && !o.taken)
-            }
-            _ => None,
+        is_registered: impl Fn(usize) -> Option<bool>,
+    ) -> Option<Message> {
+        self.told.retain(|t| !t.applied);
+        if self.told.is_empty() {
+            self.there = None;
+            return None;
+        }
+        let mut there = match self.there.take() {
+            Some(there) => there,
+            None => self.find_fresh(is_registered)?,
         };
-        let opened = opened.map(|at| self.opened.swap_remove(at).read);
-        if let Message::Remap { to, len, .. } = m {
-            // What was there is what was moved there, although that is larger or smaller.
-            self.opened.iter_mut().filter(|o| (to..to + len).contains(&o.place.0)).for_each(|o| o.taken = true);
+        let is_there = |place: ByteSpan| is_known(place.0, place.1) || has_some(&there, place);
+        // Nothing fits only if the program changes what another thread has not been given yet.
+        let at = (0..self.told.len()).find(|at| self.is_next(*at, is_there)).unwrap_or(0);
+        let m = self.told.remove(at).m;
+        if !self.fresh.is_empty() {
+            let (freed, taken) = (freed_by(m), taken_by(m));
+            let is_unknown = has_some(&there, freed) || !is_known(freed.0, freed.1);
+            there.remove(freed.0 as u64, freed.1 as u64);
+            if is_unknown && taken.0 < taken.1 {
+                there.insert(taken.0 as u64, taken.1 as u64);
+            }
         }
-        let is_open = |opened: &[Opened], told| opened.iter().any(|o| o.read < told);
-        let waits_for = |w: &Waiting| {
-            let may_be_its_own = |told| opened.is_none_or(|read| read > told) && is_open(&self.opened, told);
-            w.early.is_some() && frees(m, w.place()) && !w.told.is_some_and(may_be_its_own)
+        self.there = Some(there);
+        Some(m)
+    }
+
+    /// Where something was that is fresh before all that waits: more has left than has come since.
+    fn find_fresh(&self, is_registered: impl Fn(usize) -> Option<bool>) -> Option<RangeSet> {
+        let mut there = RangeSet::new();
+        if self.fresh.is_empty() {
+            return Some(there);
+        }
+        let told = self.told.iter().flat_map(|t| [freed_by(t.m), taken_by(t.m)]);
+        let fresh = self.fresh.iter().map(|(start, end)| (start as usize, end as usize));
+        let mut borders: Vec<usize> = told.chain(fresh).flat_map(|place| [place.0, place.1]).collect();
+        borders.sort_unstable();
+        borders.dedup();
+        for part in borders.windows(2).map(|w| (w[0], w[1])).filter(|part| has_some(&self.fresh, *part)) {
+            let count =
+                |of: fn(Message) -> ByteSpan| self.told.iter().filter(|t| common(of(t.m), part).is_some()).count();
+            if count(freed_by) + usize::from(is_registered(part.0)?) > count(taken_by) {
+                there.insert(part.0 as u64, part.1 as u64);
+            }
+        }
+        Some(there)
+    }
+
+    /// Whether no other change that waits has to be applied before this one.
+    fn is_next(&self, at: usize, is_there: impl Fn(ByteSpan) -> bool) -> bool {
+        let m = self.told[at].m;
+        let (freed, taken) = (freed_by(m), taken_by(m));
+        // What was discarded is what had come there by then.
+        let has_come = |i: usize| {
+            let place = emptied_by(self.told[i].m);
+            !self.told[..i].iter().any(|t| common(taken_by(t.m), place).is_some())
         };
-        let at = self.waiting.iter().position(waits_for).unwrap_or(self.waiting.len());
-        let early = self.is_early(m, &self.waiting[..at], &is_known);
-        self.waiting.insert(at, Waiting { m, early, told: None });
-        if let Some(w) = self.waiting.get(at + 1) {
-            // It waits for no other if this frees all of its place.
-            let early = self.is_early(w.m, &self.waiting[..at + 1], &is_known);
-            self.waiting[at + 1].early = early;
-        }
-        if let Message::Unmap { start, end } = m {
-            // Of two moves from the same place one cannot know whose rest it is.
-            let mut is_rest = false;
-            for w in self.waiting.iter_mut().filter(|w| w.told.is_none() && Some(m) == w.rest()) {
-                (w.told, is_rest) = (Some(now), true);
-            }
-            match is_rest {
-                true => {}
-                _ if self.left.iter().any(|left| (left.start, left.end) == (start, end)) => {}
-                // Something is there, or may be on its way.
-                _ if is_mapped(start) => self.opened.push(Opened { place: (start, end), read: now, taken: false }),
-                _ => {}
-            }
-        }
-        for w in self.waiting.iter_mut().filter(|w| w.early == Some(Early::Perhaps)) {
-            if w.told.is_some_and(|told| !is_open(&self.opened, told)) {
-                w.early = None;
-            }
-        }
-        let is_early = |at: usize| self.waiting.get(at).is_some_and(|w| w.early.is_some());
-        is_early(at) || is_early(at + 1) || self.opened.last().is_some_and(|opened| opened.read == now)
+        let waits_for = |(i, other): (usize, &Told)| {
+            let (other_freed, other_taken) = (freed_by(other.m), taken_by(other.m));
+            // As it was told.
+            let is_before = common(freed, other_freed).is_some()
+                || common(taken, other_taken).is_some()
+                || concerns(other.m, emptied_by(m))
+                || concerns(m, emptied_by(other.m)) && has_come(i);
+            // By turns.
+            i < at && is_before
+                || common(taken, other_freed).is_some_and(&is_there)
+                || common(freed, other_taken).is_some_and(|place| !is_there(place))
+        };
+        !self.told.iter().enumerate().any(|(i, other)| i != at && waits_for((i, other)))
     }
 
-    /// The next change to be applied. `is_known` as in [`Order::push`].
-    pub(crate) fn next(&mut self, is_known: impl Fn(usize, usize) -> bool) -> Option<Message> {
-        loop {
-            let is_next = |at: &usize| {
-                let w = &self.waiting[*at];
-                let is_early = match w.early {
-                    Some(Early::Perhaps) => true,
-                    Some(Early::Surely) => is_known(w.place().0, w.place().1),
-                    None => false,
-                };
-                !is_early && !self.waiting[..*at].iter().any(|before| before.concerns(w))
-            };
-            let at = (0..self.waiting.len()).find(is_next)?;
-            let m = self.waiting.remove(at).m;
-            if !self.is_over(m) {
-                return Some(m);
-            }
-        }
-    }
-
-    /// The next change, whatever it waits for: when no change is pending. `is_known` as in [`Order::push`].
-    pub(crate) fn next_forced(&mut self, is_known: impl Fn(usize, usize) -> bool) -> Option<Message> {
-        for at in 0..self.waiting.len() {
-            let place = self.waiting[at].place();
-            if self.waiting[at].early.take() == Some(Early::Surely)
-                && is_known(place.0, place.1)
-                && let Some(behind) = self.waiting[at..].iter().position(|w| frees(w.m, place))
-            {
-                let m = self.waiting.remove(at + behind);
-                self.waiting.insert(at, m);
-            }
-        }
-        self.next(|_, _| false)
-    }
-
-    /// Whether `m`, after what is `before` it, takes a place where something is mapped.
-    fn is_early(&self, m: Message, before: &[Waiting], is_known: impl Fn(usize, usize) -> bool) -> Option<Early> {
-        let Message::Remap { to, len, .. } = m else { return None };
-        let Some(parts) = left_of((to, to + len), before.iter().rev().map(|w| w.m)) else { return Some(Early::Surely) };
-        if parts.iter().any(|part| is_known(part.0, part.1)) {
-            return Some(Early::Surely);
-        }
-        parts.iter().any(|part| self.is_fresh(part.0, part.1)).then_some(Early::Perhaps)
-    }
-
-    /// Takes note of a change whose turn it is; `true`: it is about something that has been replaced since.
-    fn is_over(&mut self, m: Message) -> bool {
-        match m {
-            Message::Unmap { start, end } => {
-                let told = self.left.iter().position(|left| (left.start, left.end) == (start, end));
-                told.is_some_and(|at| self.left.swap_remove(at).retaken)
-            }
-            Message::Remap { from, to, len } => {
-                let retaken = self.left.iter_mut().filter(|left| left.start < to + len && to < left.end);
-                retaken.for_each(|left| left.retaken = true);
-                self.left.push(Left { start: from, end: from + len, retaken: false });
-                if !self.fresh.is_empty() {
-                    let [from, to, len] = [from, to, len].map(|at| at as u64);
-                    // What is at `from` by now may be fresh too.
-                    let moved = self.fresh.overlaps(from, from + len);
-                    moved.iter().for_each(|(start, end)| _ = self.fresh.insert(start - from + to, end - from + to));
-                }
-                false
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether something was told of `[start, end)` (bytes) since no change was pending.
+    /// Whether something was told of `[start, end)` (bytes) that has yet to be applied, or of which more is to come, or
+    /// something there was looked at while a change was pending.
     pub(crate) fn names(&self, start: usize, end: usize) -> bool {
-        let overlaps = |place: (usize, usize)| place.0 < end && start < place.1;
-        self.is_fresh(start, end)
-            || self.left.iter().any(|left| overlaps((left.start, left.end)))
-            || self.waiting.iter().any(|w| overlaps(w.place()) || overlaps(freed_by(w.m)))
+        has_some(&self.fresh, (start, end)) || self.told.iter().any(|t| concerns(t.m, (start, end)))
     }
 
     /// `[start, end)` (bytes) was looked at just now, while a change was pending.
@@ -317,37 +260,31 @@ impl Order {
         self.fresh.insert(start as u64, end as u64);
     }
 
-    /// Whether something in `[start, end)` (bytes) was looked at while a change was pending.
-    pub(crate) fn is_fresh(&self, start: usize, end: usize) -> bool {
-        start < end && self.fresh.gaps(start as u64, end as u64).next() != Some((start as u64, end as u64))
-    }
-
     /// Some changes have yet to be applied.
     pub(crate) fn waits(&self) -> bool {
-        !self.waiting.is_empty()
+        self.len() > 0
     }
 
     /// [`Order::forget`] would have no effect.
     pub(crate) fn is_settled(&self) -> bool {
-        self.left.is_empty() && self.waiting.is_empty() && self.opened.is_empty() && self.fresh.is_empty()
+        self.told.is_empty() && self.fresh.is_empty()
     }
 
     /// Messages that were read and not applied yet.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.told.iter().filter(|t| !t.applied).count()
     }
 
     /// Another message can be noted without an allocation.
     pub(crate) fn has_room(&self) -> bool {
-        self.left.len().max(self.waiting.len()).max(self.opened.len()) < ROOM
+        self.told.len() < ROOM
     }
 
     /// No change is pending, and what waited has been applied: from here on all is as it is told. Returns what was
     /// fresh.
     pub(crate) fn forget(&mut self) -> RangeSet {
-        self.left.clear();
-        self.waiting.clear();
-        self.opened.clear();
+        self.told.clear();
+        self.there = None;
         std::mem::take(&mut self.fresh)
     }
 }

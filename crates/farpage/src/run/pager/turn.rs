@@ -7,6 +7,7 @@ use crate::conf::tuning::Controller;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::budget::turns::LATE;
+use crate::run::mappings::event_order::When;
 use crate::run::pager::state::{Fault, Outcome, Pager};
 use crate::run::pager::trace::TraceKind;
 use crate::run::stacks::PAGER;
@@ -153,11 +154,20 @@ impl Pager {
         }
     }
 
-    /// Notes a change that was read. `is_known` as in [`Order::push`].
-    pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) {
-        if self.order.push(change, is_known, |at| self.mm.is_mapped(at)) {
+    /// Notes a change that was read; whether it is to be applied now. `is_known` as in [`Order::push`].
+    ///
+    /// [`Order::push`]: crate::run::mappings::event_order::Order::push
+    pub(crate) fn note_change(&mut self, change: Message, is_known: impl Fn(usize, usize) -> bool) -> bool {
+        let when = self.order.push(change, is_known);
+        if when == When::Later {
             self.grace_period.begin();
         }
+        when == When::Now
+    }
+
+    /// The next change that has waited, if none is pending. `is_known` as in [`Pager::note_change`].
+    pub(crate) fn next_settled(&mut self, is_known: impl Fn(usize, usize) -> bool) -> Option<Message> {
+        self.order.next_settled(is_known, |page| self.mm.is_registered(page))
     }
 
     /// `[start, end)` (bytes) was looked at while a change was pending.
@@ -169,7 +179,9 @@ impl Pager {
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
     pub(crate) fn read_messages(&mut self) -> usize {
         let mut batch = [Message::Unmap { start: 0, end: 0 }; MESSAGES_MAX];
-        let n = self.next_messages(&mut batch);
+        // One by one when it matters which thread is told to go on.
+        let most = if self.order.is_settled() { MESSAGES_MAX } else { 1 };
+        let n = self.next_messages(&mut batch[..most]);
         if n == 0 {
             return 0;
         }
@@ -209,8 +221,7 @@ impl Pager {
                 if let Some((start, end)) = change.left() {
                     e.recent.cut(start, end);
                 }
-                self.note_change(change, |start, end| e.is_known(start, end));
-                while let Some(change) = self.order.next(|start, end| self.e.is_known(start, end)) {
+                if self.note_change(change, |start, end| e.is_known(start, end)) {
                     self.apply(change);
                 }
             }
@@ -223,8 +234,12 @@ impl Pager {
         if self.changing() {
             return;
         }
-        while let Some(change) = self.order.next_forced(|start, end| self.e.is_known(start, end)) {
+        let e = self.e;
+        while let Some(change) = self.next_settled(|start, end| e.is_known(start, end)) {
             self.apply(change);
+        }
+        if self.order.waits() {
+            return; // a change is pending again
         }
         for (start, end) in self.order.forget().iter() {
             self.adopt_mappings(start as usize, end as usize);
@@ -261,7 +276,6 @@ impl Pager {
                 self.forget(start, end, true);
                 // What is mapped there from now on is not registered, and must not be taken for what was.
                 self.cut_scans(Vpn::of(start), Vpn::of(end));
-                lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
                 lock(&self.e.managed).remove(Vpn::of(start), Vpn::of(end));
             }
             Message::Remap { from, to, len } => {
@@ -276,6 +290,7 @@ impl Pager {
         }
         // Another thread may have been given the place before this was told, and have found it known.
         if let Some((start, end)) = m.left() {
+            lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
             self.e.recent.cut(start, end);
             if end - start >= self.e.large() {
                 self.news.push((start, end));

@@ -470,8 +470,9 @@ impl AddressSpace for Fake {
         Ok(found.or_else(next).map(|(start, end)| Mapping { start, end, kind: Kind::Plain }))
     }
 
-    fn is_mapped(&self, addr: usize) -> bool {
-        self.lock().mapping(addr).is_some()
+    fn is_registered(&self, page: usize) -> Option<bool> {
+        let state = self.lock();
+        (!state.is_changing()).then(|| state.is_registered(page))
     }
 
     fn is_writable_code(&self, _addr: usize) -> bool {
