@@ -60,10 +60,10 @@ class Containers(Situation):
         self.assertIn("farpage: the budget is near", ran.stderr)
 
     def test_doctor_and_run_say_what_forks_lack(self):
-        doctor = self.run_plain(build("refuse.c"), *DOCKER, "--", FARPAGE, "doctor")
+        doctor = self.run_plain(build("refuse.c"), *DOCKER, "--", FARPAGE, "doctor", "-v")
         self.assertRegex(doctor.stdout, r"descriptors for children +yes, over a socket \(pidfd_getfd: .*EPERM")
         none = [refusing(["pidfd_getfd"], errno.EPERM), f"{errno.EPERM}:41,53"]  # socket, socketpair
-        doctor = self.run_plain(build("refuse.c"), *none, "--", FARPAGE, "doctor")
+        doctor = self.run_plain(build("refuse.c"), *none, "--", FARPAGE, "doctor", "-v")
         self.assertRegex(doctor.stdout, r"descriptors for children +no: ")
         self.assertIn("cannot fork here: allow pidfd_getfd", doctor.stdout)
         # With nothing managed children live, and once it is said that they have no budget.

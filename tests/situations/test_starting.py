@@ -44,7 +44,7 @@ class Starting(Situation):
             done = self.run_plain(*within, "run", *share, "--", "echo", "hello")
             self.assertEqual((done.returncode, done.stdout), (125, ""))
             self.assertIn("cannot read MemTotal from /proc/meminfo\n  help: name the budget", done.stderr)
-        self.assertIn("userfaultfd", self.run_plain(*within, "doctor").stdout)
+        self.assertIn("userfaultfd", self.run_plain(*within, "doctor", "-v").stdout)
 
 
 class Installations(Situation):

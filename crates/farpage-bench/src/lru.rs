@@ -17,8 +17,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 pub const EXAMPLES: &str = "\
-Variants: one-by-one (the lock for each page), batched (the lock for 31 pages, linked under it), spliced (linked before, the lock
-for a splice of each list). With more threads than processors, waits are those of a holder that was preempted.
+Variants: one-by-one (the lock for each page), batched (the lock for 31 pages, linked under it), spliced \
+    (linked before, the lock for a splice of each list). With more threads than processors, waits are those of a \
+    holder that was preempted.
 
 Examples:
   farpage-bench lru

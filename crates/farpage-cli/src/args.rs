@@ -6,29 +6,31 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 const RUN_EXAMPLES: &str = "\
-Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number is bytes,
-25% is a quarter of physical RAM or of the memory cgroup's limit, whichever is smaller.
+Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number is bytes, 25% is a quarter \
+    of physical RAM or of the memory cgroup's limit, whichever is smaller.
 
 Swap devices, used in the order given unless prio says otherwise (higher first):
-  zram[,alg=lz4|zstd][,size=SIZE][,prio=N]    compressed RAM; counts against the budget
-  file:PATH[,size=SIZE][,prio=N]              an unnamed file in the directory PATH, or a block device
-  ram[,size=SIZE][,prio=N]                    plain memory inside the budget: for measurements only
+  zram[,alg=lz4|zstd][,size=SIZE][,prio=N]  compressed RAM, inside the budget
+  file:PATH[,size=SIZE][,prio=N]            an unnamed file in the directory
+                                            PATH, or a block device
+  ram[,size=SIZE][,prio=N]                  plain memory, for measurements
   default: zram, then file:/var/tmp
 
-Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not found.
+Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not \
+    found.
 
 Examples:
   farpage run --ram 512M -- sort -S 4G big.txt
-  farpage run --ram 25% --swap zram,alg=zstd --swap file:/mnt/nvme,size=32G -- python3 train.py
+  farpage run --ram 25% --swap zram --swap file:/mnt/nvme -- python3 train.py
   farpage run --ram 1G --stats -- redis-server --port 7777
   sudo farpage run --user alice --ram 2G -- node server.js";
 
 const ATTACH_EXAMPLES: &str = "\
-Refused, and left as they are: programs that are statically linked, for musl, built with
-a sanitizer, under a debugger or a strict seccomp filter, or under farpage already.
+Refused, and left as they are: programs that are statically linked, for musl, built with a sanitizer, under \
+    a debugger or a strict seccomp filter, or under farpage already.
 
-Exit status: 0 when the program is within the budget; 1 when it is refused, or has
-memory that cannot be swapped out.
+Exit status: 0 when the program is within the budget; 1 when it is refused, or has memory that cannot be \
+    swapped out.
 
 Examples:
   farpage attach 1234 --ram 512M
@@ -36,17 +38,16 @@ Examples:
   farpage set 1234 --ram 1G";
 
 const GUARD_EXAMPLES: &str = "\
-What is left of a machine is MemAvailable; of a cgroup, its limit less what it has,
-files' pages left out. The largest that the rules allow is attached to, or gets a
-smaller budget if it has one. Nobody is cut below a quarter of what it had. When
-there is much memory again, those who were cut get more.
+What is left of a machine is MemAvailable; of a cgroup, its limit less what it has, files' pages left out. \
+    The largest that the rules allow is attached to, or gets a smaller budget if it has one. Nobody is cut below \
+    a quarter of what it had. When there is much memory again, those who were cut get more.
 
 Rules, parts of one joined by commas: name=GLOB, user=NAME|UID, cgroup=GLOB
 
 Examples:
   sudo farpage guard
   sudo farpage guard --dry-run
-  sudo farpage guard --keep 1G --never name=postgres --never user=root,name=sshd
+  sudo farpage guard --keep 1G --never name=postgres --never user=root
   sudo farpage guard --cgroup /docker --only name=java --only name=python*
   farpage guard --swap file:/scratch";
 
@@ -111,6 +112,7 @@ Exit status: 0 where farpage run works for this user, 1 where it does not.
 
 Examples:
   farpage doctor
+  farpage doctor --verbose
   farpage doctor --json
   sudo -u alice farpage doctor";
 
@@ -252,8 +254,8 @@ pub struct EngineArgs {
     /// vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]
     #[arg(long, value_name = "SPEC")]
     pub readahead: Option<String>,
-    /// Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never
-    #[arg(long, value_name = "WHEN")]
+    /// Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)
+    #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"])]
     pub idle_poll: Option<String>,
     /// Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)
     #[arg(long, value_name = "NAME=VALUE", hide_short_help = true)]
@@ -391,6 +393,9 @@ pub struct DoctorArgs {
     /// One JSON object
     #[arg(short = 'J', long)]
     pub json: bool,
+    /// All that was tried, and what it gave
+    #[arg(short, long, conflicts_with = "json")]
+    pub verbose: bool,
 }
 
 #[cfg(test)]
@@ -418,12 +423,30 @@ mod tests {
         assert_eq!(format!("{:?}", parse(&engine.to_arguments())), format!("{engine:?}"));
     }
 
-    /// Texts with line breaks of their own must not be broken once more.
+    /// What stands below the help of a command, and of those below it.
+    fn texts(command: &clap::Command) -> Vec<(String, String)> {
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let below = command.get_subcommands().flat_map(texts);
+        std::iter::once((command.get_name().to_owned(), text)).chain(below).collect()
+    }
+
+    /// Tables and examples fit into 80 columns: broken by clap, they could not be read, or pasted. Other text is either
+    /// narrow, too, or a paragraph is one line: what was broken by hand would be broken once more.
     #[test]
-    fn the_help_of_stat_fits_a_terminal() {
-        let stat = Cli::command().find_subcommand("stat").cloned().expect("there is such a command");
-        let shown = stat.term_width(80).render_help().to_string();
+    fn help_is_not_broken_twice() {
+        let shown = Cli::command().find_subcommand("stat").cloned().unwrap().term_width(80).render_help().to_string();
         assert!(shown.contains(STAT_EXAMPLES), "{shown}");
-        assert!(STAT_EXAMPLES.lines().all(|line| line.len() < 80));
+        let told = texts(&Cli::command());
+        assert!(told.iter().filter(|(_, text)| !text.is_empty()).count() > 12);
+        for (name, text) in told {
+            let lines: Vec<&str> = text.lines().chain([""]).collect();
+            for pair in lines.windows(2) {
+                let of_one_paragraph = pair.iter().all(|line| line.starts_with(|c: char| !c.is_whitespace()));
+                let heading = pair[1].split_whitespace().next().is_some_and(|word| word.ends_with(':'));
+                let kept = pair[0].len() < 80;
+                assert!(kept || !pair[0].starts_with(' '), "{name}: {}", pair[0]);
+                assert!(kept || !of_one_paragraph || heading, "{name}: {}\n{}", pair[0], pair[1]);
+            }
+        }
     }
 }

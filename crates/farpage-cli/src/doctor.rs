@@ -9,6 +9,7 @@ use farpage::internals::conf::size;
 use farpage::internals::probe::wake::WakeUp;
 use farpage::internals::probe::{self, FEATURES, Probe, Verdict, errno_text};
 use farpage::internals::sys::pm_qos;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs;
 use std::process::ExitCode;
@@ -22,11 +23,12 @@ pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
         machine: Machine::read(),
         library: preload::find(),
         settings: SETTINGS.map(|(name, path)| (name, setting(path))),
+        disk: free_for_files(),
     };
     if args.json {
         println!("{}", report.json().pretty());
     } else {
-        print!("{}", report.text());
+        print!("{}", report.text(args.verbose));
     }
     Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -46,6 +48,19 @@ struct Report {
     machine: Result<Machine>,
     library: Result<std::path::PathBuf>,
     settings: [(&'static str, Option<String>); 5],
+    /// Bytes that are free where swap files go, if one can be made there.
+    disk: rustix::io::Result<u64>,
+}
+
+/// Where swap files go unless `--swap` says otherwise.
+const FILES: &str = "/var/tmp";
+
+/// Makes a file without a name, as an engine would, and asks how much there is room for.
+fn free_for_files() -> rustix::io::Result<u64> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = rustix::fs::open(FILES, flags, Mode::RUSR | Mode::WUSR)?;
+    let fs = rustix::fs::fstatvfs(file)?;
+    Ok(fs.f_bavail * fs.f_frsize)
 }
 
 /// A setting's value; of `always [madvise] never` the chosen word.
@@ -60,11 +75,51 @@ impl Report {
         self.probe.verdict().is_ok() && self.library.is_ok()
     }
 
-    fn text(&self) -> String {
-        let probe = &self.probe;
+    fn text(&self, all: bool) -> String {
         let uid = rustix::process::geteuid().as_raw();
-        let mut out = format!("farpage {} on Linux {}, uid {uid}\n", env!("CARGO_PKG_VERSION"), probe.release);
-        let mut line = |name: &str, text: String| out.push_str(&format!("  {name:<30}{text}\n"));
+        let mut out = self.verdict_text();
+        out.push_str(&format!("\nfarpage {} on Linux {}, uid {uid}\n", env!("CARGO_PKG_VERSION"), self.probe.release));
+        let facts = if all { self.all_facts() } else { Vec::new() };
+        for (name, text) in facts.into_iter().chain(self.sizes()) {
+            out.push_str(&format!("  {name:<30}{text}\n"));
+        }
+        if !all {
+            out.push_str("  (farpage doctor -v has all that was tried)\n");
+        }
+        out
+    }
+
+    /// How much there is of what a run takes.
+    fn sizes(&self) -> Vec<(String, String)> {
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut line = |name: &str, text: String| facts.push((name.into(), text));
+        match &self.machine {
+            Ok(machine) => {
+                line("physical RAM", size::format(machine.total));
+                let limit = machine.limit.as_ref();
+                let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
+                line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
+                let budget = machine.budget(None);
+                line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
+            }
+            Err(failure) => line("budget without --ram", format!("none: {}", failure.sentence)),
+        }
+        line("swap files without --swap", format!("{FILES}: {}", self.files()));
+        facts
+    }
+
+    /// Where a program's swap file would be, by default.
+    fn files(&self) -> String {
+        match &self.disk {
+            Ok(free) => format!("{} free", size::format(*free)),
+            Err(e) => format!("no file can be made, so only compressed memory is used: {}", errno_text(*e)),
+        }
+    }
+
+    fn all_facts(&self) -> Vec<(String, String)> {
+        let probe = &self.probe;
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut line = |name: &str, text: String| facts.push((name.into(), text));
         if let Some(inherited) = &probe.inherited {
             line("full userfaultfd, inherited", shown(inherited));
         }
@@ -81,22 +136,9 @@ impl Report {
         for (name, value) in &self.settings {
             line(name, value.clone().unwrap_or_else(|| "not found".into()));
         }
-        match &self.machine {
-            Ok(machine) => {
-                line("physical RAM", size::format(machine.total));
-                let limit = machine.limit.as_ref();
-                let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
-                line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
-                let budget = machine.budget(None);
-                line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
-            }
-            Err(failure) => line("budget without --ram", format!("none: {}", failure.sentence)),
-        }
         let library = self.library.as_ref();
         line("preload library", library.map_or_else(|_| "no".into(), |p| p.display().to_string()));
-        out.push('\n');
-        out.push_str(&self.verdict_text());
-        out
+        facts
     }
 
     fn features(&self) -> String {
@@ -167,11 +209,12 @@ impl Report {
             );
         }
         if self.sleeps_too_deep() {
+            let allow = match self.wake_up.awake {
+                Err(Errno::NOENT) => format!("in a container: docker run --device {} ...", pm_qos::DEVICE),
+                _ => format!("sudo setfacl -m u:{}:w {}", rustix::process::geteuid().as_raw(), pm_qos::DEVICE),
+            };
             out.push_str(&format!(
-                "  help: faults are slow here because idle CPUs sleep deeply; to let farpage keep them awake meanwhile    \
-                 sudo setfacl -m u:{}:w {} (in a container: --device {1})\n",
-                rustix::process::geteuid().as_raw(),
-                pm_qos::DEVICE
+                "  help: it can be faster: idle CPUs sleep deeply here, and farpage may not keep them awake    {allow}\n"
             ));
         }
         out
@@ -225,6 +268,7 @@ impl Report {
         object.put("available_bytes", machine.map(|m| m.available));
         object.put("cgroup_limit_bytes", machine.and_then(|m| Some(m.limit.as_ref()?.bytes)));
         object.put("default_budget_bytes", machine.and_then(|m| Some(m.budget(None).ok()?.bytes)));
+        object.put("swap_files_free_bytes", self.disk.ok());
         object.put("preload_library", self.library.as_ref().ok().map(|p| p.display().to_string()));
         let refusal = probe.verdict().err();
         object.put("refusal", refusal.as_ref().map(|r| r.sentence.clone()));

@@ -51,6 +51,24 @@ fn a_program_is_measured_on_each_side() {
     }
 }
 
+/// As in a container: farpage alone is measured, and that is said.
+#[test]
+fn where_no_memory_cgroup_is_mounted_the_kernel_is_left_out() {
+    if !common::works_here() || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, and full userfaultfd");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let script = r#"mount --make-rprivate / && umount -lR /sys/fs/cgroup && exec "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-ec", script, "sh", env!("CARGO_BIN_EXE_farpage"), "bench", "program"]);
+    command.args(["--rounds", "1", "--ram", "24M", "--", "true"]).env("FARPAGE_PRELOAD", common::preload());
+    let output = command.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(told.contains("the kernel's side was not measured (no memory cgroup is mounted)"), "{told}");
+}
+
 #[test]
 fn a_program_gets_its_budget_from_farpage() {
     if !common::works_here() {

@@ -130,9 +130,16 @@ fn doctor_agrees_with_run() {
     let works = common::works_here();
     assert_eq!(out.status.code(), Some(if works { 0 } else { 1 }));
     let screen = text(&out.stdout);
-    let verdict = if works { "farpage run works here for this user" } else { "does not work here for this user" };
-    assert!(screen.contains(verdict), "{screen}");
-    assert!(screen.lines().count() <= 30, "one screen: {screen}");
+    let verdict =
+        if works { "farpage run works here for this user" } else { "farpage run does not work here for this user" };
+    assert_eq!(screen.lines().next(), Some(verdict), "the verdict first: {screen}");
+    assert!(screen.lines().count() <= 20, "one screen: {screen}");
+    for part in ["memory cgroup limit", "budget without --ram", "/var/tmp: "] {
+        assert!(screen.contains(part), "{part}: {screen}");
+    }
+    let screen = text(&farpage().args(["doctor", "--verbose"]).output().unwrap().stdout);
+    assert_eq!(screen.lines().next(), Some(verdict), "{screen}");
+    assert!(screen.lines().count() <= 40, "{screen}");
     for part in [
         "UFFDIO_MOVE",
         "PAGEMAP_SCAN",

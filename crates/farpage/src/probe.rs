@@ -216,6 +216,9 @@ impl Probe {
     }
 }
 
+/// The group that may open it, by convention: packages make it, and `packaging/60-userfaultfd.rules` names it.
+const GROUP: &str = "userfaultfd";
+
 /// The commands that would allow a full userfaultfd, the narrowest first.
 fn permission_help(device: Option<Errno>, syscall: Option<Errno>) -> Vec<String> {
     if syscall == Some(Errno::NOSYS) && device == Some(Errno::NOENT) {
@@ -226,11 +229,17 @@ fn permission_help(device: Option<Errno>, syscall: Option<Errno>) -> Vec<String>
     if device == Some(Errno::NOENT) || (device.is_some() && uid == 0) {
         help.push(format!("in a container, pass the device in           docker run --device {DEVICE} ..."));
     } else {
-        help.push(format!("allow this user to open the device           sudo setfacl -m u:{uid}:rw {DEVICE}"));
-        help.push(format!(
-            "or a group                                   sudo groupadd -f uffd; sudo chgrp uffd {DEVICE}; \
-             sudo chmod 0660 {DEVICE}"
-        ));
+        if rustix::fs::stat(DEVICE).is_ok_and(|of| of.st_gid != 0 && of.st_mode & 0o060 == 0o060) {
+            help.push(format!(
+                "join the group of the device, and log in again    sudo usermod -aG $(stat -c %G {DEVICE}) $(id -un)"
+            ));
+        } else {
+            help.push(format!("allow this user until the next boot          sudo setfacl -m u:{uid}:rw {DEVICE}"));
+            help.push(format!(
+                "or a group, and log in again                 sudo groupadd -rf {GROUP}; \
+                 sudo chgrp {GROUP} {DEVICE}; sudo chmod 0660 {DEVICE}; sudo usermod -aG {GROUP} $(id -un)"
+            ));
+        }
     }
     help.push("or everyone until the next boot              sudo sysctl vm.unprivileged_userfaultfd=1".into());
     if uid != 0 {

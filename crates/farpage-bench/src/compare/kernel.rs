@@ -160,6 +160,19 @@ fn make_in(directory: &Path, prefix: &str, make: impl FnMut(&Path) -> io::Result
     Ok(made.path().to_path_buf())
 }
 
+/// Why the kernel's side is left out: it shall be, or there is no memory cgroup, or no zram where that is wanted.
+pub fn left_out(no_kernel: bool, zram: bool) -> Option<&'static str> {
+    if no_kernel {
+        Some("--no-kernel")
+    } else if !rustix::process::geteuid().is_root() {
+        Some("not root")
+    } else {
+        let no_zram = zram && !Path::new(ZRAM_CONTROL).exists();
+        let no_cgroup = memory_hierarchy().is_err().then_some("no memory cgroup is mounted");
+        no_cgroup.or(no_zram.then_some("the module zram is not loaded: modprobe zram"))
+    }
+}
+
 /// The mounted memory controller, and whether it is v2.
 fn memory_hierarchy() -> Result<(PathBuf, bool)> {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();

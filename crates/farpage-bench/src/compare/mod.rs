@@ -38,15 +38,16 @@ use workload::Workload;
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
-Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of both.
-Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; without
-it only farpage is measured.
+Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
+    both.
+Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; \
+    without it only farpage is measured.
 
 Examples:
   sudo farpage bench compare
-  sudo farpage bench compare --workload seq-read,rand-read --rounds 5 --html report.html
+  sudo farpage bench compare --workload seq-read --rounds 5 --html report.html
   sudo farpage bench compare --against file --ram 256M --data 1G
-  sudo farpage bench compare --workload fault --threads 4 --linking one-by-one,batched,spliced";
+  sudo farpage bench compare --workload fault --threads 4 --linking one-by-one";
 
 /// `farpage bench compare`.
 #[derive(Debug, Args)]
@@ -201,8 +202,8 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         kernel::warm(corpus);
     }
     side::catch_signals();
-    let root = rustix::process::geteuid().is_root();
-    let with_kernel = root && !args.no_kernel;
+    let left_out = kernel::left_out(args.no_kernel, args.against == Against::Zram);
+    let with_kernel = left_out.is_none();
     let mut setting = Setting {
         ram,
         data: data.next_multiple_of(farpage::PAGE_SIZE as u64),
@@ -217,8 +218,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
             .notes
             .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));
     }
-    if !with_kernel {
-        let reason = if root { "--no-kernel" } else { "not root" };
+    if let Some(reason) = left_out {
         setting.notes.push(format!(
             "the kernel's side was not measured ({reason}): farpage had the {} of --ram in all",
             size::format(ram)

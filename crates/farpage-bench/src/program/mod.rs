@@ -20,7 +20,7 @@ mod report;
 mod side;
 mod suite;
 
-use super::compare::kernel::{KernelSide, SwapKind};
+use super::compare::kernel::{self, KernelSide, SwapKind};
 pub use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
 use crate::failure::{Failure, Result, say};
@@ -38,30 +38,32 @@ use std::process::ExitCode;
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
-Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of both. Both count
-all processes of the program; the limit counts files that it is the first to read, too, farpage's budget only anonymous
-memory: a fair comparison has few files. Standard input is empty. A program that writes something else each time (times,
-addresses) is measured, and said to.
+Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
+    both. Both count all processes of the program; the limit counts files that it is the first to read, too, \
+    farpage's budget only anonymous memory: a fair comparison has few files. Standard input is empty. A program \
+    that writes something else each time (times, addresses) is measured, and said to.
 
-Columns: wall time, processor time of all CPUs, major faults (farpage's are those that read a swap device, the others
-count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; without root, of the
-first process), the pool's peak, and how many times as fast as the kernel.
+Columns: wall time, processor time of all CPUs, major faults (farpage's are those that read a swap device, \
+    the others count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; \
+    without root, of the first process), the pool's peak, and how many times as fast as the kernel.
 
-With several --ram, one row each, the least first: the limit, farpage's budget, seconds, how many times as fast as the
-kernel, major faults, and a bar that is as long as farpage's time. JSON has a list, sizes, each as with one --ram.
+With several --ram, one row each, the least first: the limit, farpage's budget, seconds, how many times as \
+    fast as the kernel, major faults, and a bar that is as long as farpage's time. JSON has a list, sizes, each \
+    as with one --ram.
 
-With --suite, programs that are known here are measured one after the other, each in memory of its own, and a row is
-written when one has ended: most memory as it is, farpage's budget, seconds, how many times as fast as the kernel,
-major faults, pages that farpage wrote to files, and what went wrong. What is not installed is named, and how to
-install it. The programs:
-  sort, perl, sqlite, gather, passes, update (numpy), cc, node, java, objects (Python), workers (Python processes),
-  pandas, duckdb, polars, r, networkx, gdal, redis
+With --suite, programs that are known here are measured one after the other, each in memory of its own, and \
+    a row is written when one has ended: most memory as it is, farpage's budget, seconds, how many times as fast \
+    as the kernel, major faults, pages that farpage wrote to files, and what went wrong. What is not installed \
+    is named, and how to install it. The programs:
+  sort, perl, sqlite, gather, passes, update (numpy), cc, node, java,
+  objects (Python), workers (Python processes), pandas, duckdb, polars, r,
+  networkx, gdal, redis
 
 Examples:
   sudo farpage bench program -- sort -S 1G big.txt
   sudo farpage bench program --ram 64M --rounds 5 -- python3 train.py
   sudo farpage bench program --ram 64M,128M,256M -- python3 train.py
-  sudo farpage bench program --ram 50% --against file --json - -- ./solve input.dat
+  sudo farpage bench program --ram 50% --against file -- ./solve in.dat
   sudo farpage bench program --suite --json suite.json
   sudo farpage bench program --suite --only sort,sqlite,node --rounds 1";
 
@@ -267,11 +269,14 @@ pub fn meter() -> Option<KernelSide> {
     is_root().then(KernelSide::meter)?.ok()
 }
 
+fn left_out(args: &ProgramArgs) -> Option<&'static str> {
+    kernel::left_out(args.no_kernel, args.against == Against::Zram)
+}
+
 /// Why the kernel's side is not measured, if it is not.
 fn no_kernel(args: &ProgramArgs) -> Option<String> {
-    let reason = if !is_root() { "not root" } else { "--no-kernel" };
-    let missing = args.no_kernel || !is_root();
-    missing.then(|| format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"))
+    let reason = left_out(args)?;
+    Some(format!("the kernel's side was not measured ({reason}): farpage had the --ram in all"))
 }
 
 /// What is the same in all rounds with `ram` of a program that takes `peak` bytes as it is; `percent`: [`limit`].
@@ -290,7 +295,7 @@ fn setting<'a>(
         ram: limit(ram, peak, percent)?,
         swap_bytes: swap_size(args)?.unwrap_or(swap_for(peak)),
         options: options(args),
-        with_kernel: is_root() && !args.no_kernel,
+        with_kernel: left_out(args).is_none(),
         meter,
     })
 }

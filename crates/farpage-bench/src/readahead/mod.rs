@@ -20,17 +20,18 @@ use std::process::ExitCode;
 
 /// Shown by `--help`.
 pub const EXAMPLES: &str = "\
-Variants: none, slot and vma (the kernel's rules in a farpage region), stream (farpage's own), stream-exact (the same,
-every page read ahead unmapped until it is touched), kernel (the kernel itself: a swap file in DIR; needs root).
-Columns: throughput of the program that goes in order, latency of its accesses, HIT (pages read ahead for it that it
-used; when the time is over it goes on, untimed, through those that are left), RA (pages read ahead for it; on the
-kernel's side, by the whole machine). The rotational device is the file with a delay for every request that does not go
-on where the last one ended. On zram (farpage's default devices) nobody writes in the background; zram-random is reading
-at random.
+Variants: none, slot and vma (the kernel's rules in a farpage region), stream (farpage's own), stream-exact \
+    (the same, every page read ahead unmapped until it is touched), kernel (the kernel itself: a swap file in \
+    DIR; needs root).
+Columns: throughput of the program that goes in order, latency of its accesses, HIT (pages read ahead for it \
+    that it used; when the time is over it goes on, untimed, through those that are left), RA (pages read ahead \
+    for it; on the kernel's side, by the whole machine). The rotational device is the file with a delay for \
+    every request that does not go on where the last one ended. On zram (farpage's default devices) nobody \
+    writes in the background; zram-random is reading at random.
 
 Examples:
   farpage-bench readahead
-  farpage-bench readahead --ram 128M --seconds 30 --rounds 3 --json readahead.json";
+  farpage-bench readahead --ram 128M --seconds 30 --rounds 3 --json out.json";
 
 /// `farpage-bench readahead`.
 #[derive(Debug, Args)]

@@ -25,8 +25,9 @@ use std::time::Duration;
 
 /// For the help.
 pub const EXAMPLES: &str = "\
-Variants: single (one device lock), cached (the same with 64 slots cached per thread), isolate (the engine's), and
-isolate-split (the same, but a large block that is not to be had becomes single slots, as in the kernel).
+Variants: single (one device lock), cached (the same with 64 slots cached per thread), isolate (the \
+    engine's), and isolate-split (the same, but a large block that is not to be had becomes single slots, as in \
+    the kernel).
 Loads: share of the device in use; order 0 only, or 0 and 4 mixed (one object in 4, then in 64, in turn).
 
 Examples:

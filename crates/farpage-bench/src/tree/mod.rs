@@ -18,14 +18,14 @@ use std::process::ExitCode;
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
-Each shape gets a third of the memory that it takes as it is (all of make: a third of what make -j4 takes), at least
-24M; --ram gives all of them another amount. The kernel's zram pool comes on top of its limit, and farpage gets the sum.
-Needs root, cc, make and python3.
+Each shape gets a third of the memory that it takes as it is (all of make: a third of what make -j4 takes), \
+    at least 24M; --ram gives all of them another amount. The kernel's zram pool comes on top of its limit, and \
+    farpage gets the sum. Needs root, cc, make and python3.
 
 Shapes:
   make-j1 to make-j8  40 C files, as many compilers at a time
   fork, spawn         eight Python workers, forked or started anew, 40 MiB each
-  prefork             a heap of 200 MiB, and eight children that each write a tenth of it
+  prefork             a heap of 200 MiB; eight children write a tenth each
   sort                sort | uniq -c | sort
   loop                500 short programs, one after the other
 

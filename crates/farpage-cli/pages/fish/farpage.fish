@@ -44,7 +44,9 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'RAM that each process may use at most, like --ram; without --ram, there is no budget for all' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
+always\t''
+never\t''"
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
@@ -60,7 +62,9 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Pr
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget: most resident anonymous memory of it and of what it starts' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
+always\t''
+never\t''"
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
@@ -72,7 +76,9 @@ complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only 
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Not those for whom RULE holds' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast: auto (on machines of up to 8 CPUs), always, never' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
+always\t''
+never\t''"
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Say what would be done, and do nothing'
@@ -99,6 +105,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s o -l output -d 'The page to write' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'
+complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s v -l verbose -d 'All that was tried, and what it gave'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l synthetic -d 'A trace by rule; may be repeated' -r

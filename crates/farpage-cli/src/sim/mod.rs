@@ -13,21 +13,25 @@ use std::process::ExitCode;
 use trace::Trace;
 
 pub const EXAMPLES: &str = "\
-Traces: what farpage run --trace FILE recorded (for memories that are not much smaller than the one it ran in), the output of
-valgrind --tool=lackey --trace-mem=yes (every access), and what --save wrote; each also compressed with zstd. -: stdin.
+Traces: what farpage run --trace FILE recorded (for memories that are not much smaller than the one it ran \
+    in), the output of valgrind --tool=lackey --trace-mem=yes (every access), and what --save wrote; each also \
+    compressed with zstd. -: stdin.
 Workloads: zipf[:THETA], uniform, loop, scan (with a hot set), phases.
-Policies: ours; run (ours with the readahead and the batches of farpage run: what that will read); lru, clock, fifo,
-s3fifo, opt (knows the future). All but the first two and fifo see every access, or an accessed bit.
+Policies: ours; run (ours with the readahead and the batches of farpage run: what that will read); lru, \
+    clock, fifo, s3fifo, opt (knows the future). All but the first two and fifo see every access, or an accessed \
+    bit.
 
-Columns: reads are misses on pages that had been thrown out; first touches are the same for all and read nothing. pages in:
-with those that readahead brought in. minor: faults on pages that were unmapped, but still in memory. out: pages thrown
-out; writes: those of them that had been written since they last were.
+Columns: reads are misses on pages that had been thrown out; first touches are the same for all and read \
+    nothing. pages in: with those that readahead brought in. minor: faults on pages that were unmapped, but \
+    still in memory. out: pages thrown out; writes: those of them that had been written since they last were.
 
 Examples:
   farpage sim --synthetic zipf:0.99
   farpage sim --trace tests/traces/sort.trace.zst --ram 25%
-  valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM | farpage sim --trace - --save program.trace.zst
-  farpage run --ram 32M --trace faults -- PROGRAM; farpage sim --trace faults --policy run --ram 64M --ram 128M";
+  valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM >program.trace
+  farpage sim --trace program.trace --save program.trace.zst
+  farpage run --ram 32M --trace faults -- PROGRAM
+  farpage sim --trace faults --policy run --ram 64M --ram 128M";
 
 /// `farpage sim`.
 #[derive(Debug, Args)]

@@ -14,7 +14,8 @@ use find::{Absent, Managed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use show::Watch;
+use rustix::termios::tcgetwinsize;
+use show::{Look, Watch};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -136,7 +137,13 @@ fn ended_within(process: &OwnedFd, most: Duration) -> bool {
 
 fn one_text(args: &StatArgs, one: &Managed, watch: Watch<'_>) -> String {
     if !args.json {
-        return show::sheets(one, watch, args.bytes);
+        let window = tcgetwinsize(std::io::stdout()).ok().filter(|window| window.ws_col > 0);
+        // Over and over on one screen: what matters, so that it stays in sight.
+        let again = window.is_some() && !matches!(watch, Watch::No);
+        let text = show::sheets(one, watch, Look { raw: args.bytes, brief: again });
+        let Some(window) = window else { return text };
+        let fits = show::fitting(&text, window.ws_col.into(), again.then_some(window.ws_row.into()));
+        return if again { fits } else { fits + "\n" };
     }
     let mut object = Object::with_schema();
     show::json(one, watch, &mut object);
@@ -147,7 +154,9 @@ fn all_text(args: &StatArgs) -> Result<String> {
     let all = find::all()?;
     if !args.json {
         if all.is_empty() {
-            crate::failure::say("farpage: no process runs under farpage or has a pager");
+            let all = rustix::process::geteuid().is_root();
+            let whose = if all { "" } else { " that this user may see; those of others    sudo farpage stat" };
+            crate::failure::say(format_args!("farpage: no process runs under farpage or has a pager{whose}"));
         }
         if all.iter().any(|one| one.pages.is_none()) {
             let why = "of these processes only their own user and root may read the counters";

@@ -197,13 +197,46 @@ pub fn table(all: &[Managed], raw: bool) -> String {
     out
 }
 
-/// All counters of one process, grouped: of its engine, then of its pagers.
-pub fn sheets(one: &Managed, watch: Watch<'_>, raw: bool) -> String {
-    let pages = one.pages.iter().flatten();
-    pages.map(|page| sheet(one, page, watch.of(page), raw)).collect::<Vec<_>>().join("\n")
+/// Levels of a brief sheet.
+const BRIEF: [&str; 9] = [
+    "budget_bytes",
+    "rss_anon_bytes",
+    "used_bytes",
+    "resident_bytes",
+    "swapped_bytes",
+    "pool_bytes",
+    "file_bytes",
+    "pinned_bytes",
+    "meta_bytes",
+];
+
+/// How a sheet looks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Look {
+    /// Sizes in bytes, times in nanoseconds.
+    pub raw: bool,
+    /// Only what is not zero, of levels only [`BRIEF`], and without what it means.
+    pub brief: bool,
 }
 
-fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
+/// All counters of one process, grouped: of its engine, then of its pagers.
+pub fn sheets(one: &Managed, watch: Watch<'_>, look: Look) -> String {
+    let pages = one.pages.iter().flatten();
+    pages.map(|page| sheet(one, page, watch.of(page), look)).collect::<Vec<_>>().join("\n")
+}
+
+/// As much of a text as fits a terminal of so many columns and, if they are given, lines.
+pub fn fitting(text: &str, columns: usize, lines: Option<usize>) -> String {
+    let mut shown: Vec<String> = text.lines().map(|line| line.chars().take(columns).collect()).collect();
+    if let Some(most) = lines.filter(|most| *most > 1 && shown.len() > *most) {
+        shown.truncate(most - 1);
+        shown.push("... the window is too small for the rest; farpage top fits any".chars().take(columns).collect());
+    }
+    shown.join("\n")
+}
+
+fn sheet(one: &Managed, page: &Page, before: Before<'_>, look: Look) -> String {
+    let raw = look.raw;
     let state = match page.pager() {
         Some(number) => format!("pager {number}"),
         None if page.get("active") != 0 => "managed".into(),
@@ -213,14 +246,14 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
     let values: Vec<Value> = page.values().into_iter().filter(|v| v.name != "active").collect();
     let (levels, counters): (Vec<Value>, Vec<Value>) = values.into_iter().partition(|v| !v.counter);
     out.push_str("memory\n");
-    for v in &levels {
+    for v in levels.iter().filter(|v| worth(v, look) && (!look.brief || BRIEF.contains(&v.name))) {
         let shown = if v.name.ends_with("_bytes") { amount(v.value, raw) } else { v.value.to_string() };
-        out.push_str(&row(v.name.trim_end_matches("_bytes"), &shown, None, v.help));
+        out.push_str(&row(v.name.trim_end_matches("_bytes"), &shown, None, look, v.help));
     }
     for (title, names) in GROUPS {
-        let group: Vec<&Value> = counters.iter().filter(|v| names.contains(&v.name)).collect();
+        let group: Vec<&Value> = counters.iter().filter(|v| names.contains(&v.name) && worth(v, look)).collect();
         if !group.is_empty() {
-            out.push_str(&counter_group(title, &group, before, raw));
+            out.push_str(&counter_group(title, &group, before, look));
         }
         if title == "faults" && page.pager().is_none() {
             for (name, share) in SHARES {
@@ -230,15 +263,16 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
                     name,
                     &shown,
                     before.map(|_| String::new()),
+                    look,
                     " Service time of this share of faults.",
                 ));
             }
         }
     }
     let grouped = |v: &&Value| GROUPS.iter().any(|(_, names)| names.contains(&v.name));
-    let other: Vec<&Value> = counters.iter().filter(|v| !grouped(v)).collect();
+    let other: Vec<&Value> = counters.iter().filter(|v| !grouped(v) && worth(v, look)).collect();
     if !other.is_empty() {
-        out.push_str(&counter_group("other", &other, before, raw));
+        out.push_str(&counter_group("other", &other, before, look));
     }
     let mappings = page.readahead();
     if !mappings.is_empty() {
@@ -254,26 +288,31 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, raw: bool) -> String {
     out
 }
 
-fn counter_group(title: &str, group: &[&Value], before: Before<'_>, raw: bool) -> String {
+fn worth(value: &Value, look: Look) -> bool {
+    !look.brief || value.value != 0
+}
+
+fn counter_group(title: &str, group: &[&Value], before: Before<'_>, look: Look) -> String {
     let mut out = format!("{title}\n");
     for v in group {
         let rate = before.map(|(old, seconds)| rate(v, old, seconds));
         let line = match v.name.strip_suffix("_ns") {
             // `420 ms/s`: for so long in each second, of all threads together.
-            Some(name) if !raw => {
+            Some(name) if !look.raw => {
                 let rate = rate.map(|ns| format!("{}/s", duration(ns as u64)));
-                row(name, &duration(v.value), rate, v.help)
+                row(name, &duration(v.value), rate, look, v.help)
             }
-            _ => row(v.name, &v.value.to_string(), rate.map(|rate| format!("{rate:.0}/s")), v.help),
+            _ => row(v.name, &v.value.to_string(), rate.map(|rate| format!("{rate:.0}/s")), look, v.help),
         };
         out.push_str(&line);
     }
     out
 }
 
-fn row(name: &str, value: &str, rate: Option<String>, help: &str) -> String {
+fn row(name: &str, value: &str, rate: Option<String>, look: Look, help: &str) -> String {
     let rate = rate.map(|r| format!("{r:>12}")).unwrap_or_default();
-    format!("  {name:<26}{value:>14}{rate}  {}\n", help.trim().trim_end_matches('.'))
+    let help = if look.brief { "" } else { help.trim().trim_end_matches('.') };
+    format!("{}\n", format!("  {name:<26}{value:>14}{rate}  {help}").trim_end())
 }
 
 fn rate(value: &Value, old: &Page, seconds: f64) -> f64 {
@@ -337,13 +376,28 @@ mod tests {
         let page = |ns: u64| Page::for_test(|stat| stat.fault_wait_ns.store(ns, Relaxed));
         let before = [page(1_000_000_000)];
         let managed = |ns| Managed { pid: 7, command: "p".into(), pages: Some(vec![page(ns)]) };
-        let watched = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), false);
+        let watched = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), Look::default());
         let words = |sheet: &str, name: &str| {
             let line = sheet.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default();
             line.split_whitespace().take(5).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(words(&watched, "fault_wait "), "fault_wait 1.84 s 420.0 ms/s", "{watched}");
-        let raw = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), true);
+        let raw = sheets(&managed(1_840_000_000), Watch::Since(&before, 2.0), Look { raw: true, brief: false });
         assert!(words(&raw, "fault_wait_ns ").starts_with("fault_wait_ns 1840000000 420000000/s"), "{raw}");
+    }
+
+    #[test]
+    fn a_brief_sheet_has_what_is_not_zero_and_fits_the_terminal() {
+        let page = Page::for_test(|stat| stat.fault_wait_ns.store(7_000, Relaxed));
+        let managed = Managed { pid: 7, command: "p".into(), pages: Some(vec![page]) };
+        let full = sheets(&managed, Watch::Begun, Look::default());
+        let brief = sheets(&managed, Watch::Begun, Look { raw: false, brief: true });
+        assert!(full.contains("  alloc_wait ") && !brief.contains("  alloc_wait "), "{brief}");
+        assert!(full.contains("  free_frames ") && !brief.contains("  free_frames "), "{brief}");
+        assert!(brief.contains("  fault_wait ") && brief.lines().all(|line| line.len() < 80), "{brief}");
+        assert!(full.lines().any(|line| line.len() > 80) && full.lines().count() > 24, "{full}");
+        let fits = fitting(&full, 80, Some(24));
+        assert_eq!((fits.lines().count(), fits.lines().map(str::len).max()), (24, Some(80)), "{fits}");
+        assert_eq!(fitting(&brief, 80, None), brief.trim_end());
     }
 }
