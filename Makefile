@@ -112,6 +112,8 @@ install: build
 	$(INSTALL) -m 644 $(PAGES)/zsh/_farpage $(DESTDIR)$(ZSHDIR)
 	$(INSTALL) -m 644 $(PAGES)/fish/farpage.fish $(DESTDIR)$(FISHDIR)
 	$(INSTALL) -m 644 $(DOCUMENTS) $(DESTDIR)$(DOCDIR)
+	# Programs find a new library by the loader's cache. Only root can write it, and packagers have their own way.
+	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
 
 ## make uninstall [PREFIX=/usr/local] [DESTDIR=]: takes away what make install put there
 uninstall:
@@ -120,6 +122,7 @@ uninstall:
 		$(addprefix $(MANDIR)/man1/,$(notdir $(wildcard $(PAGES)/man1/*.1))) $(BASHDIR)/farpage $(ZSHDIR)/_farpage \
 		$(FISHDIR)/farpage.fish $(addprefix $(DOCDIR)/,$(notdir $(DOCUMENTS))))
 	rmdir $(DESTDIR)$(OWNDIR) $(DESTDIR)$(DOCDIR) 2>/dev/null || true
+	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
 
 ## make deb: Debian packages of the command and of the C library, in target/deb
 deb: build

@@ -107,6 +107,11 @@ class Install(Packages):
         left = [place for place in ("lib/farpage", "share/doc/farpage") if (self.prefix / place).exists()]
         self.assertEqual(left, [])
 
+    def test_programs_find_the_library_unless_a_packager_installs_it(self):
+        self.assertIn("ldconfig", make("--dry-run", "install"))
+        self.assertIn("ldconfig", make("--dry-run", "uninstall"))
+        self.assertNotIn("ldconfig", make("--dry-run", "install", f"DESTDIR={self.dir}"))
+
     def test_symbols_stay_for_who_wants_them(self):
         make("install", f"PREFIX={self.prefix}", "STRIP=")
         self.assertIn(".symtab", sections(self.prefix / "lib" / "farpage" / "libfarpage_preload.so"))
@@ -148,6 +153,12 @@ class Documents(unittest.TestCase):
         rule = (ROOT / "packaging" / "60-userfaultfd.rules").read_text(encoding="utf-8").splitlines()[-1]
         for page in ("README.md", "docs/user/run.md"):
             self.assertIn(rule, (ROOT / page).read_text(encoding="utf-8"), page)
+
+    def test_udev_understands_the_rule(self):
+        rule = ROOT / "packaging" / "60-userfaultfd.rules"
+        if shutil.which("udevadm") is None or "verify" not in run("udevadm", "--help").stdout:
+            self.skipTest("udevadm verify came with systemd 254")
+        check(run("udevadm", "verify", rule))
 
     @unittest.skipIf(shutil.which("systemd-analyze") is None, "systemd is not installed")
     def test_systemd_understands_the_service(self):
