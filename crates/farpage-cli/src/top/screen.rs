@@ -10,6 +10,7 @@ use crate::failure::{Failure, Result};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use ratatui::crossterm::{cursor, execute, terminal};
+use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
@@ -115,6 +116,11 @@ impl Screen {
             // What crossterm has read already is not seen by poll.
             match next_event()? {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => return Ok(Next::Key(key)),
+                Some(Event::Resize(columns, rows)) => {
+                    // It may have been small for so short a time that nobody saw it, and have lost what was there.
+                    self.terminal.resize(Rect::new(0, 0, columns, rows))?;
+                    return Ok(Next::Redraw);
+                }
                 Some(_) => return Ok(Next::Redraw),
                 None => {}
             }
