@@ -3,12 +3,16 @@ before, whatever ends it."""
 
 import json
 import os
+import pwd
 import re
+import signal
 import subprocess
 import sys
 import time
 import unittest
+from pathlib import Path
 
+from holder import MIB, resident
 from situation import FARPAGE, HANG, Situation, unless_there
 
 # Twice its budget, of which it goes on reading; ends with its input.
@@ -22,6 +26,8 @@ while not select.select([sys.stdin], [], [], 0.002)[0]:
         at = (at + 4999) % len(kept)
         kept[at][0] ^= 1
 """
+# Nearly as much as its budget, which it leaves alone; ends with its input.
+IDLE = "import os, sys; kept = os.urandom(16 << 20); print('ready', flush=True); sys.stdin.read()"
 # Runs it and says how it ended; the modes of the terminal before and after it are in files.
 WATCHED = 'stty -g >"$0/before"; "$@"; echo "status $?"; stty -g >"$0/after"; exec sleep 100000'
 KEYS = "up/down   Enter details"
@@ -46,9 +52,9 @@ class Top(Situation):
         argv = ["env", "-u", "NO_COLOR", *settings, FARPAGE, "top", "-n", "0.2", *options]
         self.tmux("new-session", "-d", "-x", "80", "-y", "24", "sh", "-c", WATCHED, self.dir, *argv)
 
-    def program(self):
-        """A program that swaps."""
-        argv = [FARPAGE, "run", "--ram", "24M", "--", sys.executable, "-c", SWAPS]
+    def program(self, text=SWAPS):
+        """A program that swaps, or another one."""
+        argv = [FARPAGE, "run", "--ram", "24M", "--", sys.executable, "-c", text]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for end in (process.wait, process.kill, process.stdout.close, process.stdin.close):
             self.addCleanup(end)
@@ -76,13 +82,27 @@ class Top(Situation):
         end = time.monotonic() + HANG
         while True:
             lines = self.screen("-e").splitlines()
-            wanted = next((at for at, line in enumerate(lines) if f" {pid}  " in line), len(lines))
+            wanted = next((at for at, line in enumerate(lines) if f" {pid} " in line), len(lines))
             selected = next((at for at, line in enumerate(lines) if REVERSED.search(line)), 0)
             if selected == wanted:
                 return
             self.assertLess(time.monotonic(), end, f"{pid} cannot be selected:\n{self.screen()}")
             self.keys("Down" if selected < wanted else "Up")
             time.sleep(0.05)
+
+    def resize(self, sizes):
+        for columns, lines in sizes:
+            self.tmux("resize-window", "-x", str(columns), "-y", str(lines))
+            self.assertEqual(self.terminal("pane_width"), str(columns))
+
+    def stopped_while(self, do, *arguments):
+        """Does something while `farpage top` does nothing."""
+        watching = self.pid()
+        os.kill(watching, signal.SIGSTOP)
+        stopped = lambda: Path(f"/proc/{watching}/stat").read_text().split(") ")[1].startswith("T")
+        self.wait_until("it is stopped", stopped)
+        do(*arguments)
+        os.kill(watching, signal.SIGCONT)
 
     def terminal(self, what):
         return self.tmux("display-message", "-p", "#{" + what + "}").strip()
@@ -96,9 +116,12 @@ class Top(Situation):
         self.assertNotIn("farpage top", screen)
 
     def until_there(self, path):
+        self.wait_until(f"{path} is there", lambda: path.exists() and path.read_text().endswith("\n"))
+
+    def wait_until(self, what, true):
         end = time.monotonic() + HANG
-        while not (path.exists() and path.read_text().endswith("\n")):
-            self.assertLess(time.monotonic(), end, f"{path} is not there")
+        while not true():
+            self.assertLess(time.monotonic(), end, f"not so: {what}\n{self.screen()}")
             time.sleep(0.05)
 
     def pid(self):
@@ -110,8 +133,9 @@ class Top(Situation):
     def test_a_program_is_shown_in_the_list_and_in_detail(self):
         process = self.program()
         self.start()
-        row = f" {process.pid}  "
-        screen = self.until("the list", "farpage top", "FAULT/s", row, KEYS)
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        row = f" {process.pid} {user[:8]:8}  python"
+        screen = self.until("the list", "farpage top", "USER", "FAULT/s", row, KEYS)
         lines = screen.splitlines()
         self.assertTrue(len(lines) <= 24 and all(len(line) <= 80 for line in lines), screen)
         self.select(process.pid)
@@ -134,7 +158,7 @@ class Top(Situation):
     def test_without_colour_and_without_unicode_all_is_plain(self):
         process = self.program()
         self.start(NO_COLOR="1", LC_ALL="C")
-        self.until("the list", f" {process.pid}  ", KEYS)
+        self.until("the list", f" {process.pid} ", KEYS)
         self.select(process.pid)
         self.keys("Enter")
         self.until("details", "s swap", "Esc back")
@@ -147,7 +171,7 @@ class Top(Situation):
     def test_the_budget_is_changed_as_by_set(self):
         process = self.program()
         self.start()
-        self.until("the list", f" {process.pid}  ", KEYS)
+        self.until("the list", f" {process.pid} ", KEYS)
         self.select(process.pid)
         self.keys("b")
         self.until("the question", f"Budget of the tree of {process.pid} (now 24.0 MiB)")
@@ -160,16 +184,53 @@ class Top(Situation):
         self.keys("q")
         self.assert_as_before(0)
 
+    def test_a_program_is_parked_and_comes_back(self):
+        process = self.program(IDLE)
+        self.start()
+        self.until("the list", f" {process.pid} ", KEYS)
+        self.assertGreater(resident(process.pid), 12 * MIB)
+        self.select(process.pid)
+        question = f"Park the tree of {process.pid} (python"
+        self.keys("p")
+        self.until("the question", question, "y: yes")
+        self.keys("n")
+        self.until("the list again", KEYS)
+        self.keys("p")
+        self.until("the question again", question)
+        self.keys("y")
+        screen = self.until("the answer", f"the tree of {process.pid} is parked", "[ parked ]")
+        # It, and its tree.
+        self.assertEqual(screen.count("[ parked ]"), 2, screen)
+        self.assertTrue(all(len(line) <= 80 for line in screen.splitlines()), screen)
+        self.wait_until("it has gone", lambda: resident(process.pid) < 12 * MIB)
+        self.keys("p")
+        self.until("the other question", f"Bring back the tree of {process.pid} (python")
+        self.keys("Enter")
+        self.until("it is back", f"the tree of {process.pid} comes back")
+        is_back = lambda: resident(process.pid) > 12 * MIB and "[ parked ]" not in self.screen()
+        self.wait_until("it has come back", is_back)
+        # One that has ended meanwhile.
+        self.keys("p")
+        self.until("the question", question)
+        process.stdin.close()
+        process.wait(HANG)
+        self.keys("y")
+        self.until("why not", f"cannot find process {process.pid}: no such process")
+        self.keys("q")
+        self.assert_as_before(0)
+
     def test_any_size_of_the_terminal_and_the_end_of_a_program(self):
         process = self.program()
         self.start()
-        self.until("the list", f" {process.pid}  ", KEYS)
+        self.until("the list", f" {process.pid} ", KEYS)
         self.select(process.pid)
         for view in ("List", "Details"):
-            for columns, lines in ((20, 5), (200, 50), (2, 2), (80, 24)):
-                self.tmux("resize-window", "-x", str(columns), "-y", str(lines))
-                self.assertEqual(self.terminal("pane_width"), str(columns))
-            self.until(f"{view} of 80 columns", KEYS if view == "List" else "Esc back")
+            self.resize(((20, 5), (200, 50), (2, 2), (80, 24)))
+            foot = KEYS if view == "List" else "Esc back"
+            self.until(f"{view} of 80 columns", foot)
+            # Small for so short a time that it does not see that.
+            self.stopped_while(self.resize, ((2, 2), (80, 24)))
+            self.until(f"{view} after that", foot)
             self.keys("Enter")
         self.until("the list again", KEYS)
         self.keys("Enter")

@@ -80,7 +80,8 @@ Examples:
 #[cfg(feature = "top")]
 const TOP_EXAMPLES: &str = "\
 Keys: up and down, Enter for details, s and r for the order, b for another
-budget of a tree, ? for all keys, q to quit. NO_COLOR=1 for no colours.
+budget of a tree, p to park it or bring it back, ? for all keys, q to quit.
+NO_COLOR=1 for no colours.
 
 Examples:
   farpage top

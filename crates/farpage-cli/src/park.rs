@@ -1,6 +1,6 @@
 //! `farpage park` and `farpage unpark`: what an idle tree has goes, and comes back.
 //!
-//! Caller: `main`. What members do is in [`farpage::internals::run::budget::park`].
+//! Callers: `main`, and `farpage top`. What members do is in [`farpage::internals::run::budget::park`].
 
 use crate::args::ParkArgs;
 use crate::failure::{Failure, Result, say};
@@ -8,6 +8,8 @@ use crate::set::{LOOK, falls, wake_small};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
+#[cfg(feature = "top")]
+use farpage::internals::run::budget::park::PARKED;
 use farpage::internals::run::budget::park::{ASKED, UNPARK};
 use farpage::internals::tree::{Member, MemberKind};
 use std::process::ExitCode;
@@ -45,6 +47,44 @@ fn bytes(pages: u64) -> String {
     size::format(pages.saturating_mul(PAGE_SIZE as u64))
 }
 
+/// Whether a member is parked, or about to be.
+#[cfg(feature = "top")]
+pub fn is_parked(member: &Member) -> bool {
+    [ASKED, PARKED].contains(&member.park.load(SeqCst))
+}
+
+/// Whether all of a tree that can be parked is.
+#[cfg(feature = "top")]
+pub fn is_all_parked(tree: &Tree) -> bool {
+    let members = members(tree);
+    !members.is_empty() && members.into_iter().all(is_parked)
+}
+
+/// Asks the tree of process `pid` to go, and waits for nothing but the engines of those that had none; why some still
+/// have none.
+///
+/// # Errors
+/// None of its processes can be parked.
+pub fn ask(pid: u32, tree: &Tree) -> Result<Vec<Failure>> {
+    // Small ones have no engine, which would do it.
+    let mut failures = wake_small(tree);
+    let since = Instant::now();
+    while members(tree).is_empty() {
+        if since.elapsed() > PATIENCE {
+            let why = || format!("cannot park the tree of process {pid}: none of its processes has an engine");
+            return Err(failures.pop().unwrap_or_else(|| Failure::with_status(1, why())));
+        }
+        std::thread::sleep(LOOK);
+    }
+    tell(tree, ASKED);
+    Ok(failures)
+}
+
+/// Asks a tree to come back, and waits for nothing.
+pub fn ask_back(tree: &Tree) {
+    tell(tree, UNPARK);
+}
+
 /// Runs `farpage park`.
 ///
 /// # Errors
@@ -52,17 +92,7 @@ fn bytes(pages: u64) -> String {
 pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
     let before = used(&tree);
-    // Small ones have no engine, which would do it.
-    wake_small(&tree);
-    let since = Instant::now();
-    while members(&tree).is_empty() {
-        if since.elapsed() > PATIENCE {
-            let why = format!("cannot park the tree of process {}: none of its processes has an engine", args.pid);
-            return Err(Failure::with_status(1, why));
-        }
-        std::thread::sleep(LOOK);
-    }
-    tell(&tree, ASKED);
+    ask(args.pid, &tree)?.into_iter().for_each(say);
     let left = |m: &Member| match m.park.load(SeqCst) {
         ASKED => m.used.load(Relaxed),
         _ => m.used.load(Relaxed).saturating_sub(m.target.load(Relaxed) + NEAR),
@@ -83,7 +113,7 @@ pub fn unpark(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
     let swapped = || sum(&tree, |m| m.swapped.load(Relaxed));
     let before = swapped();
-    tell(&tree, UNPARK);
+    ask_back(&tree);
     falls(0, PATIENCE, swapped);
     if args.verbose {
         let (here, out) = (bytes(before.saturating_sub(swapped())), bytes(swapped()));

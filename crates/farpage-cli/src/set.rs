@@ -18,28 +18,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub const LOOK: Duration = Duration::from_millis(20);
 
 /// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held. If it
-/// is less than there is, processes that were small before, and so have no engine, get one.
+/// is less than there is, processes that were small before, and so have no engine, get one; why some did not.
 ///
 /// # Errors
 /// No such tree; an unreadable size.
-pub fn give(pid: u32, ram: &str) -> Result<u64> {
+pub fn give(pid: u32, ram: &str) -> Result<(u64, Vec<Failure>)> {
     let bytes = budget(Some(ram))?.bytes;
     let tree = trees::of(pid)?;
     tree.segment.set_budget(bytes);
-    if tree.segment.claimed() > bytes / PAGE_SIZE as u64 {
-        wake_small(&tree);
-    }
-    Ok(bytes)
+    let is_less = tree.segment.claimed() > bytes / PAGE_SIZE as u64;
+    Ok((bytes, if is_less { wake_small(&tree) } else { Vec::new() }))
 }
 
-/// Starts the engines of those that have none yet.
-pub fn wake_small(tree: &Tree) {
+/// Starts the engines of those that have none yet; why some still have none.
+pub fn wake_small(tree: &Tree) -> Vec<Failure> {
     let small = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant);
-    for pid in small.map(|m| m.pid.load(Relaxed)).collect::<Vec<_>>() {
-        if let Err(failure) = attach::wake(pid) {
-            say(failure);
-        }
-    }
+    let small: Vec<u32> = small.map(|m| m.pid.load(Relaxed)).collect();
+    small.into_iter().filter_map(|pid| attach::wake(pid).err()).collect()
 }
 
 /// Runs the subcommand. Exit status 1: no such tree, or it cannot become as small.
@@ -47,7 +42,8 @@ pub fn wake_small(tree: &Tree) {
 /// # Errors
 /// As said; an unreadable size.
 pub fn main(args: &SetArgs) -> Result<ExitCode> {
-    let bytes = give(args.pid, &args.ram)?;
+    let (bytes, failures) = give(args.pid, &args.ram)?;
+    failures.into_iter().for_each(say);
     let is_within = settle(args.pid, bytes / PAGE_SIZE as u64)?;
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

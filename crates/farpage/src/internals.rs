@@ -50,7 +50,7 @@ pub mod probe {
 pub mod run {
     pub mod budget {
         pub mod park {
-            pub use crate::run::budget::park::{ASKED, UNPARK};
+            pub use crate::run::budget::park::{ASKED, PARKED, UNPARK};
         }
     }
     pub mod build {

@@ -44,12 +44,19 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, program: &Program, history: &[
     fault_chart(frame, right, state.reading.at, history, look);
     frame.render_widget(Paragraph::new(facts_of(program, look, facts.width)), facts);
     mapping_table(frame, mappings, state, program, names);
-    draw_foot(frame, state, look, foot, &["up/down mappings", "b budget", "? help", "Esc back", "Ctrl-C quit"]);
+    draw_foot(
+        frame,
+        state,
+        look,
+        foot,
+        &["up/down mappings", "b budget", "p park", "? help", "Esc back", "Ctrl-C quit"],
+    );
 }
 
 fn heading(program: &Program, look: Look) -> Line<'static> {
     let what = match (program.id.pager, program.page.get("active")) {
-        (0, 0) => "below its budget, nothing is managed".to_string(),
+        _ if program.is_parked => "parked".to_string(),
+        (0, 0) => "below its budget, nothing is managed".into(),
         (0, _) => "managed".into(),
         (pager, _) => format!("pager {pager}"),
     };

@@ -4,7 +4,7 @@
 
 use super::look::{Look, bar, parts, short_duration, short_number, short_size};
 use super::reading::{Program, Rates, TreeRow};
-use super::state::{ListRow, State};
+use super::state::{ListRow, Parking, State};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -15,10 +15,12 @@ use ratatui::widgets::{Clear, Paragraph, Row, Table, TableState};
 const WIDE: u16 = 102;
 /// Columns of these, and of the space before each.
 const MORE: u16 = 21;
-/// Columns of the smallest bar, and what a wide terminal adds at most.
-const BAR: (u16, u16) = (12, 40);
-/// Columns of a name, and what a wide terminal adds at most.
-const NAME: (u16, u16) = (14, 6);
+/// Columns of the smallest bar, and what a wide terminal adds at most. So are the next two.
+const BAR: (u16, u16) = (10, 40);
+/// Of a process's name.
+const NAME: (u16, u16) = (12, 8);
+/// Of a user's name.
+const USER: (u16, u16) = (8, 8);
 
 /// What should not happen, and is said in red.
 const TROUBLE: [&str; 7] =
@@ -43,20 +45,25 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, look: Look) {
         state,
         look,
         foot,
-        &["up/down", "Enter details", "s sort", "r reverse", "b budget", "? help", "q"],
+        &["up/down", "Enter details", "s sort", "r reverse", "b budget", "p park", "? help", "q"],
     );
 }
 
 fn summary(state: &State, look: Look) -> Line<'static> {
     let reading = &state.reading;
     let pagers = reading.programs.iter().filter(|program| program.id.pager > 0).count();
-    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut words = vec![count(reading.trees.len(), "tree"), count(reading.programs.len() - pagers, "program")];
     words.extend((pagers > 0).then(|| count(pagers, "pager")));
     words.extend((reading.hidden > 0).then(|| format!("{} of other users", reading.hidden)));
     let title = Span::styled("farpage top", look.style(Color::Cyan).add_modifier(Modifier::BOLD));
     let order = if state.sort.1 { ", reversed" } else { "" };
     Line::from(vec![title, Span::raw(format!("  {}; by {}{order}", words.join(", "), state.sort.0.name().trim()))])
+}
+
+/// `1 tree`, `2 processes`.
+fn count(n: usize, what: &str) -> String {
+    let plural = if what.ends_with('s') { "es" } else { "s" };
+    format!("{n} {what}{}", if n == 1 { "" } else { plural })
 }
 
 /// What is on devices; and what happened of what should not, of the first program that has something of it.
@@ -86,19 +93,20 @@ fn widths(columns: u16) -> (Vec<u16>, bool) {
     let wide = columns >= WIDE;
     let spare = columns.saturating_sub(80 + if wide { MORE } else { 0 });
     let name = spare.min(NAME.1);
-    let more = (spare - name).min(BAR.1);
-    let mut widths = vec![7, NAME.0 + name, 6, BAR.0 + more, 6, 7];
+    let user = (spare - name).min(USER.1);
+    let more = (spare - name - user).min(BAR.1);
+    let mut widths = vec![7, USER.0 + user, NAME.0 + name, 6, BAR.0 + more, 5, 5];
     widths.extend(wide.then_some([6, 6]).into_iter().flatten());
-    widths.extend([7, 7, 6]);
+    widths.extend([7, 6, 5]);
     widths.extend(wide.then_some(6));
     (widths, wide)
 }
 
 fn draw_table(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect) {
     let (widths, wide) = widths(area.width);
-    let mut head = vec!["PID", "COMMAND", "BUDGET", " USED", "RSS", "SWAPPED"];
+    let mut head = vec!["PID", "USER", "COMMAND", "BUDGET", " USED", "RSS", "SWAP"];
     head.extend(wide.then_some(["POOL", "FILES"]).into_iter().flatten());
-    head.extend(["FAULT/s", "MAJOR/s", "WAIT%"]);
+    head.extend(["FAULT/s", "MAJ/s", "WAIT%"]);
     head.extend(wide.then_some("P99"));
     let marked = |name: &&str| {
         let sorted = *name == state.sort.0.name();
@@ -107,8 +115,8 @@ fn draw_table(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect) {
     };
     let head = Row::new(head.iter().map(marked)).style(Style::new().add_modifier(Modifier::BOLD));
     let rows = state.rows().into_iter().map(|row| match row {
-        ListRow::Tree(tree) => tree_row(tree, state, look, (widths[1], widths[3]), wide),
-        ListRow::Program(program) => program_row(program, state, look, widths[3], wide),
+        ListRow::Tree(tree) => tree_row(tree, state, look, &widths, wide),
+        ListRow::Program(program) => program_row(program, state, look, &widths, wide),
     });
     let table = Table::new(rows.collect::<Vec<_>>(), widths.iter().map(|w| Constraint::Length(*w)))
         .header(head)
@@ -120,20 +128,20 @@ fn draw_table(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect) {
 
 /// Words to the left, numbers to the right.
 fn aligned<'a>(line: Line<'a>, column: &str) -> Line<'a> {
-    if ["COMMAND", " USED"].contains(&column) { line } else { line.right_aligned() }
+    if ["USER", "COMMAND", " USED"].contains(&column) { line } else { line.right_aligned() }
 }
 
 fn cells(texts: Vec<Line<'static>>, wide: bool) -> Row<'static> {
-    let left = |at: usize| at == 1 || at == 3;
+    let left = |at: usize| [1, 2, 4].contains(&at);
     let mut texts = texts;
     if !wide {
         texts.pop();
-        texts.drain(6..8);
+        texts.drain(7..9);
     }
     Row::new(texts.into_iter().enumerate().map(|(at, text)| if left(at) { text } else { text.right_aligned() }))
 }
 
-fn tree_row(tree: &TreeRow, state: &State, look: Look, (names, columns): (u16, u16), wide: bool) -> Row<'static> {
+fn tree_row(tree: &TreeRow, state: &State, look: Look, widths: &[u16], wide: bool) -> Row<'static> {
     let members: Vec<&Program> = state.reading.programs.iter().filter(|p| p.tree == Some(tree.pid)).collect();
     let bytes = |name: &str| members.iter().fold(0u64, |sum, p| sum.saturating_add(p.page.get(name)));
     let rate = |of: fn(&Rates) -> f64| {
@@ -143,9 +151,13 @@ fn tree_row(tree: &TreeRow, state: &State, look: Look, (names, columns): (u16, u
     let used = vec![('#', Color::Green, tree.claimed)];
     let texts = vec![
         Line::from("tree"),
-        Line::from(counted(&tree.command, tree.processes, names)),
+        Line::from(cut(&tree.user, widths[1])),
+        Line::from(counted(&tree.command, tree.processes, widths[2])),
         Line::from(tree.budget.map_or("none".into(), short_size)),
-        bar(&used, tree.budget.unwrap_or(0), columns.into(), look),
+        match tree.is_parked {
+            true => parked(widths[4], look),
+            false => bar(&used, tree.budget.unwrap_or(0), widths[4].into(), look),
+        },
         Line::from(short_size(resident)),
         Line::from(short_size(tree.swapped)),
         Line::from(short_size(bytes("pool_bytes"))),
@@ -164,7 +176,22 @@ fn counted(name: &str, number: usize, columns: u16) -> String {
     name.chars().take(usize::from(columns).saturating_sub(number.len())).chain(number.chars()).collect()
 }
 
-fn program_row(program: &Program, state: &State, look: Look, columns: u16, wide: bool) -> Row<'static> {
+/// A name in so many columns; `+` at the end if it is longer.
+fn cut(name: &str, columns: u16) -> String {
+    let columns = usize::from(columns);
+    match name.chars().count() <= columns {
+        true => name.into(),
+        false => name.chars().take(columns.saturating_sub(1)).chain(['+']).collect(),
+    }
+}
+
+/// In the place of a bar.
+fn parked(columns: u16, look: Look) -> Line<'static> {
+    let columns = usize::from(columns).saturating_sub(2);
+    Line::styled(format!("[{:^columns$}]", "parked"), look.style(Color::Blue))
+}
+
+fn program_row(program: &Program, state: &State, look: Look, widths: &[u16], wide: bool) -> Row<'static> {
     let tree = program.tree.and_then(|pid| state.reading.trees.iter().find(|tree| tree.pid == pid));
     let whole = tree.and_then(|tree| tree.budget).filter(|_| program.id.pager == 0).unwrap_or_else(|| program.budget());
     let name = match (program.id.pager, tree) {
@@ -177,9 +204,13 @@ fn program_row(program: &Program, state: &State, look: Look, columns: u16, wide:
     let p99 = program.rates.and_then(|rates| rates.p99).map_or("-".into(), short_duration);
     let texts = vec![
         Line::from(program.id.pid.to_string()),
+        Line::from(cut(&program.user, widths[1])),
         Line::from(name),
         Line::from(short_size(program.budget())),
-        bar(&parts(program), whole, columns.into(), look),
+        match program.is_parked {
+            true => parked(widths[4], look),
+            false => bar(&parts(program), whole, widths[4].into(), look),
+        },
         Line::from(short_size(program.resident())),
         bytes("swapped_bytes"),
         bytes("pool_bytes"),
@@ -194,18 +225,27 @@ fn program_row(program: &Program, state: &State, look: Look, columns: u16, wide:
 
 /// The last line: what is being typed, else what was said, else the keys.
 pub fn draw_foot(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect, keys: &[&str]) {
-    let line = match (&state.prompt, &state.message) {
-        (Some(prompt), _) => {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let line = match (&state.prompt, &state.parking, &state.message) {
+        (Some(prompt), _, _) => {
             let has = state.budget_of(prompt.pid);
             let question = format!("Budget of the tree of {} (now {has}), Esc: leave it: {}", prompt.pid, prompt.text);
             let column = area.x.saturating_add(question.chars().count() as u16);
             frame.set_cursor_position((column.min(area.right().saturating_sub(1)), area.y));
-            Line::styled(question, Style::new().add_modifier(Modifier::BOLD))
+            Line::styled(question, bold)
         }
-        (None, Some(message)) => Line::styled(message.clone(), look.style(Color::Yellow).add_modifier(Modifier::BOLD)),
-        (None, None) => Line::styled(keys.join("   "), look.style(Color::DarkGray)),
+        (None, Some(parking), _) => Line::styled(parking_question(state, *parking), bold),
+        (None, None, Some(message)) => Line::styled(message.clone(), look.style(Color::Yellow).patch(bold)),
+        (None, None, None) => Line::styled(keys.join("   "), look.style(Color::DarkGray)),
     };
     frame.render_widget(Paragraph::new(line), area);
+}
+
+fn parking_question(state: &State, parking: Parking) -> String {
+    let tree = state.reading.trees.iter().find(|tree| tree.pid == parking.pid);
+    let name = tree.map_or(String::new(), |tree| format!(" ({}, {})", tree.command, count(tree.processes, "process")));
+    let what = if parking.is_back { "Bring back" } else { "Park" };
+    format!("{what} the tree of {}{name}? y: yes, n: no", parking.pid)
 }
 
 /// Explains keys and columns, over everything else.
@@ -214,12 +254,13 @@ pub fn draw_help(frame: &mut Frame<'_>, look: Look) {
  up, down, j, k, Home, End   select        Enter   details of one, and back
  s    sort by the next column              r       the other way round
  b    another budget of the tree           + -     a tenth more, less
+ p    park the tree: all that can go, goes; a parked one comes back
  q    back, quit      Ctrl-C quit          Ctrl-Z  stop, until `fg`
 
  A tree is a program under farpage run and all that it started. BUDGET:
  of the tree; of a process, what it may have of that now. USED: its part
  of the budget of all, > where it is more. FAULT/s: faults served since
- the last look; MAJOR/s: those that read a device. WAIT%: at least so much
+ the last look; MAJ/s: those that read a device. WAIT%: at least so much
  of the time a thread waited for memory, 200 if two always did. P99: 99 %
  of faults took less. Behind the name of a tree: its processes, all.
 

@@ -7,7 +7,7 @@
 //! | `reading` | what is read, rates, the last two minutes |
 //! | `state` | what is shown, and what keys do |
 //! | `list`, `details`, `look` | drawing |
-//! | `mappings` | what mappings are called |
+//! | `mappings`, `users` | what mappings are called, and whose a process is |
 //!
 //! Callers: `main`. One thread.
 
@@ -18,16 +18,17 @@ mod mappings;
 mod reading;
 mod screen;
 mod state;
+mod users;
 
 use crate::args::TopArgs;
 use crate::failure::{Failure, Result, why};
-use crate::set;
+use crate::{park, set, trees};
 use farpage::internals::conf::size;
 use look::Look;
 use mappings::Names;
 use reading::{Monitor, Point};
 use screen::{Next, Screen};
-use state::{Prompt, State, View, Wish};
+use state::{Parking, Prompt, State, View, Wish};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -83,8 +84,11 @@ fn watch(screen: &mut Screen, monitor: &mut Monitor, state: &mut State, interval
                 Wish::Suspend => screen.suspend().map_err(|e| broken(&e))?,
                 Wish::Budget(prompt) => {
                     state.message = Some(give(&prompt));
-                    state.take(monitor.read()?);
-                    due = Instant::now() + interval;
+                    due = Instant::now();
+                }
+                Wish::Park(parking) => {
+                    state.message = Some(order(parking).unwrap_or_else(|failure| failure.sentence));
+                    due = Instant::now();
                 }
             },
         }
@@ -112,9 +116,25 @@ fn draw(screen: &mut Screen, monitor: &Monitor, state: &State, look: Look) -> st
 /// Gives a tree a budget, as `farpage set` does; what came of it.
 fn give(prompt: &Prompt) -> String {
     match set::give(prompt.pid, &prompt.text) {
-        Ok(bytes) => format!("the tree of {} may have {} now", prompt.pid, size::format(bytes)),
+        Ok((bytes, failures)) => {
+            let done = format!("the tree of {} may have {} now", prompt.pid, size::format(bytes));
+            failures.into_iter().next().map_or(done, |failure| failure.sentence)
+        }
         Err(failure) => failure.sentence,
     }
+}
+
+/// Parks a tree or brings it back, as `farpage park` and `unpark` do; what came of it. Nobody waits until all is done.
+fn order(parking: Parking) -> Result<String> {
+    let pid = parking.pid;
+    let tree = trees::of(pid)?;
+    if parking.is_back {
+        park::ask_back(&tree);
+        return Ok(format!("the tree of {pid} comes back, as far as its budget reaches"));
+    }
+    let failures = park::ask(pid, &tree)?;
+    let done = format!("the tree of {pid} is parked: all that can go, goes");
+    Ok(failures.into_iter().next().map_or(done, |failure| failure.sentence))
 }
 
 #[cfg(test)]

@@ -3,11 +3,14 @@
 //! A [`Monitor`] owns what has to be remembered between readings, and forgets whoever has ended. Callers: [`super`].
 //! One thread, no locks.
 
+use super::users::Users;
 use crate::failure::Result;
 use crate::page::Page;
+use crate::park;
 use crate::stat_cmd::find::{self, Managed};
 use crate::trees::{self, Tree, bytes};
 use farpage::internals::stat::percentile_ns;
+use farpage::internals::tree::Member;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +35,10 @@ pub struct TreeRow {
     pub pid: u32,
     /// That process's name.
     pub command: String,
+    /// And its user's.
+    pub user: String,
+    /// All of it that can be parked is.
+    pub is_parked: bool,
     /// Bytes; `None`: none for all.
     pub budget: Option<u64>,
     /// Bytes.
@@ -81,6 +88,10 @@ pub struct Program {
     pub id: Id,
     /// Name of the process.
     pub command: String,
+    /// Name of its user.
+    pub user: String,
+    /// It is parked, or about to be.
+    pub is_parked: bool,
     /// Its tree: [`TreeRow::pid`].
     pub tree: Option<u32>,
     /// What it may have, as its tree says; bytes.
@@ -143,6 +154,7 @@ impl Reading {
 pub struct Monitor {
     before: BTreeMap<Id, (Rc<Page>, Instant)>,
     history: BTreeMap<Id, VecDeque<Point>>,
+    users: Users,
 }
 
 impl Monitor {
@@ -153,7 +165,10 @@ impl Monitor {
     pub fn read(&mut self) -> Result<Reading> {
         let all = find::all()?;
         let trees = trees::among(all.iter().map(|one| one.pid).collect());
-        Ok(self.take(all, &trees, Instant::now()))
+        let mut reading = self.take(all, &trees, Instant::now());
+        reading.programs.iter_mut().for_each(|program| program.user = self.users.of(program.id.pid));
+        reading.trees.iter_mut().for_each(|tree| tree.user = self.users.of(tree.pid));
+        Ok(reading)
     }
 
     /// The last two minutes of one.
@@ -161,7 +176,7 @@ impl Monitor {
         self.history.get(&id).into_iter().flatten()
     }
 
-    /// Makes a reading of what was found.
+    /// Makes a reading of what was found; without names of users.
     pub fn take(&mut self, all: Vec<Managed>, trees: &[Tree], at: Instant) -> Reading {
         let hidden = all.iter().filter(|one| one.pages.is_none()).count();
         let mut programs = Vec::new();
@@ -169,9 +184,12 @@ impl Monitor {
             let tree = trees.iter().find(|tree| tree.processes.contains(&one.pid));
             for page in one.pages.into_iter().flatten() {
                 let id = Id { pid: one.pid, pager: page.pager().unwrap_or(0) };
-                let claim = tree.filter(|_| id.pager == 0).and_then(|tree| claim_in(tree, page.pid()));
+                let member = tree.filter(|_| id.pager == 0).and_then(|tree| member_of(tree, page.pid()));
+                let claim = member.map(|member| bytes(member.claim.held()));
+                let is_parked = member.is_some_and(park::is_parked);
                 let (page, command, tree) = (Rc::new(page), one.command.clone(), tree.map(|tree| tree.pid));
-                programs.push(Program { id, command, tree, claim, page, rates: None });
+                let user = String::new();
+                programs.push(Program { id, command, user, is_parked, tree, claim, page, rates: None });
             }
         }
         // A process may say that two of its pages are of one pager.
@@ -208,10 +226,9 @@ impl Monitor {
     }
 }
 
-/// What a process of a tree may have, bytes. It is known there by the number that it sees itself.
-fn claim_in(tree: &Tree, pid: u64) -> Option<u64> {
-    let member = tree.segment.living().find(|member| u64::from(member.pid.load(Relaxed)) == pid)?;
-    Some(bytes(member.claim.held()))
+/// A process of a tree. It is known there by the number that it sees itself.
+fn member_of(tree: &Tree, pid: u64) -> Option<&Member> {
+    tree.segment.living().find(|member| u64::from(member.pid.load(Relaxed)) == pid)
 }
 
 fn row(tree: &Tree) -> TreeRow {
@@ -219,6 +236,8 @@ fn row(tree: &Tree) -> TreeRow {
     TreeRow {
         pid: tree.pid,
         command: trees::comm(tree.pid),
+        user: String::new(),
+        is_parked: park::is_all_parked(tree),
         budget: tree.budget(),
         claimed: bytes(tree.segment.claimed()),
         swapped: members.iter().fold(0, |sum, m| bytes(m.swapped.load(Relaxed)).saturating_add(sum)),

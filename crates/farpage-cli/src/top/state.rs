@@ -35,9 +35,9 @@ impl Sort {
         match self {
             Sort::Pid => "PID",
             Sort::Resident => "RSS",
-            Sort::Swapped => "SWAPPED",
+            Sort::Swapped => "SWAP",
             Sort::Faults => "FAULT/s",
-            Sort::Major => "MAJOR/s",
+            Sort::Major => "MAJ/s",
             Sort::Waiting => "WAIT%",
             Sort::Latency => "P99",
         }
@@ -108,6 +108,15 @@ pub struct Prompt {
     pub text: String,
 }
 
+/// A tree that is to be parked, or to come back, if that is confirmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parking {
+    /// A process of the tree.
+    pub pid: u32,
+    /// It is parked, and is to come back.
+    pub is_back: bool,
+}
+
 /// What a key asks of the outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
@@ -119,6 +128,8 @@ pub enum Wish {
     Suspend,
     /// To give the tree of a process a budget.
     Budget(Prompt),
+    /// To park a tree, or bring it back.
+    Park(Parking),
 }
 
 /// All of it.
@@ -138,6 +149,8 @@ pub struct State {
     pub help: bool,
     /// A budget is being typed.
     pub prompt: Option<Prompt>,
+    /// Whether a tree is to be parked is being asked.
+    pub parking: Option<Parking>,
     /// One line that was said last.
     pub message: Option<String>,
 }
@@ -158,6 +171,7 @@ impl State {
             first_mapping: 0,
             help: false,
             prompt: None,
+            parking: None,
             message: None,
         };
         state.settle();
@@ -234,11 +248,21 @@ impl State {
         if self.prompt.is_some() {
             return self.prompt_key(key.code);
         }
+        if let Some(parking) = self.parking.take() {
+            return match key.code {
+                KeyCode::Char('y') | KeyCode::Enter => Wish::Park(parking),
+                _ => Wish::Nothing,
+            };
+        }
         self.message = None;
         match key.code {
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
             KeyCode::Char('b') => self.ask(|_| None),
             KeyCode::Char('+') => self.ask(|budget| Some(budget.saturating_add(budget / 10))),
+            KeyCode::Char('p') => {
+                let selected = self.selected_tree("parked");
+                self.parking = selected.map(|tree| Parking { pid: tree.pid, is_back: tree.is_parked });
+            }
             KeyCode::Char('-') => self.ask(|budget| Some(budget - budget / 10)),
             code => {
                 return match self.view {
@@ -303,8 +327,8 @@ impl State {
         }
     }
 
-    /// Begins to ask for a budget of the selected tree; what is proposed comes from the one that it has.
-    fn ask(&mut self, proposed: impl FnOnce(u64) -> Option<u64>) {
+    /// The selected tree, or that of the selected program. If there is none, it is said that so nothing can be `done`.
+    fn selected_tree(&mut self, done: &str) -> Option<TreeRow> {
         let selected = match self.view {
             View::Details(id) => Some(RowId::Program(id)),
             View::List => self.selected,
@@ -312,12 +336,18 @@ impl State {
         let (pid, tree) = match selected {
             Some(RowId::Tree(pid)) => (pid, Some(pid)),
             Some(RowId::Program(id)) => (id.pid, self.reading.program(id).and_then(|program| program.tree)),
-            None => return,
+            None => return None,
         };
-        let Some(tree) = tree.and_then(|tree| self.reading.trees.iter().find(|row| row.pid == tree)) else {
-            self.message = Some(format!("process {pid} is in no tree of farpage run, so its budget cannot be changed"));
-            return;
-        };
+        let found = tree.and_then(|tree| self.reading.trees.iter().find(|row| row.pid == tree));
+        if found.is_none() {
+            self.message = Some(format!("process {pid} is in no tree of farpage run, and cannot be {done}"));
+        }
+        found.cloned()
+    }
+
+    /// Begins to ask for a budget of the selected tree; what is proposed comes from the one that it has.
+    fn ask(&mut self, proposed: impl FnOnce(u64) -> Option<u64>) {
+        let Some(tree) = self.selected_tree("given a budget") else { return };
         let text = tree.budget.and_then(proposed).map_or(String::new(), |bytes| format!("{}M", bytes >> 20));
         self.prompt = Some(Prompt { pid: tree.pid, text });
     }

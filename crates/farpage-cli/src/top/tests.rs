@@ -3,7 +3,7 @@
 use super::look::Look;
 use super::mappings::Names;
 use super::reading::{Id, Monitor, Point};
-use super::state::{State, View};
+use super::state::{Parking, State, View};
 use super::{details, list};
 use crate::page::Page;
 use crate::stat_cmd::find::Managed;
@@ -69,7 +69,10 @@ fn watched() -> (Monitor, State) {
         last = Some(monitor.take(all, &[tree], start + Duration::from_secs(seconds)));
     }
     let mut state = State::new(last.unwrap());
-    state.reading.trees[0].command = "python3".into();
+    let tree = &mut state.reading.trees[0];
+    (tree.command, tree.user) = ("python3".into(), "nobody".into());
+    let users = ["nobody", "a.long.name"];
+    state.reading.programs.iter_mut().zip(users).for_each(|(program, user)| program.user = user.into());
     (monitor, state)
 }
 
@@ -105,21 +108,40 @@ fn the_list_says_all_of_it_in_80_columns() {
     for part in [
         "farpage top  1 tree, 1 program, 1 pager, 1 of other users; by PID\n",
         "swapped 90M: pool 36M in 12M, files 54M   table (4712): write_errors 3\n",
-        "    PID COMMAND        BUDGET  USED           RSS SWAPPED FAULT/s MAJOR/s  WAIT%\n",
-        "   tree python3 (0)       64M [          ]    62M       0    1500     300     42\n",
-        "   4711  python3          64M [#####=+%%-]    62M     90M    1500     300     42\n",
-        "   4712  pager 1            0 [          ]   9.0M       0       0       0      0\n",
-        "up/down   Enter details   s sort   r reverse   b budget   ? help   q\n",
+        "    PID USER     COMMAND      BUDGET  USED        RSS  SWAP FAULT/s  MAJ/s WAIT%\n",
+        "   tree nobody   python3 (0)     64M [        ]   62M     0    1500    300    42\n",
+        "   4711 nobody    python3        64M [####=+%-]   62M   90M    1500    300    42\n",
+        "   4712 a.long.+  pager 1          0 [        ]  9.0M     0       0      0     0\n",
+        "up/down   Enter details   s sort   r reverse   b budget   p park   ? help   q\n",
     ] {
         assert!(shown.contains(part), "{part}\n{shown}");
     }
     assert!(shown.is_ascii());
     let wide = screen(&monitor, &state, PLAIN, (120, 30));
-    assert!(wide.contains("   POOL  FILES FAULT/s MAJOR/s  WAIT%    P99\n"), "{wide}");
-    assert!(wide.contains("    12M    54M    1500     300     42   80ns\n"), "{wide}");
+    assert!(wide.contains("   POOL  FILES FAULT/s  MAJ/s WAIT%    P99\n"), "{wide}");
+    assert!(wide.contains("    12M    54M    1500    300    42   80ns\n") && wide.contains(" a.long.name "), "{wide}");
     state.help = true;
     let help = screen(&monitor, &state, PLAIN, (80, 24));
-    assert!(help.contains("another budget of the tree") && help.contains("Any key closes this.") && help.is_ascii());
+    assert!(help.contains("another budget of the tree") && help.contains(" p    park the tree"), "{help}");
+    assert!(help.contains("Any key closes this.") && help.is_ascii());
+}
+
+#[test]
+fn what_is_parked_is_said_and_whether_it_is_to_be_is_asked() {
+    let (monitor, mut state) = watched();
+    state.parking = Some(Parking { pid: 4711, is_back: false });
+    let shown = screen(&monitor, &state, PLAIN, (80, 24));
+    assert!(shown.ends_with("\nPark the tree of 4711 (python3, 0 processes)? y: yes, n: no\n"), "{shown}");
+    state.parking = Some(Parking { pid: 4711, is_back: true });
+    let shown = screen(&monitor, &state, PLAIN, (80, 24));
+    assert!(shown.contains("\nBring back the tree of 4711 (") && !shown.contains("parked"), "{shown}");
+    state.reading.trees[0].is_parked = true;
+    state.reading.programs[0].is_parked = true;
+    let shown = screen(&monitor, &state, PLAIN, (80, 24));
+    assert!(shown.contains("   tree nobody   python3 (0)     64M [ parked ]   62M "), "{shown}");
+    assert!(shown.contains("   4711 nobody    python3        64M [ parked ]   62M "), "{shown}");
+    state.view = details_of(4711);
+    assert!(screen(&monitor, &state, PLAIN, (80, 24)).contains("python3 (4711): parked, may have 64.0 MiB"));
 }
 
 #[test]

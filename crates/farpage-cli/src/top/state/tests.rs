@@ -14,12 +14,13 @@ fn program(pid: u32, tree: Option<u32>, mib: u64) -> Program {
     });
     let rates = Some(Rates { faults: mib as f64, ..Rates::default() });
     let id = Id { pid, pager: 0 };
-    Program { id, command: format!("p{pid}"), tree, claim: None, page: Rc::new(page), rates }
+    let (command, user) = (format!("p{pid}"), String::new());
+    Program { id, command, user, is_parked: false, tree, claim: None, page: Rc::new(page), rates }
 }
 
 fn tree(pid: u32) -> TreeRow {
-    let (budget, command) = (Some(100 << 20), format!("p{pid}"));
-    TreeRow { pid, command, budget, claimed: 0, swapped: 0, processes: 2 }
+    let (budget, command, user) = (Some(100 << 20), format!("p{pid}"), String::new());
+    TreeRow { pid, command, user, is_parked: pid == 20, budget, claimed: 0, swapped: 0, processes: 2 }
 }
 
 fn reading(programs: Vec<Program>) -> Reading {
@@ -88,7 +89,7 @@ fn the_selection_follows_its_program_and_stays_on_the_screen() {
     assert_eq!(state.selected_place(), Some(5));
     state.take(Reading { trees: Vec::new(), ..reading(Vec::new()) });
     assert_eq!((state.selected, shown(&state).as_str()), (None, ""));
-    for keys in ["v", "^", "G", "g", "\n", "b", "+", "-", "s", "r", "?", "x", "b12\n"] {
+    for keys in ["v", "^", "G", "g", "\n", "b", "+", "-", "s", "r", "?", "x", "b12\n", "p", "y"] {
         assert_eq!(press(&mut state, keys), Wish::Nothing, "{keys:?}");
     }
     assert!(state.view == View::List && state.prompt.is_none());
@@ -128,6 +129,27 @@ fn a_budget_is_typed_and_asked_for() {
     press(&mut state, "\x1bG");
     press(&mut state, "b");
     assert!(state.prompt.is_none() && state.message.as_deref().is_some_and(|words| words.contains("in no tree")));
+}
+
+#[test]
+fn a_tree_is_parked_or_brought_back_if_that_is_confirmed() {
+    let mut state = some();
+    let wish = |pid, is_back| Wish::Park(Parking { pid, is_back });
+    // Of a program, and of a tree, in the list and in detail.
+    for keys in ["py", "p\n", "vvpy", "\npy"] {
+        assert_eq!(press(&mut state, keys), wish(10, false), "{keys:?}");
+        assert_eq!(state.parking, None);
+    }
+    // Any other key is a no, and does nothing else.
+    for key in ["n", "q", "p", "b", "\x1b", "x"] {
+        assert_eq!((press(&mut state, "p"), press(&mut state, key)), (Wish::Nothing, Wish::Nothing), "{key:?}");
+        assert!(state.parking.is_none() && state.prompt.is_none() && state.view != View::List);
+    }
+    press(&mut state, "qG^");
+    assert_eq!((state.selected_place(), press(&mut state, "py")), (Some(4), wish(20, true)));
+    assert_eq!(press(&mut state, "vp"), Wish::Nothing);
+    let refused = "process 15 is in no tree of farpage run, and cannot be parked";
+    assert_eq!((state.parking, state.message.as_deref()), (None, Some(refused)));
 }
 
 #[test]
