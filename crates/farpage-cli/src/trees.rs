@@ -144,7 +144,8 @@ impl Tree {
         let members = self.members();
         let strangers = members.iter().filter(|m| m.kind() == MemberKind::Stranger).count();
         let mut text = format!(
-            "tree {} {}: budget {}, claimed {}, peak {}; {} processes, {strangers} without the library; {} refused, {} gave\n",
+            "tree {} {}: budget {}, claimed {}, peak {}\n     processes {}, without the library {strangers}; \
+             refused {} times, gave {} times\n",
             self.pid,
             comm(self.pid),
             budget.map_or("none".into(), size::format),
