@@ -19,7 +19,7 @@ SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install uninstall deb test-install \
 	test-packages test-programs test lint unit models loom tsan miri breakages stress situations programs programs-all \
-	soak bench bench-suite book clean
+	soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build
@@ -304,6 +304,10 @@ bench-suite: setup build
 	@mkdir -p $(BENCH_OUT)
 	$(FARPAGE) bench program --suite $(addprefix --only ,$(SUITE)) --python target/suite-venv/bin/python3 \
 		--rounds $(BENCH_ROUNDS) --json $(BENCH_OUT)/suite.json
+
+## make pictures: those of README.md and docs, by real programs, in docs/pictures (some minutes; says what to install)
+pictures: build
+	scripts/pictures.py
 
 ## make book: the pages below docs as a site, in target/book (installs mdbook if it is missing: some minutes)
 book:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Relative links and anchors of every page must lead somewhere; every page below docs must be in docs/SUMMARY.md."""
+"""Relative links, pictures and anchors of every page must lead somewhere; every page below docs must be in
+docs/SUMMARY.md; every picture must be on a page, and in words, too."""
 
 import os
 import re
@@ -8,6 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = re.compile(r"\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s+<?(\S+?)>?$", re.M)
+# In HTML; and those that are not in words.
+PICTURE = re.compile(r"(?:src|srcset)=\"([^\"]+)")
+WORDLESS = re.compile(r"!\[\s*\]|<img(?![^>]*alt=\"[^\"])")
 
 
 def prose(text):
@@ -29,7 +33,9 @@ def anchors(page):
 
 def wrong(page):
     text = prose(page.read_text(encoding="utf-8"))
-    for target in (inline or named for inline, named in TARGET.findall(text)):
+    if WORDLESS.search(text):
+        yield f"{page.relative_to(ROOT)}: a picture without words"
+    for target in [inline or named for inline, named in TARGET.findall(text)] + PICTURE.findall(text):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
@@ -47,6 +53,9 @@ def main():
     summary = (docs / "SUMMARY.md").read_text(encoding="utf-8")
     names = [str(page.relative_to(docs)) for page in pages if docs in page.parents and page.name != "SUMMARY.md"]
     bad += [f"docs/SUMMARY.md: {name} is missing" for name in names if f"({name})" not in summary]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    pictures = [path.relative_to(ROOT) for path in sorted((docs / "pictures").iterdir())]
+    bad += [f"{picture}: on no page" for picture in pictures if f"pictures/{picture.name}" not in text]
     print("\n".join(bad), file=sys.stderr) if bad else None
     return bool(bad)
 
