@@ -31,7 +31,8 @@ struct Piece {
     opening: Opening,
 }
 
-/// The top of a stack of free blocks: two words that change together, by an instruction that no atomic type has.
+/// The top of a stack of free blocks: two words that change together, by an instruction that no atomic type has
+/// (docs/decisions/0022-sixteen-bytes-by-asm.md).
 #[repr(C, align(16))]
 struct Top {
     /// The first block, 0 for none; each holds the address of the next in its first word.
