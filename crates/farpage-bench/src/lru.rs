@@ -7,10 +7,11 @@
 use super::meter::{self, Counting};
 use super::slots::spread;
 use crate::failure::Result;
-use crate::json::Object;
+use crate::output::SCHEMA;
 use clap::Args;
 use farpage_swap::lock::{Meter, sites};
 use farpage_swap::splice::{Batch, Linking, PageLists, Place};
+use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -162,17 +163,15 @@ fn print(rows: &[Row], clock_ns: f64) {
 }
 
 fn json(rows: &[Row]) -> String {
-    let mut object = Object::with_schema();
     let row = |row: &Row| {
-        let mut out = Object::default();
-        out.put("variant", VARIANTS[row.variant].0);
-        out.put("threads", row.threads);
-        out.put("pages_per_s", spread(&row.pages_per_s).0);
-        out.put("acquisitions_per_page", spread(&row.acquisitions_per_page).0);
-        out.put("hold_ns_per_page", spread(&row.hold_ns_per_page).0);
-        out.put("wait_ns_per_page", spread(&row.wait_ns_per_page).0);
-        out
+        json!({
+            "variant": VARIANTS[row.variant].0,
+            "threads": row.threads,
+            "pages_per_s": spread(&row.pages_per_s).0,
+            "acquisitions_per_page": spread(&row.acquisitions_per_page).0,
+            "hold_ns_per_page": spread(&row.hold_ns_per_page).0,
+            "wait_ns_per_page": spread(&row.wait_ns_per_page).0,
+        })
     };
-    object.put_list("rows", rows.iter().map(row).collect());
-    object.line()
+    json!({ "schema": SCHEMA, "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string()
 }

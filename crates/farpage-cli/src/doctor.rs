@@ -3,7 +3,7 @@
 use crate::args::DoctorArgs;
 use crate::budget::Machine;
 use crate::failure::Result;
-use crate::json::Object;
+use crate::output::SCHEMA;
 use crate::preload;
 use farpage::internals::conf::size;
 use farpage::internals::probe::wake::WakeUp;
@@ -11,6 +11,7 @@ use farpage::internals::probe::{self, FEATURES, Probe, Verdict, errno_text};
 use farpage::internals::sys::pm_qos;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use serde_json::{Value, json};
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
         disk: free_for_files(),
     };
     if args.json {
-        println!("{}", report.json().pretty());
+        println!("{:#}", report.json());
     } else {
         print!("{}", report.text(args.verbose));
     }
@@ -225,19 +226,21 @@ impl Report {
         self.probe.io_uring.is_err() && disabled.is_some_and(|v| v != "0")
     }
 
-    fn json(&self) -> Object {
+    fn json(&self) -> Value {
         let probe = &self.probe;
-        let mut object = Object::with_schema();
-        object.put("version", env!("CARGO_PKG_VERSION"));
-        object.put("kernel", probe.release.as_str());
-        object.put("uid", rustix::process::geteuid().as_raw());
-        object.put("works", self.works());
-        let mut checks = Object::default();
+        let mut object = json!({
+            "schema": SCHEMA,
+            "version": env!("CARGO_PKG_VERSION"),
+            "kernel": probe.release.as_str(),
+            "uid": rustix::process::geteuid().as_raw(),
+            "works": self.works(),
+        });
+        let mut checks = json!({});
         let mut check = |name: &str, outcome: Option<&Verdict>| {
-            let mut one = Object::default();
-            one.put("works", outcome.map(|o| o.is_ok()));
-            one.put("why", outcome.and_then(|o| o.err()).map(|e| e.to_string()));
-            checks.put_object(name, one);
+            checks[name] = json!({
+                "works": outcome.map(|o| o.is_ok()),
+                "why": outcome.and_then(|o| o.err()).map(|e| e.to_string()),
+            });
         };
         check("uffd_full_inherited", probe.inherited.as_ref());
         check("uffd_full_device", Some(&probe.device));
@@ -249,30 +252,30 @@ impl Report {
         check("io_uring", Some(&probe.io_uring));
         check("fork_pidfd_getfd", Some(&probe.fork_fetched));
         check("fork_socket", Some(&probe.fork_sent));
-        object.put_object("checks", checks);
+        object["checks"] = checks;
         let ns = |time: Option<Duration>| time.map(|t| t.as_nanos() as u64);
-        object.put("wake_up_ns", ns(self.wake_up.plain));
-        object.put("wake_up_kept_awake_ns", ns(self.wake_up.awake.ok().flatten()));
-        let mut features = Object::default();
+        object["wake_up_ns"] = json!(ns(self.wake_up.plain));
+        object["wake_up_kept_awake_ns"] = json!(ns(self.wake_up.awake.ok().flatten()));
+        let mut features = json!({});
         for (name, bit) in FEATURES {
-            features.put(name, probe.features.map(|_| probe.has(bit)));
+            features[name] = json!(probe.features.map(|_| probe.has(bit)));
         }
-        object.put_object("features", features);
-        let mut settings = Object::default();
+        object["features"] = features;
+        let mut settings = json!({});
         for (name, value) in &self.settings {
-            settings.put(name, value.clone());
+            settings[name] = json!(value);
         }
-        object.put_object("settings", settings);
+        object["settings"] = settings;
         let machine = self.machine.as_ref().ok();
-        object.put("ram_bytes", machine.map(|m| m.total));
-        object.put("available_bytes", machine.map(|m| m.available));
-        object.put("cgroup_limit_bytes", machine.and_then(|m| Some(m.limit.as_ref()?.bytes)));
-        object.put("default_budget_bytes", machine.and_then(|m| Some(m.budget(None).ok()?.bytes)));
-        object.put("swap_files_free_bytes", self.disk.ok());
-        object.put("preload_library", self.library.as_ref().ok().map(|p| p.display().to_string()));
+        object["ram_bytes"] = json!(machine.map(|m| m.total));
+        object["available_bytes"] = json!(machine.map(|m| m.available));
+        object["cgroup_limit_bytes"] = json!(machine.and_then(|m| Some(m.limit.as_ref()?.bytes)));
+        object["default_budget_bytes"] = json!(machine.and_then(|m| Some(m.budget(None).ok()?.bytes)));
+        object["swap_files_free_bytes"] = json!(self.disk.ok());
+        object["preload_library"] = json!(self.library.as_ref().ok().map(|p| p.display().to_string()));
         let refusal = probe.verdict().err();
-        object.put("refusal", refusal.as_ref().map(|r| r.sentence.clone()));
-        object.put("help", refusal.map(|r| r.help).unwrap_or_default());
+        object["refusal"] = json!(refusal.as_ref().map(|r| &r.sentence));
+        object["help"] = json!(refusal.map(|r| r.help).unwrap_or_default());
         object
     }
 }

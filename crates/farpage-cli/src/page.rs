@@ -3,9 +3,9 @@
 //! It is read with `pread`, not mapped: another process's file could shrink under a mapping, and every value is one
 //! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
-use crate::json::Object;
 use farpage::internals::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
 use farpage::internals::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value};
+use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -180,40 +180,40 @@ impl Page {
     }
 
     /// Appends every value and, of an engine, the latencies.
-    pub fn to_json(&self, object: &mut Object) {
+    pub fn to_json(&self, object: &mut Json) {
         for value in self.values() {
-            object.put(value.name, value.value);
+            object[value.name] = value.value.into();
         }
         if self.pager().is_none() {
             for (key, share) in SHARES {
-                object.put(key, self.percentile(share));
+                object[key] = json!(self.percentile(share));
             }
         }
         let mappings = self.readahead().into_iter().map(|m| {
-            let mut row = Object::default();
-            row.put("start", m.start);
-            row.put("bytes", m.bytes);
-            row.put("pgmajfault", m.faults);
-            row.put("swap_ra", m.swap_ra);
-            row.put("swap_ra_hit", m.swap_ra_hit);
-            row.put("ra_hit_pct", m.hit_pct());
-            row.put("window", m.window);
-            row
+            json!({
+                "start": m.start,
+                "bytes": m.bytes,
+                "pgmajfault": m.faults,
+                "swap_ra": m.swap_ra,
+                "swap_ra_hit": m.swap_ra_hit,
+                "ra_hit_pct": m.hit_pct(),
+                "window": m.window,
+            })
         });
-        object.put_list("readahead", mappings.collect());
+        object["readahead"] = mappings.collect();
     }
 
     /// What [`Page::to_json`] writes of an engine, with null for every value: none ran.
-    pub fn nulls(object: &mut Object) {
+    pub fn nulls(object: &mut Json) {
         // SAFETY: as in `read`: all-zero is a valid Stat.
         let empty: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         for value in empty.values() {
-            object.put(value.name, None::<u64>);
+            object[value.name] = Json::Null;
         }
         for (key, _) in SHARES {
-            object.put(key, None::<u64>);
+            object[key] = Json::Null;
         }
-        object.put("readahead", None::<u64>);
+        object["readahead"] = Json::Null;
     }
 }
 
@@ -268,10 +268,10 @@ mod tests {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             file.write_all_at(&bytes, 0).unwrap();
             let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
-            let mut object = Object::default();
+            let mut object = json!({});
             page.to_json(&mut object);
             assert!(page.events().len() <= EVENTS);
-            serde_json::from_str::<serde_json::Value>(&object.line()).unwrap();
+            serde_json::from_str::<Json>(&object.to_string()).unwrap();
         });
     }
 
@@ -281,9 +281,9 @@ mod tests {
         file.write_all_at(&[0xff; farpage::internals::stat::STAT_BYTES], 0).unwrap();
         file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
         let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
-        let mut object = Object::default();
+        let mut object = json!({});
         page.to_json(&mut object);
         assert_eq!(page.readahead()[0].bytes, u64::MAX);
-        assert!(page.percentile(0.5).is_some() && object.line().len() > 1000);
+        assert!(page.percentile(0.5).is_some() && object.to_string().len() > 1000);
     }
 }

@@ -4,7 +4,6 @@
 //! themselves.
 
 use crate::failure::{Failure, Result};
-use crate::json::Object;
 use crate::process;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
@@ -12,6 +11,7 @@ use farpage::internals::tree::mapped::{self, MappedSegment};
 use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -179,32 +179,34 @@ impl Tree {
     }
 
     /// The same for programs, bytes.
-    pub fn json(&self) -> Object {
+    pub fn json(&self) -> Value {
         let header = &self.segment.header;
         let of = |pages: &std::sync::atomic::AtomicU64| bytes(pages.load(Relaxed));
-        let mut object = Object::default();
-        object.put("pid", self.pid);
-        object.put("budget_bytes", self.budget());
-        object.put("claimed_bytes", bytes(self.segment.claimed()));
-        object.put("peak_bytes", of(&header.peak));
-        object.put("strangers_peak_bytes", of(&header.strangers_peak));
-        object.put("refused", header.refused.load(Relaxed));
-        object.put("gives", header.gives.load(Relaxed));
-        object.put("pgmajfault", header.major.load(Relaxed));
-        object.put("joined", header.joined.load(Relaxed));
-        let largest = header.largest.list().into_iter().map(|process| {
-            let mut object = Object::default();
-            object.put("pid", process.pid);
-            object.put("name", process.name);
-            object.put("peak_bytes", bytes(process.peak));
-            object
+        let mut object = json!({
+            "pid": self.pid,
+            "budget_bytes": self.budget(),
+            "claimed_bytes": bytes(self.segment.claimed()),
+            "peak_bytes": of(&header.peak),
+            "strangers_peak_bytes": of(&header.strangers_peak),
+            "refused": header.refused.load(Relaxed),
+            "gives": header.gives.load(Relaxed),
+            "pgmajfault": header.major.load(Relaxed),
+            "joined": header.joined.load(Relaxed),
         });
-        object.put_list("largest", largest.collect());
+        let largest = header.largest.list().into_iter().map(|process| {
+            json!({
+                "pid": process.pid,
+                "name": process.name,
+                "peak_bytes": bytes(process.peak),
+            })
+        });
+        object["largest"] = largest.collect();
         let members = self.members().into_iter().map(|m| {
-            let mut object = Object::default();
-            object.put("pid", m.pid.load(Relaxed));
-            object.put("kind", m.kind().name());
-            object.put("claim_bytes", bytes(m.claim.held()));
+            let mut object = json!({
+                "pid": m.pid.load(Relaxed),
+                "kind": m.kind().name(),
+                "claim_bytes": bytes(m.claim.held()),
+            });
             for (name, pages) in [
                 ("used_bytes", &m.used),
                 ("shared_bytes", &m.shared),
@@ -212,13 +214,13 @@ impl Tree {
                 ("floor_bytes", &m.floor),
                 ("wants_bytes", &m.wants),
             ] {
-                object.put(name, of(pages));
+                object[name] = of(pages).into();
             }
-            object.put("price_ns_per_s", m.price.load(Relaxed));
-            object.put("stalls", m.stalls.load(Relaxed));
+            object["price_ns_per_s"] = m.price.load(Relaxed).into();
+            object["stalls"] = m.stalls.load(Relaxed).into();
             object
         });
-        object.put_list("members", members.collect());
+        object["members"] = members.collect();
         object
     }
 }

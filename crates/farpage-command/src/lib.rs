@@ -3,5 +3,4 @@
 //! Callers: `farpage`, `farpage-bench`. No state, no locks.
 
 pub mod failure;
-pub mod json;
 pub mod output;

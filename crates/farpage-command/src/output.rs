@@ -9,6 +9,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+/// Version of every JSON object that these commands print.
+pub const SCHEMA: u32 = 1;
+
 /// Opens a file for what will be written later, and leaves what is in it.
 ///
 /// # Errors

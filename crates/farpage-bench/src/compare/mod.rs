@@ -268,7 +268,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
 }
 
 fn json_text(setting: &Setting, rows: &[Row]) -> String {
-    report::json(setting, rows).pretty() + "\n"
+    format!("{:#}\n", report::json(setting, rows))
 }
 
 fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<()> {

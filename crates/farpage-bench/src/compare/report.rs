@@ -2,7 +2,8 @@
 
 use super::Setting;
 use super::row::{Row, Side, Spread};
-use crate::json::Object;
+use crate::output::SCHEMA;
+use serde_json::{Value, json};
 
 /// Above the lines of [`line`].
 pub const HEADER: &str = "\
@@ -54,59 +55,57 @@ fn side(workload: &str, who: &str, s: &Side) -> String {
 }
 
 /// The whole result.
-pub fn json(setting: &Setting, rows: &[Row]) -> Object {
-    let mut object = Object::default();
-    object.put_list("rows", rows.iter().map(|row| json_row(setting, row)).collect());
-    object.put("schema", crate::json::SCHEMA);
-    object.put("notes", setting.notes.clone());
-    object.put("ram_bytes", setting.ram);
-    object.put("data_bytes", setting.data);
-    object.put("rounds", setting.rounds);
-    object
+pub fn json(setting: &Setting, rows: &[Row]) -> Value {
+    json!({
+        "rows": rows.iter().map(|row| json_row(setting, row)).collect::<Vec<_>>(),
+        "schema": SCHEMA,
+        "notes": setting.notes,
+        "ram_bytes": setting.ram,
+        "data_bytes": setting.data,
+        "rounds": setting.rounds,
+    })
 }
 
-fn json_row(setting: &Setting, row: &Row) -> Object {
-    let mut object = Object::default();
-    object.put("workload", row.workload.name());
-    object.put("mode", setting.mode.name());
-    object.put("against", setting.against.name());
-    object.put("threads", row.threads);
+fn json_row(setting: &Setting, row: &Row) -> Value {
+    let mut object = json!({
+        "workload": row.workload.name(),
+        "mode": setting.mode.name(),
+        "against": setting.against.name(),
+        "threads": row.threads,
+    });
     if let (Some(variant), Some((locks, waits))) = (row.variant, row.lru_locks()) {
-        object.put("variant", variant.name());
-        object.put("lru_locks_per_page", locks);
-        object.put("lru_lock_waits_per_page", waits);
+        object["variant"] = variant.name().into();
+        object["lru_locks_per_page"] = locks.into();
+        object["lru_lock_waits_per_page"] = waits.into();
     }
     let ratio = row.ratio();
-    object.put("ratio_median", ratio.map(|r| r.median));
-    object.put("ratio_min", ratio.map(|r| r.min));
-    object.put("ratio_max", ratio.map(|r| r.max));
-    object.put_object("farpage", json_side(&row.farpage()));
-    match row.kernel() {
-        Some(kernel) => object.put_object("kernel", json_side(&kernel)),
-        None => object.put("kernel", serde_json::Value::Null),
-    }
-    object.put("p99_ratio_median", row.p99_ratio().map(|r| r.median));
-    object.put("farpage_ram_bytes", row.ram());
-    object.put("rounds", row.rounds.len());
+    object["ratio_median"] = json!(ratio.map(|r| r.median));
+    object["ratio_min"] = json!(ratio.map(|r| r.min));
+    object["ratio_max"] = json!(ratio.map(|r| r.max));
+    object["farpage"] = json_side(&row.farpage());
+    object["kernel"] = json!(row.kernel().map(|kernel| json_side(&kernel)));
+    object["p99_ratio_median"] = json!(row.p99_ratio().map(|r| r.median));
+    object["farpage_ram_bytes"] = row.ram().into();
+    object["rounds"] = row.rounds.len().into();
     object
 }
 
-fn json_side(side: &Side) -> Object {
-    let mut object = Object::default();
-    object.put("us_per_page", side.us_per_page);
-    object.put("p50_us", side.p50_us);
-    object.put("p99_us", side.p99_us);
-    object.put("p999_us", side.p999_us);
-    object.put("cpu_s_per_gib", side.cpu_user_s_per_gib + side.cpu_sys_s_per_gib);
-    object.put("peak_rss_anon", side.peak_rss_anon as u64);
-    object.put("pool_bytes", side.pool_bytes as u64);
-    object.put("max_us", side.max_us);
-    object.put("ops_per_s", side.ops_per_s);
-    object.put("cpu_user_s_per_gib", side.cpu_user_s_per_gib);
-    object.put("cpu_sys_s_per_gib", side.cpu_sys_s_per_gib);
-    object.put("major_faults", side.major_faults as u64);
-    object.put("pool_ratio", side.pool_ratio);
-    object
+fn json_side(side: &Side) -> Value {
+    json!({
+        "us_per_page": side.us_per_page,
+        "p50_us": side.p50_us,
+        "p99_us": side.p99_us,
+        "p999_us": side.p999_us,
+        "cpu_s_per_gib": side.cpu_user_s_per_gib + side.cpu_sys_s_per_gib,
+        "peak_rss_anon": side.peak_rss_anon as u64,
+        "pool_bytes": side.pool_bytes as u64,
+        "max_us": side.max_us,
+        "ops_per_s": side.ops_per_s,
+        "cpu_user_s_per_gib": side.cpu_user_s_per_gib,
+        "cpu_sys_s_per_gib": side.cpu_sys_s_per_gib,
+        "major_faults": side.major_faults as u64,
+        "pool_ratio": side.pool_ratio,
+    })
 }
 
 #[cfg(test)]
@@ -122,7 +121,7 @@ mod tests {
         let row = Row::new(Workload::RandRead, None, 2, vec![round]);
         let (mode, against) = (Mode::Run, Against::Zram);
         let setting = Setting { ram: 1, data: 2, threads: 2, mode, against, rounds: 1, notes: vec!["a".into()] };
-        let value: serde_json::Value = serde_json::from_str(&json(&setting, &[row]).line()).unwrap();
+        let value = json(&setting, &[row]);
         let row = &value["rows"][0];
         assert_eq!((&row["workload"], &row["mode"]), (&"rand-read".into(), &"run".into()));
         assert_eq!((&row["against"], &row["threads"]), (&"zram".into(), &2.into()));

@@ -14,8 +14,9 @@ mod queue;
 mod sample;
 
 use crate::failure::Result;
-use crate::json::Object;
+use crate::output::SCHEMA;
 use clap::Args;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -67,7 +68,7 @@ pub fn main(args: &IoArgs) -> Result<ExitCode> {
     let mut rows = measure::memory(source, args.rounds as usize)?;
     rows.extend(orders::rows(source, args.rounds as usize)?);
     rows.extend(measure::file(&args.dir, source, args.rounds as usize)?);
-    crate::output::table_or_json(args.json.as_deref(), || table(&rows), || object(args, &rows).pretty())?;
+    crate::output::table_or_json(args.json.as_deref(), || table(&rows), || format!("{:#}", object(args, &rows)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -91,32 +92,33 @@ fn table(rows: &[Row]) {
     }
 }
 
-fn object(args: &IoArgs, rows: &[Row]) -> Object {
-    let mut object = Object::with_schema();
-    object.put("bench", "io");
-    let uname = rustix::system::uname();
-    object.put("kernel", uname.release().to_string_lossy().into_owned());
-    object.put("cpus", std::thread::available_parallelism().map_or(0, usize::from));
-    object.put("dir", args.dir.to_string_lossy().into_owned());
-    object.put("pages", args.pages);
+fn object(args: &IoArgs, rows: &[Row]) -> Value {
     let rows = rows.iter().map(|r| {
-        let mut row = Object::default();
-        row.put("device", r.device);
-        row.put("path", r.path);
-        row.put("op", r.op);
-        row.put("batch", r.batch);
-        row.put("avg_ns", r.avg_ns.round() as u64);
-        row.put("p50_ns", r.p50_ns);
-        row.put("p99_ns", r.p99_ns);
+        let mut row = json!({
+            "device": r.device,
+            "path": r.path,
+            "op": r.op,
+            "batch": r.batch,
+            "avg_ns": r.avg_ns.round() as u64,
+            "p50_ns": r.p50_ns,
+            "p99_ns": r.p99_ns,
+        });
         if let Some(allocs) = r.allocs_per_op {
-            row.put("allocs_per_op", (allocs * 1000.0).round() / 1000.0);
+            row["allocs_per_op"] = ((allocs * 1000.0).round() / 1000.0).into();
         }
-        row.put("mib_per_s", (r.mib_per_s * 10.0).round() / 10.0);
+        row["mib_per_s"] = ((r.mib_per_s * 10.0).round() / 10.0).into();
         if let Some(ratio) = r.ratio {
-            row.put("ratio", (ratio * 1000.0).round() / 1000.0);
+            row["ratio"] = ((ratio * 1000.0).round() / 1000.0).into();
         }
         row
     });
-    object.put_list("rows", rows.collect());
-    object
+    json!({
+        "schema": SCHEMA,
+        "bench": "io",
+        "kernel": rustix::system::uname().release().to_string_lossy(),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "dir": args.dir.to_string_lossy(),
+        "pages": args.pages,
+        "rows": rows.collect::<Vec<_>>(),
+    })
 }

@@ -5,9 +5,10 @@ use super::{
     setting, stolen,
 };
 use crate::failure::{Result, say};
-use crate::json::Object;
+use crate::output::SCHEMA;
 use crate::output::bar;
 use farpage::internals::conf::size;
+use serde_json::{Value, json};
 use std::process::ExitCode;
 
 const HEADER: &str = "   MiB:          seconds:               kernel's  major faults:\n   \
@@ -51,7 +52,7 @@ pub fn main(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode
             remarks.push(String::from("it takes no more than --ram as it is"));
         }
         remarks.iter().for_each(|remark| destination.tell(&format!("{:7}{remark}", "")));
-        let mut object = Object::default();
+        let mut object = json!({});
         rows.put(&mut object, &args.program, &remarks, setting.ram);
         sizes.push(object);
         // What there is so far is worth having, should the rest be interrupted.
@@ -65,11 +66,8 @@ pub fn main(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode
     Ok(if complained { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn json(notes: &[String], sizes: &[Object]) -> Object {
-    let mut object = Object::with_schema();
-    object.put("notes", notes.to_vec());
-    object.put_list("sizes", sizes.to_vec());
-    object
+fn json(notes: &[String], sizes: &[Value]) -> Value {
+    json!({ "schema": SCHEMA, "notes": notes, "sizes": sizes })
 }
 
 /// One size; `ram`: the kernel's limit, bytes.

@@ -1,8 +1,8 @@
 //! Where results go: the table to standard output, JSON to a file, or JSON alone to standard output.
 
 use crate::failure::{Failure, Result, why};
-use crate::json::Object;
 use crate::output;
+use serde_json::Value;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -39,18 +39,18 @@ impl<'a> Destination<'a> {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn save(&self, object: &Object) -> Result<()> {
+    pub fn save(&self, object: &Value) -> Result<()> {
         let Some(path) = self.file else { return Ok(()) };
-        output::write(path, object.pretty() + "\n").map_err(|e| unwritable(path, &e))
+        output::write(path, format!("{object:#}\n")).map_err(|e| unwritable(path, &e))
     }
 
     /// All that was measured.
     ///
     /// # Errors
     /// As [`Destination::save`].
-    pub fn finish(&self, object: &Object) -> Result<()> {
+    pub fn finish(&self, object: &Value) -> Result<()> {
         if self.alone {
-            let _ = io::stdout().write_all((object.pretty() + "\n").as_bytes());
+            let _ = writeln!(io::stdout(), "{object:#}");
         }
         self.save(object)
     }

@@ -24,12 +24,13 @@ use super::compare::kernel::{self, KernelSide, SwapKind};
 pub use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
 use crate::failure::{Failure, Result, say};
-use crate::json::Object;
+use crate::output::SCHEMA;
 use clap::{Args, ValueEnum};
 use destination::Destination;
 use farpage::internals::conf::size;
 use farpage::internals::conf::{SwapSpec, parse_idle_poll};
 pub use report::Rows;
+use serde_json::json;
 use side::Pager;
 pub use side::{Counted, Ended, Invocation};
 use std::ffi::OsString;
@@ -221,7 +222,7 @@ fn one(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode> {
     if let Some(text) = stolen("the program", before, cpu_ticks()) {
         note(text);
     }
-    let mut object = Object::with_schema();
+    let mut object = json!({ "schema": SCHEMA });
     rows.put(&mut object, &args.program, &notes, setting.ram);
     destination.finish(&object)?;
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -3,7 +3,7 @@
 use super::Round;
 use super::side::Ended;
 use crate::compare::row::Spread;
-use crate::json::Object;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 
 /// What was measured so far.
@@ -83,20 +83,20 @@ impl Rows {
     }
 
     /// Puts the whole result into an object; `ram`: the kernel's limit, bytes.
-    pub fn put(&self, object: &mut Object, program: &[OsString], notes: &[String], ram: u64) {
-        object.put("program", program.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>());
-        object.put("notes", notes.to_vec());
-        object.put("ram_bytes", ram);
-        object.put("farpage_ram_bytes", self.ram());
-        object.put("rounds", self.rounds.len());
+    pub fn put(&self, object: &mut Value, program: &[OsString], notes: &[String], ram: u64) {
+        object["program"] = program.iter().map(|a| a.to_string_lossy()).collect();
+        object["notes"] = notes.into();
+        object["ram_bytes"] = ram.into();
+        object["farpage_ram_bytes"] = self.ram().into();
+        object["rounds"] = self.rounds.len().into();
         let ratio = self.ratio();
-        object.put("ratio_median", ratio.map(|r| r.median));
-        object.put("ratio_min", ratio.map(|r| r.min));
-        object.put("ratio_max", ratio.map(|r| r.max));
-        object.put("farpage_file_pages", self.file_pages());
-        object.put("output_compared", self.is_steady());
-        object.put("complaints", self.complaints());
-        object.put_list("rows", self.sides().iter().map(|(name, runs)| json_side(name, runs)).collect());
+        object["ratio_median"] = json!(ratio.map(|r| r.median));
+        object["ratio_min"] = json!(ratio.map(|r| r.min));
+        object["ratio_max"] = json!(ratio.map(|r| r.max));
+        object["farpage_file_pages"] = json!(self.file_pages());
+        object["output_compared"] = self.is_steady().into();
+        object["complaints"] = json!(self.complaints());
+        object["rows"] = self.sides().iter().map(|(name, runs)| json_side(name, runs)).collect();
     }
 
     /// The median of something of one side's runs; `None`: that side was not measured.
@@ -139,20 +139,20 @@ impl Rows {
     }
 }
 
-fn json_side(name: &str, runs: &[&Ended]) -> Object {
+fn json_side(name: &str, runs: &[&Ended]) -> Value {
     let of = |f: fn(&Ended) -> f64| spread(runs.iter().map(|run| f(run)));
-    let mut object = Object::default();
-    object.put("side", name);
     let wall = of(|e| e.wall_s);
-    object.put("seconds_median", wall.median);
-    object.put("seconds_min", wall.min);
-    object.put("seconds_max", wall.max);
-    object.put("cpu_s", of(|e| e.cpu_s).median);
-    object.put("major_faults", of(|e| e.major_faults as f64).median as u64);
-    object.put("peak_rss_anon", of(|e| e.peak_rss_anon as f64).median as u64);
-    object.put("written_bytes", of(|e| e.written_bytes as f64).median as u64);
-    object.put("pool_bytes", of(|e| e.pool_peak_bytes as f64).median as u64);
-    object
+    json!({
+        "side": name,
+        "seconds_median": wall.median,
+        "seconds_min": wall.min,
+        "seconds_max": wall.max,
+        "cpu_s": of(|e| e.cpu_s).median,
+        "major_faults": of(|e| e.major_faults as f64).median as u64,
+        "peak_rss_anon": of(|e| e.peak_rss_anon as f64).median as u64,
+        "written_bytes": of(|e| e.written_bytes as f64).median as u64,
+        "pool_bytes": of(|e| e.pool_peak_bytes as f64).median as u64,
+    })
 }
 
 fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
@@ -234,9 +234,8 @@ mod tests {
         let rows = rows([7; 4], [0; 3]);
         let table = rows.table();
         assert!(table.lines().count() == 4 && table.ends_with("0.67 (0.67 to 0.67)"), "{table}");
-        let mut object = Object::default();
-        rows.put(&mut object, &["p".into()], &[], 3);
-        let value: serde_json::Value = serde_json::from_str(&object.line()).unwrap();
+        let mut value = json!({});
+        rows.put(&mut value, &["p".into()], &[], 3);
         assert_eq!((value["rows"].as_array().unwrap().len(), &value["rows"][1]["side"]), (3, &"kernel".into()));
         assert!((value["ratio_median"].as_f64().unwrap() - 2.0 / 3.0).abs() < 1e-9);
     }

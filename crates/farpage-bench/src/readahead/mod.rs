@@ -11,10 +11,11 @@ pub mod load;
 mod side;
 
 use crate::failure::{Failure, Result};
-use crate::json::Object;
+use crate::output::SCHEMA;
 use clap::Args;
 use farpage::internals::conf::size;
 use load::{Done, Kind, Memory, Spec};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -155,7 +156,7 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
         rows.extend(measure("zram-random", Kind::Random, 0, true)?);
     }
     let linpack = if args.no_linpack { Vec::new() } else { measure("file", Kind::Linpack, 0, false)? };
-    let json = || object(args, &rows, &linpack).pretty();
+    let json = || format!("{:#}", object(args, &rows, &linpack));
     crate::output::table_or_json(args.json.as_deref(), || table(&rows, &linpack), json)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -184,46 +185,48 @@ fn table(rows: &[Row], linpack: &[Row]) {
     }
 }
 
-fn object(args: &ReadaheadArgs, rows: &[Row], linpack: &[Row]) -> Object {
-    let mut object = Object::with_schema();
-    object.put("bench", "readahead");
-    let uname = rustix::system::uname();
-    object.put("kernel", uname.release().to_string_lossy().into_owned());
-    object.put("cpus", std::thread::available_parallelism().map_or(0, usize::from));
-    object.put("ram_bytes", args.ram);
-    object.put("ram", size::format(args.ram));
-    object.put("dir", args.dir.to_string_lossy().into_owned());
-    object.put("seconds", args.seconds);
-    object.put("rounds", args.rounds);
-    object.put("background", args.background);
+fn object(args: &ReadaheadArgs, rows: &[Row], linpack: &[Row]) -> Value {
+    let mut object = json!({
+        "schema": SCHEMA,
+        "bench": "readahead",
+        "kernel": rustix::system::uname().release().to_string_lossy(),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "ram_bytes": args.ram,
+        "ram": size::format(args.ram),
+        "dir": args.dir.to_string_lossy(),
+        "seconds": args.seconds,
+        "rounds": args.rounds,
+        "background": args.background,
+    });
     let round = |x: f64| (x * 1000.0).round() / 1000.0;
-    let put_hits = |row: &mut Object, done: &Done| {
-        row.put("ra_hit_pct", done.hit_pct().map(round));
-        row.put("swap_ra", done.swap_ra);
-        row.put("swap_ra_hit", done.swap_ra_hit);
+    let put_hits = |row: &mut Value, done: &Done| {
+        row["ra_hit_pct"] = json!(done.hit_pct().map(round));
+        row["swap_ra"] = done.swap_ra.into();
+        row["swap_ra_hit"] = done.swap_ra_hit.into();
     };
     let list = rows.iter().map(|r| {
-        let mut row = Object::default();
-        row.put("device", r.device);
-        row.put("variant", r.variant);
-        row.put("mib_per_s", round(r.done.mib_per_s));
-        let (h, mut latency) = (r.done.latencies(), Object::default());
-        latency.put("avg", round(r.done.avg_us));
-        SHARES.iter().for_each(|(name, share)| latency.put(name, round(h.percentile_ns(*share) / 1e3)));
-        row.put_object("latency_us", latency);
+        let mut row = json!({
+            "device": r.device,
+            "variant": r.variant,
+            "mib_per_s": round(r.done.mib_per_s),
+        });
+        let (h, mut latency) = (r.done.latencies(), json!({ "avg": round(r.done.avg_us) }));
+        SHARES.iter().for_each(|(name, share)| latency[name] = round(h.percentile_ns(*share) / 1e3).into());
+        row["latency_us"] = latency;
         put_hits(&mut row, &r.done);
         row
     });
-    object.put_list("rows", list.collect());
+    object["rows"] = list.collect();
     let list = linpack.iter().map(|r| {
-        let mut row = Object::default();
-        row.put("variant", r.variant);
-        row.put("order", r.done.order);
-        row.put("elapsed_s", round(r.done.wall_s));
-        row.put("mflops", round(r.done.mflops));
+        let mut row = json!({
+            "variant": r.variant,
+            "order": r.done.order,
+            "elapsed_s": round(r.done.wall_s),
+            "mflops": round(r.done.mflops),
+        });
         put_hits(&mut row, &r.done);
         row
     });
-    object.put_list("linpack", list.collect());
+    object["linpack"] = list.collect();
     object
 }

@@ -1,9 +1,10 @@
 //! Tables, goals and JSON of `farpage-bench slots`.
 
 use super::{Extra, Row, VARIANTS, single};
-use crate::json::Object;
 use crate::meter::{Count, Counts};
+use crate::output::SCHEMA;
 use farpage_swap::lock::{Site, sites};
+use serde_json::json;
 
 /// (median, smallest, largest).
 pub fn spread(values: &[f64]) -> (f64, f64, f64) {
@@ -197,30 +198,32 @@ pub fn print_goals(rows: &[Row], extra: &Extra) {
 
 /// The rows as JSON. `acquisitions_per_kop` is the device lock's; all locks are `all_acquisitions_per_kop`.
 pub fn json(rows: &[Row], extra: &Extra) -> String {
-    let mut object = Object::with_schema();
-    object.put("cpus", extra.cpus);
-    object.put("alloc_free_ns", extra.pair_ns.clone());
-    object.put("cluster_bytes", extra.cluster_bytes);
-    object.put("meta_bytes_per_slot", extra.meta_bytes_per_slot.iter().map(|m| m.1).collect::<Vec<_>>());
+    let mut object = json!({
+        "schema": SCHEMA,
+        "cpus": extra.cpus,
+        "alloc_free_ns": extra.pair_ns,
+        "cluster_bytes": extra.cluster_bytes,
+        "meta_bytes_per_slot": extra.meta_bytes_per_slot.iter().map(|m| m.1).collect::<Vec<_>>(),
+    });
     let rows = rows.iter().map(|row| {
         let all = sum(&row.counted.counts, |_| true);
         let (median, low, high) = spread(&row.ops_per_s);
-        let mut out = Object::default();
-        out.put("variant", VARIANTS[row.variant]);
-        out.put("threads", row.load.threads);
-        out.put("load", row.load.name());
-        out.put("ops_per_s", median);
-        out.put("ops_per_s_min", low);
-        out.put("ops_per_s_max", high);
-        out.put("acquisitions_per_kop", device_per_kop(row));
-        out.put("all_acquisitions_per_kop", per_kop(all.acquired, row));
-        out.put("contended_per_kop", per_kop(all.contended, row));
-        out.put("wait_ns_total", wait_ns(row, extra));
-        out.put("wait_ns_per_op", wait_ns(row, extra) / row.counted.ops.max(1) as f64);
-        out.put("order4_fallback_pct", row.counted.fallback_pct());
-        out.put("clusters", row.counted.clusters);
-        out
+        json!({
+            "variant": VARIANTS[row.variant],
+            "threads": row.load.threads,
+            "load": row.load.name(),
+            "ops_per_s": median,
+            "ops_per_s_min": low,
+            "ops_per_s_max": high,
+            "acquisitions_per_kop": device_per_kop(row),
+            "all_acquisitions_per_kop": per_kop(all.acquired, row),
+            "contended_per_kop": per_kop(all.contended, row),
+            "wait_ns_total": wait_ns(row, extra),
+            "wait_ns_per_op": wait_ns(row, extra) / row.counted.ops.max(1) as f64,
+            "order4_fallback_pct": row.counted.fallback_pct(),
+            "clusters": row.counted.clusters,
+        })
     });
-    object.put_list("rows", rows.collect());
+    object["rows"] = rows.collect();
     serde_json::to_string(&object).unwrap_or_default()
 }

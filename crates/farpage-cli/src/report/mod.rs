@@ -5,9 +5,8 @@
 
 use crate::args::ReportArgs;
 use crate::failure::{Failure, Result, why};
-use crate::json::Object;
 use crate::output;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,9 +44,9 @@ fn read(file: &Path) -> Result<Vec<Value>> {
 }
 
 /// The page of one run.
-pub fn of_run(run: &Object) -> String {
+pub fn of_run(run: &Value) -> String {
     // An object of ours always is JSON.
-    page(&serde_json::json!([run]))
+    page(&json!([run]))
 }
 
 fn page(runs: &Value) -> String {
@@ -73,11 +72,10 @@ fn page(runs: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::SCHEMA;
 
-    fn run(name: &str) -> Object {
-        let mut run = Object::with_schema();
-        run.put("program", vec![name]);
-        run
+    fn run(name: &str) -> Value {
+        json!({ "schema": SCHEMA, "program": [name] })
     }
 
     #[test]

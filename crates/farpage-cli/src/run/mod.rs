@@ -17,7 +17,6 @@ use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, Machine, budget, meminfo, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
-use crate::json::Object;
 use crate::preload;
 use crate::trees;
 use crate::user;
@@ -34,6 +33,7 @@ use farpage::internals::tree::{self, Segment, keep_across_exec};
 use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -162,32 +162,32 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         say(format_args!("farpage: the preload library did not start in {}: nothing was managed", shown(&name)));
     }
     let mut counters = report::json(&ended, &args.program, conf.ram, tree.as_ref());
-    if let Some(Err(failure)) = target.map(|t| t.write(&(counters.pretty() + "\n"))) {
+    if let Some(Err(failure)) = target.map(|t| t.write(&format!("{counters:#}\n"))) {
         say(failure);
     }
     if let (Some(page), Some(recording)) = (page, recording) {
-        counters.put_object("samples", recording.json());
-        counters.put_object("environment", environment(&conf_text));
+        counters["samples"] = recording.json();
+        counters["environment"] = environment(&conf_text);
         page.write(&crate::report::of_run(&counters)).unwrap_or_else(say);
     }
     ended.leave()
 }
 
 /// Where a run was, in words.
-fn environment(configuration: &str) -> Object {
-    let mut object = Object::default();
+fn environment(configuration: &str) -> Value {
     let system = rustix::system::uname();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    object.put("farpage", env!("CARGO_PKG_VERSION"));
-    object.put("kernel", system.release().to_string_lossy());
-    object.put("cpus", cpus.lines().filter(|line| line.starts_with("processor")).count());
-    object.put("cpu", model.map(|(_, name)| name));
-    object.put("memory", Machine::read().ok().map(|machine| size::format(machine.total)));
-    object.put("ended_unix_s", since.as_secs());
-    object.put("configuration", configuration);
-    object
+    json!({
+        "farpage": env!("CARGO_PKG_VERSION"),
+        "kernel": system.release().to_string_lossy(),
+        "cpus": cpus.lines().filter(|line| line.starts_with("processor")).count(),
+        "cpu": model.map(|(_, name)| name),
+        "memory": Machine::read().ok().map(|machine| size::format(machine.total)),
+        "ended_unix_s": since.as_secs(),
+        "configuration": configuration,
+    })
 }
 
 /// The tree that this process is in.

@@ -3,11 +3,11 @@
 //! A recording has at most [`SAMPLES`] samples: when there are more, every second one goes, and the next are taken half
 //! as often. Caller: [`super`]. One thread, no locks.
 
-use crate::json::Object;
 use crate::page::{Found, Page};
 use crate::stat_cmd::find;
 use crate::trees::{Tree, bytes};
 use farpage::internals::stat::percentile_ns;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::atomic::Ordering::Relaxed;
@@ -134,16 +134,16 @@ impl Recording {
     }
 
     /// Columns: times in seconds, and a list for each name.
-    pub fn json(&self) -> Object {
-        let mut object = Object::default();
-        let column = |value: &dyn Fn(&Sample) -> u64| self.samples.iter().map(value).collect::<Vec<_>>();
-        object.put("t_s", self.samples.iter().map(|sample| sample.at.as_secs_f64()).collect::<Vec<_>>());
-        object.put("budget_bytes", column(&|sample| sample.budget));
-        object.put("processes", column(&|sample| sample.processes));
-        LEVELS.iter().enumerate().for_each(|(i, name)| object.put(name, column(&|sample| sample.levels[i])));
-        COUNTERS.iter().enumerate().for_each(|(i, name)| object.put(name, column(&|sample| sample.counters[i])));
+    pub fn json(&self) -> Value {
+        let mut object = json!({});
+        let column = |value: &dyn Fn(&Sample) -> u64| self.samples.iter().map(value).collect::<Value>();
+        object["t_s"] = self.samples.iter().map(|sample| sample.at.as_secs_f64()).collect();
+        object["budget_bytes"] = column(&|sample| sample.budget);
+        object["processes"] = column(&|sample| sample.processes);
+        LEVELS.iter().enumerate().for_each(|(i, name)| object[name] = column(&|sample| sample.levels[i]));
+        COUNTERS.iter().enumerate().for_each(|(i, name)| object[name] = column(&|sample| sample.counters[i]));
         for (i, (name, _)) in LATENCY.iter().enumerate() {
-            object.put(name, self.samples.iter().map(|sample| sample.latency[i]).collect::<Vec<_>>());
+            object[name] = self.samples.iter().map(|sample| sample.latency[i]).collect();
         }
         object
     }

@@ -3,12 +3,13 @@
 use super::shown;
 use super::supervise::{Ended, How};
 use crate::failure::{Failure, Result, why};
-use crate::json::Object;
 use crate::output;
+use crate::output::SCHEMA;
 use crate::page::{Page, SHARES, duration};
 use crate::trees::Tree;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
+use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -250,31 +251,29 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
 }
 
 /// The object for `--stats-json`.
-pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree>) -> Object {
-    let mut object = Object::with_schema();
-    let argv: Vec<String> = program.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    object.put("program", argv);
-    object.put("pid", ended.pid);
+pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree>) -> Value {
     let (status, signal) = match ended.how {
         How::Exited(status) => (Some(status), None),
         How::Killed(signal) => (None, Some(signal)),
     };
-    object.put("exit_status", status);
-    object.put("signal", signal);
-    object.put("wall_ns", ended.wall.as_nanos() as u64);
-    object.put("maxrss_bytes", ended.max_rss);
-    object.put("ram_bytes", budget);
-    object.put("engine_started", ended.page.is_some());
     let share = ended.page.as_ref().map(|page| Waited::of(page, ended.wall).share);
-    object.put("wait_share", share.map(|share| (share * 1e4).round() / 1e4));
+    let mut object = json!({
+        "schema": SCHEMA,
+        "program": program.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>(),
+        "pid": ended.pid,
+        "exit_status": status,
+        "signal": signal,
+        "wall_ns": ended.wall.as_nanos() as u64,
+        "maxrss_bytes": ended.max_rss,
+        "ram_bytes": budget,
+        "engine_started": ended.page.is_some(),
+        "wait_share": share.map(|share| (share * 1e4).round() / 1e4),
+    });
     match &ended.page {
         Some(page) => page.to_json(&mut object),
         None => Page::nulls(&mut object),
     }
-    match tree {
-        Some(tree) => object.put_object("tree", tree.json()),
-        None => object.put("tree", None::<u64>),
-    }
+    object["tree"] = json!(tree.map(Tree::json));
     object
 }
 

@@ -2,7 +2,8 @@
 
 use super::Row;
 use crate::failure::Result;
-use crate::json::Object;
+use crate::output::SCHEMA;
+use serde_json::{Value, json};
 use std::path::Path;
 
 fn ratio(a: u64, b: u64) -> String {
@@ -49,31 +50,29 @@ fn table(rows: &[Row]) {
     }
 }
 
-fn json(rows: &[Row]) -> Object {
-    let mut object = Object::with_schema();
+fn json(rows: &[Row]) -> Value {
     let row = |row: &Row| {
-        let mut out = Object::default();
-        out.put("trace", row.trace.as_str());
-        out.put("pages", row.pages);
-        out.put("ram_pages", row.ram);
-        out.put("policy", row.policy);
-        out.put("accesses", row.counts.accesses);
-        out.put("first_touches", row.counts.first);
-        out.put("reads", row.counts.reads);
-        out.put("pages_in", row.counts.reads + row.counts.ahead);
-        out.put("minor_faults", row.counts.minor);
-        out.put("pages_out", row.counts.out);
-        out.put("writes", row.counts.writes);
-        out.put("miss_ratio", row.counts.miss_ratio());
-        out.put("lru_reads", row.lru);
-        out.put("opt_reads", row.opt);
-        out
+        json!({
+            "trace": row.trace.as_str(),
+            "pages": row.pages,
+            "ram_pages": row.ram,
+            "policy": row.policy,
+            "accesses": row.counts.accesses,
+            "first_touches": row.counts.first,
+            "reads": row.counts.reads,
+            "pages_in": row.counts.reads + row.counts.ahead,
+            "minor_faults": row.counts.minor,
+            "pages_out": row.counts.out,
+            "writes": row.counts.writes,
+            "miss_ratio": row.counts.miss_ratio(),
+            "lru_reads": row.lru,
+            "opt_reads": row.opt,
+        })
     };
-    object.put_list("rows", rows.iter().map(row).collect());
-    object
+    json!({ "schema": SCHEMA, "rows": rows.iter().map(row).collect::<Vec<_>>() })
 }
 
 /// Prints the table, or writes JSON.
 pub fn write(rows: &[Row], to: Option<&Path>) -> Result<()> {
-    crate::output::table_or_json(to, || table(rows), || json(rows).line())
+    crate::output::table_or_json(to, || table(rows), || json(rows).to_string())
 }

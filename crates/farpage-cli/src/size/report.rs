@@ -3,9 +3,10 @@
 use super::budgets::MIB;
 use super::{Checked, Found, Row};
 use crate::failure::Result;
-use crate::json::Object;
+use crate::output::SCHEMA;
 use crate::output::bar;
 use farpage::PAGE_SIZE;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// A bar is as long as that at so many times the plain time.
@@ -104,48 +105,45 @@ impl Found {
         remarks
     }
 
-    fn json(&self) -> Object {
-        let mut object = Object::with_schema();
-        object.put("program", self.program.clone());
-        object.put("notes", self.remarks());
-        object.put("plain_seconds", self.plain_s);
-        object.put("peak_bytes", self.peak as u64);
-        object.put("trace_seconds", self.trace_s);
-        object.put("trace_accesses", self.accesses);
-        object.put("trace_is_partial", self.partial);
-        let knee = |(times, ram): &(f64, f64)| {
-            let mut out = Object::default();
-            out.put("times", *times);
-            out.put("ram_bytes", *ram as u64);
-            out
-        };
-        object.put_list("knees", self.knees.iter().map(knee).collect());
+    fn json(&self) -> Value {
+        let mut object = json!({
+            "schema": SCHEMA,
+            "program": self.program,
+            "notes": self.remarks(),
+            "plain_seconds": self.plain_s,
+            "peak_bytes": self.peak as u64,
+            "trace_seconds": self.trace_s,
+            "trace_accesses": self.accesses,
+            "trace_is_partial": self.partial,
+        });
+        let knee = |(times, ram): &(f64, f64)| json!({ "times": times, "ram_bytes": *ram as u64 });
+        object["knees"] = self.knees.iter().map(knee).collect();
         let row = |row: &Row| {
-            let mut out = Object::default();
-            out.put("ram_bytes", row.ram as u64);
-            out.put("seconds", row.expected.seconds);
-            out.put("times", row.expected.seconds / self.plain_s);
-            out.put("major_faults", row.expected.work.reads.round() as u64);
-            out.put("minor_faults", row.expected.work.minor.round() as u64);
-            out.put("pages_in", row.expected.work.pages_in.round() as u64);
-            out.put("pages_out", row.expected.work.pages_out.round() as u64);
-            out.put("extrapolated", row.expected.far);
-            out
+            json!({
+                "ram_bytes": row.ram as u64,
+                "seconds": row.expected.seconds,
+                "times": row.expected.seconds / self.plain_s,
+                "major_faults": row.expected.work.reads.round() as u64,
+                "minor_faults": row.expected.work.minor.round() as u64,
+                "pages_in": row.expected.work.pages_in.round() as u64,
+                "pages_out": row.expected.work.pages_out.round() as u64,
+                "extrapolated": row.expected.far,
+            })
         };
-        object.put_list("rows", self.rows.iter().map(row).collect());
+        object["rows"] = self.rows.iter().map(row).collect();
         let run = |run: &Checked| {
-            let mut out = Object::default();
-            out.put("for", if run.check { "check" } else { "calibration" });
-            out.put("ram_bytes", run.ram as u64);
-            out.put("predicted_seconds", run.predicted);
-            out.put("measured_seconds", run.seconds);
-            out.put("error", (!run.stopped).then(|| run.error()));
-            out.put("stopped", run.stopped);
-            out.put("predicted_pages_in", run.predicted_pages.round() as u64);
-            out.put("measured_pages_in", run.pages.round() as u64);
-            out
+            json!({
+                "for": if run.check { "check" } else { "calibration" },
+                "ram_bytes": run.ram as u64,
+                "predicted_seconds": run.predicted,
+                "measured_seconds": run.seconds,
+                "error": (!run.stopped).then(|| run.error()),
+                "stopped": run.stopped,
+                "predicted_pages_in": run.predicted_pages.round() as u64,
+                "measured_pages_in": run.pages.round() as u64,
+            })
         };
-        object.put_list("runs", self.runs.iter().map(run).collect());
+        object["runs"] = self.runs.iter().map(run).collect();
         object
     }
 
@@ -158,7 +156,7 @@ impl Found {
             println!("{}", self.text());
             self.remarks().iter().for_each(|remark| println!("{remark}"));
         };
-        crate::output::table_or_json(to, table, || self.json().pretty())
+        crate::output::table_or_json(to, table, || format!("{:#}", self.json()))
     }
 }
 
@@ -202,7 +200,7 @@ mod tests {
         assert!(text.contains("*  160 MiB") && !text.contains("*   40 MiB"), "{text}");
         assert!(text.contains("predicted 2.0 s, measured 3.0 s (-33 %)"), "{text}");
         assert_eq!(found.remarks().len(), 1, "off by more than a quarter: {:?}", found.remarks());
-        let json: serde_json::Value = serde_json::from_str(&found.json().line()).unwrap();
+        let json = found.json();
         assert_eq!((json["rows"].as_array().unwrap().len(), &json["runs"][1]["for"]), (3, &"check".into()));
     }
 }

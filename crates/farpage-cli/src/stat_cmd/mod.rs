@@ -5,9 +5,9 @@ mod show;
 
 use crate::args::StatArgs;
 use crate::failure::{Failure, Result};
-use crate::json::Object;
 use crate::metrics::{self, Exposition};
 use crate::output;
+use crate::output::SCHEMA;
 use crate::page::Page;
 use crate::trees;
 use find::{Absent, Managed};
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::termios::tcgetwinsize;
+use serde_json::{Value, json};
 use show::{Look, Watch};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -70,9 +71,7 @@ fn events_text(args: &StatArgs, pid: u32) -> Result<String> {
         return Ok(show::events(&events));
     }
     let list = events.iter().map(show::event_json);
-    let mut object = Object::with_schema();
-    object.put_list("events", list.collect());
-    Ok(json_text(args, &object))
+    Ok(json_text(args, &json!({ "schema": SCHEMA, "events": list.collect::<Vec<_>>() })))
 }
 
 fn tuning_text(args: &StatArgs, pid: u32) -> Result<String> {
@@ -81,9 +80,8 @@ fn tuning_text(args: &StatArgs, pid: u32) -> Result<String> {
     if !args.json {
         return Ok(show::tuning(&pages));
     }
-    let mut object = Object::with_schema();
-    object.put_list("tuning", pages.iter().flat_map(show::tuning_json).collect());
-    Ok(json_text(args, &object))
+    let tuning: Vec<Value> = pages.iter().flat_map(show::tuning_json).collect();
+    Ok(json_text(args, &json!({ "schema": SCHEMA, "tuning": tuning })))
 }
 
 fn readable(pid: u32) -> Result<Managed> {
@@ -145,7 +143,7 @@ fn one_text(args: &StatArgs, one: &Managed, watch: Watch<'_>) -> String {
         let fits = show::fitting(&text, window.ws_col.into(), again.then_some(window.ws_row.into()));
         return if again { fits } else { fits + "\n" };
     }
-    let mut object = Object::with_schema();
+    let mut object = json!({ "schema": SCHEMA });
     show::json(one, watch, &mut object);
     json_text(args, &object)
 }
@@ -166,19 +164,20 @@ fn all_text(args: &StatArgs) -> Result<String> {
         return Ok(show::table(&all, args.bytes) + &trees.concat());
     }
     let list = all.iter().map(|one| {
-        let mut object = Object::default();
+        let mut object = json!({});
         show::json(one, Watch::No, &mut object);
         object
     });
-    let mut object = Object::with_schema();
-    object.put_list("processes", list.collect());
-    object.put_list("trees", trees::all().iter().map(trees::Tree::json).collect());
+    let object = json!({
+        "schema": SCHEMA,
+        "processes": list.collect::<Vec<_>>(),
+        "trees": trees::all().iter().map(trees::Tree::json).collect::<Vec<_>>(),
+    });
     Ok(json_text(args, &object))
 }
 
-fn json_text(args: &StatArgs, object: &Object) -> String {
-    let text = if args.watch.is_some() { object.line() } else { object.pretty() };
-    text + "\n"
+fn json_text(args: &StatArgs, object: &Value) -> String {
+    if args.watch.is_some() { format!("{object}\n") } else { format!("{object:#}\n") }
 }
 
 fn clear_screen(args: &StatArgs) {

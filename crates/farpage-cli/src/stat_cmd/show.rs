@@ -1,10 +1,10 @@
 //! How counters look: the table of all processes, the sheet of one, and both as JSON.
 
 use super::find::Managed;
-use crate::json::Object;
 use crate::page::{Page, SHARES, Tuned, duration};
 use farpage::internals::conf::size;
 use farpage::internals::stat::{Event, Value};
+use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
 
 /// Groups of the sheet, in order; values in none of them come under "other".
@@ -83,18 +83,18 @@ pub fn tuning(pages: &[Page]) -> String {
 }
 
 /// The same, an object for each.
-pub fn tuning_json(page: &Page) -> Vec<Object> {
+pub fn tuning_json(page: &Page) -> Vec<Json> {
     let object = |Tuned { info, now, held }| {
-        let mut object = Object::default();
+        let mut object = json!({});
         if let Some(number) = page.pager() {
-            object.put("pager", number);
+            object["pager"] = number.into();
         }
-        object.put("name", info.name);
-        object.put("now", now);
-        object.put("held", held);
-        object.put("unit", info.unit);
-        object.put("least", info.range.0);
-        object.put("most", info.range.1);
+        object["name"] = info.name.into();
+        object["now"] = now.into();
+        object["held"] = held.into();
+        object["unit"] = info.unit.into();
+        object["least"] = info.range.0.into();
+        object["most"] = info.range.1.into();
         object
     };
     page.tuning().into_iter().map(object).collect()
@@ -115,13 +115,13 @@ pub fn events(list: &[Event]) -> String {
 }
 
 /// One of them.
-pub fn event_json(event: &Event) -> Object {
-    let mut object = Object::default();
-    object.put("monotonic_us", event.us);
-    object.put("event", event.kind.name());
-    object.put("address", address(event));
-    object.put("pages", event.pages);
-    object
+pub fn event_json(event: &Event) -> Json {
+    json!({
+        "monotonic_us": event.us,
+        "event": event.kind.name(),
+        "address": address(event),
+        "pages": event.pages,
+    })
 }
 
 /// Of the first page, if it is known.
@@ -322,9 +322,9 @@ fn rate(value: &Value, old: &Page, seconds: f64) -> f64 {
 
 /// One process as JSON, appended to `object`: the engine's values (null where there is no engine, or its page may not
 /// be read), then a list of pagers (null likewise).
-pub fn json(one: &Managed, watch: Watch<'_>, object: &mut Object) {
-    object.put("pid", one.pid);
-    object.put("command", one.command.as_str());
+pub fn json(one: &Managed, watch: Watch<'_>, object: &mut Json) {
+    object["pid"] = one.pid.into();
+    object["command"] = one.command.as_str().into();
     let engine = one.engine();
     match engine {
         Some(page) => page.to_json(object),
@@ -332,36 +332,35 @@ pub fn json(one: &Managed, watch: Watch<'_>, object: &mut Object) {
     }
     match watch {
         Watch::No => {}
-        Watch::Begun => object.put("interval_s", None::<f64>),
-        Watch::Since(_, seconds) => object.put("interval_s", seconds),
+        Watch::Begun => object["interval_s"] = Json::Null,
+        Watch::Since(_, seconds) => object["interval_s"] = seconds.into(),
     }
     put_rates(engine, watch, object);
     let Some(pages) = &one.pages else {
-        object.put("pagers", None::<u64>);
+        object["pagers"] = Json::Null;
         return;
     };
     let pagers = pages.iter().filter_map(|page| {
-        let mut row = Object::default();
-        row.put("pager", page.pager()?);
+        let mut row = json!({ "pager": page.pager()? });
         page.to_json(&mut row);
         put_rates(Some(page), watch, &mut row);
         Some(row)
     });
-    object.put_list("pagers", pagers.collect());
+    object["pagers"] = pagers.collect();
 }
 
 /// While watching: how fast the counters grow; null as long as that is not known.
-fn put_rates(page: Option<&Page>, watch: Watch<'_>, object: &mut Object) {
+fn put_rates(page: Option<&Page>, watch: Watch<'_>, object: &mut Json) {
     let known = page.and_then(|page| Some((page, watch.of(page)?)));
     match (known, watch) {
         (_, Watch::No) => {}
-        (None, _) => object.put("per_second", None::<u64>),
+        (None, _) => object["per_second"] = Json::Null,
         (Some((page, (old, seconds))), _) => {
-            let mut rates = Object::default();
+            let mut rates = json!({});
             for v in page.values().iter().filter(|v| v.counter) {
-                rates.put(v.name, rate(v, old, seconds));
+                rates[v.name] = json!(rate(v, old, seconds));
             }
-            object.put_object("per_second", rates);
+            object["per_second"] = rates;
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::programs::SuiteProgram;
 use crate::compare::row::Spread;
-use crate::json::Object;
+use crate::output::SCHEMA;
 use crate::program::Rows;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 
 /// Above the lines.
@@ -66,13 +67,14 @@ impl SuiteRow {
     }
 
     /// The same for programs.
-    pub fn json(&self) -> Object {
-        let mut object = Object::default();
-        object.put("name", self.program.name);
-        object.put("installed", !matches!(self.outcome, SuiteOutcome::NotInstalled));
+    pub fn json(&self) -> Value {
+        let mut object = json!({
+            "name": self.program.name,
+            "installed": !matches!(self.outcome, SuiteOutcome::NotInstalled),
+        });
         match &self.outcome {
-            SuiteOutcome::NotInstalled => object.put("install", self.program.install),
-            SuiteOutcome::Failed(why) => object.put("failure", why.as_str()),
+            SuiteOutcome::NotInstalled => object["install"] = self.program.install.into(),
+            SuiteOutcome::Failed(why) => object["failure"] = why.as_str().into(),
             SuiteOutcome::Measured(rounds) => {
                 rounds.rows.put(&mut object, &rounds.argv, &rounds.notes, rounds.ram);
             }
@@ -129,15 +131,16 @@ pub fn summary(rows: &[SuiteRow]) -> String {
 }
 
 /// The whole result.
-pub fn json(rows: &[SuiteRow], notes: &[String]) -> Object {
+pub fn json(rows: &[SuiteRow], notes: &[String]) -> Value {
     let ratios = medians(rows);
-    let mut object = Object::with_schema();
-    object.put("notes", notes.to_vec());
-    object.put("ratio_geometric_mean", geometric_mean(&ratios));
-    object.put("ratios", ratios.len());
-    object.put("below_one", ratios.iter().filter(|(_, ratio)| *ratio < 1.0).count());
-    object.put_list("programs", rows.iter().map(SuiteRow::json).collect());
-    object
+    json!({
+        "schema": SCHEMA,
+        "notes": notes,
+        "ratio_geometric_mean": geometric_mean(&ratios),
+        "ratios": ratios.len(),
+        "below_one": ratios.iter().filter(|(_, ratio)| *ratio < 1.0).count(),
+        "programs": rows.iter().map(SuiteRow::json).collect::<Vec<_>>(),
+    })
 }
 
 /// Names and median ratios of those that were measured on both sides.
@@ -221,7 +224,7 @@ mod tests {
     fn the_object_has_one_for_each_program() {
         let rows =
             [row(0, Some(400.0)), other(3, SuiteOutcome::NotInstalled), other(4, SuiteOutcome::Failed("no".into()))];
-        let value: serde_json::Value = serde_json::from_str(&json(&rows, &["a note".into()]).line()).unwrap();
+        let value = json(&rows, &["a note".into()]);
         let programs = value["programs"].as_array().unwrap();
         let names: Vec<_> = programs.iter().map(|p| p["name"].as_str().unwrap()).collect();
         assert_eq!(
