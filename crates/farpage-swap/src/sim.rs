@@ -10,6 +10,7 @@
 mod classic;
 mod opt;
 mod ours;
+mod random;
 mod run;
 mod synthetic;
 #[cfg(all(test, not(loom)))]
@@ -18,8 +19,9 @@ mod tests;
 pub use classic::{Clock, Fifo, Lru, S3Fifo};
 pub use opt::Opt;
 pub use ours::{CachedLen, Ours};
+pub use random::{Random, Zipf, mix};
 pub use run::Run;
-pub use synthetic::{Random, Synthetic};
+pub use synthetic::Synthetic;
 
 use crate::lru::Links;
 use std::cell::Cell;

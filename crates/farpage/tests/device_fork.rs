@@ -6,19 +6,17 @@ use farpage::PAGE_SIZE;
 use farpage::internals::conf::{Alg, SwapSpec};
 use farpage::internals::mem::units::Page;
 use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_swap::sim::Random;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::HashMap;
 
 const POOL_BYTES: usize = 64 << 20;
 
 fn fill(seed: u64, page: &mut Page) {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = Random(seed);
     for (i, word) in page.chunks_exact_mut(8).enumerate() {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
         // Two in three pages compress.
-        let value = if seed.is_multiple_of(3) || i % 4 == 0 { x } else { seed };
+        let value = if seed.is_multiple_of(3) || i % 4 == 0 { random.bits() } else { seed };
         word.copy_from_slice(&value.to_ne_bytes());
     }
 }
@@ -28,15 +26,12 @@ struct Worker {
     space: SwapSpace,
     live: HashMap<u64, Entry>,
     next: u64,
-    rng: u64,
+    random: Random,
 }
 
 impl Worker {
     fn random(&mut self, below: u64) -> u64 {
-        self.rng ^= self.rng << 13;
-        self.rng ^= self.rng >> 7;
-        self.rng ^= self.rng << 17;
-        self.rng % below
+        self.random.index(below as usize) as u64
     }
 
     fn expect(&self, seed: u64, entry: Entry) {
@@ -128,16 +123,16 @@ fn device_fork_parent_child_and_grandchild_keep_their_bytes() {
     let specs = [SwapSpec::zram(Alg::Lz4), SwapSpec::parse(&format!("file:{},encrypt", dir.path().display())).unwrap()];
     // SAFETY: the mapping is new, private and used by nothing else.
     let space = unsafe { SwapSpace::build(&specs, pool.unwrap().cast(), POOL_BYTES, 1 << 20) }.unwrap();
-    let mut worker = Worker { space, live: HashMap::new(), next: 1, rng: 0x1357_9bdf };
+    let mut worker = Worker { space, live: HashMap::new(), next: 1, random: Random(0x1357_9bdf) };
     worker.work(300);
     assert!(worker.space.usage().file_bytes > 0 && worker.space.usage().pool_bytes > 0);
     let mut children = Vec::new();
     for round in 0..4 {
         children.push(worker.fork(|child| {
-            child.rng += 1;
+            child.random.0 += 1;
             child.work(150);
             let (pid, lease) = child.fork(|grandchild| {
-                grandchild.rng += 2;
+                grandchild.random.0 += 2;
                 grandchild.work(200);
             });
             child.work(150);

@@ -5,6 +5,7 @@
 //! a dictionary of 16, so LZ4 finds them again in the page. One word of each page, its *stamp*, changes with every
 //! write. With a corpus, the bytes of a file take the place of the phrases.
 
+use farpage_swap::sim::mix;
 use std::fs::File;
 use std::path::Path;
 
@@ -26,15 +27,6 @@ enum Source {
     Phrases { random: u64, dictionary: Box<[[u64; PHRASE]; PHRASES]> },
     /// Whole words of a mapped file.
     Corpus(&'static [u64]),
-}
-
-/// Mixes all bits (the finaliser of splitmix64).
-#[inline]
-pub fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 impl Content {

@@ -4,9 +4,10 @@
 //! several threads, each has its own share of the pages where it writes or goes in order, and all pages where it
 //! reads at random.
 
-use super::content::{Content, WORDS, mix};
+use super::content::{Content, WORDS};
 use super::histogram::Histogram;
 use clap::ValueEnum;
+use farpage_swap::sim::{Random, Zipf, mix};
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -170,7 +171,7 @@ fn tick_ns() -> f64 {
 struct Thread<'a> {
     bench: &'a Bench<'a>,
     index: u64,
-    random: u64,
+    random: Random,
     last: u64,
     tick_ns: f64,
     measured: Measured,
@@ -188,12 +189,6 @@ impl Thread<'_> {
         self.last = now;
     }
 
-    #[inline]
-    fn draw(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(1);
-        mix(self.random)
-    }
-
     /// The pages that are this thread's to go through in order.
     fn share(&self) -> (u64, u64) {
         let (pages, n) = (self.bench.memory.pages, self.bench.threads);
@@ -202,7 +197,7 @@ impl Thread<'_> {
 
     #[inline]
     fn read(&mut self, page: u64) {
-        let (b, at) = (self.bench, self.draw() as usize % WORDS);
+        let (b, at) = (self.bench, self.random.index(WORDS));
         let version = b.versions[page as usize].load(Relaxed);
         let right = b.memory.read(page, at) == b.content.expected(page, at, version);
         self.measured.wrong += u64::from(!right);
@@ -241,18 +236,18 @@ impl Thread<'_> {
             Workload::SeqRead => (from..to).for_each(|page| self.read(page)),
             Workload::SeqRw => (from..to).for_each(|page| self.read_and_write(page)),
             Workload::RandRead => (0..accesses).for_each(|_| {
-                let page = self.draw() % pages;
+                let page = self.random.index(pages as usize) as u64;
                 self.read(page);
             }),
             Workload::RandRmw => (0..accesses).for_each(|_| {
-                let page = from + self.draw() % (to - from);
+                let page = from + self.random.index((to - from) as usize) as u64;
                 self.read_and_write(page);
             }),
             Workload::ZipfRead => {
                 let zipf = Zipf::new(pages, 0.99);
                 self.last = ticks();
                 (0..accesses).for_each(|_| {
-                    let rank = zipf.rank(self.draw());
+                    let rank = zipf.rank(&mut self.random);
                     // Popular pages lie anywhere.
                     self.read(mix(b.seed ^ rank) % pages);
                 });
@@ -261,7 +256,7 @@ impl Thread<'_> {
             Workload::Mix if self.index == 0 => (0..pages).for_each(|page| self.read(page)),
             Workload::Mix => {
                 while !stop.load(Relaxed) {
-                    let page = self.draw() % pages;
+                    let page = self.random.index(pages as usize) as u64;
                     self.read(page);
                 }
             }
@@ -282,37 +277,6 @@ impl Thread<'_> {
             source.unmap(memory);
         }
         Ok(())
-    }
-}
-
-/// Popular ranks by the YCSB formula: rank `r` of `n` is drawn with a probability proportional to `1 / (r + 1)^theta`.
-struct Zipf {
-    n: f64,
-    theta: f64,
-    alpha: f64,
-    eta: f64,
-    zeta: f64,
-}
-
-impl Zipf {
-    fn new(n: u64, theta: f64) -> Zipf {
-        let zeta_of = |n: u64| (1..=n).map(|i| 1.0 / (i as f64).powf(theta)).sum::<f64>();
-        let zeta = zeta_of(n);
-        let eta = (1.0 - (2.0 / n as f64).powf(1.0 - theta)) / (1.0 - zeta_of(2) / zeta);
-        Zipf { n: n as f64, theta, alpha: 1.0 / (1.0 - theta), eta, zeta }
-    }
-
-    #[inline]
-    fn rank(&self, random: u64) -> u64 {
-        let u = (random >> 11) as f64 / (1u64 << 53) as f64;
-        let uz = u * self.zeta;
-        if uz < 1.0 {
-            return 0;
-        }
-        if uz < 1.0 + 0.5f64.powf(self.theta) {
-            return 1;
-        }
-        ((self.n * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64).min(self.n as u64 - 1)
     }
 }
 
@@ -339,7 +303,7 @@ impl Bench<'_> {
                 .map(|index| {
                     let (barrier, stop) = (&barrier, &stop);
                     scope.spawn(move || {
-                        let random = mix(self.seed ^ index << 40);
+                        let random = Random(mix(self.seed ^ index << 40));
                         let measured = Measured::default();
                         let mut thread = Thread { bench: self, index, random, last: 0, tick_ns, measured };
                         barrier.wait();
@@ -418,18 +382,6 @@ mod tests {
                     assert_eq!(bench.run(workload, &Anonymous).unwrap().wrong, 1);
                 }
             }
-        }
-    }
-
-    #[test]
-    fn zipf_prefers_low_ranks_by_its_law() {
-        let zipf = Zipf::new(1000, 0.99);
-        let mut counts = [0u32; 1000];
-        (0..200_000).for_each(|i| counts[zipf.rank(mix(i)) as usize] += 1);
-        let expected = |r: f64| 200_000.0 / zipf.zeta / r.powf(0.99);
-        for r in [0usize, 1, 9, 99] {
-            let (got, want) = (f64::from(counts[r]), expected(r as f64 + 1.0));
-            assert!((got / want - 1.0).abs() < 0.25, "{r}: {got} for {want}");
         }
     }
 }

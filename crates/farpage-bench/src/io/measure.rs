@@ -11,20 +11,13 @@ use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
 use farpage::internals::swap::zram::lz4;
 use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_swap::sim::mix;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::path::{Path, PathBuf};
 
 const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
-
-/// splitmix64.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
-}
 
 /// `n` page-aligned pages, private and present.
 pub fn pages(n: usize) -> Result<&'static mut [Page]> {

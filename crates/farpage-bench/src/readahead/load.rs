@@ -7,6 +7,7 @@ use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
 use farpage_bench::anonymous;
 use farpage_bench::compare::histogram::Histogram;
+use farpage_swap::sim::{Random, mix};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -145,13 +146,6 @@ const WORDS: usize = PAGE_SIZE / 8;
 /// Pages that may have been read ahead, or be on their way, where a program stops: two of the largest windows.
 const REACH: usize = 256;
 
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
-}
-
 /// Runs the process.
 ///
 /// # Errors
@@ -227,11 +221,10 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
         for thread in 0..spec.background {
             let (rest, stop) = (&rest, &stop);
             scope.spawn(move || {
-                let mut random = mix(thread);
+                let mut random = Random(mix(thread));
                 while !stop.load(Relaxed) {
-                    random = mix(random);
                     // Each thread has words of its own.
-                    let page = random as usize % others;
+                    let page = random.index(others);
                     let at = page * WORDS + thread as usize % WORDS;
                     rest.write(at, rest.read(at).wrapping_add(1));
                 }
@@ -295,12 +288,11 @@ fn at_random(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     let word = |i: usize| mix((i / WORDS * 4 + i % 4) as u64);
     (0..words.len).for_each(|i| words.write(i, word(i)));
     let before = pager.and_then(|p| p.stats().ok());
-    let (mut histogram, mut accesses, mut wrong, mut random) = (Histogram::default(), 0, 0, 1);
+    let (mut histogram, mut accesses, mut wrong, mut random) = (Histogram::default(), 0, 0, Random(1));
     let start = Instant::now();
     let (end, mut last) = (start + Duration::from_secs(spec.seconds), start);
     while last < end {
-        random = mix(random);
-        let at = random as usize % words.len;
+        let at = random.index(words.len);
         wrong += u64::from(words.read(at) != word(at));
         let now = Instant::now();
         histogram.record((now - last).as_nanos() as u64);

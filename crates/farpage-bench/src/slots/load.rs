@@ -6,6 +6,7 @@
 
 use super::{Block, Fallback, Slots};
 use crate::meter::{self, Counts};
+use farpage_swap::sim::{Random, mix};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -103,18 +104,11 @@ struct Worker<'a, S: Slots> {
     /// Allocations of all threads, which says what phase the load is in; and this thread's that are not in it yet.
     progress: &'a AtomicU64,
     allocs: u64,
-    rng: u64,
+    random: Random,
     tally: Tally,
 }
 
 impl<S: Slots> Worker<'_, S> {
-    fn random(&mut self) -> u64 {
-        self.rng ^= self.rng << 13;
-        self.rng ^= self.rng >> 7;
-        self.rng ^= self.rng << 17;
-        self.rng
-    }
-
     fn block(&mut self, order: u8) -> Option<Block> {
         self.tally.ops += 1;
         self.slots.alloc(&mut self.local, super::cpu(), order)
@@ -127,7 +121,7 @@ impl<S: Slots> Worker<'_, S> {
                 self.progress.fetch_add(std::mem::take(&mut self.allocs), Relaxed);
             }
             let phase = self.progress.load(Relaxed) / self.load.phase();
-            self.random().is_multiple_of(LARGE_EVERY[phase as usize % 2])
+            self.random.bits().is_multiple_of(LARGE_EVERY[phase as usize % 2])
         };
         if !large {
             if let Some(block) = self.block(0) {
@@ -172,7 +166,7 @@ impl<S: Slots> Worker<'_, S> {
         if self.objects.is_empty() {
             return;
         }
-        let at = self.random() as usize % self.objects.len();
+        let at = self.random.index(self.objects.len());
         let object = self.objects.swap_remove(at);
         self.pages -= object.pages();
         match object {
@@ -199,7 +193,7 @@ impl<S: Slots> Worker<'_, S> {
         let n = self.objects.len() / 8;
         let mut mine = Vec::with_capacity(n);
         for _ in 0..n {
-            let at = self.random() as usize % self.objects.len();
+            let at = self.random.index(self.objects.len());
             mine.push(self.objects.swap_remove(at));
         }
         let Ok(mut market) = market.lock() else { return };
@@ -231,7 +225,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
             .map(|i| {
                 let (market, progress, ready, go, stop) = (&market, &progress, &ready, &go, &stop);
                 scope.spawn(move || {
-                    let rng = 0x9e37_79b9_7f4a_7c15 ^ (i as u64 + 1) << 40;
+                    let random = Random(mix(i as u64));
                     let tally = Tally::default();
                     let mut worker = Worker {
                         slots,
@@ -241,7 +235,7 @@ pub fn run<S: Slots>(slots: &S, load: Load) -> Outcome {
                         pages: 0,
                         progress,
                         allocs: 0,
-                        rng,
+                        random,
                         tally,
                     };
                     // Fill, then churn until every slot was used several times: the steady state.

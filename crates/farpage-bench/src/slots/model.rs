@@ -4,6 +4,7 @@
 use super::{Extra, Row, VARIANTS};
 use crate::meter::Count;
 use farpage_swap::lock::sites;
+use farpage_swap::sim::Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -66,13 +67,8 @@ impl Server {
 fn simulate(shape: Shape, cpus: usize) -> (f64, f64, f64) {
     let mut device = Server::default();
     let mut clusters = vec![Server::default(); CLUSTERS as usize + cpus];
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = |n: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % n
-    };
+    let mut random = Random(0);
+    let mut next = |n: u64| random.index(n as usize) as u64;
     // Times in thousandths of a nanosecond order the CPUs; each entry: when, which, operations done.
     let mut queue: BinaryHeap<Reverse<(u64, usize, u32)>> =
         (0..cpus).map(|cpu| Reverse((next(ELSE_NS as u64 * 1000), cpu, 0))).collect();

@@ -1,30 +1,6 @@
 //! Traces made by rule.
 
-use super::Access;
-
-/// A small generator of pseudo-random numbers (SplitMix64, Steele et al. 2014).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u32) -> u32 {
-        (((self.bits() >> 32) * u64::from(n)) >> 32) as u32
-    }
-
-    /// In [0, 1).
-    pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
+use super::{Access, Random, Zipf};
 
 /// A trace by rule. Three accesses in ten are writes; `pages` is how many pages there are.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,15 +47,12 @@ impl Synthetic {
     /// `accesses` accesses to `pages` pages.
     pub fn trace(self, pages: u32, accesses: u64, seed: u64) -> Vec<Access> {
         let mut random = Random(seed);
-        let weights = if let Synthetic::Zipf { theta } = self { cumulated(pages, theta) } else { Vec::new() };
+        let zipf = if let Synthetic::Zipf { theta } = self { Some(Zipf::new(pages.into(), theta)) } else { None };
         let (hot, third) = ((pages / 8).max(1), (pages / 3).max(1));
         (0..accesses)
             .map(|i| {
                 let page = match self {
-                    Synthetic::Zipf { .. } => {
-                        let at = random.unit() * weights.last().copied().unwrap_or(0.0);
-                        (weights.partition_point(|w| *w <= at) as u32).min(pages - 1)
-                    }
+                    Synthetic::Zipf { .. } => zipf.map_or(0, |zipf| zipf.rank(&mut random)) as u32,
                     Synthetic::Uniform => random.below(pages),
                     Synthetic::Loop => (i % u64::from(pages)) as u32,
                     Synthetic::ScanHot if i % 5 == 0 => hot + (i / 5 % u64::from((pages - hot).max(1))) as u32,
@@ -90,15 +63,4 @@ impl Synthetic {
             })
             .collect()
     }
-}
-
-/// Sums of the weights of ranks 0, 0 to 1, 0 to 2, ...
-fn cumulated(pages: u32, theta: f64) -> Vec<f64> {
-    let mut sum = 0.0;
-    (1..=pages)
-        .map(|rank| {
-            sum += f64::from(rank).powf(-theta);
-            sum
-        })
-        .collect()
 }

@@ -91,12 +91,19 @@ fn a_run_reads_ahead_and_forgets() {
 
 #[test]
 fn zipf_has_its_law() {
-    let trace = Synthetic::Zipf { theta: 0.99 }.trace(1000, 200_000, 3);
-    let count = |page: u32| trace.iter().filter(|a| a.page() == page).count() as f64;
-    for rank in [2u32, 10, 100] {
-        let (got, want) = (count(0) / count(rank - 1), f64::from(rank).powf(0.99));
-        assert!((got / want - 1.0).abs() < 0.25, "{rank}: {got} for {want}");
+    const DRAWN: u64 = 200_000;
+    for theta in [0.5, 0.99, 1.0, 2.0] {
+        let weight = |rank: u32| f64::from(rank + 1).powf(-theta);
+        let all: f64 = (0..1000).map(weight).sum();
+        let trace = Synthetic::Zipf { theta }.trace(1000, DRAWN, 3);
+        for ranks in [0..1, 1..2, 2..3, 3..10, 10..100, 100..999, 999..1000] {
+            let got = trace.iter().filter(|access| ranks.contains(&access.page())).count() as f64;
+            let share = ranks.clone().map(weight).sum::<f64>() / all;
+            let (want, spread) = (DRAWN as f64 * share, (DRAWN as f64 * share * (1.0 - share)).sqrt());
+            assert!((got - want).abs() < 4.0 * spread + 1.0, "{theta}, {ranks:?}: {got} for {want}");
+        }
     }
+    assert_eq!(Zipf::new(1, 0.99).rank(&mut Random(1)), 0);
 }
 
 #[test]

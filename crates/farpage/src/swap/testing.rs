@@ -1,7 +1,8 @@
-//! What the device tests share: a region for the pool, pages of known content, a small random generator.
+//! What the device tests share: a region for the pool, pages of known content.
 
 use super::Page;
 use crate::PAGE_SIZE;
+use farpage_swap::sim::Random;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 
@@ -40,22 +41,6 @@ impl Drop for Region {
     }
 }
 
-/// xorshift64.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
-
 /// A page-aligned page.
 #[repr(align(4096))]
 pub struct Frame(pub Page);
@@ -75,17 +60,17 @@ pub fn page_of(seed: u64) -> Box<Frame> {
 
 /// Writes the page that `seed` names: `seed % 8` is 0: one word; 7: random bytes; else text-like.
 pub fn fill(seed: u64, page: &mut Page) {
-    let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut rng = Random(seed);
     match seed % 8 {
         0 => {
-            let word = if seed.is_multiple_of(16) { 0 } else { rng.next() };
+            let word = if seed.is_multiple_of(16) { 0 } else { rng.bits() };
             page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&word.to_ne_bytes()));
         }
-        7 => page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&rng.next().to_ne_bytes())),
+        7 => page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&rng.bits().to_ne_bytes())),
         kind => {
-            let words: [u64; 32] = std::array::from_fn(|_| rng.next());
+            let words: [u64; 32] = std::array::from_fn(|_| rng.bits());
             for c in page.chunks_exact_mut(8) {
-                let word = if rng.below(8) < kind as usize { rng.next() & 0xffff } else { words[rng.below(32)] };
+                let word = if rng.index(8) < kind as usize { rng.bits() & 0xffff } else { words[rng.index(32)] };
                 c.copy_from_slice(&word.to_ne_bytes());
             }
             page[..8].copy_from_slice(&seed.to_ne_bytes());

@@ -1,6 +1,7 @@
 //! Inputs that are too large to be shipped: made anew in the suite's directory, the same each time.
 
 use crate::failure::{Failure, Result, why};
+use farpage_swap::sim::Random;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -11,22 +12,6 @@ use std::process::{Command, Stdio};
 const LINES: u64 = 2_000_000;
 /// Functions of the C file: cc1 takes some 190 KiB for one.
 const FUNCTIONS: u64 = 1500;
-
-/// Numbers without a pattern.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 fn made(path: &Path, result: io::Result<()>) -> Result<()> {
     result.map_err(|e| Failure::new(format!("cannot make {}: {}", path.display(), why(&e))))
@@ -44,7 +29,7 @@ pub fn lines(directory: &Path) -> Result<()> {
 fn write_lines(path: &Path, n: u64) -> io::Result<()> {
     let (mut out, mut random) = (BufWriter::new(File::create(path)?), Random(7));
     for _ in 0..n {
-        let (head, middle, tail) = (random.next(), random.next(), random.next());
+        let (head, middle, tail) = (random.bits(), random.bits(), random.bits());
         // 19 to 52 characters.
         let width = (random.below(4) * 11) as usize;
         writeln!(out, "{head:016x} {:.width$}{:02x}", format!("{middle:016x} {tail:016x}"), tail & 0xff)?;

@@ -1,6 +1,7 @@
 //! Devices that are emptied and taken away while threads store and load pages: every page keeps its content.
 
 use super::*;
+use crate::sim::Random;
 use crate::sync::{AtomicBool, AtomicU64};
 use std::sync::MutexGuard;
 use std::thread;
@@ -112,13 +113,10 @@ fn go_and_come(pages: usize, rounds: usize, between: u64) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let work = |cpu: usize| {
-            let mut random = 0x1234_5678_9abc_def1 ^ (cpu as u64) << 40;
+            let mut random = Random((cpu as u64) << 40);
             while !stop.load(Ordering::Relaxed) {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let page = random as usize % pages;
-                if random >> 62 == 0 {
+                let page = random.index(pages);
+                if random.below(4) == 0 {
                     store.load(page)
                 } else {
                     store.store(cpu, page)

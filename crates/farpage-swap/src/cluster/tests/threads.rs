@@ -1,18 +1,12 @@
 //! Real threads on real clusters: nobody ever gets what somebody else has.
 
 use super::*;
+use crate::sim::Random;
 use crate::sync::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
 const SLOTS: u64 = 512 * 12 + 100;
-
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
 
 /// Who has each slot of three devices; 0 nobody.
 struct Owners(Vec<AtomicU32>);
@@ -27,10 +21,10 @@ impl Owners {
 }
 
 fn work(swap: &Swap<Frames>, owners: &Owners, me: u32, steps: usize) {
-    let mut rng = 0x9e37_79b9_7f4a_7c15 ^ u64::from(me) << 32;
+    let mut random = Random(u64::from(me) << 32);
     let mut mine: Vec<(Entry, u8, bool)> = Vec::new();
     for step in 0..steps {
-        let r = random(&mut rng);
+        let r = random.bits();
         if r % 100 < 52 {
             let order = if r >> 8 & 7 == 0 { 4 } else { (r >> 11 & 1) as u8 };
             let cached = r >> 13 & 3 == 0;
@@ -118,9 +112,9 @@ fn swap_lookup_never_sees_another_clusters_word() {
         for reader in 0..2u64 {
             let (swap, stop) = (&swap, &stop);
             scope.spawn(move || {
-                let mut rng = 77 + reader;
+                let mut random = Random(77 + reader);
                 while !stop.load(Ordering::Relaxed) {
-                    let slot = random(&mut rng) % (512 * 4);
+                    let slot = random.bits() % (512 * 4);
                     match swap.lookup(Entry { device: 0, slot }).view() {
                         View::Cached { frame } => assert_eq!(frame, slot / CLUSTER_SLOTS as u64, "slot {slot}"),
                         View::Swapped { .. } => panic!("never swapped"),

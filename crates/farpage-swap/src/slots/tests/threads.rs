@@ -1,6 +1,7 @@
 //! Real threads on clusters of full size.
 
 use super::*;
+use crate::sim::Random;
 use std::sync::atomic::AtomicBool;
 
 const SLOTS: u64 = 512 * 3 + 100;
@@ -17,20 +18,13 @@ fn check(slot: u64, words: [u32; WORDS]) {
     assert_eq!(words, full(slot, words[1], words[2]), "slot {slot}");
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// Owners take, change and free slots; everybody reads anybody's slots. What an owner reads of its own is what it
 /// wrote.
 fn own(map: &SlotMap<[u32; WORDS], WORDS>, me: u32, steps: usize) {
-    let mut rng = 0x9e37_79b9_7f4a_7c15 ^ u64::from(me) << 32;
+    let mut random = Random(u64::from(me) << 32);
     let mut mine: Vec<(u64, u32)> = Vec::new();
     for step in 0..steps as u32 {
-        let r = random(&mut rng);
+        let r = random.bits();
         match r % 8 {
             0..=2 => {
                 if let Some((first, n)) = map.take_run(me as usize, 1 << (r >> 8 & 5)) {
@@ -66,7 +60,7 @@ fn own(map: &SlotMap<[u32; WORDS], WORDS>, me: u32, steps: usize) {
         if let Some(&(slot, changes)) = mine.last() {
             assert_eq!(map.get(slot), Some(full(slot, me, changes)));
         }
-        let slot = random(&mut rng) % SLOTS;
+        let slot = random.bits() % SLOTS;
         map.get(slot).into_iter().for_each(|words| check(slot, words));
     }
     mine.into_iter().for_each(|(slot, changes)| assert_eq!(map.free(slot), Some(full(slot, me, changes))));

@@ -5,7 +5,8 @@ mod content;
 mod threads;
 
 use super::*;
-use crate::swap::testing::{Frame, Rng, check_of, page_of};
+use crate::swap::testing::{Frame, check_of, page_of};
+use farpage_swap::sim::Random;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -60,11 +61,11 @@ fn device_file_takes_what_others_leave_of_its_size() {
 fn device_file_random_pages_aligned_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
-    let mut rng = Rng(99);
+    let mut rng = Random(99);
     let mut live: HashMap<Entry, u64> = HashMap::new();
     let mut order = Vec::new();
     for seed in 0..800u64 {
-        let n = 1 + rng.below(40);
+        let n = 1 + rng.index(40);
         let frames: Vec<_> = (0..n as u64).map(|i| page_of(seed * 100 + i)).collect();
         // Every fifth batch has an unaligned page in it.
         let mut bytes = vec![0; 2 * PAGE_SIZE];
@@ -85,7 +86,7 @@ fn device_file_random_pages_aligned_or_not() {
             order.push(entry.unwrap());
         }
         while order.len() > 900 {
-            let entry = order.swap_remove(rng.below(order.len()));
+            let entry = order.swap_remove(rng.index(order.len()));
             expect(&device, entry, live.remove(&entry).unwrap());
             assert!(device.free(entry));
         }
@@ -307,12 +308,12 @@ fn device_file_a_frozen_slot_is_not_given_out_before_its_leases_end() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let page = page_of(1);
-    let mut rng = Rng(5);
+    let mut rng = Random(5);
     let mut live: Vec<Entry> = Vec::new();
     let mut children: HashMap<u32, HashSet<Entry>> = HashMap::new();
     let mut forks = 0;
     for _ in 0..4000 {
-        match rng.below(40) {
+        match rng.index(40) {
             0 if children.len() < 5 => {
                 device.fork_parent();
                 children.insert(forks, live.iter().copied().collect());
@@ -325,7 +326,7 @@ fn device_file_a_frozen_slot_is_not_given_out_before_its_leases_end() {
                 }
             }
             n if n % 2 == 0 && !live.is_empty() => {
-                let entry = live.swap_remove(rng.below(live.len()));
+                let entry = live.swap_remove(rng.index(live.len()));
                 assert!(device.free(entry) && !device.free(entry));
                 assert_eq!(device.check(entry), None);
             }

@@ -2,7 +2,8 @@
 
 use super::inject::Faults;
 use super::*;
-use crate::swap::testing::{Frame, Rng, page_of};
+use crate::swap::testing::{Frame, page_of};
+use farpage_swap::sim::Random;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -35,15 +36,15 @@ fn random_batches(uring: bool, faults: Option<Faults>) {
     let fd = file(dir.path(), true);
     let rings = rings(uring);
     let injector = faults.map(|f| Arc::new(Injector::new(f)));
-    let mut rng = Rng(7);
+    let mut rng = Random(7);
     let mut model: HashMap<u64, u64> = HashMap::new();
     let mut seed = 0;
     for _ in 0..300 {
         // A few stretches of neighbours, in file order, as callers push them.
-        let mut slots: Vec<u64> = (0..1 + rng.below(BATCH_MAX)).map(|_| rng.below(200) as u64).collect();
+        let mut slots: Vec<u64> = (0..1 + rng.index(BATCH_MAX)).map(|_| rng.index(200) as u64).collect();
         slots.sort_unstable();
         slots.dedup();
-        let write = model.is_empty() || rng.below(2) == 0;
+        let write = model.is_empty() || rng.index(2) == 0;
         if !write {
             slots.retain(|slot| model.contains_key(slot));
         }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::swap::testing::Region;
+use farpage_swap::sim::Random;
 use std::collections::HashMap;
 
 #[test]
@@ -20,13 +21,8 @@ fn device_pool_keeps_contents_and_gives_memory_back() {
     let mut pool = unsafe { Pool::new(region.base(), region.len(), 24 << 20) };
     let mut live: HashMap<Handle, (usize, u8)> = HashMap::new();
     let mut order = Vec::new();
-    let mut rng = 0x1234_5678_9abc_def1u64;
-    let mut next = move || {
-        rng ^= rng << 13;
-        rng ^= rng >> 7;
-        rng ^= rng << 17;
-        rng as usize
-    };
+    let mut random = Random(0);
+    let mut next = move || random.bits() as usize;
     let mut refused = 0;
     for step in 0..60_000 {
         // Grow, then churn, then shrink.

@@ -3,7 +3,8 @@
 use super::*;
 use crate::conf::{Alg, InjectedFault, SwapSpec};
 use crate::mm::page_hash::ContentKey;
-use crate::swap::testing::{Frame, Region, Rng, page_of};
+use crate::swap::testing::{Frame, Region, page_of};
+use farpage_swap::sim::Random;
 use std::collections::HashMap;
 
 /// Compressed pool and file, half of the pages in each; entries by seed.
@@ -44,7 +45,7 @@ fn random_windows(fault: Option<u64>, uring: bool) {
     if !uring {
         space.rings().refuse();
     }
-    let mut rng = Rng(11);
+    let mut rng = Random(11);
     let mut queue = ReadQueue::new();
     let mut flights: HashMap<u64, Flight> = HashMap::new();
     let (mut deferred, mut at_once) = (0, 0);
@@ -55,10 +56,10 @@ fn random_windows(fault: Option<u64>, uring: bool) {
         }
     };
     for tag in 0..400u64 {
-        let start = rng.below(1400) as u64;
-        let n = 1 + rng.below(64) as u64;
+        let start = rng.index(1400) as u64;
+        let n = 1 + rng.index(64) as u64;
         // Neighbours, or anywhere.
-        let seeds: Vec<u64> = (0..n).map(|i| if tag % 2 == 0 { start + i } else { rng.below(1500) as u64 }).collect();
+        let seeds: Vec<u64> = (0..n).map(|i| if tag % 2 == 0 { start + i } else { rng.index(1500) as u64 }).collect();
         let mut flight = Flight { frames: seeds.iter().map(|_| Frame::boxed()).collect(), seeds };
         let wanted: Vec<Entry> = flight.seeds.iter().map(|seed| entries[seed]).collect();
         let mut pages: Vec<&mut Page> = flight.frames.iter_mut().map(|frame| &mut frame.0).collect();

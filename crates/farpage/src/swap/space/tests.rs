@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::conf::{Alg, InjectedFault};
-use crate::swap::testing::{Frame, Region, Rng, check_of, page_of};
+use crate::swap::testing::{Frame, Region, check_of, page_of};
+use farpage_swap::sim::Random;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -184,12 +185,12 @@ fn device_space_random_work_matches_a_model() {
         let region = Region::new(64 << 20);
         let specs = [SwapSpec::zram(alg), file(dir.path(), None, None)];
         let s = space(&region, limit, &specs).unwrap();
-        let mut rng = Rng(limit);
+        let mut rng = Random(limit);
         let mut live: HashMap<u64, Entry> = HashMap::new();
         let (mut next, mut moved) = (0, 0);
         for step in 0..3000 {
             if live.len() < 2000 || step % 2 == 0 {
-                let n = 1 + rng.below(32) as u64;
+                let n = 1 + rng.index(32) as u64;
                 let frames: Vec<_> = (next..next + n).map(page_of).collect();
                 let pages: Vec<_> = frames.iter().zip(next..).map(|(f, seed)| (&f.0, check_of(seed))).collect();
                 let mut out = vec![None; n as usize];
@@ -238,11 +239,11 @@ fn device_space_gets_over_every_curable_fault() {
         let s = space(&region, 1 << 20, &specs).unwrap();
         let key = ContentKey::random();
         s.check_contents(key);
-        let mut rng = Rng(seed + 1);
+        let mut rng = Random(seed + 1);
         let mut live: Vec<(u64, Entry)> = Vec::new();
         let mut next = 0;
         for _ in 0..400 {
-            let n = 1 + rng.below(32) as u64;
+            let n = 1 + rng.index(32) as u64;
             let frames: Vec<_> = (next..next + n).map(page_of).collect();
             let pages: Vec<_> = frames.iter().map(|f| (&f.0, key.hash(&f.0))).collect();
             let mut out = vec![None; n as usize];
@@ -251,14 +252,14 @@ fn device_space_gets_over_every_curable_fault() {
             live.extend((next..).zip(out.into_iter().map(Option::unwrap)));
             next += n;
             s.writeback(32);
-            let window: Vec<_> = (0..32).map(|_| live[rng.below(live.len())]).collect();
+            let window: Vec<_> = (0..32).map(|_| live[rng.index(live.len())]).collect();
             let mut frames: Vec<_> = window.iter().map(|_| Frame::boxed()).collect();
             let entries: Vec<_> = window.iter().map(|w| w.1).collect();
             let loaded = s.load_many(&entries, &mut frames.iter_mut().map(|f| &mut f.0).collect::<Vec<_>>());
             assert_eq!(loaded, (32, None));
             assert!(window.iter().zip(&frames).all(|((seed, _), frame)| frame.0 == page_of(*seed).0));
-            for _ in 0..rng.below(24).min(live.len() - 1) {
-                let at = rng.below(live.len());
+            for _ in 0..rng.index(24).min(live.len() - 1) {
+                let at = rng.index(live.len());
                 assert!(s.free(live.swap_remove(at).1));
             }
         }

@@ -4,7 +4,8 @@ mod damage;
 
 use super::*;
 use crate::swap::io::inject::Injector;
-use crate::swap::testing::{Frame, Region, Rng, check_of, page_of};
+use crate::swap::testing::{Frame, Region, check_of, page_of};
+use farpage_swap::sim::Random;
 use std::collections::HashMap;
 use std::sync::Barrier;
 use std::sync::atomic::AtomicUsize;
@@ -180,10 +181,10 @@ fn device_zram_pages_as_they_are_are_taken_back_from_a_file_and_leave_again_with
 fn device_zram_compaction_fills_holes_and_keeps_pages() {
     let region = Region::new(64 << 20);
     let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
-    let mut rng = Rng(11);
+    let mut rng = Random(11);
     let store = |seed| (device.store_raw(&page_of(seed).0, check_of(seed)).unwrap(), seed);
     let all: Vec<_> = (0..4000).map(store).collect();
-    let (kept, freed): (Vec<_>, Vec<_>) = all.into_iter().partition(|_| rng.below(5) == 0);
+    let (kept, freed): (Vec<_>, Vec<_>) = all.into_iter().partition(|_| rng.index(5) == 0);
     assert!(freed.iter().all(|&(entry, _)| device.free(entry)));
     let before = usage(&device).pool_bytes;
     let given_back = device.compact(100_000);
@@ -198,10 +199,10 @@ fn device_zram_compaction_fills_holes_and_keeps_pages() {
 fn device_zram_compaction_does_not_wait_for_frees_that_it_has_passed() {
     let region = Region::new(64 << 20);
     let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
-    let mut rng = Rng(12);
+    let mut rng = Random(12);
     let all: Vec<_> = (0..4000).map(|seed| device.store_raw(&page_of(seed).0, check_of(seed)).unwrap()).collect();
     device.inner.lock().compact_hand = 4001;
-    let kept: Vec<_> = all.into_iter().filter(|&entry| rng.below(5) == 0 || !device.free(entry)).collect();
+    let kept: Vec<_> = all.into_iter().filter(|&entry| rng.index(5) == 0 || !device.free(entry)).collect();
     let before = usage(&device).pool_bytes;
     assert!(device.compact(100_000) > before / 2);
     assert!(kept.into_iter().all(|entry| device.free(entry)));
@@ -264,10 +265,10 @@ fn device_zram_threads_store_load_free_while_pages_move_out() {
         for thread in 0..3u64 {
             let (device, done) = (&device, &done);
             scope.spawn(move || {
-                let mut rng = Rng(thread + 77);
+                let mut rng = Random(thread + 77);
                 let mut live: HashMap<u64, Entry> = HashMap::new();
                 for step in 0..6000 {
-                    let seed = thread * 1_000_000 + rng.below(400) as u64;
+                    let seed = thread * 1_000_000 + rng.index(400) as u64;
                     match live.remove(&seed) {
                         Some(entry) => {
                             expect(device, entry, seed);
@@ -306,7 +307,7 @@ fn device_zram_threads_store_load_free_while_pages_move_out() {
 fn device_zram_pool_stays_dense_and_shrinks_after_frees() {
     let region = Region::new(64 << 20);
     let device = zram(&region, Alg::Lz4, 64 << 20, Vec::new());
-    let mut rng = Rng(3);
+    let mut rng = Random(3);
     let mut live: Vec<(Entry, u64)> = Vec::new();
     let mut next = 0;
     let mut store = |live: &mut Vec<(Entry, u64)>| {
@@ -323,7 +324,7 @@ fn device_zram_pool_stays_dense_and_shrinks_after_frees() {
     let filled = overhead();
     let mut worst: f64 = 0.0;
     for step in 0..40_000 {
-        let at = rng.below(live.len());
+        let at = rng.index(live.len());
         assert!(device.free(live.swap_remove(at).0));
         store(&mut live);
         if step % 8 == 0 {
@@ -336,7 +337,7 @@ fn device_zram_pool_stays_dense_and_shrinks_after_frees() {
     println!("overhead: filled {:.1} %, steady state at most {:.1} %", filled * 100.0, worst * 100.0);
     // Two thirds go, at random: every span keeps some. (A pool of few pages cannot be dense: a span for each class.)
     while live.len() > 4000 {
-        let at = rng.below(live.len());
+        let at = rng.index(live.len());
         assert!(device.free(live.swap_remove(at).0));
     }
     let sparse = overhead();
@@ -388,7 +389,7 @@ fn device_zram_recompression_beside_everything_else() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let worker = |start: u64| {
-            let mut rng = Rng(start);
+            let mut rng = Random(start);
             let mut live: Vec<(Entry, u64)> = Vec::new();
             for step in 0..6000u64 {
                 let seed = start * 100_000 + step;
@@ -396,7 +397,7 @@ fn device_zram_recompression_beside_everything_else() {
                     live.push((entry, seed));
                 }
                 if live.len() > 200 {
-                    let (entry, seed) = live.swap_remove(rng.below(live.len()));
+                    let (entry, seed) = live.swap_remove(rng.index(live.len()));
                     expect(&device, entry, seed);
                     assert!(device.free(entry));
                 }

@@ -31,13 +31,13 @@ fn device_file_threads_while_children_come_and_go() {
     let children: Mutex<HashMap<u32, HashSet<Entry>>> = Mutex::default();
     let stop = AtomicBool::new(false);
     let work = |me: u64| {
-        let mut rng = Rng(me + 11);
+        let mut rng = Random(me + 11);
         let mut live: Vec<(Entry, u64)> = Vec::new();
         for step in 0..1500u64 {
             let _quiet = quiet.read().unwrap();
             if live.len() < 300 && step % 2 == 0 {
                 let first = me << 32 | step << 8;
-                let n = 1 + rng.below(16) as u64;
+                let n = 1 + rng.index(16) as u64;
                 let frames: Vec<_> = (first..first + n).map(page_of).collect();
                 let pages: Vec<_> = frames.iter().zip(first..).map(|(f, seed)| (&f.0, check_of(seed))).collect();
                 let mut out = vec![None; n as usize];
@@ -48,8 +48,8 @@ fn device_file_threads_while_children_come_and_go() {
                     live.push((entry, seed));
                 }
             }
-            for _ in 0..rng.below(10).min(live.len()) {
-                let (entry, seed) = live.swap_remove(rng.below(live.len()));
+            for _ in 0..rng.index(10).min(live.len()) {
+                let (entry, seed) = live.swap_remove(rng.index(live.len()));
                 expect(&device, entry, seed);
                 assert!(all.lock().unwrap().remove(&entry));
                 assert!(device.free(entry));
@@ -98,7 +98,7 @@ fn device_file_threads_while_the_device_is_drained() {
         let device = FileDevice::open(0, dir.path(), None).unwrap();
         let page = page_of(round);
         let store = |me: u64| {
-            let (mut rng, mut live) = (Rng(round << 8 | me), Vec::new());
+            let (mut rng, mut live) = (Random(round << 8 | me), Vec::new());
             loop {
                 let mut out = [None; 4];
                 let stored = device.store_batch(&[(&page.0, 1); 4], &mut out);
@@ -107,7 +107,7 @@ fn device_file_threads_while_the_device_is_drained() {
                     return live;
                 }
                 if live.len() > 30 {
-                    let entry = live.swap_remove(rng.below(live.len()));
+                    let entry = live.swap_remove(rng.index(live.len()));
                     assert!(device.free(entry));
                 }
             }

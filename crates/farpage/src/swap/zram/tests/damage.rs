@@ -28,17 +28,17 @@ impl Guarded {
     }
 }
 
-fn damage(rng: &mut Rng, bytes: &mut [u8]) {
-    for _ in 0..1 + rng.below(8) {
-        let at = rng.below(bytes.len());
-        let run = (1 + rng.below(16)).min(bytes.len() - at);
-        let kind = rng.below(4);
+fn damage(rng: &mut Random, bytes: &mut [u8]) {
+    for _ in 0..1 + rng.index(8) {
+        let at = rng.index(bytes.len());
+        let run = (1 + rng.index(16)).min(bytes.len() - at);
+        let kind = rng.index(4);
         for byte in &mut bytes[at..at + run] {
             match kind {
-                0 => *byte ^= 1 << rng.below(8),
+                0 => *byte ^= 1 << rng.index(8),
                 1 => *byte = 0xff, // lengths that go on
                 2 => *byte = 0,
-                _ => *byte = rng.next() as u8,
+                _ => *byte = rng.bits() as u8,
             }
         }
     }
@@ -49,15 +49,15 @@ fn decoders_stay_within_object_and_page() {
     for alg in [Alg::Lz4, Alg::Zstd] {
         let codec = Codec::new(alg);
         let (mut input, mut output) = (Guarded::new(), Guarded::new());
-        let mut rng = Rng(0x5eed_0001);
+        let mut rng = Random(0x5eed_0001);
         let mut refused = 0;
         for round in 0..15_000u64 {
             let whole = codec.compress(&page_of(round % 64).0, <[u8]>::to_vec).unwrap();
             // As it is, but damaged; or cut; or nothing of it.
             let mut bytes = match round % 3 {
                 0 => whole,
-                1 => whole[..rng.below(whole.len() + 1)].to_vec(),
-                _ => (0..rng.below(COMPRESSED_MAX)).map(|_| rng.next() as u8).collect(),
+                1 => whole[..rng.index(whole.len() + 1)].to_vec(),
+                _ => (0..rng.index(COMPRESSED_MAX)).map(|_| rng.bits() as u8).collect(),
             };
             if !bytes.is_empty() {
                 damage(&mut rng, &mut bytes);
@@ -82,12 +82,12 @@ fn a_load_of_a_damaged_object_is_a_page_or_an_error() {
             other => other.unwrap(),
         };
         let mut entries: Vec<Entry> = (0..600).map(store).collect();
-        let mut rng = Rng(0x5eed_1000 + seed);
+        let mut rng = Random(0x5eed_1000 + seed);
         let (mut page, mut corrupt) = (Frame::boxed(), 0);
         for round in 0..60 {
             let used = device.pool_bytes() as usize;
             for _ in 0..200 {
-                let at = rng.below(used - 64);
+                let at = rng.index(used - 64);
                 // SAFETY: inside the pool's memory, which nobody reads or writes at this moment.
                 damage(&mut rng, unsafe { std::slice::from_raw_parts_mut(region.base().as_ptr().add(at), 64) });
             }
@@ -103,7 +103,7 @@ fn a_load_of_a_damaged_object_is_a_page_or_an_error() {
             device.compact(64);
             // Metadata is no part of the pool: every object can be freed, once, and its place is used again.
             for _ in 0..50 {
-                let entry = entries.swap_remove(rng.below(entries.len()));
+                let entry = entries.swap_remove(rng.index(entries.len()));
                 assert!(device.free(entry) && !device.free(entry));
             }
             entries.extend((0..50).map(|i| store(1000 + round * 50 + i)));
