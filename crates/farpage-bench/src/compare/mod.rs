@@ -8,12 +8,11 @@
 //! | [`child`], [`workload`], [`content`], [`histogram`] | the workload process: what it does, checks and measures |
 //! | [`kernel`] | cgroup, swap device, and the guard that takes them away |
 //! | [`side`] | one run of the process, watched from outside |
-//! | [`row`], [`report`], [`html`] | medians and ranges; text and JSON; the page with the plots |
+//! | [`row`], [`report`] | medians and ranges; text and JSON |
 
 pub mod child;
 mod content;
 pub mod histogram;
-mod html;
 pub mod kernel;
 mod report;
 pub mod row;
@@ -45,7 +44,7 @@ Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs 
 
 Examples:
   sudo farpage bench compare
-  sudo farpage bench compare --workload seq-read --rounds 5 --html report.html
+  sudo farpage bench compare --workload seq-read --rounds 5 --json report.json
   sudo farpage bench compare --against file --ram 256M --data 1G
   sudo farpage bench compare --workload fault --threads 4 --linking one-by-one";
 
@@ -97,9 +96,6 @@ pub struct CompareArgs {
     /// Write the results as JSON (-: standard output, without the table)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a report with plots
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 }
 
 /// How farpage gets at the memory.
@@ -274,9 +270,6 @@ fn json_text(setting: &Setting, rows: &[Row]) -> String {
 fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<()> {
     if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new("-")) {
         write(path, &json_text(setting, rows))?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &html::page(setting, rows))?;
     }
     Ok(())
 }

@@ -94,8 +94,10 @@ fn json_side(side: &Side) -> Value {
     json!({
         "us_per_page": side.us_per_page,
         "p50_us": side.p50_us,
+        "p90_us": side.p90_us,
         "p99_us": side.p99_us,
         "p999_us": side.p999_us,
+        "p9999_us": side.p9999_us,
         "cpu_s_per_gib": side.cpu_user_s_per_gib + side.cpu_sys_s_per_gib,
         "peak_rss_anon": side.peak_rss_anon as u64,
         "pool_bytes": side.pool_bytes as u64,
@@ -128,7 +130,17 @@ mod tests {
         for key in ["ratio_median", "ratio_min", "ratio_max"] {
             assert!(row.get(key).is_some(), "{key}");
         }
-        for key in ["us_per_page", "p50_us", "p99_us", "p999_us", "cpu_s_per_gib", "peak_rss_anon", "pool_bytes"] {
+        for key in [
+            "us_per_page",
+            "p50_us",
+            "p90_us",
+            "p99_us",
+            "p999_us",
+            "p9999_us",
+            "cpu_s_per_gib",
+            "peak_rss_anon",
+            "pool_bytes",
+        ] {
             assert!(row["farpage"].get(key).is_some() && row["kernel"].get(key).is_some(), "{key}");
         }
     }

@@ -1,7 +1,6 @@
 //! One row of the result: the rounds of a workload, their medians and ranges.
 
 use super::child::Variant;
-use super::histogram::Histogram;
 use super::side::Sample;
 use super::workload::Workload;
 
@@ -58,12 +57,16 @@ pub struct Side {
     pub ops_per_s: f64,
     /// Microseconds per access.
     pub us_per_page: f64,
-    /// Latency of an access, microseconds: median, 99 %, 99.9 %, longest.
+    /// Latency of an access, microseconds: median, 90 %, 99 %, 99.9 %, 99.99 %, longest.
     pub p50_us: f64,
+    /// See above.
+    pub p90_us: f64,
     /// See above.
     pub p99_us: f64,
     /// See above.
     pub p999_us: f64,
+    /// See above.
+    pub p9999_us: f64,
     /// See above.
     pub max_us: f64,
     /// CPU seconds per GiB accessed, user mode.
@@ -78,22 +81,20 @@ pub struct Side {
     pub pool_bytes: f64,
     /// Bytes stored per byte of pool.
     pub pool_ratio: f64,
-    /// All rounds' latencies.
-    pub latencies: Histogram,
 }
 
 impl Side {
     fn of(samples: &[&Sample]) -> Option<Side> {
         let median = |f: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map(|s| s.median);
         let latency = |share: f64| median(&|s| s.latencies.percentile_ns(share) / 1e3);
-        let mut latencies = Histogram::default();
-        samples.iter().for_each(|s| latencies.merge(&s.latencies));
         Some(Side {
             ops_per_s: median(&|s| 1e6 / s.us_per_page())?,
             us_per_page: median(&Sample::us_per_page)?,
             p50_us: latency(0.5)?,
+            p90_us: latency(0.9)?,
             p99_us: latency(0.99)?,
             p999_us: latency(0.999)?,
+            p9999_us: latency(0.9999)?,
             max_us: median(&|s| s.done.max_ns as f64 / 1e3)?,
             cpu_user_s_per_gib: median(&|s| s.cpu_s_per_gib().0)?,
             cpu_sys_s_per_gib: median(&|s| s.cpu_s_per_gib().1)?,
@@ -101,7 +102,6 @@ impl Side {
             peak_rss_anon: median(&|s| s.peak_rss_anon as f64)?,
             pool_bytes: median(&|s| s.pool_bytes as f64)?,
             pool_ratio: median(&|s| s.pool_ratio)?,
-            latencies,
         })
     }
 }

@@ -160,7 +160,6 @@ batched\t'The lock is taken once, and the pages are linked under it'
 spliced\t'The pages are linked before, and spliced under the lock: what the library does'"
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l dir -d 'Where files for --against file and mmap go' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l html -d 'Write a report with plots' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l no-kernel -d 'Measure farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l ram -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]' -r
