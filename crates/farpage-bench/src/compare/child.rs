@@ -8,6 +8,7 @@
 //! ```
 
 use super::content::Content;
+use super::latencies::Latencies;
 use super::side::rss_anon;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::anonymous;
@@ -122,10 +123,8 @@ pub struct Done {
     pub major_faults: u64,
     /// Wrong words.
     pub wrong: u64,
-    /// Latencies: buckets of [`super::histogram::Histogram::sparse`].
-    pub buckets: Vec<(u32, u64)>,
-    /// The longest, nanoseconds.
-    pub max_ns: u64,
+    /// Of the accesses.
+    pub latencies: Latencies,
     /// Of a region: memory of the compressed pool, and the bytes that it stands for.
     pub pool: Option<(u64, u64)>,
     /// Of a region: how often the lock of its lists was taken, and how often somebody had it.
@@ -270,7 +269,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
     let (faults_before, before) = (stats(), usage());
     let measured = bench.run(spec.workload, source).map_err(Failure::new)?;
-    let mut done = done(&measured, &before, &usage());
+    let mut done = done(measured, &before, &usage());
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
@@ -286,7 +285,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn done(measured: &Measured, before: &libc::rusage, after: &libc::rusage) -> Done {
+fn done(measured: Measured, before: &libc::rusage, after: &libc::rusage) -> Done {
     Done {
         ops: measured.ops,
         wall_s: measured.wall_s,
@@ -294,8 +293,7 @@ fn done(measured: &Measured, before: &libc::rusage, after: &libc::rusage) -> Don
         sys_s: seconds(after.ru_stime) - seconds(before.ru_stime),
         major_faults: (after.ru_majflt - before.ru_majflt).max(0) as u64,
         wrong: measured.wrong,
-        buckets: measured.latencies.sparse(),
-        max_ns: measured.latencies.max_ns(),
+        latencies: measured.latencies,
         pool: None,
         lru_locks: None,
     }

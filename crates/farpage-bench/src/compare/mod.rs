@@ -5,15 +5,15 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
-//! | [`child`], [`workload`], [`content`], [`histogram`] | the workload process: what it does, checks and measures |
+//! | [`child`], [`workload`], [`content`], [`latencies`] | the workload process: what it does, checks and measures |
 //! | [`kernel`] | cgroup, swap device, and the guard that takes them away |
 //! | [`side`] | one run of the process, watched from outside |
 //! | [`row`], [`report`] | medians and ranges; text and JSON |
 
 pub mod child;
 mod content;
-pub mod histogram;
 pub mod kernel;
+pub mod latencies;
 mod report;
 pub mod row;
 pub mod side;

@@ -86,7 +86,7 @@ pub struct Side {
 impl Side {
     fn of(samples: &[&Sample]) -> Option<Side> {
         let median = |f: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map(|s| s.median);
-        let latency = |share: f64| median(&|s| s.latencies.percentile_ns(share) / 1e3);
+        let latency = |share: f64| median(&|s| s.done.latencies.percentile_us(share));
         Some(Side {
             ops_per_s: median(&|s| 1e6 / s.us_per_page())?,
             us_per_page: median(&Sample::us_per_page)?,
@@ -95,7 +95,7 @@ impl Side {
             p99_us: latency(0.99)?,
             p999_us: latency(0.999)?,
             p9999_us: latency(0.9999)?,
-            max_us: median(&|s| s.done.max_ns as f64 / 1e3)?,
+            max_us: latency(1.0)?,
             cpu_user_s_per_gib: median(&|s| s.cpu_s_per_gib().0)?,
             cpu_sys_s_per_gib: median(&|s| s.cpu_s_per_gib().1)?,
             major_faults: median(&|s| s.done.major_faults as f64)?,
@@ -130,8 +130,8 @@ impl Row {
 
     /// The kernel's 99th percentile of latency divided by farpage's, of the same round.
     pub fn p99_ratio(&self) -> Option<Spread> {
-        let p99 = |s: &Sample| s.latencies.percentile_ns(0.99);
-        let ratio = |r: &Round| Some(p99(r.kernel.as_ref()?) / p99(&r.farpage).max(1.0));
+        let p99 = |s: &Sample| s.done.latencies.percentile_us(0.99);
+        let ratio = |r: &Round| Some(p99(r.kernel.as_ref()?) / p99(&r.farpage).max(1e-3));
         Spread::of(self.rounds.iter().filter_map(ratio))
     }
 

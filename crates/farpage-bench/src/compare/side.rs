@@ -2,7 +2,6 @@
 
 use super::Counter;
 use super::child::{Done, Spec, Step};
-use super::histogram::Histogram;
 use super::kernel::KernelSide;
 use crate::failure::{Failure, Result, why};
 use std::fs;
@@ -23,8 +22,6 @@ pub const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 pub struct Sample {
     /// What the process measured.
     pub done: Done,
-    /// Its latencies.
-    pub latencies: Histogram,
     /// Memory of the compressed pool at the end of the measurement, bytes.
     pub pool_bytes: u64,
     /// Most memory of the compressed pool, bytes.
@@ -165,7 +162,6 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                         sample.pool_ratio = stored as f64 / pool.max(1) as f64;
                     }
                 }
-                sample.latencies = Histogram::from_sparse(&done.buckets, done.max_ns);
                 sample.done = *done;
                 // Faults that farpage serves are no faults to the kernel's count.
                 if let (Some(before), Some(after)) = (before, farpage_faults(pager, pid)) {

@@ -5,7 +5,7 @@
 //! reads at random.
 
 use super::content::{Content, WORDS};
-use super::histogram::Histogram;
+use super::latencies::Latencies;
 use clap::ValueEnum;
 use farpage_swap::sim::{Random, Zipf, mix};
 use serde::{Deserialize, Serialize};
@@ -144,7 +144,7 @@ pub struct Measured {
     /// Accesses.
     pub ops: u64,
     /// Their latencies.
-    pub latencies: Histogram,
+    pub latencies: Latencies,
     /// From the first thread's start to the last one's end, seconds.
     pub wall_s: f64,
     /// Words that were wrong.

@@ -6,7 +6,7 @@ use farpage::PAGE_SIZE;
 use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
 use farpage_bench::anonymous;
-use farpage_bench::compare::histogram::Histogram;
+use farpage_bench::compare::latencies::Latencies;
 use farpage_swap::sim::{Random, mix};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -67,10 +67,8 @@ pub struct Done {
     pub mib_per_s: f64,
     /// Average latency of such an access, microseconds.
     pub avg_us: f64,
-    /// Their latencies: buckets of [`Histogram::sparse`], and the longest.
-    pub buckets: Vec<(u32, u64)>,
-    /// See `buckets`; nanoseconds.
-    pub max_ns: u64,
+    /// Their latencies.
+    pub latencies: Latencies,
     /// Pages read ahead.
     pub swap_ra: u64,
     /// Of them, pages that were used.
@@ -86,11 +84,6 @@ pub struct Done {
 }
 
 impl Done {
-    /// The latencies.
-    pub fn latencies(&self) -> Histogram {
-        Histogram::from_sparse(&self.buckets, self.max_ns)
-    }
-
     /// Hits in percent of the pages read ahead.
     pub fn hit_pct(&self) -> Option<f64> {
         (self.swap_ra > 0).then(|| 100.0 * self.swap_ra_hit as f64 / self.swap_ra as f64)
@@ -214,7 +207,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     (0..own).for_each(|page| words.write(page * WORDS + page % WORDS, stamp(page, 0)));
     let stop = AtomicBool::new(false);
     let before = words.region.as_ref().and_then(|r| r.readahead_stats().ok()).unwrap_or_default();
-    let mut histogram = Histogram::default();
+    let mut latencies = Latencies::default();
     let (mut accesses, mut wrong, mut writes, mut stopped_at) = (0u64, 0, 0, own);
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -240,7 +233,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
                     words.write(at, stamp(page, writes + 1));
                 }
                 let now = Instant::now();
-                histogram.record((now - last).as_nanos() as u64);
+                latencies.record((now - last).as_nanos() as u64);
                 (last, accesses) = (now, accesses + 1);
                 if now >= end {
                     stopped_at = page + 1;
@@ -251,7 +244,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
         }
         stop.store(true, Relaxed);
     });
-    let done = Done { wrong, ..measured(&histogram, accesses, start) };
+    let done = Done { wrong, ..measured(latencies, accesses, start) };
     // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed,
     // and nothing more is read ahead. Nobody else is at work then.
     let Some((region, pager)) = words.region.as_ref().zip(pager) else { return Ok(done) };
@@ -269,13 +262,12 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     })
 }
 
-fn measured(histogram: &Histogram, accesses: u64, start: Instant) -> Done {
+fn measured(latencies: Latencies, accesses: u64, start: Instant) -> Done {
     let wall_s = start.elapsed().as_secs_f64();
     Done {
         mib_per_s: accesses as f64 * PAGE_SIZE as f64 / (1 << 20) as f64 / wall_s,
         avg_us: wall_s * 1e6 / accesses.max(1) as f64,
-        buckets: histogram.sparse(),
-        max_ns: histogram.max_ns(),
+        latencies,
         wall_s,
         ..Done::default()
     }
@@ -288,15 +280,15 @@ fn at_random(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     let word = |i: usize| mix((i / WORDS * 4 + i % 4) as u64);
     (0..words.len).for_each(|i| words.write(i, word(i)));
     let before = pager.and_then(|p| p.stats().ok());
-    let (mut histogram, mut accesses, mut wrong, mut random) = (Histogram::default(), 0, 0, Random(1));
+    let (mut latencies, mut accesses, mut wrong, mut random) = (Latencies::default(), 0, 0, Random(1));
     let start = Instant::now();
     let (end, mut last) = (start + Duration::from_secs(spec.seconds), start);
     while last < end {
         let at = random.index(words.len);
         wrong += u64::from(words.read(at) != word(at));
         let now = Instant::now();
-        histogram.record((now - last).as_nanos() as u64);
+        latencies.record((now - last).as_nanos() as u64);
         (last, accesses) = (now, accesses + 1);
     }
-    Ok(with_hits(Done { wrong, ..measured(&histogram, accesses, start) }, before, pager))
+    Ok(with_hits(Done { wrong, ..measured(latencies, accesses, start) }, before, pager))
 }

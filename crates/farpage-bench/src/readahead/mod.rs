@@ -171,9 +171,8 @@ fn table(rows: &[Row], linpack: &[Row]) {
          RA"
     );
     for r in rows {
-        let h = r.done.latencies();
         print!("{:<11} {:<13} {:>6.1} {:>8.2}", r.device, r.variant, r.done.mib_per_s, r.done.avg_us);
-        SHARES.iter().for_each(|(_, share)| print!(" {:>8.2}", h.percentile_ns(*share) / 1e3));
+        SHARES.iter().for_each(|(_, share)| print!(" {:>8.2}", r.done.latencies.percentile_us(*share)));
         println!(" {:>7} {:>8}", hit(&r.done), r.done.swap_ra);
     }
     if let Some(first) = linpack.first() {
@@ -210,8 +209,8 @@ fn object(args: &ReadaheadArgs, rows: &[Row], linpack: &[Row]) -> Value {
             "variant": r.variant,
             "mib_per_s": round(r.done.mib_per_s),
         });
-        let (h, mut latency) = (r.done.latencies(), json!({ "avg": round(r.done.avg_us) }));
-        SHARES.iter().for_each(|(name, share)| latency[name] = round(h.percentile_ns(*share) / 1e3).into());
+        let mut latency = json!({ "avg": round(r.done.avg_us) });
+        SHARES.iter().for_each(|(name, share)| latency[name] = round(r.done.latencies.percentile_us(*share)).into());
         row["latency_us"] = latency;
         put_hits(&mut row, &r.done);
         row
