@@ -102,6 +102,43 @@ fn the_exporter_answers_in_the_form_that_is_asked_for() {
     wait_for("trees are unmapped", || !maps().contains("farpage-tree"));
 }
 
+/// What Prometheus's own reader says of a text: it takes it, and has no complaints.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut promtool = Command::new("promtool");
+    promtool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = promtool.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{arguments:?}: {said}{}\n{input}", text(&output.stdout));
+}
+
+#[test]
+fn prometheus_has_nothing_to_say_about_it() {
+    if Command::new("promtool").arg("--version").output().is_err() {
+        eprintln!("skipped: promtool is not installed (Debian: prometheus)");
+        return;
+    }
+    let (_program, sample) = program();
+    let (_exporter, address) = exporter();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("farpage.prom");
+    quiet(metrics().arg("--output").arg(&file));
+    let answer = ask(&address, "GET /metrics HTTP/1.1\r\n\r\n");
+    for plain in [std::fs::read_to_string(file).unwrap().as_str(), answer.split_once("\r\n\r\n").unwrap().1] {
+        assert!(plain.contains(&sample), "{plain}");
+        promtool(&["check", "metrics"], plain);
+    }
+    // It does not check the other form, but takes it where samples have times.
+    let open = quiet(&mut metrics());
+    let timed = |line: &str| if line.starts_with('#') { format!("{line}\n") } else { format!("{line} 1700000000\n") };
+    let open: String = open.lines().map(timed).collect();
+    let [file, blocks] = ["open", "blocks"].map(|name| dir.path().join(name));
+    std::fs::write(&file, open).unwrap();
+    let [file, blocks] = [&file, &blocks].map(|path| path.to_str().unwrap());
+    promtool(&["tsdb", "create-blocks-from", "openmetrics", file, blocks], "");
+}
+
 #[test]
 fn addresses_that_are_none() {
     for listen in ["9797", "localhost", "127.0.0.1:x", ""] {
