@@ -1,9 +1,11 @@
-"""Messages that many processes, or many pages, would repeat."""
+"""Messages that many processes, or many pages, would repeat; what a command says of its progress."""
 
 import os
+import pty
+import threading
 import unittest
 
-from situation import Situation, build
+from situation import FARPAGE, Situation, build
 
 NO_BUDGET = "this process goes on without a budget"
 
@@ -31,6 +33,36 @@ class Messages(Situation):
         for number, line in enumerate(lines[1:], 1):
             self.assertIn(f"{10 ** number} pages cannot be read back by now", line)
         self.assertGreater(len(lines), 1)
+
+    def test_progress_is_shown_on_a_terminal_only_and_goes(self):
+        argv = [FARPAGE, "bench", "program", "--no-kernel", "--ram", "32M", "--rounds", "1", "--", "sleep", "1.5"]
+        self.assertEqual(self.run_plain(*argv).stderr, "")
+        terminal, end = pty.openpty()
+        shown = []
+
+        def read():
+            # EIO: nobody has the other end any more.
+            try:
+                while some := os.read(terminal, 4096):
+                    shown.append(some)
+            except OSError:
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            done = self.run_plain(*argv, stderr=end, env=os.environ | {"TERM": "xterm"})
+        finally:
+            os.close(end)
+            reader.join()
+            os.close(terminal)
+        text = b"".join(shown).decode()
+        self.assertEqual(done.returncode, 0, text)
+        self.assertIn("sleep: ", done.stdout)
+        self.assertIn("farpage bench program, ", text)
+        self.assertIn("sleep with 32.0 MiB, round 1 of 1", text)
+        # The line is taken away, and nothing comes after it.
+        self.assertRegex(text, r"\r\x1b\[2?K$")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 
 use super::meter::{self, Counting};
 use crate::failure::Result;
+use crate::progress;
 use clap::Args;
 use farpage_swap::cluster::{DeviceOptions, Entry, Env, Fill, Swap};
 use farpage_swap::lock::{Lock, Meter, Site, sites};
@@ -187,19 +188,22 @@ fn run<M: Meter>(variant: usize, args: &CacheArgs) -> (f64, f64, f64) {
 /// Runs the subcommand.
 pub fn main(args: &CacheArgs) -> Result<ExitCode> {
     let mut rates: [Vec<f64>; 3] = Default::default();
-    for _ in 0..args.rounds {
+    let progress = progress::begin("farpage-bench cache");
+    for round in 1..=args.rounds {
+        progress::step(format_args!("round {round} of {}", args.rounds));
         for (variant, rates) in rates.iter_mut().enumerate() {
             rates.push(run::<()>(variant, args).0);
         }
     }
+    let counted = [0, 1, 2].map(|variant| run::<Counting>(variant, args));
+    drop(progress);
     println!(
         "{} threads; a page goes out and comes back in; median (smallest, largest) of {} runs",
         args.threads, args.rounds
     );
     println!("{:<16} {:>26} {:>26} {:>20}", "index", "million pages/s", "index locks a page", "contended per 1,000");
-    for (variant, rates) in rates.iter().enumerate() {
+    for (variant, (rates, (_, acquired, contended))) in rates.iter().zip(counted).enumerate() {
         let (median, low, high) = super::slots::spread(rates);
-        let (_, acquired, contended) = run::<Counting>(variant, args);
         let rate = format!("{:.2} ({:.2}, {:.2})", median / 1e6, low / 1e6, high / 1e6);
         println!("{:<16} {rate:>26} {acquired:>26.2} {:>20.2}", VARIANTS[variant], contended * 1e3);
     }

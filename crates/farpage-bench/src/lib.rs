@@ -6,4 +6,4 @@ pub mod compare;
 pub mod program;
 pub mod tree;
 
-use farpage_command::{failure, output};
+use farpage_command::{failure, output, progress};

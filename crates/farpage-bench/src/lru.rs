@@ -8,6 +8,7 @@ use super::meter::{self, Counting};
 use super::slots::spread;
 use crate::failure::Result;
 use crate::output::SCHEMA;
+use crate::progress;
 use clap::Args;
 use farpage_swap::lock::{Meter, sites};
 use farpage_swap::splice::{Batch, Linking, PageLists, Place};
@@ -106,6 +107,7 @@ fn run<M: Meter>(how: Linking, threads: u32, time: Duration) -> Outcome {
 
 /// Runs the subcommand.
 pub fn main(args: &LruArgs) -> Result<ExitCode> {
+    let _progress = progress::begin("farpage-bench lru");
     let (ns_per_tick, clock_ns) = meter::calibrate();
     let time = Duration::from_millis(args.time);
     let mut rows = Vec::new();
@@ -119,7 +121,8 @@ pub fn main(args: &LruArgs) -> Result<ExitCode> {
             wait_ns_per_page: Vec::new(),
         };
         let mut three: [Row; 3] = std::array::from_fn(row);
-        for _ in 0..args.rounds {
+        for round in 1..=args.rounds {
+            progress::step(format_args!("{threads} threads, round {round} of {}", args.rounds));
             for row in &mut three {
                 let how = VARIANTS[row.variant].1;
                 let plain = run::<()>(how, threads, time);

@@ -9,7 +9,7 @@ mod slots;
 
 use clap::{Parser, Subcommand};
 use farpage_bench::compare;
-use farpage_command::{failure, output};
+use farpage_command::{failure, output, progress};
 use std::process::ExitCode;
 
 /// Counts, for `io`.

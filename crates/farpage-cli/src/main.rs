@@ -30,7 +30,7 @@ mod user;
 
 use args::{Cli, Command};
 use clap::Parser;
-use farpage_command::{failure, output};
+use farpage_command::{failure, output, progress};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -70,7 +70,7 @@ impl fmt::Display for Failure {
 /// Writes one line to stderr; a closed stderr is not worth dying for.
 pub fn say(line: impl fmt::Display) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = crate::progress::aside(|| writeln!(std::io::stderr(), "{line}"));
 }
 
 /// The system's words for an error, lower case, without the number.

@@ -4,6 +4,7 @@
 //! A file that is there already keeps its permissions.
 
 use crate::failure::{Failure, Result, why};
+use crate::progress;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -67,10 +68,10 @@ fn replace_with(path: &Path, bytes: &[u8], new: u32) -> io::Result<()> {
 /// The file cannot be written.
 pub fn table_or_json(to: Option<&Path>, table: impl FnOnce(), json: impl FnOnce() -> String) -> Result<()> {
     if to.is_some_and(|path| path.as_os_str() == "-") {
-        println!("{}", json());
+        progress::aside(|| println!("{}", json()));
         return Ok(());
     }
-    table();
+    progress::aside(table);
     let Some(path) = to else { return Ok(()) };
     write(path, json() + "\n").map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }

@@ -20,7 +20,7 @@ pub mod side;
 mod workload;
 
 use crate::failure::{Failure, Result, say, why};
-use crate::output;
+use crate::{output, progress};
 use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
 use farpage::internals::conf::parse_idle_poll;
@@ -198,6 +198,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         kernel::warm(corpus);
     }
     side::catch_signals();
+    let _progress = progress::begin("farpage bench compare");
     let left_out = kernel::left_out(args.no_kernel, args.against == Against::Zram);
     let with_kernel = left_out.is_none();
     let mut setting = Setting {
@@ -223,7 +224,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let tell = |text: &str| {
         if !json_on_stdout {
-            let _ = writeln!(std::io::stdout(), "{text}");
+            let _ = progress::aside(|| writeln!(std::io::stdout(), "{text}"));
         }
     };
     setting.notes.iter().for_each(|note| tell(note));
@@ -235,6 +236,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
             for (variant, rounds) in variants.iter().zip(&mut rounds) {
+                progress::step(format_args!("{}, round {} of {}", workload.name(), number + 1, args.rounds));
                 match round(args, counter, &setting, &spec, *variant, with_kernel) {
                     Ok(round) => rounds.push(round),
                     Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
@@ -258,7 +260,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         write_reports(args, &setting, &rows)?;
     }
     if json_on_stdout && !rows.is_empty() {
-        let _ = std::io::stdout().write_all(json_text(&setting, &rows).as_bytes());
+        let _ = progress::aside(|| std::io::stdout().write_all(json_text(&setting, &rows).as_bytes()));
     }
     if failed || rows.is_empty() { Ok(ExitCode::FAILURE) } else { Ok(ExitCode::SUCCESS) }
 }

@@ -15,6 +15,7 @@ mod sample;
 
 use crate::failure::Result;
 use crate::output::SCHEMA;
+use crate::progress;
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -64,9 +65,13 @@ pub struct IoArgs {
 /// # Errors
 /// A device that cannot be used, wrong bytes.
 pub fn main(args: &IoArgs) -> Result<ExitCode> {
+    let _progress = progress::begin("farpage-bench io");
+    progress::step("devices in memory");
     let source = measure::source(args.pages as usize, args.sample.as_deref())?;
     let mut rows = measure::memory(source, args.rounds as usize)?;
+    progress::step("several pages at a time");
     rows.extend(orders::rows(source, args.rounds as usize)?);
+    progress::step("a file");
     rows.extend(measure::file(&args.dir, source, args.rounds as usize)?);
     crate::output::table_or_json(args.json.as_deref(), || table(&rows), || format!("{:#}", object(args, &rows)))?;
     Ok(ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
 //! Where results go: the table to standard output, JSON to a file, or JSON alone to standard output.
 
 use crate::failure::{Failure, Result, why};
-use crate::output;
+use crate::{output, progress};
 use serde_json::Value;
 use std::io::{self, Write};
 use std::path::Path;
@@ -31,7 +31,7 @@ impl<'a> Destination<'a> {
     /// A line of the table, or a remark.
     pub fn tell(&self, text: &str) {
         if !self.alone {
-            let _ = writeln!(io::stdout(), "{text}");
+            let _ = progress::aside(|| writeln!(io::stdout(), "{text}"));
         }
     }
 
@@ -50,7 +50,7 @@ impl<'a> Destination<'a> {
     /// As [`Destination::save`].
     pub fn finish(&self, object: &Value) -> Result<()> {
         if self.alone {
-            let _ = writeln!(io::stdout(), "{object:#}");
+            let _ = progress::aside(|| writeln!(io::stdout(), "{object:#}"));
         }
         self.save(object)
     }

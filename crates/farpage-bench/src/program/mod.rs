@@ -25,6 +25,7 @@ pub use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
 use crate::failure::{Failure, Result, say};
 use crate::output::SCHEMA;
+use crate::progress;
 use clap::{Args, ValueEnum};
 use destination::Destination;
 use farpage::internals::conf::size;
@@ -179,6 +180,7 @@ impl Round {
 pub fn main(args: &ProgramArgs) -> Result<ExitCode> {
     check(args)?;
     let destination = Destination::new(args.json.as_deref())?;
+    let _progress = progress::begin("farpage bench program");
     match (args.suite, args.ram.len()) {
         (true, 2..) => Err(Failure::new("--suite: one --ram only, so that there is one table")),
         (true, _) => suite::main(args, destination),
@@ -322,6 +324,7 @@ pub fn swap_for(peak: u64) -> u64 {
 /// # Errors
 /// It cannot be started, or the bench was interrupted.
 pub fn plain(program: &Invocation, meter: Option<&KernelSide>) -> Result<Ended> {
+    progress::step(format_args!("{} as it is", program.name()));
     side::run(program, &Pager::Nobody, meter)
 }
 
@@ -340,9 +343,11 @@ pub fn managed(program: &Invocation, ram: u64, options: &[OsString], meter: Opti
 pub fn measure(setting: &Setting<'_>, first_output: (u64, u64), plain: Ended, rounds: u64) -> Result<Rows> {
     let mut rows = Rows { first_output, ..Rows::default() };
     let mut plain = Some(plain);
-    for _ in 0..rounds {
+    for round in 1..=rounds {
         let plain = plain.take().map_or_else(|| self::plain(setting.program, setting.meter), Ok)?;
-        rows.rounds.push(round(setting, plain)?);
+        let ram = size::format(setting.ram);
+        progress::step(format_args!("{} with {ram}, round {round} of {rounds}", setting.program.name()));
+        rows.rounds.push(self::round(setting, plain)?);
     }
     Ok(rows)
 }

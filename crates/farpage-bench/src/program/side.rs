@@ -7,13 +7,13 @@ use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
 use serde_json::Value;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -38,6 +38,11 @@ impl Invocation {
     /// A program as its user runs it.
     pub fn of(argv: &[OsString]) -> Invocation {
         Invocation { argv: argv.to_vec(), ..Invocation::default() }
+    }
+
+    /// What it is called by.
+    pub fn name(&self) -> std::path::Display<'_> {
+        Path::new(self.argv.first().map_or(OsStr::new(""), OsString::as_os_str)).display()
     }
 
     /// Gives a command what belongs to the program; `farpage run` hands it on.

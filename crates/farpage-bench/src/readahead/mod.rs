@@ -12,6 +12,7 @@ mod side;
 
 use crate::failure::{Failure, Result};
 use crate::output::SCHEMA;
+use crate::progress;
 use clap::Args;
 use farpage::internals::conf::size;
 use load::{Done, Kind, Memory, Spec};
@@ -114,9 +115,10 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
     }
     let chosen: Vec<_> =
         VARIANTS.into_iter().filter(|(name, rule)| wanted(name) && (rule.is_some() || kernel)).collect();
+    let _progress = progress::begin("farpage-bench readahead");
     let measure = |device: &'static str, kind: Kind, seek_us: u32, zram: bool| -> Result<Vec<Row>> {
         let mut rows: Vec<(&'static str, Vec<Done>)> = chosen.iter().map(|(name, _)| (*name, Vec::new())).collect();
-        for _ in 0..args.rounds {
+        for round in 1..=args.rounds {
             for ((name, rule), (_, all)) in chosen.iter().zip(&mut rows) {
                 if rule.is_none() && (seek_us > 0 || zram) {
                     continue; // the delay is in farpage's device; `bench compare` has the kernel's zram
@@ -133,6 +135,7 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
                     seconds: args.seconds,
                     background: if zram { 0 } else { args.background },
                 };
+                progress::step(format_args!("{device}, {name}, round {round} of {}", args.rounds));
                 let done = side::run(&spec)?;
                 (done.wrong == 0)
                     .then_some(())

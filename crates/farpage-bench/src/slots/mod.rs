@@ -12,6 +12,7 @@ mod single;
 
 use super::meter::{self, Counting};
 use crate::failure::Result;
+use crate::progress;
 use bare::Bare;
 use clap::Args;
 use load::{Load, Outcome};
@@ -168,6 +169,7 @@ fn meta_bytes_per_slot(slots: u64, pct: u64) -> f64 {
 /// Runs the subcommand.
 pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let _progress = progress::begin("farpage-bench slots");
     let (ns_per_tick, clock_ns) = meter::calibrate();
     let slots = args.slots;
     let mut extra = Extra {
@@ -190,6 +192,8 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
         for fill_pct in [30, 60, 95] {
             for &threads in &threads {
                 let time = Duration::from_millis(args.time);
+                let orders = if mixed { "mixed orders" } else { "order 0" };
+                progress::step(format_args!("{orders}, {fill_pct} % full, {threads} threads"));
                 let load = Load { slots, fill_pct, mixed, threads, time, periods: 0 };
                 // Where room is short counts depend on what came before: whole periods, from the steady state on.
                 let whole = Load { periods: if mixed && fill_pct == 95 { PERIODS } else { 0 }, ..load };
@@ -215,7 +219,7 @@ pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
                     let ops_per_s = all[variant].iter().map(Outcome::ops_per_s).collect();
                     let row = Row { variant, load, ops_per_s, counted: counted(variant, whole, cpus) };
                     if args.json.as_deref().is_none_or(|path| path.as_os_str() != "-") {
-                        report::print_row(&row, &extra, rows.is_empty());
+                        progress::aside(|| report::print_row(&row, &extra, rows.is_empty()));
                     }
                     rows.push(row);
                 }

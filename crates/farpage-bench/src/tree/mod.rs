@@ -9,6 +9,7 @@ use crate::compare::machine;
 use crate::compare::side::catch_signals;
 use crate::failure::{Failure, Result, say, why};
 use crate::program::{self, Against, Invocation, Setting};
+use crate::progress;
 use clap::Args;
 use farpage::internals::conf::size;
 use shapes::{Shape, Shapes};
@@ -70,6 +71,7 @@ pub fn main(args: &TreeArgs) -> Result<ExitCode> {
         return Err(Failure::new("only a memory cgroup can count all processes, and only root can make one"));
     }
     catch_signals();
+    let _progress = progress::begin("farpage bench tree");
     let cannot = |e: std::io::Error| Failure::new(format!("cannot make files in {}: {}", args.dir.display(), why(&e)));
     let files = Shapes::make(&args.dir).map_err(cannot)?;
     let meter = KernelSide::meter()?;
@@ -126,5 +128,5 @@ fn measure(
 }
 
 fn tell(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let _ = progress::aside(|| writeln!(std::io::stdout(), "{text}"));
 }

@@ -4,6 +4,7 @@ mod report;
 pub mod trace;
 
 use crate::failure::{Failure, Result};
+use crate::progress;
 use clap::Args;
 use farpage::internals::conf::size;
 use farpage_swap::PAGE_SIZE;
@@ -87,13 +88,19 @@ struct Row {
 /// # Errors
 /// A trace or an argument that cannot be read, a file that cannot be written.
 pub fn main(args: &SimArgs) -> Result<ExitCode> {
+    let _progress = progress::begin("farpage sim");
     let synthetic = |text: &String| {
         let kind = Synthetic::parse(text).map_err(|e| Failure::usage(format!("--synthetic: {e}")))?;
+        progress::step(format_args!("making {text}"));
         Ok(Trace::synthetic(text, kind.trace(args.pages, args.accesses, args.seed)))
+    };
+    let read = |path: &PathBuf| {
+        progress::step(format_args!("reading {}", path.display()));
+        trace::read(path)
     };
     // Wrong names are found before long traces are read.
     let made: Vec<Trace> = args.synthetic.iter().map(synthetic).collect::<Result<_>>()?;
-    let read: Vec<Trace> = args.trace.iter().map(|path| trace::read(path)).collect::<Result<_>>()?;
+    let read: Vec<Trace> = args.trace.iter().map(read).collect::<Result<_>>()?;
     let traces: Vec<Trace> = made.into_iter().chain(read).collect();
     if traces.is_empty() {
         return Err(
@@ -131,6 +138,7 @@ fn sizes(args: &SimArgs, pages: u32) -> Result<Vec<u32>> {
 fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
     let stage = args.stage.map_or(CachedLen::Adaptive, CachedLen::Fixed);
     let counts = |name: &str| {
+        progress::step(format_args!("{}, {ram} of {} pages: {name}", trace.name, trace.pages));
         let mut policy: Box<dyn Policy> = match name {
             "ours" => Box::new(Ours::new(ram, trace.pages, stage)),
             "run" => Box::new(Run::new(ram, &trace.numbers)),

@@ -9,19 +9,17 @@
 //! | [`model`] | curve, calibration, knees: numbers only |
 //! | [`budgets`] | which budgets are run and shown: numbers only |
 //! | [`report`] | the table, JSON |
-//! | [`progress`] | what is being done, on a terminal |
 //!
 //! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`crate::sim`]. No locks: threads
 //! simulate, each a memory of its own.
 
 mod budgets;
 mod model;
-mod progress;
 mod report;
 
 use crate::failure::{Failure, Result, why};
-use crate::output;
 use crate::sim::trace::{self, Trace};
+use crate::{output, progress};
 use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
@@ -30,7 +28,6 @@ use farpage_bench::compare::row::Spread;
 use farpage_bench::program::{self, Ended, Invocation};
 use farpage_swap::sim::{AccessKind, Counts, Run as Policy, replay};
 use model::{Curve, Expected, Model, Run};
-use progress::Progress;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -149,6 +146,7 @@ pub fn main(args: &SizeArgs) -> Result<ExitCode> {
         output::open(path).map_err(fail)?;
     }
     program::catch_signals();
+    let _progress = progress::begin("farpage size");
     let found = Sizing::new(args).run()?;
     found.write(args.json.as_deref())?;
     Ok(ExitCode::SUCCESS)
@@ -159,7 +157,6 @@ struct Sizing<'a> {
     args: &'a SizeArgs,
     program: Invocation,
     options: Vec<OsString>,
-    progress: Progress,
     notes: Vec<String>,
     /// What the program wrote as it is.
     output: (u64, u64),
@@ -173,15 +170,10 @@ impl Sizing<'_> {
             args,
             program: Invocation { limit, ..Invocation::of(&args.program) },
             options: args.swap.iter().flat_map(|spec| ["--swap".into(), spec.into()]).collect(),
-            progress: Progress::new(),
             notes: Vec::new(),
             output: (0, 0),
             steady: true,
         }
-    }
-
-    fn name(&self) -> String {
-        self.args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     fn run(mut self) -> Result<Found> {
@@ -224,14 +216,13 @@ impl Sizing<'_> {
         let mut peak = 0;
         // Once more, so that no run has to read the program's files from a disk.
         for round in 0..=self.args.rounds {
-            self.progress.step("as it is");
             let ended = program::plain(&self.program, meter.as_ref())?;
             if ended.stopped {
-                let text = format!("as it is, {} does not end within {} s", self.name(), self.args.limit);
+                let text = format!("as it is, {} does not end within {} s", self.program.name(), self.args.limit);
                 return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
             }
             if !ended.status.success() {
-                let text = format!("as it is, {} ended with {}: nothing to size", self.name(), ended.status);
+                let text = format!("as it is, {} ended with {}: nothing to size", self.program.name(), ended.status);
                 return Err(Failure::with_status(1, text));
             }
             peak = peak.max(ended.peak_rss_anon);
@@ -244,7 +235,7 @@ impl Sizing<'_> {
         let peak = peak as f64;
         if peak < PEAK_MIN {
             let [takes, least] = [peak, RAM_MIN].map(|bytes| size::format(bytes as u64));
-            let text = format!("{} takes no more than {takes}, and the least budget is {least}", self.name());
+            let text = format!("{} takes no more than {takes}, and the least budget is {least}", self.program.name());
             return Err(Failure::with_status(1, text));
         }
         Ok((median(seconds), peak))
@@ -253,7 +244,7 @@ impl Sizing<'_> {
     /// Whatever is made under farpage.
     fn managed(&self, ram: f64, options: &[OsString]) -> Result<Ended> {
         let ended = program::managed(&self.program, ram as u64, options, None)?;
-        let name = self.name();
+        let name = self.program.name();
         if !ended.stopped && !ended.status.success() {
             let text = format!("under farpage, {name} ended with {}, as it is with success", ended.status);
             return Err(Failure::with_status(1, text));
@@ -273,10 +264,10 @@ impl Sizing<'_> {
         let path = directory.path().join("trace");
         let options: Vec<OsString> =
             self.options.iter().cloned().chain(["--trace".into(), path.clone().into_os_string()]).collect();
-        self.progress.step("recorded: each page that it touches is a fault");
+        progress::step("recorded: each page that it touches is a fault");
         let ended = self.managed((TRACE_PART * peak).max(RAM_MIN).floor(), &options)?;
         self.others(directory.path(), &path)?;
-        self.progress.step("reading the record");
+        progress::step("reading the record");
         let trace = trace::read(&path)?;
         if ended.stopped {
             let text = format!(
@@ -288,7 +279,7 @@ impl Sizing<'_> {
         let accesses = trace.accesses.len();
         let pages = f64::from(live(&trace));
         let price = ((ended.wall_s - plain_s) / accesses as f64).max(PRICE_MIN);
-        let curve = simulate(&trace, pages, &self.progress);
+        let curve = simulate(&trace, pages);
         Ok(Recorded { curve, pages, price, partial: ended.stopped, seconds: ended.wall_s, accesses })
     }
 
@@ -301,7 +292,8 @@ impl Sizing<'_> {
         if others * OTHERS <= bytes(first) {
             return Ok(());
         }
-        let text = format!("{} has several processes that need memory: one record does not say it all", self.name());
+        let text =
+            format!("{} has several processes that need memory: one record does not say it all", self.program.name());
         Err(Failure::with_status(1, text).help("farpage bench program --ram 64M,128M,256M -- PROGRAM measures it"))
     }
 
@@ -329,7 +321,7 @@ impl Sizing<'_> {
     fn budget(&mut self, ram: f64) -> Result<Budgeted> {
         let mut rounds = Vec::new();
         for _ in 0..self.args.rounds {
-            self.progress.step(&format!("with {}", size::format(ram as u64)));
+            progress::step(format_args!("with {}", size::format(ram as u64)));
             let ended = self.managed(ram, &self.options)?;
             let counted = ended.counted;
             self.steady &= ended.stopped || ended.output == self.output;
@@ -405,7 +397,7 @@ fn live(trace: &Trace) -> u32 {
 }
 
 /// Memories from all pages down, on all CPUs.
-fn simulate(trace: &Trace, pages: f64, progress: &Progress) -> Curve {
+fn simulate(trace: &Trace, pages: f64) -> Curve {
     let memory = |i: i32| ((pages * SIMULATED_LEAST.powf(f64::from(i) / f64::from(SIMULATED - 1))) as u32).max(1);
     let memories: Vec<u32> = (0..SIMULATED).map(memory).collect();
     let next = AtomicUsize::new(0);
@@ -415,7 +407,8 @@ fn simulate(trace: &Trace, pages: f64, progress: &Progress) -> Curve {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(memory) = memories.get(next.fetch_add(1, Relaxed)) {
-                    progress.step(&format!("simulating {}", size::format(u64::from(*memory) * PAGE_SIZE as u64)));
+                    let bytes = u64::from(*memory) * PAGE_SIZE as u64;
+                    progress::step(format_args!("simulating {}", size::format(bytes)));
                     let counts = replay(&mut Policy::new(*memory, &trace.numbers), &trace.accesses, trace.pages);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((*memory, counts));
                 }
