@@ -3,6 +3,7 @@
 
 pub mod anonymous;
 pub mod compare;
+mod destination;
 pub mod program;
 pub mod tree;
 

@@ -4,6 +4,7 @@ use crate::cgroup;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::{self, size};
+use farpage_command::machine::meminfo;
 
 /// What sizes are measured against.
 #[derive(Debug, Clone)]
@@ -23,12 +24,6 @@ pub struct Budget {
     pub bytes: u64,
     /// In words.
     pub origin: String,
-}
-
-/// A value of the text of `/proc/meminfo`, bytes.
-pub fn meminfo(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 impl Machine {

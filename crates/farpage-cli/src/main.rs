@@ -16,7 +16,6 @@ mod page;
 mod pages;
 mod park;
 mod preload;
-mod process;
 mod report;
 mod run;
 mod set;
@@ -30,7 +29,7 @@ mod user;
 
 use args::{Cli, Command};
 use clap::Parser;
-use farpage_command::{failure, output, progress};
+use farpage_command::{failure, output, process, progress};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -3,5 +3,7 @@
 //! Callers: `farpage`, `farpage-bench`. The only state is the line of [`progress`].
 
 pub mod failure;
+pub mod machine;
 pub mod output;
+pub mod process;
 pub mod progress;

@@ -19,18 +19,19 @@ pub mod row;
 pub mod side;
 mod workload;
 
+use crate::destination::Destination;
 use crate::failure::{Failure, Result, say, why};
-use crate::{output, progress};
+use crate::progress;
 use child::{MemoryKind, Spec, Variant};
 use clap::{Args, ValueEnum};
 use farpage::internals::conf::parse_idle_poll;
 use farpage::internals::conf::size;
+use farpage_command::machine::System;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
 use side::{INTERRUPTED, Pager, Sample};
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use workload::Workload;
@@ -197,6 +198,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         content::Content::corpus(0, corpus).map_err(|e| bad(&e))?;
         kernel::warm(corpus);
     }
+    let destination = Destination::new(args.json.as_deref())?;
     side::catch_signals();
     let _progress = progress::begin("farpage bench compare");
     let left_out = kernel::left_out(args.no_kernel, args.against == Against::Zram);
@@ -221,14 +223,8 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
             size::format(ram)
         ));
     }
-    let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
-    let tell = |text: &str| {
-        if !json_on_stdout {
-            let _ = progress::aside(|| writeln!(std::io::stdout(), "{text}"));
-        }
-    };
-    setting.notes.iter().for_each(|note| tell(note));
-    tell(report::HEADER);
+    setting.notes.iter().for_each(|note| destination.tell(note));
+    destination.tell(report::HEADER);
     let (mut rows, mut failed) = (Vec::new(), false);
     for workload in workloads {
         let before = cpu_ticks();
@@ -249,35 +245,20 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         }
         for (variant, rounds) in variants.iter().zip(rounds).filter(|(_, rounds)| !rounds.is_empty()) {
             let row = Row::new(workload, (args.mode == Mode::Region).then_some(*variant), args.threads, rounds);
-            tell(&report::line(&row, !args.linking.is_empty()));
+            destination.tell(&report::line(&row, !args.linking.is_empty()));
             rows.push(row);
         }
         if let Some(note) = stolen(&workload.name(), before, cpu_ticks()) {
-            tell(&note);
+            destination.tell(&note);
             setting.notes.push(note);
         }
         // What there is so far is worth having, should the rest be interrupted.
-        write_reports(args, &setting, &rows)?;
+        destination.save(&report::json(&setting, &rows))?;
     }
-    if json_on_stdout && !rows.is_empty() {
-        let _ = progress::aside(|| std::io::stdout().write_all(json_text(&setting, &rows).as_bytes()));
+    if !rows.is_empty() {
+        destination.finish(&report::json(&setting, &rows))?;
     }
     if failed || rows.is_empty() { Ok(ExitCode::FAILURE) } else { Ok(ExitCode::SUCCESS) }
-}
-
-fn json_text(setting: &Setting, rows: &[Row]) -> String {
-    format!("{:#}\n", report::json(setting, rows))
-}
-
-fn write_reports(args: &CompareArgs, setting: &Setting, rows: &[Row]) -> Result<()> {
-    if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new("-")) {
-        write(path, &json_text(setting, rows))?;
-    }
-    Ok(())
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    output::write(path, text).map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))
 }
 
 fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -> Spec {
@@ -361,22 +342,8 @@ pub fn stolen(what: &str, before: (u64, u64), after: (u64, u64)) -> Option<Strin
 
 /// The machine in one line.
 pub fn machine() -> String {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown CPU");
-    let cpus = cpu.lines().filter(|l| l.starts_with("processor")).count();
-    let memory = read("/proc/meminfo");
-    let kib = memory.lines().find_map(|l| l.strip_prefix("MemTotal:")).unwrap_or_default();
-    let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap_or(0);
-    let loads = read("/proc/loadavg");
-    format!(
-        "Linux {}, {} x {}, {} of memory, load {} at the start",
-        read("/proc/sys/kernel/osrelease").trim(),
-        cpus,
-        model.trim_start_matches([' ', '\t', ':']),
-        size::format(kib << 10),
-        loads.split(' ').next().unwrap_or_default()
-    )
+    let loads = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!("{}, load {} at the start", System::here(), loads.split(' ').next().unwrap_or_default())
 }
 
 #[cfg(test)]

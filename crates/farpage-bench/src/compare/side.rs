@@ -4,6 +4,7 @@ use super::Counter;
 use super::child::{Done, Spec, Step};
 use super::kernel::KernelSide;
 use crate::failure::{Failure, Result, why};
+use farpage_command::process::Status;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -118,9 +119,7 @@ impl Drop for Running {
 
 /// Resident anonymous memory of a process, bytes; 0: it is gone.
 pub fn rss_anon(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").parse().unwrap_or(0) << 10
+    Status::read(pid).map_or(0, |status| status.anonymous())
 }
 
 fn watch(pid: u32, stat: Option<&std::path::Path>, peak: &AtomicU64, over: &AtomicBool) {

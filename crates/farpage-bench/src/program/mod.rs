@@ -10,12 +10,10 @@
 //! | [`side`] | one run, watched from outside |
 //! | [`curve`] | several `--ram`, one row each |
 //! | [`report`] | medians and ranges, the table, JSON |
-//! | [`destination`] | where table and JSON go |
 //! | [`suite`] | many programs in one table: `--suite` |
 //! | [`super::compare::kernel`] | cgroup, swap device, and the guard that takes them away |
 
 mod curve;
-mod destination;
 mod report;
 mod side;
 mod suite;
@@ -23,11 +21,11 @@ mod suite;
 use super::compare::kernel::{self, KernelSide, SwapKind};
 pub use super::compare::side::catch_signals;
 use super::compare::{cpu_ticks, machine, stolen};
+use crate::destination::Destination;
 use crate::failure::{Failure, Result, say};
 use crate::output::SCHEMA;
 use crate::progress;
 use clap::{Args, ValueEnum};
-use destination::Destination;
 use farpage::internals::conf::size;
 use farpage::internals::conf::{SwapSpec, parse_idle_poll};
 pub use report::Rows;

@@ -2,9 +2,9 @@
 //!
 //! Caller: [`super`]. No locks.
 
-use crate::budget::meminfo;
 use crate::cgroup::{self, Group};
 use crate::process;
+use farpage_command::machine::meminfo;
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs;

@@ -14,7 +14,7 @@ mod report;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::budget::{Budget, Machine, budget, meminfo, never_acts};
+use crate::budget::{Budget, budget, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
@@ -30,12 +30,13 @@ use farpage::internals::run::build::{address_space_bytes, commit_bytes};
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
 use farpage::internals::tree::{self, Segment, keep_across_exec};
+use farpage_command::machine::{System, meminfo};
 use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -175,16 +176,14 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
 
 /// Where a run was, in words.
 fn environment(configuration: &str) -> Value {
-    let system = rustix::system::uname();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let system = System::here();
     json!({
         "farpage": env!("CARGO_PKG_VERSION"),
-        "kernel": system.release().to_string_lossy(),
-        "cpus": cpus.lines().filter(|line| line.starts_with("processor")).count(),
-        "cpu": model.map(|(_, name)| name),
-        "memory": Machine::read().ok().map(|machine| size::format(machine.total)),
+        "kernel": system.kernel,
+        "cpus": system.cpus,
+        "cpu": system.cpu,
+        "memory": size::format(system.memory),
         "ended_unix_s": since.as_secs(),
         "configuration": configuration,
     })

@@ -1,12 +1,13 @@
 //! What `/proc` says of a process.
 //!
-//! Callers: whoever looks at other processes: `attach`, `guard`, `run`, [`crate::stat_cmd::find`], [`crate::trees`]. No
-//! locks.
+//! Callers: whoever looks at other processes: of `farpage`, `attach`, `guard`, `run`, `stat` and what lists trees; the
+//! benches. No locks.
 
 use std::fs;
 use std::io;
 
 /// The text of `/proc/PID/status`.
+#[derive(Debug)]
 pub struct Status(String);
 
 impl Status {
