@@ -14,7 +14,7 @@ use super::readahead::RegionReadahead;
 use super::registry::RegistryEntry;
 use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
-use super::{division, fork, signal};
+use super::{division, fork, signal, syscalls};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::conf::tuning::{Controller, Controls, Pins, TuneScope};
@@ -57,6 +57,7 @@ pub struct Builder {
     inherit: bool,
     linking: Linking,
     verify: bool,
+    system_calls: bool,
 }
 
 impl Pager {
@@ -80,6 +81,7 @@ impl Default for Builder {
             inherit: false,
             linking: Linking::Spliced,
             verify: false,
+            system_calls: false,
         }
     }
 }
@@ -166,10 +168,23 @@ impl Builder {
         self
     }
 
+    /// Whether the system calls of libc work on region memory that is not present, as on all other memory: libc's text
+    /// is changed in this process, once, so that its calls are looked at before the kernel sees them
+    /// (`farpage_syscalls`). A call that is not about a region takes some nanoseconds more. Default: no. In
+    /// [`FaultMode::Thread`] calls work in any case.
+    ///
+    /// Not for what a device does after the call has returned (O_DIRECT with asynchronous I/O, io_uring, MSG_ZEROCOPY,
+    /// vmsplice): that needs a [`Pin`](super::Pin).
+    pub fn system_calls(mut self, work: bool) -> Builder {
+        self.system_calls = work;
+        self
+    }
+
     /// Builds the pager and starts its threads.
     ///
     /// # Errors
-    /// [`Error::Budget`], [`Error::Userfaultfd`], [`Error::Device`], [`Error::TooManyPagers`], or the kernel's.
+    /// [`Error::Budget`], [`Error::Userfaultfd`], [`Error::Device`], [`Error::TooManyPagers`], [`Error::SystemCalls`],
+    /// or the kernel's.
     pub fn build(self) -> Result<Pager, Error> {
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&self.budget) {
             return Err(Error::Budget(self.budget));
@@ -272,6 +287,9 @@ impl Builder {
         if self.mode == FaultMode::Signal {
             let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::INVAL);
             signal::install().map_err(|e| Error::Os { what: "cannot catch SIGBUS", errno: errno(e) })?;
+            if self.system_calls {
+                syscalls::install(&core)?;
+            }
         }
         let entry = match self.mode {
             FaultMode::Signal => Some(RegistryEntry::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),

@@ -3,7 +3,7 @@
 //! Callers: all of `region`. Types only.
 
 use crate::swap::{DeviceError, LoadError};
-use crate::sys::uffd::OpenError;
+use crate::sys::uffd::{OpenError, UffdError};
 use rustix::io::Errno;
 
 /// Smallest budget of a pager, bytes.
@@ -44,6 +44,9 @@ pub enum Error {
     /// In [`FaultMode::Thread`](super::FaultMode::Thread) a forked child cannot have the regions.
     #[error("a pager in fault mode thread cannot be inherited by forked children")]
     InheritThread,
+    /// Libc's system calls cannot be looked at ([`Builder::system_calls`](super::Builder::system_calls)).
+    #[error("system calls on regions cannot be served: {0}")]
+    SystemCalls(#[from] farpage_syscalls::InstallError),
     /// There are 64 pagers already.
     #[error("a process can have 64 pagers")]
     TooManyPagers,
@@ -73,4 +76,9 @@ pub enum Error {
         /// The kernel's answer.
         errno: Errno,
     },
+}
+
+/// The kernel's answer behind a refusal.
+pub(super) fn errno_of(refused: UffdError) -> Errno {
+    if let UffdError::Other(errno) = refused { errno } else { Errno::FAULT }
 }

@@ -195,6 +195,8 @@ extern "C" fn child() {
             close_off(owner);
         }
     });
+    // After the pagers, which have the parent's pins.
+    farpage_syscalls::after_fork_in_child();
 }
 
 /// Makes a pager of the child out of the copy of its parent's.

@@ -10,11 +10,9 @@ use super::places::RegionPlace;
 use super::readahead::ReadaheadStats;
 use super::stats::Stats;
 use super::view::Plain;
-use super::word::{Hint, PINS_MAX, PageState};
+use super::word::Hint;
 use crate::PAGE_SIZE;
-use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
-use rustix::io::Errno;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -103,11 +101,6 @@ impl Pager {
 
 /// How often a page that is asked for is brought in, where others push it out at once.
 const PREFETCH_TRIES: u32 = 4;
-
-/// The kernel's answer behind a refusal.
-fn errno_of(refused: UffdError) -> Errno {
-    if let UffdError::Other(errno) = refused { errno } else { Errno::FAULT }
-}
 
 /// A region's place; goes when region and pins are gone.
 #[derive(Debug)]
@@ -208,32 +201,13 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) -> Result<Pin, Error> {
         let e = self.core()?;
         let (first, end) = self.pages(&range)?;
-        let most = e.limit.load(Relaxed) / 4 * 3;
         // Dropped after the gate is left: its drop passes it too.
         let mut guard = Pin { core: self.core.clone(), first, end: first };
         let _inside = e.enter();
-        while guard.end < end {
-            e.space.touch(guard.end);
-            let word = e.space.word(guard.end);
-            let seen = word.lock();
-            if !matches!(seen.state(), PageState::Mapped(_)) {
-                word.unlock(seen, seen.state());
-                self.bring_in(e, guard.end)?;
-                continue;
-            }
-            let full = seen.pins() == PINS_MAX || (seen.pins() == 0 && e.pinned.load(Relaxed) >= most);
-            let pinned = seen.with_pins(seen.pins() + u32::from(!full));
-            word.unlock(if full { seen } else { pinned.writable() }, seen.state());
-            if full {
-                return Err(Error::PinLimit(range.end - range.start)); // what was pinned goes with the guard
-            }
-            e.pinned.fetch_add(i64::from(seen.pins() == 0), Relaxed);
-            guard.end += 1;
-        }
-        if first < end {
-            let refused = |why| Error::Os { what: "cannot make a pinned range writable", errno: errno_of(why) };
-            e.unprotect_pinned(first, end).map_err(refused)?;
-        }
+        let (pinned, result) = e.pin(first..end, true);
+        guard.end = pinned; // what was pinned goes with the guard
+        let offset = || e.space.addr(pinned) - self.as_ptr() as usize;
+        result.map_err(|why| why.error(range.end - range.start, offset()))?;
         Ok(guard)
     }
 
@@ -333,11 +307,6 @@ impl Drop for Pin {
             return;
         }
         let _inside = e.enter();
-        for page in self.first..self.end {
-            let word = e.space.word(page);
-            let seen = word.lock();
-            word.unlock(seen.with_pins(seen.pins().saturating_sub(1)), seen.state());
-            e.pinned.fetch_sub(i64::from(seen.pins() == 1), Relaxed);
-        }
+        e.unpin(self.first..self.end);
     }
 }

@@ -16,8 +16,9 @@
 //! that touches an absent page brings it in itself, in a SIGBUS handler ([`FaultMode::Signal`]):
 //!
 //! * A *system call* that is given an absent page of a region fails with `EFAULT`, because the kernel cannot run the
-//!   handler in the middle of a call. [`Region::pin`] makes a range resident and keeps it so. In [`FaultMode::Thread`]
-//!   calls simply work.
+//!   handler in the middle of a call. With [`Builder::system_calls`] libc's calls work: they are looked at before the
+//!   kernel sees them. [`Region::pin`] makes a range resident and keeps it so. In [`FaultMode::Thread`] calls simply
+//!   work.
 //! * The handler is installed when the first pager is built, and passes every other SIGBUS on to the handler that was
 //!   there before (with all signals blocked). A program that installs one later must call [`signal::handle`] first.
 //! * Threads that touch regions must not block SIGBUS, and a region cannot be a thread's stack.
@@ -33,6 +34,7 @@
 //! | `places` | which regions there are, and which of their pages have words |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
 //! | `registry` | the living pagers, for the handler |
+//! | `pin`, `syscalls` | pages that stay; what system calls need of them |
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `prefetch` | which pages come in with one that is missing; reading ahead in another thread |
 //! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
@@ -55,6 +57,7 @@ mod handle;
 mod lists;
 mod owner;
 mod pager_core;
+mod pin;
 mod places;
 mod prefetch;
 mod publish;
@@ -67,6 +70,7 @@ mod stat;
 mod stats;
 mod store;
 mod swap_in;
+mod syscalls;
 mod thread_mode;
 mod view;
 mod word;

@@ -14,6 +14,7 @@ mod scans;
 mod signals;
 mod stat;
 mod storing;
+mod syscalls;
 mod taking_out;
 mod unwritten;
 

@@ -1,0 +1,235 @@
+//! The parts of memory that a call is about, by its rule.
+//!
+//! Arrays of pointers are read from where the program has them. Reading one that is not there yet is a fault like any
+//! other of this thread. One that is no memory at all ends the program, where the kernel would say EFAULT; only arrays
+//! of pointers are read like that, never what they point to.
+//!
+//! Callers: [`crate::entry`], [`crate::call`], [`crate::pieces`]. Allocates nothing, takes no lock.
+
+use crate::entry::Frame;
+use crate::patch::Shared;
+use crate::table::{Access, Len, Rule, Special};
+use crate::{memory, shared};
+use linux_raw_sys::general as n;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Longest name of a file.
+const PATH_MAX: usize = 4096;
+/// The most vectors, or messages, that the kernel takes.
+pub const VECTORS_MAX: usize = 1024;
+/// Strings of a program's arguments that are looked at.
+const STRINGS_MAX: usize = 1 << 16;
+
+/// Memory that the kernel reads or writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Where it begins.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Who does what.
+    pub access: Access,
+}
+
+/// Whether an address is memory of ours, and not of others that lie between ([`crate::cover`]).
+pub fn is_ours(addr: usize) -> bool {
+    let covered = |shared: &Shared| addr.wrapping_sub(shared.low.load(Relaxed)) < shared.len.load(Relaxed);
+    shared().is_some_and(covered) && memory().is_some_and(|memory| memory.contains(addr))
+}
+
+/// A value at an address that is for the kernel, if it can be one.
+///
+/// # Safety
+/// See the module documentation.
+pub unsafe fn read<T: Copy>(addr: usize) -> Option<T> {
+    let is_user = (PATH_MAX..1 << 47).contains(&addr);
+    // SAFETY: the caller's promise; any alignment.
+    is_user.then(|| unsafe { std::ptr::read_unaligned(addr as *const T) })
+}
+
+/// An entry of an array.
+///
+/// # Safety
+/// As [`read`].
+pub unsafe fn entry<T: Copy>(array: usize, index: usize) -> Option<T> {
+    // SAFETY: the caller's promise.
+    unsafe { read(array.wrapping_add(index.wrapping_mul(size_of::<T>()))) }
+}
+
+/// A buffer of a vector: address and length.
+pub type Buffer = (usize, usize);
+
+/// The kernel's `msghdr`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    /// Address of the peer.
+    pub name: usize,
+    /// Its length.
+    pub name_len: u32,
+    /// Buffers.
+    pub array: usize,
+    /// How many.
+    pub count: usize,
+    /// Control data.
+    pub control: usize,
+    /// Its length.
+    pub control_len: usize,
+    /// What the kernel says.
+    pub flags: i32,
+}
+
+/// Bytes of a `mmsghdr`.
+pub const MMSGHDR: usize = 64;
+
+/// The first, quick question about a call with pointers behind pointers, whose own arguments point elsewhere: whether
+/// one of those may be in memory of ours. Called with only half of the vector registers saved: it calls nobody.
+pub extern "C" fn may_be_ours(frame: &Frame) -> bool {
+    let Some(shared) = shared() else { return false };
+    let (low, len) = (shared.low.load(Relaxed), shared.len.load(Relaxed));
+    let ours = |addr: usize| addr.wrapping_sub(low) < len;
+    let [first, second, third, ..] = frame.args;
+    let buffers = |array: usize, count: usize| {
+        // SAFETY: an array of buffers, as the call takes it.
+        (0..count.min(VECTORS_MAX)).any(|i| unsafe { entry::<Buffer>(array, i) }.is_some_and(|buffer| ours(buffer.0)))
+    };
+    let message = |at: usize| {
+        // SAFETY: a header, as the call takes it.
+        unsafe { read::<Header>(at) }.is_some_and(|header| {
+            ours(header.name) || ours(header.control) || ours(header.array) || buffers(header.array, header.count)
+        })
+    };
+    match frame.rax as u32 {
+        n::__NR_readv | n::__NR_writev | n::__NR_preadv | n::__NR_pwritev | n::__NR_preadv2 | n::__NR_pwritev2
+        | n::__NR_vmsplice => buffers(second, third),
+        n::__NR_process_vm_readv | n::__NR_process_vm_writev => {
+            buffers(second, third) || buffers(frame.args[3], frame.args[4])
+        }
+        n::__NR_sendmsg | n::__NR_recvmsg => message(second),
+        n::__NR_sendmmsg | n::__NR_recvmmsg => {
+            (0..third.min(VECTORS_MAX)).any(|i| message(second.wrapping_add(i * MMSGHDR)))
+        }
+        // SAFETY: a pointer and a length.
+        n::__NR_pselect6 => unsafe { read::<usize>(frame.args[5]) }.is_some_and(ours),
+        // SAFETY: an array of addresses, each of a structure.
+        n::__NR_io_submit => (0..second.min(VECTORS_MAX)).any(|i| unsafe { entry(third, i) }.is_some_and(ours)),
+        // SAFETY: structures with an address in the second word.
+        n::__NR_futex_waitv => (0..second.min(128)).any(|i| unsafe { read(first + i * 24 + 8) }.is_some_and(ours)),
+        // SAFETY: as above, the second to fourth word, and the ninth.
+        n::__NR_clone3 => [8, 16, 24, 64].iter().any(|at| unsafe { read(first + at) }.is_some_and(ours)),
+        n::__NR_execve => strings(second, &mut |addr| ours(addr)) || strings(third, &mut |addr| ours(addr)),
+        n::__NR_execveat => strings(third, &mut |addr| ours(addr)) || strings(frame.args[3], &mut |addr| ours(addr)),
+        _ => true,
+    }
+}
+
+/// Whether any of the strings in an array that ends with a null is `wanted`.
+fn strings(array: usize, wanted: &mut dyn FnMut(usize) -> bool) -> bool {
+    for i in 0..STRINGS_MAX {
+        // SAFETY: an array of strings, as the call takes it, up to its end.
+        match unsafe { entry::<usize>(array, i) } {
+            None | Some(0) => return false,
+            Some(addr) if wanted(addr) => return true,
+            Some(_) => {}
+        }
+    }
+    false
+}
+
+/// The length of what argument `arg` points to, bytes.
+fn length(len: Len, args: &[usize; 6]) -> usize {
+    let argument = |arg: u8| args[usize::from(arg)];
+    match len {
+        Len::Bytes(bytes) => bytes as usize,
+        Len::Args(arg, each) => argument(arg).saturating_mul(each as usize),
+        // SAFETY: a length, as the call takes it.
+        Len::U32At(arg) => unsafe { read::<u32>(argument(arg)) }.unwrap_or(0) as usize,
+        Len::Bits(arg) => argument(arg).div_ceil(64).saturating_mul(8),
+        Len::Sets => (args[0] as u32 as usize).div_ceil(64) * 8,
+        Len::Path | Len::Some4K => PATH_MAX,
+    }
+}
+
+/// Calls `f` with each part that the arguments of a call name directly, in their order.
+pub fn direct(rule: &Rule, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
+    for &(arg, len, access) in rule.pointers {
+        f(Part { addr: args[usize::from(arg)], len: length(len, args), access });
+    }
+}
+
+/// Calls `f` with an array of buffers, and then with the buffers.
+pub fn vector(array: usize, count: usize, access: Access, f: &mut dyn FnMut(Part)) {
+    let count = count.min(VECTORS_MAX);
+    f(Part { addr: array, len: count * size_of::<Buffer>(), access: Access::In });
+    for i in 0..count {
+        // SAFETY: an array of buffers, as the call takes it.
+        let Some((addr, len)) = (unsafe { entry::<Buffer>(array, i) }) else { return };
+        f(Part { addr, len, access });
+    }
+}
+
+/// Calls `f` with a message's header, and with what it names.
+pub fn message(at: usize, access: Access, f: &mut dyn FnMut(Part)) {
+    f(Part { addr: at, len: size_of::<Header>(), access: Access::Both });
+    // SAFETY: a header, as the call takes it.
+    let Some(header) = (unsafe { read::<Header>(at) }) else { return };
+    f(Part { addr: header.name, len: header.name_len as usize, access });
+    f(Part { addr: header.control, len: header.control_len, access });
+    vector(header.array, header.count, access, f);
+}
+
+/// Calls `f` with each part that a call's arguments name indirectly.
+pub fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
+    let argument = |arg: u8| args[usize::from(arg)];
+    match special {
+        Special::Vector(array, count, access) => vector(argument(array), argument(count), access, f),
+        Special::TwoVectors(access) => {
+            vector(args[1], args[2], access, f);
+            // Of this process, or of another one, where these addresses are something else; then it is for nothing.
+            vector(args[3], args[4], Access::Both, f);
+        }
+        Special::Message(access) => message(args[1], access, f),
+        Special::Messages(access) => {
+            (0..args[2].min(VECTORS_MAX)).for_each(|i| message(args[1].wrapping_add(i * MMSGHDR), access, f));
+        }
+        Special::Pselect => {
+            f(Part { addr: args[5], len: 16, access: Access::In });
+            // SAFETY: a pointer and a length.
+            if let Some(addr) = unsafe { read::<usize>(args[5]) } {
+                f(Part { addr, len: 8, access: Access::In });
+            }
+        }
+        Special::Iocbs => {
+            f(Part { addr: args[2], len: args[1].min(VECTORS_MAX) * 8, access: Access::In });
+            for i in 0..args[1].min(VECTORS_MAX) {
+                // SAFETY: an array of addresses.
+                let Some(addr) = (unsafe { entry::<usize>(args[2], i) }) else { return };
+                f(Part { addr, len: 64, access: Access::Both });
+            }
+        }
+        Special::Futexes => {
+            for i in 0..args[1].min(128) {
+                // SAFETY: structures with an address in the second word.
+                let Some(addr) = (unsafe { read::<usize>(args[0] + i * 24 + 8) }) else { return };
+                f(Part { addr, len: 4, access: Access::Both });
+            }
+        }
+        Special::Ranges => {}
+        Special::Clone3 => {
+            for (at, len) in [(8, 4), (16, 4), (24, 4), (64, 128)] {
+                // SAFETY: a structure with addresses there.
+                let Some(addr) = (unsafe { read::<usize>(args[0] + at) }) else { return };
+                f(Part { addr, len, access: Access::Both });
+            }
+        }
+        Special::Exec(first) => {
+            for array in [argument(first), argument(first + 1)] {
+                f(Part { addr: array, len: PATH_MAX, access: Access::In });
+                strings(array, &mut |addr| {
+                    f(Part { addr, len: PATH_MAX, access: Access::In });
+                    false
+                });
+            }
+        }
+    }
+}
