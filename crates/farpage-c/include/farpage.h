@@ -87,6 +87,10 @@ typedef enum fp_status {
    * A page cannot be read back from its swap device.
    */
   FP_ERR_UNREADABLE = 15,
+  /**
+   * Libc's system calls cannot be looked at; fp_last_error says why.
+   */
+  FP_ERR_SYSTEM_CALLS = 16,
 } fp_status;
 
 /**
@@ -122,7 +126,7 @@ typedef enum fp_advice {
 typedef enum fp_fault_mode {
   /**
    * The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given
-   * memory that is not present fails with EFAULT: see fp_region_pin.
+   * memory that is not present fails with EFAULT: see system_calls of fp_config, and fp_region_pin.
    */
   FP_FAULT_SIGNAL = 0,
   /**
@@ -185,6 +189,12 @@ typedef struct fp_config {
    * process with a message. 0: the default.
    */
   uint32_t verify;
+  /**
+   * 1: system calls of libc work on region memory that is not present, with FP_FAULT_SIGNAL too: libc's text is
+   * changed in this process, once, so that its calls are looked at before the kernel sees them. 0, the default: they
+   * fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin.
+   */
+  uint32_t system_calls;
 } fp_config;
 
 /**
@@ -314,8 +324,8 @@ enum fp_status fp_config_init(struct fp_config *config);
  * The first pager with FP_FAULT_SIGNAL installs a SIGBUS handler for the process; SIGBUS of others goes on to the
  * handler that was there before. Threads that touch regions must not block SIGBUS and need some KiB of stack.
  *
- * FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS, FP_ERR_OS
- * (no address space, no threads).
+ * FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS,
+ * FP_ERR_SYSTEM_CALLS, FP_ERR_OS (no address space, no threads).
  *
  * Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be
  * written.

@@ -19,7 +19,7 @@ pub struct fp_pager {
 #[derive(Debug, Clone, Copy)]
 pub enum fp_fault_mode {
     /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call that is given
-    /// memory that is not present fails with EFAULT: see fp_region_pin.
+    /// memory that is not present fails with EFAULT: see system_calls of fp_config, and fp_region_pin.
     FP_FAULT_SIGNAL = 0,
     /// A thread of the pager: system calls simply work. Needs a full userfaultfd (root, or /dev/userfaultfd).
     FP_FAULT_THREAD = 1,
@@ -48,6 +48,10 @@ pub struct fp_config {
     /// 1: the bytes that come back are compared with those that left, by a checksum of each page; a difference ends the
     /// process with a message. 0: the default.
     pub verify: u32,
+    /// 1: system calls of libc work on region memory that is not present, with FP_FAULT_SIGNAL too: libc's text is
+    /// changed in this process, once, so that its calls are looked at before the kernel sees them. 0, the default: they
+    /// fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin.
+    pub system_calls: u32,
 }
 
 macro_rules! make {
@@ -89,6 +93,7 @@ pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
         reclaim_threads: 0,
         inherit: 0,
         verify: 0,
+        system_calls: 0,
     };
     // SAFETY: not NULL, and writable by the caller's promise.
     unsafe { config.write(defaults) };
@@ -101,8 +106,8 @@ pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
 /// The first pager with FP_FAULT_SIGNAL installs a SIGBUS handler for the process; SIGBUS of others goes on to the
 /// handler that was there before. Threads that touch regions must not block SIGBUS and need some KiB of stack.
 ///
-/// FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS, FP_ERR_OS
-/// (no address space, no threads).
+/// FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS,
+/// FP_ERR_SYSTEM_CALLS, FP_ERR_OS (no address space, no threads).
 ///
 /// Requires: `config` is NULL or has at least the `size` that it says; its texts end in NUL. `pager` is NULL or can be
 /// written.
@@ -165,6 +170,10 @@ unsafe fn build(config: *const fp_config) -> Result<Pager, fp_status> {
     builder = match config.verify {
         verify @ (0 | 1) => builder.verify(verify == 1),
         other => return refused(&format!("fp_config: verify is 0 or 1, not {other}")),
+    };
+    builder = match config.system_calls {
+        work @ (0 | 1) => builder.system_calls(work == 1),
+        other => return refused(&format!("fp_config: system_calls is 0 or 1, not {other}")),
     };
     if config.readahead_pages > 0 {
         builder = builder.readahead(config.readahead_pages);

@@ -42,6 +42,8 @@ pub enum fp_status {
     FP_ERR_OTHER = 14,
     /// A page cannot be read back from its swap device.
     FP_ERR_UNREADABLE = 15,
+    /// Libc's system calls cannot be looked at; fp_last_error says why.
+    FP_ERR_SYSTEM_CALLS = 16,
 }
 
 use fp_status::*;
@@ -74,6 +76,7 @@ pub fn of(error: &Error) -> fp_status {
         Error::Device(_) => FP_ERR_DEVICE,
         Error::Os { .. } => FP_ERR_OS,
         Error::Unreadable { .. } => FP_ERR_UNREADABLE,
+        Error::SystemCalls(_) => FP_ERR_SYSTEM_CALLS,
         _ => FP_ERR_OTHER,
     };
     let status = fail(status, &error.to_string());
@@ -110,6 +113,7 @@ pub extern "C" fn fp_strerror(code: c_int) -> *const c_char {
         13 => c"a system call failed",
         14 => c"another error",
         15 => c"a page cannot be read back",
+        16 => c"system calls on regions cannot be served",
         _ => c"unknown error code",
     };
     text.as_ptr()

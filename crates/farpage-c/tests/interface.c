@@ -67,6 +67,9 @@ static void refusals(void)
     config.verify = 2;
     CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
     fp_config_init(&config);
+    config.system_calls = 2;
+    CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
+    fp_config_init(&config);
     config.inherit = 2;
     CHECK(fp_pager_new(&config, &pager) == FP_ERR_CONFIG);
     config.inherit = 1;
@@ -219,10 +222,17 @@ static void inherited(void)
     config.budget_bytes = 8 * MIB;
     config.verify = 1;
     config.inherit = 1;
+    config.system_calls = 1;
     CHECK(fp_pager_new(&config, &pager) == FP_OK && fp_region_new(pager, BYTES, &region) == FP_OK);
     uint64_t *words = fp_region_data(region);
     for (size_t i = 0; i < BYTES / 8; i += 64)
         words[i] = mix(i);
+    /* Through a file and back, most of it swapped out. */
+    FILE *file = tmpfile();
+    CHECK(file && write(fileno(file), words, BYTES) == (ssize_t)BYTES);
+    memset(words, 0, BYTES);
+    CHECK(pread(fileno(file), words, BYTES, 0) == (ssize_t)BYTES);
+    fclose(file);
     pid_t child = fork();
     for (size_t i = 0; i < BYTES / 8; i += 64) {
         CHECK(words[i] == mix(i));

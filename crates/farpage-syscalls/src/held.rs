@@ -27,12 +27,7 @@ struct Place {
 }
 
 static TABLE: [Place; PLACES] = [const {
-    Place {
-        thread: AtomicU32::new(0),
-        frame: AtomicUsize::new(0),
-        addr: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-    }
+    Place { thread: AtomicU32::new(0), frame: AtomicUsize::new(0), addr: AtomicUsize::new(0), len: AtomicUsize::new(0) }
 }; PLACES];
 /// Places that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -98,16 +93,13 @@ impl Call {
 
     /// Lets go of all that this call holds.
     pub fn end(&self) {
-        let mine = |place: &&Place| {
-            place.thread.load(Acquire) == self.thread && place.frame.load(Relaxed) == self.frame
-        };
+        let mine =
+            |place: &&Place| place.thread.load(Acquire) == self.thread && place.frame.load(Relaxed) == self.frame;
         used().iter().filter(mine).for_each(Place::free);
     }
 
     fn place(&self) -> Option<&'static Place> {
-        let take = |place: &&Place| {
-            place.thread.compare_exchange(0, self.thread | UNDER_WAY, AcqRel, Relaxed).is_ok()
-        };
+        let take = |place: &&Place| place.thread.compare_exchange(0, self.thread | UNDER_WAY, AcqRel, Relaxed).is_ok();
         if let Some(place) = used().iter().find(take) {
             return Some(place);
         }
@@ -127,7 +119,8 @@ fn signal_stack(frame: usize) -> std::ops::Range<usize> {
     // SAFETY: zero bits are a value; the call only fills it.
     unsafe {
         let mut stack: libc::stack_t = std::mem::zeroed();
-        let asked = crate::call::raw(linux_raw_sys::general::__NR_sigaltstack, &[0, &raw mut stack as usize, 0, 0, 0, 0]);
+        let asked =
+            crate::call::raw(linux_raw_sys::general::__NR_sigaltstack, &[0, &raw mut stack as usize, 0, 0, 0, 0]);
         if asked != 0 || stack.ss_flags & libc::SS_DISABLE != 0 {
             return 0..0;
         }
@@ -136,12 +129,14 @@ fn signal_stack(frame: usize) -> std::ops::Range<usize> {
 }
 
 /// Lets go of what threads held that have ended; how many parts.
-fn sweep() -> usize {
+pub(crate) fn sweep() -> usize {
     let process = std::process::id() as usize;
     let has_ended = |place: &&Place| {
         let thread = place.thread.load(Acquire);
         // SAFETY: signal 0 only asks.
-        let asked = || unsafe { crate::call::raw(linux_raw_sys::general::__NR_tgkill, &[process, thread as usize, 0, 0, 0, 0]) };
+        let asked = || unsafe {
+            crate::call::raw(linux_raw_sys::general::__NR_tgkill, &[process, thread as usize, 0, 0, 0, 0])
+        };
         thread != 0 && thread & UNDER_WAY == 0 && asked() == -(libc::ESRCH as isize)
     };
     used().iter().filter(has_ended).map(Place::free).count()

@@ -100,7 +100,12 @@ pub extern "C" fn may_be_ours(frame: &Frame) -> bool {
         })
     };
     match frame.rax as u32 {
-        n::__NR_readv | n::__NR_writev | n::__NR_preadv | n::__NR_pwritev | n::__NR_preadv2 | n::__NR_pwritev2
+        n::__NR_readv
+        | n::__NR_writev
+        | n::__NR_preadv
+        | n::__NR_pwritev
+        | n::__NR_preadv2
+        | n::__NR_pwritev2
         | n::__NR_vmsplice => buffers(second, third),
         n::__NR_process_vm_readv | n::__NR_process_vm_writev => {
             buffers(second, third) || buffers(frame.args[3], frame.args[4])

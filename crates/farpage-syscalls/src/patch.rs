@@ -267,7 +267,9 @@ fn replace(text: &Text, edits: &[(usize, Vec<u8>)]) -> Result<(), Errno> {
     }
     for (at, bytes) in edits.iter().filter(|(at, _)| (text.start..text.end).contains(at)) {
         // SAFETY: within the copy.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (copy as usize + at - text.start) as *mut u8, bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), (copy as usize + at - text.start) as *mut u8, bytes.len())
+        };
     }
     // SAFETY: the copy has what the text has, but for the jumps, which lead to code that does the same. See the module
     // documentation for threads that are in it.

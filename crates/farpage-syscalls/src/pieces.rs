@@ -38,7 +38,8 @@ fn kind(fd: usize) -> Kind {
         libc::S_IFREG | libc::S_IFBLK => Kind::File,
         libc::S_IFSOCK => {
             let (mut of, mut len) = (0i32, 4u32);
-            let args = [fd, libc::SOL_SOCKET as usize, libc::SO_TYPE as usize, &raw mut of as usize, &raw mut len as usize, 0];
+            let args =
+                [fd, libc::SOL_SOCKET as usize, libc::SO_TYPE as usize, &raw mut of as usize, &raw mut len as usize, 0];
             // SAFETY: the two are as long as is said.
             let asked = unsafe { raw(n::__NR_getsockopt, &args) };
             if asked == 0 && of != libc::SOCK_STREAM { Kind::Packets } else { Kind::Stream }

@@ -9,7 +9,7 @@ mod pieces;
 
 pub const PAGE: usize = 4096;
 /// Pages of the memory.
-const PAGES: usize = 1024;
+const PAGES: usize = 4096;
 /// What one call may hold.
 pub const MOST: usize = 64 << 10;
 

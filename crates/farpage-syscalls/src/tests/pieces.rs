@@ -43,7 +43,8 @@ fn vectors_go_on_in_the_middle_of_a_buffer() {
     let mut own = vec![7u8; 3000];
     let buffer = |base: usize, len| libc::iovec { iov_base: base as *mut _, iov_len: len };
     let cut = LARGE - 777;
-    let list = [buffer(at, 100), buffer(own.as_ptr() as usize, 3000), buffer(at + 100, cut - 100), buffer(at + cut, 777)];
+    let list =
+        [buffer(at, 100), buffer(own.as_ptr() as usize, 3000), buffer(at + 100, cut - 100), buffer(at + cut, 777)];
     // SAFETY: as above.
     let sum = LARGE as i64 + 3000;
     assert_eq!(good(unsafe { libc::writev(file.as_raw_fd(), list.as_ptr(), 4) }), sum);
