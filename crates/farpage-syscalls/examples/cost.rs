@@ -25,6 +25,8 @@ impl Memory for None {
     }
 }
 
+type Call = (&'static str, Box<dyn Fn()>);
+
 const ROUNDS: usize = 41;
 const CALLS: usize = 20_000;
 
@@ -48,7 +50,7 @@ fn main() {
     let at = buffer.as_mut_ptr();
     let vector = [libc::iovec { iov_base: at.cast(), iov_len: 1 }, libc::iovec { iov_base: at.cast(), iov_len: 2 }];
     // SAFETY: calls about memory of this function, which lives as long.
-    let calls: [(&str, Box<dyn Fn()>); 4] = unsafe {
+    let calls: [Call; 4] = unsafe {
         [
             ("getppid", Box::new(|| _ = libc::getppid())),
             ("write", Box::new(move || _ = libc::write(fd, at.cast(), 1))),
