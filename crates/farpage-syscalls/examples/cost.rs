@@ -70,6 +70,6 @@ fn main() {
     farpage_syscalls::cover(1 << 44, 1 << 30);
     show("with memory");
     show("with memory");
-    farpage_syscalls::cover_nothing();
+    farpage_syscalls::cover_nothing(|| true);
     show("no memory");
 }

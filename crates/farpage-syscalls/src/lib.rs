@@ -110,8 +110,8 @@ pub fn install(memory: &'static dyn Memory) -> Result<Installed, InstallError> {
 
 static RANGE: Mutex<()> = Mutex::new(());
 
-/// There is memory in `[start, start + len)`, too: what lies between it and what was covered before is looked at as well,
-/// and left alone where it is not the memory's own. Calls that other threads make meanwhile are not missed.
+/// There is memory in `[start, start + len)`, too: what lies between it and what was covered before is looked at as
+/// well, and left alone where it is not the memory's own. Calls that other threads make meanwhile are not missed.
 pub fn cover(start: usize, len: usize) {
     let _one = RANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(shared) = shared() else { return };
@@ -127,10 +127,10 @@ pub fn cover(start: usize, len: usize) {
     shared.low.store(first, Ordering::SeqCst);
 }
 
-/// There is none any more: no call is looked at.
-pub fn cover_nothing() {
+/// No call is looked at any more, if there `is_none`, which is asked while nobody can cover anything.
+pub fn cover_nothing(is_none: impl FnOnce() -> bool) {
     let _one = RANGE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(shared) = shared() {
+    if let Some(shared) = shared().filter(|_| is_none()) {
         shared.len.store(0, Ordering::SeqCst);
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicUsize;
 
 fn text(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 7 % 253) as u8).collect()
@@ -18,18 +19,22 @@ fn a_file_takes_and_gives_all() {
     let at = memory.take(&content);
     let mut file = tempfile::tempfile().unwrap();
     let fd = file.as_raw_fd();
-    // SAFETY: this test's memory, here and below.
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::write(fd, at as *const _, LARGE) }), LARGE as i64);
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::pwrite(fd, at as *const _, LARGE, LARGE as i64) }), LARGE as i64);
     let mut seen = Vec::new();
     file.rewind().unwrap();
     file.read_to_end(&mut seen).unwrap();
     assert!(seen[..LARGE] == content && seen[LARGE..] == content);
     let to = memory.take(&vec![0; LARGE]);
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::pread(fd, to as *mut _, LARGE, 0) }), LARGE as i64);
     assert!(memory.content(to, LARGE) == content);
     // To the end of the file, and not beyond.
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::pread(fd, to as *mut _, LARGE, LARGE as i64 + 10) }), LARGE as i64 - 10);
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) }), 2 * LARGE as i64);
     assert!(memory.is_free(at, LARGE) && memory.is_free(to, LARGE));
 }
@@ -47,6 +52,7 @@ fn vectors_go_on_in_the_middle_of_a_buffer() {
         [buffer(at, 100), buffer(own.as_ptr() as usize, 3000), buffer(at + 100, cut - 100), buffer(at + cut, 777)];
     // SAFETY: as above.
     let sum = LARGE as i64 + 3000;
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::writev(file.as_raw_fd(), list.as_ptr(), 4) }), sum);
     let mut seen = Vec::new();
     file.rewind().unwrap();
@@ -58,10 +64,12 @@ fn vectors_go_on_in_the_middle_of_a_buffer() {
     // SAFETY: as above; all of it is read over.
     unsafe { std::ptr::write_bytes(at as *mut u8, 0, LARGE) };
     memory.drop(at, LARGE);
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::preadv(file.as_raw_fd(), list.as_ptr(), 4, 0) }), sum);
     assert!(memory.content(at, LARGE) == content && own.iter().all(|byte| *byte == 7));
     // Many small ones.
     let small: Vec<_> = (0..1024).map(|i| buffer(at + i * 100, 100)).collect();
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::pwritev(file.as_raw_fd(), small.as_ptr(), 1024, 0) }), 102_400);
     assert!(memory.is_free(at, LARGE));
 }
@@ -73,7 +81,7 @@ fn what_is_no_file_gives_what_it_has() {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     ours.write_all(&text(MOST + 10)).unwrap();
     // A second piece would wait for ever.
-    // SAFETY: this test's memory, here and below.
+    // SAFETY: this test's memory.
     let got = good(unsafe { libc::read(theirs.as_raw_fd(), to as *mut _, LARGE) }) as usize;
     assert!((1..=MOST + 10).contains(&got), "{got}");
     assert!(memory.content(to, got) == text(MOST + 10)[..got]);
@@ -81,6 +89,7 @@ fn what_is_no_file_gives_what_it_has() {
     let from = std::thread::spawn(move || ours.write_all(&text(LARGE)).map(|()| ours));
     let rest = MOST + 10 - got;
     let flags = libc::MSG_WAITALL;
+    // SAFETY: this test's memory.
     let all = unsafe { libc::recv(theirs.as_raw_fd(), to as *mut _, rest + LARGE, flags) };
     assert_eq!(good(all) as usize, rest + LARGE);
     assert!(memory.content(to, rest + LARGE)[rest..] == text(LARGE));
@@ -108,14 +117,13 @@ fn a_datagram_is_not_cut() {
     let len = 2 * MOST + 100;
     let at = memory.take(&text(len));
     let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
-    // SAFETY: this test's memory, here and below.
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::send(a.as_raw_fd(), at as *const _, len, 0) }), len as i64);
     let to = memory.take(&vec![0; len]);
+    // SAFETY: this test's memory.
     assert_eq!(good(unsafe { libc::recv(b.as_raw_fd(), to as *mut _, len, 0) }), len as i64);
     assert!(memory.content(to, len) == text(len) && memory.is_free(at, len) && memory.is_free(to, len));
 }
-
-extern "C" fn leave(_: i32) {}
 
 /// A handler's calls do not let go of what the call that it interrupted holds; and that of a call that was left is let
 /// go of by the next.
@@ -133,7 +141,6 @@ fn calls_in_handlers_hold_for_themselves() {
     let mut file = tempfile::tempfile().unwrap();
     INNER.store(inner, Ordering::SeqCst);
     FILE.store(file.as_raw_fd() as usize, Ordering::SeqCst);
-    let _ = leave;
     let (reader, mut writer) = std::io::pipe().unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -168,4 +175,3 @@ fn calls_in_handlers_hold_for_themselves() {
     assert_eq!(thread.join().unwrap(), 100);
     assert!(memory.is_free(outer, 100) && memory.content(outer, 100) == [9; 100]);
 }
-use std::sync::atomic::AtomicUsize;

@@ -288,13 +288,16 @@ impl Builder {
             let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::INVAL);
             signal::install().map_err(|e| Error::Os { what: "cannot catch SIGBUS", errno: errno(e) })?;
             if self.system_calls {
-                syscalls::install(&core)?;
+                syscalls::install()?;
             }
         }
         let entry = match self.mode {
             FaultMode::Signal => Some(RegistryEntry::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),
             FaultMode::Thread => None,
         };
+        if entry.is_some() && self.system_calls {
+            syscalls::cover(&core);
+        }
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
         let owner = Arc::new(Owner::new(core, entry, setting));

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::pager_core::PagerCore;
 use super::registry::RegistryEntry;
 use super::signal::{self, Blocked};
-use super::{prefetch, reclaim, thread_mode};
+use super::{prefetch, reclaim, syscalls, thread_mode};
 use crate::mem::lock::lock;
 use crate::stat::PAGER_THREAD_NAME;
 use crate::sys::thread::ForkLock;
@@ -164,6 +164,7 @@ impl Drop for Owner {
         }
         if let Some(entry) = self.entry {
             entry.release();
+            syscalls::uncover();
         }
         // SAFETY: nobody uses it after this; self is being dropped.
         let core = unsafe { ManuallyDrop::take(&mut self.core) };

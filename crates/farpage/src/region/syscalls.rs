@@ -15,14 +15,22 @@ const PAGES_MAX: i64 = 256;
 /// The regions of all pagers.
 struct Regions;
 
-/// Has libc's calls looked at for a pager's memory.
+/// Has libc's calls looked at.
 ///
 /// # Errors
 /// They cannot be.
-pub(super) fn install(pager: &PagerCore) -> Result<(), InstallError> {
-    farpage_syscalls::install(&Regions)?;
+pub(super) fn install() -> Result<(), InstallError> {
+    farpage_syscalls::install(&Regions).map(|_| ())
+}
+
+/// For the memory of a pager that can be found, too.
+pub(super) fn cover(pager: &PagerCore) {
     farpage_syscalls::cover(pager.space.addr(0), pager.space.pages() * PAGE_SIZE);
-    Ok(())
+}
+
+/// A pager cannot be found any more. If it was the last one, calls cost what they did before.
+pub(super) fn uncover() {
+    farpage_syscalls::cover_nothing(|| PAGERS.iter().all(|entry| entry.with(|_| ()).is_none()));
 }
 
 /// Runs `f` with the pager that has this address, and the page.
