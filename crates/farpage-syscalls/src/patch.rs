@@ -13,7 +13,8 @@
 //! Caller: [`crate::install`], once.
 
 use crate::entry;
-use crate::table::{CLASSES, Class, class};
+use crate::parts::Header;
+use crate::table::{CLASSES, Class, Special, class, rule};
 use crate::text::{JUMP, SYSCALL, Site, Text};
 use iced_x86::{BlockEncoder, BlockEncoderOptions, IcedError, InstructionBlock};
 use rustix::io::Errno;
@@ -21,11 +22,12 @@ use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 const PAGE: usize = 4096;
 /// Room for one site's code, bytes.
-const SITE: usize = 256;
+const SITE: usize = 320;
 /// A jump with 32 bits of distance reaches this far, less what text and block are long.
 const REACH: usize = 1 << 31;
 /// Registers of a system call's arguments: what `mov r11, REGISTER` is.
@@ -55,10 +57,10 @@ pub struct Shared {
 }
 
 /// Where the fields are.
-const LOW: usize = std::mem::offset_of!(Shared, low);
-const LEN: usize = std::mem::offset_of!(Shared, len);
-const ENTRIES: usize = std::mem::offset_of!(Shared, entries);
-const TABLE: usize = std::mem::offset_of!(Shared, classes);
+const LOW: usize = offset_of!(Shared, low);
+const LEN: usize = offset_of!(Shared, len);
+const ENTRIES: usize = offset_of!(Shared, entries);
+const TABLE: usize = offset_of!(Shared, classes);
 
 /// Writes machine code.
 struct Code<'a> {
@@ -84,10 +86,17 @@ impl Code<'_> {
         self.put(tail);
     }
 
-    /// `jb` forward; the place of its distance, for [`Code::land`].
+    /// A jump forward, by a condition; the place of its distance, for [`Code::land`].
     fn jump_ahead(&mut self, condition: u8) -> usize {
         self.put(&[0x0f, condition, 0, 0, 0, 0]);
         self.bytes.len() - 4
+    }
+
+    /// The distance of `rcx` from where memory of ours begins is compared with its length: `jb` ahead, if it is less.
+    fn compare_rcx(&mut self, shared: usize) -> usize {
+        self.put_relative(&[0x48, 0x2b, 0x0d], shared + LOW, &[]); // sub rcx, [low]
+        self.put_relative(&[0x48, 0x3b, 0x0d], shared + LEN, &[]); // cmp rcx, [len]
+        self.jump_ahead(JB)
     }
 
     /// A jump ahead leads here.
@@ -97,7 +106,63 @@ impl Code<'_> {
     }
 }
 
+/// Jumps to code ahead: to what is for memory of ours, for pointers behind pointers, and to the call.
+#[derive(Default)]
+struct Ahead {
+    ours: Vec<usize>,
+    nested: Vec<usize>,
+    call: Vec<usize>,
+}
+
+/// Buffers that are looked at without leaving the site's code.
+const BUFFERS: u8 = 64;
+
+/// Whether a buffer of an array is ours, with two registers only: from its end down. The array is `rsi`, with `rdx`
+/// buffers, or a message's whose header is `rsi`. More than a few, or an array where none can be, is for Rust.
+fn look_at_buffers(code: &mut Code<'_>, ahead: &mut Ahead, shared: usize, is_message: bool) {
+    code.put_relative(&[0x48, 0x83, 0x3d], shared + LEN, &[0]); // cmp qword [len], 0
+    ahead.call.push(code.jump_ahead(JE));
+    code.put(&[0x48, 0x81, 0xfe, 0, 0x10, 0, 0]); // cmp rsi, 4096
+    ahead.nested.push(code.jump_ahead(JB));
+    code.put(&[0x48, 0x89, 0xf1, 0x48, 0xc1, 0xe9, 47]); // mov rcx, rsi; shr rcx, 47
+    ahead.nested.push(code.jump_ahead(JNE));
+    if is_message {
+        for field in [offset_of!(Header, name), offset_of!(Header, control), offset_of!(Header, array)] {
+            code.put(&[0x48, 0x8b, 0x4e, field as u8]); // mov rcx, [rsi + field]
+            let jump = code.compare_rcx(shared);
+            ahead.ours.push(jump);
+        }
+        let (array, count) = (offset_of!(Header, array) as u8, offset_of!(Header, count) as u8);
+        code.put(&[0x48, 0x81, 0x7e, array, 0, 0x10, 0, 0]); // cmp qword [rsi + array], 4096
+        ahead.nested.push(code.jump_ahead(JB));
+        code.put(&[0x48, 0x8b, 0x4e, array, 0x48, 0xc1, 0xe9, 47]); // mov rcx, [rsi + array]; shr rcx, 47
+        ahead.nested.push(code.jump_ahead(JNE));
+        code.put(&[0x4c, 0x8b, 0x5e, count]); // mov r11, [rsi + count]
+    } else {
+        code.put(&[0x49, 0x89, 0xd3]); // mov r11, rdx
+    }
+    code.put(&[0x49, 0x83, 0xfb, BUFFERS]); // cmp r11, BUFFERS
+    ahead.nested.push(code.jump_ahead(JA));
+    code.put(&[0x49, 0xc1, 0xe3, 4]); // shl r11, 4
+    let with_array = |code: &mut Code<'_>, in_memory: u8, in_register: u8| match is_message {
+        true => code.put(&[0x4c, in_memory, 0x5e, offset_of!(Header, array) as u8]),
+        false => code.put(&[0x49, in_register, 0xf3]),
+    };
+    with_array(code, 0x03, 0x01); // add r11, array
+    let again = code.bytes.len();
+    with_array(code, 0x3b, 0x39); // cmp r11, array
+    ahead.call.push(code.jump_ahead(JBE));
+    code.put(&[0x49, 0x83, 0xeb, 16, 0x49, 0x8b, 0x0b]); // sub r11, 16; mov rcx, [r11]
+    let jump = code.compare_rcx(shared);
+    ahead.ours.push(jump);
+    let distance = again as isize - (code.bytes.len() + 2) as isize;
+    code.put(&[0xeb, distance as u8]); // jmp again
+}
+
 const JB: u8 = 0x82;
+const JE: u8 = 0x84;
+const JBE: u8 = 0x86;
+const JA: u8 = 0x87;
 const JNE: u8 = 0x85;
 const JAE: u8 = 0x83;
 
@@ -109,8 +174,7 @@ fn code_for(site: &Site, at: usize, shared: usize) -> Result<Vec<u8>, IcedError>
     let moved = InstructionBlock::new(&site.moved, at as u64);
     let mut bytes = BlockEncoder::encode(64, moved, BlockEncoderOptions::NONE)?.code_buffer;
     let mut code = Code { at, bytes: &mut bytes };
-    let (mut ours, mut nested) = (Vec::new(), Vec::new());
-    let mut past = None;
+    let mut ahead = Ahead::default();
     let check = |code: &mut Code<'_>, arg: usize| {
         code.put(&MOV_R11[arg]);
         code.put_relative(&[0x4c, 0x2b, 0x1d], shared + LOW, &[]); // sub r11, [low]
@@ -119,35 +183,33 @@ fn code_for(site: &Site, at: usize, shared: usize) -> Result<Vec<u8>, IcedError>
     };
     match site.nr.map(class) {
         Some(class) => {
-            ours.extend((0..6).filter(|arg| class.points(*arg)).map(|arg| check(&mut code, arg)));
-            if class.is_nested() {
-                code.put_relative(&[0x48, 0x83, 0x3d], shared + LEN, &[0]); // cmp qword [len], 0
-                nested.push(code.jump_ahead(JNE));
+            ahead.ours.extend((0..6).filter(|arg| class.points(*arg)).map(|arg| check(&mut code, arg)));
+            match site.nr.and_then(|nr| rule(nr).special) {
+                Some(Special::Vector(1, 2, _)) => look_at_buffers(&mut code, &mut ahead, shared, false),
+                Some(Special::Message(_)) => look_at_buffers(&mut code, &mut ahead, shared, true),
+                _ if class.is_nested() => {
+                    code.put_relative(&[0x48, 0x83, 0x3d], shared + LEN, &[0]); // cmp qword [len], 0
+                    ahead.nested.push(code.jump_ahead(JNE));
+                }
+                _ => {}
             }
         }
         None => {
-            ours.extend((0..6).map(|arg| check(&mut code, arg)));
+            ahead.ours.extend((0..6).map(|arg| check(&mut code, arg)));
             code.put(&[0x3d]); // cmp eax, CLASSES
             code.put(&(CLASSES as u32).to_le_bytes());
-            past = Some(code.jump_ahead(JAE));
+            ahead.call.push(code.jump_ahead(JAE));
             code.put(&[0x89, 0xc1]); // mov ecx, eax
             code.put_relative(&[0x4c, 0x8d, 0x1d], shared + TABLE, &[]); // lea r11, [classes]
             code.put(&[0x41, 0xf6, 0x04, 0x0b, Class::NESTED]); // test byte [r11 + rcx], NESTED
-            let skip = {
-                code.put(&[0x74, 0]); // je
-                code.bytes.len()
-            };
+            ahead.call.push(code.jump_ahead(JE));
             code.put_relative(&[0x48, 0x83, 0x3d], shared + LEN, &[0]);
-            nested.push(code.jump_ahead(JNE));
-            let distance = (code.bytes.len() - skip) as u8;
-            code.bytes[skip - 1] = distance;
+            ahead.nested.push(code.jump_ahead(JNE));
         }
     }
-    if let Some(from) = past {
-        code.land(from);
-    }
+    ahead.call.iter().for_each(|from| code.land(*from));
     code.put_relative(&[0xe9], site.at, &[]);
-    for (jumps, entry) in [(ours, 0), (nested, 1)] {
+    for (jumps, entry) in [(ahead.ours, 0), (ahead.nested, 1)] {
         if jumps.is_empty() {
             continue;
         }

@@ -74,6 +74,43 @@ fn vectors_go_on_in_the_middle_of_a_buffer() {
     assert!(memory.is_free(at, LARGE));
 }
 
+/// The quick look at the sites: arrays of all lengths, of which none, the first or the last buffer is ours; and such as
+/// are none, which are for the kernel.
+#[test]
+fn arrays_of_any_length_are_looked_at() {
+    let memory = absent();
+    let at = memory.take(&[b'a'; 8]);
+    let out = tempfile::tempfile().unwrap();
+    let own = [b'o'; 8];
+    for count in [0usize, 1, 2, 3, 63, 64, 65, 200, 1024] {
+        for ours in [None, Some(0), count.checked_sub(1)] {
+            let place = |i: usize| if Some(i) == ours { at } else { own.as_ptr() as usize };
+            let list: Vec<_> = (0..count).map(|i| libc::iovec { iov_base: place(i) as *mut _, iov_len: 1 }).collect();
+            let fd = out.as_raw_fd();
+            // SAFETY: this test's memory.
+            assert_eq!(good(unsafe { libc::pwritev(fd, list.as_ptr(), count as i32, 0) }), count as i64);
+            memory.drop(at, 8);
+            let (left, right) = std::os::unix::net::UnixDatagram::pair().unwrap();
+            // SAFETY: zero bits are a value; the list lives as long.
+            let sent = unsafe {
+                let mut header: libc::msghdr = std::mem::zeroed();
+                (header.msg_iov, header.msg_iovlen) = (list.as_ptr().cast_mut(), count);
+                libc::sendmsg(left.as_raw_fd(), &header, 0)
+            };
+            let mut seen = [0; 2000];
+            assert_eq!((good(sent), right.recv(&mut seen).unwrap()), (count as i64, count));
+            assert!((0..count).all(|i| seen[i] == if Some(i) == ours { b'a' } else { b'o' }), "{count} {ours:?}");
+            memory.drop(at, 8);
+        }
+    }
+    for array in [0usize, 8, 1 << 48, usize::MAX - 64] {
+        // SAFETY: the kernel refuses it.
+        let result = unsafe { libc::writev(out.as_raw_fd(), array as *const _, 3) };
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((result, errno), (-1, Some(libc::EFAULT)), "{array:#x}");
+    }
+}
+
 #[test]
 fn what_is_no_file_gives_what_it_has() {
     let memory = absent();
