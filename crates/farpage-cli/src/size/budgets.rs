@@ -85,6 +85,13 @@ pub fn checks(model: &Model, measured: &[f64], peak: f64) -> Vec<f64> {
     chosen
 }
 
+/// The knee, if it was not `measured` yet, nor a budget that is as good.
+pub fn knee_to_check(model: &Model, measured: &[f64], peak: f64) -> Option<f64> {
+    let low = measured.iter().fold(peak, |low, ram| low.min(*ram));
+    let knee = up(model.knee(KNEES[0], RAM_MIN.max(low)), peak);
+    measured.iter().chain([&peak]).all(|other| (knee / other - 1.0).abs() > SAME).then_some(knee)
+}
+
 /// Whole mebibytes, at least the least budget and at most `most`.
 fn whole(ram: f64, most: f64) -> f64 {
     ((ram / MIB).round() * MIB).min(most).max(RAM_MIN)
@@ -134,6 +141,17 @@ mod tests {
             let more = second(&model, first * MIB, SLOW, 100.0 * MIB);
             assert!(more > first * MIB && more < 100.0 * MIB, "{first}: {more}");
         }
+    }
+
+    #[test]
+    fn a_knee_is_checked_where_nothing_was_measured() {
+        let curve = Curve::new(
+            (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
+        );
+        let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
+        let knee = model.knee(KNEES[0], RAM_MIN);
+        let known = |near: f64| knee_to_check(&model, &[40.0 * MIB, near], 100.0 * MIB);
+        assert_eq!((known(50.0 * MIB), known(knee)), (Some(up(knee, 100.0 * MIB)), None));
     }
 
     #[test]

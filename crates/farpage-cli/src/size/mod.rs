@@ -2,7 +2,8 @@
 //!
 //! The program runs as it is, and once with `--trace`. The simulator's policy `run` says what less memory would have to
 //! do. What a fault costs here, and how much of a budget is memory, is taken from two real runs, or three. Two more,
-//! at other budgets, are predicted first and made then.
+//! at other budgets, are predicted first and made then. A prediction that was wrong calibrates, too, and the answer
+//! that comes of it is checked again.
 //!
 //! | module | what it owns |
 //! | --- | --- |
@@ -39,7 +40,7 @@ use std::time::Duration;
 pub const EXAMPLES: &str = "\
 It runs the program seven times or so: as it is (twice), recorded, and with four or five budgets. Two or \
     three of these say what a fault costs here. The other two are predicted first, and shown beside what was \
-    measured. Standard input is empty.
+    measured; where that is off, up to three more. Standard input is empty.
 
 The knee is the smallest budget at which it takes at most 1.5 times as long as with all of its memory. A \
     second one is at 1.1 times.
@@ -65,6 +66,10 @@ const TRACE_PART: f64 = 0.5;
 const PEAK_MIN: f64 = 1.5 * RAM_MIN;
 /// Seconds for a fault, where the recorded run is no slower than the plain one.
 const PRICE_MIN: f64 = 1e-6;
+/// A prediction that is off by more was wrong, as a part of what was measured.
+const GOAL: f64 = 0.25;
+/// So often a wrong one is followed by another.
+const REFINED_MOST: usize = 3;
 /// Another process whose record is this part of the first one's needs memory, too.
 const OTHERS: u64 = 10;
 
@@ -98,21 +103,26 @@ struct Row {
 struct Checked {
     /// It was predicted before it was made; else it calibrates.
     check: bool,
-    ram: f64,
+    /// It was wrong, calibrates since, and another one was made.
+    used: bool,
     /// Seconds.
     predicted: f64,
-    seconds: f64,
-    /// It did not end in time.
-    stopped: bool,
     /// Pages that came in.
     predicted_pages: f64,
-    pages: f64,
+    measured: Run,
+    /// It did not end in time.
+    stopped: bool,
 }
 
 impl Checked {
     /// How far the prediction is off, as a part of what was measured.
     fn error(&self) -> f64 {
-        self.predicted / self.seconds - 1.0
+        self.predicted / self.measured.seconds - 1.0
+    }
+
+    /// The prediction was wrong, and nothing has come of it yet.
+    fn is_missed(&self) -> bool {
+        self.check && !self.stopped && !self.used && self.error().abs() > GOAL
     }
 }
 
@@ -191,12 +201,22 @@ impl Sizing<'_> {
         if let Some(ram) = budgets::third(first, second, peak) {
             self.calibrate(&mut model, ram, first.0.max(second.0), &mut runs)?;
         }
-        let measured: Vec<f64> = runs.iter().filter(|run| !run.stopped).map(|run| run.ram).collect();
-        for ram in budgets::checks(&model, &measured, peak) {
-            let expected = model.expect(ram);
-            let run = self.budget(ram)?;
-            runs.push(Checked::of(true, &expected, &run));
+        for ram in budgets::checks(&model, &budgets_of(&runs), peak) {
+            runs.push(self.check(&model, ram)?);
         }
+        for _ in 0..REFINED_MOST {
+            let missed: Vec<&mut Checked> = runs.iter_mut().filter(|run| run.is_missed()).collect();
+            if missed.is_empty() {
+                break;
+            }
+            for run in missed {
+                run.used = true;
+                model.calibrate(&run.measured);
+            }
+            let Some(ram) = budgets::knee_to_check(&model, &budgets_of(&runs), peak) else { break };
+            runs.push(self.check(&model, ram)?);
+        }
+        runs.iter().filter(|run| run.is_missed()).for_each(|run| model.calibrate(&run.measured));
         runs.sort_by_key(|run| run.check);
         if !self.steady {
             self.notes.push(String::from("what it writes is not the same each time: it may not do the same, either"));
@@ -317,6 +337,12 @@ impl Sizing<'_> {
         }
     }
 
+    /// A run that is predicted first.
+    fn check(&mut self, model: &Model, ram: f64) -> Result<Checked> {
+        let expected = model.expect(ram);
+        Ok(Checked::of(true, &expected, &self.budget(ram)?))
+    }
+
     /// All rounds with a budget.
     fn budget(&mut self, ram: f64) -> Result<Budgeted> {
         let mut rounds = Vec::new();
@@ -366,14 +392,18 @@ impl Checked {
     fn of(check: bool, expected: &Expected, run: &Budgeted) -> Checked {
         Checked {
             check,
-            ram: run.numbers.ram,
+            used: false,
             predicted: expected.seconds,
-            seconds: run.numbers.seconds,
-            stopped: run.stopped,
             predicted_pages: expected.work.pages_in,
-            pages: run.numbers.pages_in,
+            measured: run.numbers,
+            stopped: run.stopped,
         }
     }
+}
+
+/// Of runs that ended.
+fn budgets_of(runs: &[Checked]) -> Vec<f64> {
+    runs.iter().filter(|run| !run.stopped).map(|run| run.measured.ram).collect()
 }
 
 /// The median; of nothing, 0.

@@ -12,8 +12,6 @@ use std::path::Path;
 /// A bar is as long as that at so many times the plain time.
 const BAR: usize = 13;
 const BAR_TIMES: f64 = 5.0;
-/// A prediction that is further off is said to be.
-const GOAL: f64 = 0.25;
 
 fn mib(bytes: f64) -> String {
     format!("{:.0} MiB", bytes / MIB)
@@ -66,18 +64,19 @@ impl Found {
     fn run_line(&self, run: &Checked) -> String {
         let what = if run.check { "checked" } else { "calibrated" };
         let measured = match run.stopped {
-            true => format!("stopped after {:.1} s", run.seconds),
-            false => format!("measured {:.1} s", run.seconds),
+            true => format!("stopped after {:.1} s", run.measured.seconds),
+            false => format!("measured {:.1} s", run.measured.seconds),
         };
         let predicted = match run.check {
             true => format!("predicted {:.1} s, ", run.predicted),
             false => String::new(),
         };
         let error = match (run.check, run.stopped) {
+            (true, false) if run.used => format!(" ({:+.0} %: calibrates)", 100.0 * run.error()),
             (true, false) => format!(" ({:+.0} %)", 100.0 * run.error()),
             _ => String::new(),
         };
-        format!("{what:<10} at {:>9}: {predicted}{measured}{error}", mib(run.ram))
+        format!("{what:<10} at {:>9}: {predicted}{measured}{error}", mib(run.measured.ram))
     }
 
     /// The line that answers the question.
@@ -97,9 +96,8 @@ impl Found {
     /// What should be known besides.
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = self.notes.clone();
-        let off = self.runs.iter().filter(|run| run.check && !run.stopped).map(|run| run.error().abs());
-        let most = off.fold(0.0, f64::max);
-        if most > GOAL {
+        let most = self.runs.iter().filter(|run| run.is_missed()).map(|run| run.error().abs()).fold(0.0, f64::max);
+        if most > 0.0 {
             remarks.push(format!("the prediction is off by up to {:.0} % here: go by what was measured", 100.0 * most));
         }
         remarks
@@ -134,13 +132,14 @@ impl Found {
         let run = |run: &Checked| {
             json!({
                 "for": if run.check { "check" } else { "calibration" },
-                "ram_bytes": run.ram as u64,
+                "ram_bytes": run.measured.ram as u64,
                 "predicted_seconds": run.predicted,
-                "measured_seconds": run.seconds,
+                "measured_seconds": run.measured.seconds,
+                "then_calibrates": run.used,
                 "error": (!run.stopped).then(|| run.error()),
                 "stopped": run.stopped,
                 "predicted_pages_in": run.predicted_pages.round() as u64,
-                "measured_pages_in": run.pages.round() as u64,
+                "measured_pages_in": run.measured.pages_in.round() as u64,
             })
         };
         object["runs"] = self.runs.iter().map(run).collect();
@@ -162,7 +161,7 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::{Expected, Work};
+    use super::super::model::{Expected, Run, Work};
     use super::*;
 
     #[test]
@@ -171,12 +170,11 @@ mod tests {
         let row = |ram, seconds, far| Row { ram: ram * MIB, expected: Expected { seconds, work, far } };
         let run = |check, ram, predicted, seconds| Checked {
             check,
-            ram: ram * MIB,
+            used: false,
             predicted,
-            seconds,
-            stopped: false,
             predicted_pages: 1.0,
-            pages: 1.0,
+            measured: Run { ram: ram * MIB, seconds, pages_in: 1.0, ..Run::default() },
+            stopped: false,
         };
         let found = Found {
             program: vec!["sort".into(), "-S1G".into()],
@@ -200,6 +198,9 @@ mod tests {
         assert!(text.contains("*  160 MiB") && !text.contains("*   40 MiB"), "{text}");
         assert!(text.contains("predicted 2.0 s, measured 3.0 s (-33 %)"), "{text}");
         assert_eq!(found.remarks().len(), 1, "off by more than a quarter: {:?}", found.remarks());
+        let mut found = found;
+        found.runs[1].used = true;
+        assert!(found.text().contains("measured 3.0 s (-33 %: calibrates)") && found.remarks().is_empty());
         let json = found.json();
         assert_eq!((json["rows"].as_array().unwrap().len(), &json["runs"][1]["for"]), (3, &"check".into()));
     }
