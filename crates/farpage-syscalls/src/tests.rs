@@ -164,8 +164,9 @@ fn calls_of_libc_about_buffers_have_a_place_for_a_jump() {
     let allowed = [linux_raw_sys::general::__NR_rt_sigprocmask, linux_raw_sys::general::__NR_read];
     let bad: Vec<_> = left.iter().filter(about).filter(|site| !allowed.contains(&site.nr.unwrap())).collect();
     assert!(bad.is_empty(), "{bad:?}");
-    // The program's own.
+    // The program's own have; from glibc 2.41 on where all calls are made that can be cancelled.
     for nr in allowed {
-        assert!(sites.iter().any(|site| site.nr == Some(nr) && site.jump.is_some()), "{nr}");
+        let makes = |site: &text::Site| site.nr.is_none_or(|of| of == nr) && site.jump.is_some();
+        assert!(sites.iter().any(makes), "{nr}");
     }
 }
