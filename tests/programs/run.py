@@ -181,7 +181,8 @@ def run_case(case, options, base):
 
     budget = max(int(run.largest() * case.share) // MIB, 16) * MIB
     report = os.path.join(work, "stats.json")
-    argv = case.command(os.path.join(work, "input"), swapped=True)
+    # With --attach the moment may be when all that would meet swapped-out pages is over.
+    argv = case.command(os.path.join(work, "input"), swapped=options.attach is None)
     launcher = [options.farpage, "run", "--ram", f"{budget // MIB}M", "--stats-json", report]
     launcher += ["--verify"] * options.verify
     for spec in options.swap:
