@@ -27,8 +27,8 @@ pub struct Site {
     /// Its address.
     pub at: usize,
     /// Where a jump can be: over one instruction before it, of at least five bytes, at this address. `None`: the
-    /// instructions before it are too short. These calls (of glibc 2.36: some 25 of 568) end a thread, or wake others; none
-    /// has a buffer of the program's.
+    /// instructions before it are too short. These calls (of glibc 2.36: some 25 of 568) end a thread, or wake others;
+    /// none has a buffer of the program's.
     pub jump: Option<usize>,
     /// The instructions from there to the call.
     pub moved: Vec<Instruction>,
