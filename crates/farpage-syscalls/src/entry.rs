@@ -1,26 +1,16 @@
 //! Where a call comes to that may be about memory of ours, from [`crate::patch`]'s code: registers are put into a
-//! [`Frame`], everything that Rust code may change is saved, and [`crate::call::handle`] makes the call.
+//! [`Frame`], everything that Rust code may change is saved, and `handle` has the call made.
 //!
 //! To who made the call this is the `syscall` instruction: all registers but `rax`, `rcx` and `r11` are as before, and
 //! the red zone below the stack is not touched. To who unwinds it is an ordinary function that was called.
 
-use crate::call::handle;
-use crate::parts::may_be_ours;
+use crate::call::{hold_all, whole};
+use crate::held::Call;
+use crate::parts::{self, is_ours, may_be_ours};
+use crate::pieces;
+use crate::raw::Frame;
+use crate::table::{Rule, Special, class, rule};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// A system call: its number and arguments, where it goes on when it has been made, and where it is made.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Frame {
-    /// Number; the result, once it has been made.
-    pub rax: usize,
-    /// Arguments.
-    pub args: [usize; 6],
-    /// Address of an instruction that makes it and goes on.
-    pub resume: usize,
-    /// Address behind it.
-    pub after: usize,
-}
 
 /// Bytes that the processor's state takes, and which parts of it are saved.
 static SAVE_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -69,11 +59,8 @@ unsafe fn xgetbv() -> u64 {
 // On arrival: rax, rdi, rsi, rdx, r10, r8, r9 as for a `syscall`; r11: address behind it; rcx: where it can be made.
 std::arch::global_asm!(
     ".text",
-    ".p2align 4",
-    ".globl farpage_syscalls_nested",
-    ".hidden farpage_syscalls_nested",
-    ".type farpage_syscalls_nested, @function",
-    "farpage_syscalls_nested:",
+    // From the call's registers to a frame, with `rbp` below it.
+    ".macro farpage_syscalls_enter",
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 0",
     ".cfi_register rip, r11",
@@ -96,43 +83,35 @@ std::arch::global_asm!(
     ".cfi_offset rbp, -208",
     "mov rbp, rsp",
     ".cfi_def_cfa_register rbp",
+    ".endm",
+    // And back, up to the two addresses.
+    ".macro farpage_syscalls_leave",
+    "pop rbp",
+    "pop rax",
+    "pop rdi",
+    "pop rsi",
+    "pop rdx",
+    "pop r10",
+    "pop r8",
+    "pop r9",
+    ".endm",
+    ".p2align 4",
+    ".globl farpage_syscalls_nested",
+    ".hidden farpage_syscalls_nested",
+    ".type farpage_syscalls_nested, @function",
+    "farpage_syscalls_nested:",
+    "farpage_syscalls_enter",
     // A quick look first. What it is compiled to may use the lower halves of the vector registers, and no more.
     "sub rsp, 256",
     "and rsp, -16",
-    "movaps [rsp], xmm0",
-    "movaps [rsp + 16], xmm1",
-    "movaps [rsp + 32], xmm2",
-    "movaps [rsp + 48], xmm3",
-    "movaps [rsp + 64], xmm4",
-    "movaps [rsp + 80], xmm5",
-    "movaps [rsp + 96], xmm6",
-    "movaps [rsp + 112], xmm7",
-    "movaps [rsp + 128], xmm8",
-    "movaps [rsp + 144], xmm9",
-    "movaps [rsp + 160], xmm10",
-    "movaps [rsp + 176], xmm11",
-    "movaps [rsp + 192], xmm12",
-    "movaps [rsp + 208], xmm13",
-    "movaps [rsp + 224], xmm14",
-    "movaps [rsp + 240], xmm15",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
     "lea rdi, [rbp + 8]",
     "call {may_be_ours}",
-    "movaps xmm0, [rsp]",
-    "movaps xmm1, [rsp + 16]",
-    "movaps xmm2, [rsp + 32]",
-    "movaps xmm3, [rsp + 48]",
-    "movaps xmm4, [rsp + 64]",
-    "movaps xmm5, [rsp + 80]",
-    "movaps xmm6, [rsp + 96]",
-    "movaps xmm7, [rsp + 112]",
-    "movaps xmm8, [rsp + 128]",
-    "movaps xmm9, [rsp + 144]",
-    "movaps xmm10, [rsp + 160]",
-    "movaps xmm11, [rsp + 176]",
-    "movaps xmm12, [rsp + 192]",
-    "movaps xmm13, [rsp + 208]",
-    "movaps xmm14, [rsp + 224]",
-    "movaps xmm15, [rsp + 240]",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
     "mov rsp, rbp",
     "test al, al",
     "jnz 2f",
@@ -144,28 +123,7 @@ std::arch::global_asm!(
     ".hidden farpage_syscalls_direct",
     ".type farpage_syscalls_direct, @function",
     "farpage_syscalls_direct:",
-    ".cfi_startproc",
-    ".cfi_def_cfa rsp, 0",
-    ".cfi_register rip, r11",
-    "lea rsp, [rsp - 128]",
-    ".cfi_def_cfa_offset 128",
-    "push r11",
-    ".cfi_def_cfa_offset 136",
-    ".cfi_offset rip, -136",
-    "push rcx",
-    "push r9",
-    "push r8",
-    "push r10",
-    "push rdx",
-    "push rsi",
-    "push rdi",
-    "push rax",
-    ".cfi_def_cfa_offset 200",
-    "push rbp",
-    ".cfi_def_cfa_offset 208",
-    ".cfi_offset rbp, -208",
-    "mov rbp, rsp",
-    ".cfi_def_cfa_register rbp",
+    "farpage_syscalls_enter",
     "2:",
     "sub rsp, [rip + {bytes}]",
     "and rsp, -64",
@@ -192,36 +150,69 @@ std::arch::global_asm!(
     "test r11b, r11b",
     "jnz 4f",
     // It has been made.
-    "pop rbp",
-    "pop rax",
-    "pop rdi",
-    "pop rsi",
-    "pop rdx",
-    "pop r10",
-    "pop r8",
-    "pop r9",
+    "farpage_syscalls_leave",
     "pop rcx",
     "pop rcx",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
     // It is made where it was.
     "4:",
-    "pop rbp",
-    "pop rax",
-    "pop rdi",
-    "pop rsi",
-    "pop rdx",
-    "pop r10",
-    "pop r8",
-    "pop r9",
+    "farpage_syscalls_leave",
     "pop rcx",
     "pop r11",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
     ".cfi_endproc",
     ".size farpage_syscalls_direct, . - farpage_syscalls_direct",
+    ".purgem farpage_syscalls_enter",
+    ".purgem farpage_syscalls_leave",
     may_be_ours = sym may_be_ours,
     handle = sym handle,
     bytes = sym SAVE_BYTES,
     mask = sym SAVE_MASK,
 );
+
+/// Makes the call of a frame, or has it made where it was (`true`).
+extern "C-unwind" fn handle(frame: &mut Frame) -> bool {
+    // SAFETY: this thread's.
+    let errno = unsafe { *libc::__errno_location() };
+    let in_place = make(frame);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    in_place
+}
+
+fn make(frame: &mut Frame) -> bool {
+    let Ok(nr) = u32::try_from(frame.rax) else { return true };
+    // Among them are those that do not return here. An argument that is none looks like an address.
+    if !class(nr).matters() {
+        return true;
+    }
+    let (rule, args) = (rule(nr), &frame.args);
+    // Nobody's call of the memory's own comes further than this.
+    if !is_about_ours(&rule, args) {
+        return true;
+    }
+    let call = Call::begin(std::ptr::from_ref(frame) as usize);
+    if rule.in_place {
+        // Held until the thread's next call like this, if there is one.
+        hold_all(&call, &rule, args);
+        return true;
+    }
+    let result = match rule.special {
+        _ if rule.stream => pieces::stream(&call, nr, &rule, args),
+        Some(Special::Vector(_, _, access)) => pieces::vector(&call, nr, &rule, args, access),
+        Some(Special::Message(access)) => pieces::message(&call, nr, &rule, args, access),
+        Some(Special::Messages(access)) => pieces::messages(&call, nr, &rule, args, access),
+        _ => whole(&call, nr, &rule, args),
+    };
+    frame.rax = result as usize;
+    false
+}
+
+/// Whether any part is ours.
+fn is_about_ours(rule: &Rule, args: &[usize; 6]) -> bool {
+    let mut any = false;
+    parts::each(rule, args, &mut |part| any |= is_ours(part.addr));
+    any
+}

@@ -6,7 +6,8 @@
 //!
 //! Callers: [`crate::call`], [`crate::pieces`]; the engine after a fork. No lock, no allocation.
 
-use crate::memory;
+use crate::raw::raw;
+use crate::state::memory;
 use rustix::thread::gettid;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -59,7 +60,7 @@ impl Call {
         let call = Call { thread, frame };
         let mine = |place: &&Place| place.thread.load(Acquire) == thread;
         if used().iter().any(|place| mine(&place)) {
-            let here = signal_stack(frame);
+            let here = signal_stack();
             let is_over = |place: &&Place| {
                 let there = place.frame.load(Relaxed);
                 let same = here.contains(&frame) == here.contains(&there);
@@ -114,13 +115,11 @@ impl Call {
 }
 
 /// Where this thread's signal stack is, if it has one.
-fn signal_stack(frame: usize) -> std::ops::Range<usize> {
-    let _ = frame;
+fn signal_stack() -> std::ops::Range<usize> {
     // SAFETY: zero bits are a value; the call only fills it.
     unsafe {
         let mut stack: libc::stack_t = std::mem::zeroed();
-        let asked =
-            crate::call::raw(linux_raw_sys::general::__NR_sigaltstack, &[0, &raw mut stack as usize, 0, 0, 0, 0]);
+        let asked = raw(linux_raw_sys::general::__NR_sigaltstack, &[0, &raw mut stack as usize, 0, 0, 0, 0]);
         if asked != 0 || stack.ss_flags & libc::SS_DISABLE != 0 {
             return 0..0;
         }
@@ -134,9 +133,7 @@ pub(crate) fn sweep() -> usize {
     let has_ended = |place: &&Place| {
         let thread = place.thread.load(Acquire);
         // SAFETY: signal 0 only asks.
-        let asked = || unsafe {
-            crate::call::raw(linux_raw_sys::general::__NR_tgkill, &[process, thread as usize, 0, 0, 0, 0])
-        };
+        let asked = || unsafe { raw(linux_raw_sys::general::__NR_tgkill, &[process, thread as usize, 0, 0, 0, 0]) };
         thread != 0 && thread & UNDER_WAY == 0 && asked() == -(libc::ESRCH as isize)
     };
     used().iter().filter(has_ended).map(Place::free).count()

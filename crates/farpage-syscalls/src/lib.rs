@@ -13,11 +13,15 @@
 //! | [`table`] | what each call's arguments point to |
 //! | `text` | where libc makes its calls |
 //! | `patch` | the jumps in libc's text, and the code that they lead to |
-//! | `entry` | from that code to Rust, and back |
-//! | `call` | making a call: bring in, make, let go |
-//! | `parts` | the parts of memory that a call is about |
+//! | `entry` | from that code to Rust, and back; who makes the call |
 //! | `pieces` | calls on more memory than may be held |
+//! | `call` | making a call in one go: bring in, make, let go |
 //! | `held` | what is held, by whom |
+//! | `parts` | the parts of memory that a call is about |
+//! | `state` | what the process has once: the memory, and what the code at the sites reads |
+//! | `raw` | the call itself |
+//!
+//! Each uses only those below it.
 //!
 //! Lock order: none of its own. What [`Memory`] takes is taken in the middle of any of the program's calls, also in
 //! signal handlers.
@@ -28,35 +32,19 @@ mod held;
 mod parts;
 mod patch;
 mod pieces;
+mod raw;
+mod state;
 pub mod table;
 mod text;
 
-use patch::Shared;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use state::shared;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 pub use held::after_fork_in_child;
+pub use raw::raw;
+pub use state::Memory;
 pub use table::Access;
-
-/// Memory that is brought in on demand.
-pub trait Memory: Sync {
-    /// Brings in what lies in `[addr, addr + len)` from its beginning on, and holds it: the kernel can read it and, if
-    /// `write`, write it, until [`Memory::release`]. How many bytes, up to `len`, is told `note` and returned; 0: none
-    /// of it is this memory's, or it cannot be had. Called in the middle of any of the program's calls: it must not
-    /// allocate by libc, and must not take a lock that may be held where this memory is touched.
-    ///
-    /// A fork sees both, that it is held and that `note` was called, or neither; the same with [`Memory::release`].
-    fn hold(&self, addr: usize, len: usize, write: bool, note: &dyn Fn(usize)) -> usize;
-
-    /// Lets go of what [`Memory::hold`] said that it holds, and calls `note`.
-    fn release(&self, addr: usize, len: usize, note: &dyn Fn());
-
-    /// Whether an address is this memory's. Makes no system call by libc.
-    fn contains(&self, addr: usize) -> bool;
-
-    /// Bytes that one call may hold at once of the memory at `addr`.
-    fn most(&self, addr: usize) -> usize;
-}
 
 /// Why calls are not looked at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -84,9 +72,6 @@ pub struct Installed {
     pub left: usize,
 }
 
-static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
-static MEMORY: OnceLock<&'static dyn Memory> = OnceLock::new();
-
 /// Has libc's calls looked at from now on, for this memory, as far as [`cover`] says. Once in a process: what it
 /// did, or why not, the first time.
 ///
@@ -96,13 +81,13 @@ pub fn install(memory: &'static dyn Memory) -> Result<Installed, InstallError> {
     static DONE: Mutex<Option<Result<Installed, InstallError>>> = Mutex::new(None);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     done.get_or_insert_with(|| {
-        let _ = MEMORY.set(memory);
+        state::set_memory(memory);
         if !entry::prepare() {
             return Err(InstallError::OldProcessor);
         }
         let texts = text::find()?;
         let (shared, left) = patch::patch(&texts).map_err(InstallError::Refused)?;
-        SHARED.store(std::ptr::from_ref(shared).cast_mut(), Ordering::Release);
+        state::set_shared(shared);
         Ok(Installed { sites: texts.iter().map(|text| text.sites.len()).sum(), left })
     })
     .clone()
@@ -133,15 +118,6 @@ pub fn cover_nothing(is_none: impl FnOnce() -> bool) {
     if let Some(shared) = shared().filter(|_| is_none()) {
         shared.len.store(0, Ordering::SeqCst);
     }
-}
-
-fn shared() -> Option<&'static Shared> {
-    // SAFETY: null, or what `patch` made, which stays.
-    unsafe { SHARED.load(Ordering::Acquire).as_ref() }
-}
-
-fn memory() -> Option<&'static dyn Memory> {
-    MEMORY.get().copied()
 }
 
 #[cfg(test)]

@@ -6,10 +6,9 @@
 //!
 //! Callers: [`crate::entry`], [`crate::call`], [`crate::pieces`]. Allocates nothing, takes no lock.
 
-use crate::entry::Frame;
-use crate::patch::Shared;
+use crate::raw::Frame;
+use crate::state::{Shared, memory, shared};
 use crate::table::{Access, Len, Rule, Special};
-use crate::{memory, shared};
 use linux_raw_sys::general as n;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -162,6 +161,14 @@ pub fn direct(rule: &Rule, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
     }
 }
 
+/// Calls `f` with each part that a call is about.
+pub fn each(rule: &Rule, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
+    direct(rule, args, f);
+    if let Some(special) = rule.special {
+        nested(special, args, f);
+    }
+}
+
 /// Calls `f` with an array of buffers, and then with the buffers.
 pub fn vector(array: usize, count: usize, access: Access, f: &mut dyn FnMut(Part)) {
     let count = count.min(VECTORS_MAX);
@@ -184,7 +191,7 @@ pub fn message(at: usize, access: Access, f: &mut dyn FnMut(Part)) {
 }
 
 /// Calls `f` with each part that a call's arguments name indirectly.
-pub fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
+fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
     let argument = |arg: u8| args[usize::from(arg)];
     match special {
         Special::Vector(array, count, access) => vector(argument(array), argument(count), access, f),

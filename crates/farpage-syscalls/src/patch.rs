@@ -14,6 +14,7 @@
 
 use crate::entry;
 use crate::parts::Header;
+use crate::state::Shared;
 use crate::table::{CLASSES, Class, Special, class, rule};
 use crate::text::{JUMP, SYSCALL, Site, Text};
 use iced_x86::{BlockEncoder, BlockEncoderOptions, IcedError, InstructionBlock};
@@ -23,7 +24,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 
 const PAGE: usize = 4096;
 /// Room for one site's code, bytes.
@@ -39,22 +40,6 @@ const MOV_R11: [[u8; 3]; 6] = [
     [0x4d, 0x89, 0xc3], // r8
     [0x4d, 0x89, 0xcb], // r9
 ];
-
-/// What the code of the sites reads. It lies before the code, so that every site reaches it.
-#[repr(C, align(4096))]
-#[derive(Debug)]
-pub struct Shared {
-    /// Where memory of ours begins.
-    pub low: AtomicUsize,
-    /// Its length; 0: there is none.
-    pub len: AtomicUsize,
-    /// [`entry::direct`], [`entry::nested`].
-    entries: [AtomicUsize; 2],
-    /// [`Class`] of each number, as bits: one for each argument that points somewhere, and [`Class::NESTED`].
-    classes: [u8; CLASSES],
-    /// Calls that came to us.
-    pub calls: AtomicU64,
-}
 
 /// Where the fields are.
 const LOW: usize = offset_of!(Shared, low);

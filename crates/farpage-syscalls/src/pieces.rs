@@ -6,10 +6,11 @@
 //!
 //! Caller: [`crate::call`]. Allocates nothing.
 
-use crate::call::{hold, raw, whole};
+use crate::call::{hold, whole};
 use crate::held::Call;
-use crate::memory;
 use crate::parts::{self, Buffer, Header, MMSGHDR, Part, is_ours};
+use crate::raw::raw;
+use crate::state::memory;
 use crate::table::{Access, Rule};
 use linux_raw_sys::general as n;
 
@@ -176,19 +177,18 @@ fn ours(array: usize, count: usize) -> (usize, usize, usize) {
 }
 
 /// `readv`, `writev` and the like.
-pub fn vector(call: &Call, nr: u32, args: &[usize; 6], access: Access) -> isize {
-    let rule = crate::table::rule(nr);
+pub fn vector(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Access) -> isize {
     let (array, count) = (args[1], args[2]);
     let (bytes, limit, n) = ours(array, count);
     if count > parts::VECTORS_MAX || bytes <= limit && n <= VECTORS * 16 {
-        return whole(call, nr, &rule, args);
+        return whole(call, nr, rule, args);
     }
     let kind = kind(args[0]);
     if kind == Kind::Packets || access == Access::In && appends(args[0]) {
         let mut all = 0;
         parts::vector(array, count, access, &mut |part| all += hold(call, part));
         if all >= bytes || kind == Kind::Packets {
-            return whole(call, nr, &rule, args);
+            return whole(call, nr, rule, args);
         }
         call.end();
     }
@@ -219,14 +219,13 @@ pub fn vector(call: &Call, nr: u32, args: &[usize; 6], access: Access) -> isize 
 }
 
 /// `sendmsg`, `recvmsg`.
-pub fn message(call: &Call, nr: u32, args: &[usize; 6], access: Access) -> isize {
-    let rule = crate::table::rule(nr);
+pub fn message(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Access) -> isize {
     // SAFETY: a header, as the call takes it.
-    let Some(header) = (unsafe { parts::read::<Header>(args[1]) }) else { return whole(call, nr, &rule, args) };
+    let Some(header) = (unsafe { parts::read::<Header>(args[1]) }) else { return whole(call, nr, rule, args) };
     let (bytes, limit, n) = ours(header.array, header.count);
     let fits = bytes <= limit && n <= VECTORS * 16;
     if fits || header.count > parts::VECTORS_MAX || kind(args[0]) != Kind::Stream {
-        return whole(call, nr, &rule, args);
+        return whole(call, nr, rule, args);
     }
     let waits = args[2] & libc::MSG_WAITALL as usize != 0;
     let mut progress = Progress { access, kind: Kind::Stream, waits, done: 0 };

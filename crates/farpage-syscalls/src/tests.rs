@@ -2,6 +2,7 @@
 //! and a fault of the program's own is served by a handler.
 
 use super::*;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 
 mod calls;

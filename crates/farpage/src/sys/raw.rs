@@ -1,6 +1,5 @@
 //! System calls by number, for the few that rustix does not wrap.
 
-use core::arch::asm;
 pub use rustix::io::Errno;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -16,24 +15,8 @@ compile_error!("farpage supports x86-64 only: engine threads and system calls ar
 /// relies on.
 #[inline]
 pub unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
-    let ret: isize;
-    // SAFETY: the x86-64 system call convention; rcx and r11 are clobbered by the instruction itself. The meaning of
-    // the call is the caller's promise.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") nr as isize => ret,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack)
-        );
-    }
+    // SAFETY: the caller's promise.
+    let ret = unsafe { farpage_syscalls::raw(nr, &args) };
     if (-4095..0).contains(&ret) { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret as usize) }
 }
 
