@@ -137,8 +137,9 @@ fn slot_order_finds_what_was_swapped_out_together() {
     (0..3000).for_each(|page| check(&third, page));
 }
 
-/// Two pages of the device are damaged. Windows run over them, which nobody notices; the process would be ended for one
-/// that is asked for.
+/// A few pages of the device are damaged. Windows run over them, which nobody notices; the process would be ended for
+/// one that is asked for. A window that begins right behind a damaged page never reads it, so their distance is no
+/// multiple of a window's: not all of them can lie like that.
 #[test]
 fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,15 +151,15 @@ fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
         let path = format!("/proc/self/fd/{}", e.swap.fds().last().unwrap());
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         let mut damaged = Vec::new();
-        for page in (300..pages).step_by(600) {
+        for page in (300..pages).step_by(601) {
             let state = e.space.word(region.core.place.first + page as u32).look().state();
-            if let (PageState::Swapped(entry), true) = (state, damaged.len() < 2) {
+            if let PageState::Swapped(entry) = state {
                 let at = (entry.slot() & 0xffff_ffff) * PAGE_SIZE as u64;
                 file.write_all_at(&[0x5a; PAGE_SIZE], at).unwrap();
                 damaged.push(page);
             }
         }
-        assert_eq!(damaged.len(), 2);
+        assert!(damaged.len() > 2, "{damaged:?}");
         let before = e.swap.usage().read_errors;
         (0..pages).filter(|page| !damaged.contains(page)).for_each(|page| check(&region, page));
         let errors = e.swap.usage().read_errors - before;
