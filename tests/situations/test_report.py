@@ -11,6 +11,18 @@ from situation import FARPAGE, HANG, Situation, unless_there
 # Fills 96 MiB twice as large as its budget, and reads it again.
 PROGRAM = "kept = [bytes([i % 251]) * 1_000_000 + str(i).encode() for i in range(96)]; print(sum(map(hash, kept)) & 0)"
 
+# The same, and 16 MiB of a file, privately; then it rests, so that what there is gets looked at, and ends with
+# it.
+NAMED = """import mmap, os, sys, time
+file = open(sys.argv[1], "r+b")
+table = mmap.mmap(file.fileno(), 16 << 20, flags=mmap.MAP_PRIVATE)
+for at in range(0, 16 << 20, 4096): table[at] = 1 + at % 251
+""" + PROGRAM + """
+for at in range(0, 16 << 20, 4096): assert table[at] == 1 + at % 251
+sys.stdout.flush()
+time.sleep(1)
+os._exit(0)"""
+
 
 @unless_there(PYTHON)
 class Report(Situation):
@@ -45,6 +57,27 @@ class Report(Situation):
         # The shell itself has nothing to swap.
         self.assertGreater(run["samples"]["pswpout"][-1], 16 << 8)
 
+    def named(self):
+        """The page of a program with a mapping that has a name."""
+        (self.dir / "table.bin").write_bytes(bytes(16 << 20))
+        page = self.dir / "named.html"
+        argv = [PYTHON, "-c", NAMED, self.dir / "table.bin"]
+        done = self.run_farpage(*argv, ram="48M", options=["--report", page])
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "0\n", ""))
+        return page
+
+    def test_mappings_have_names(self):
+        (run,) = self.runs(self.named())
+        (table,) = [one for one in run["mappings"] if one["name"] == "table.bin"]
+        self.assertEqual(table["bytes"], 16 << 20)
+        for size in ["resident_bytes", "resident_peak_bytes"]:
+            self.assertIn(table[size], range(1, (16 << 20) + 1))
+            self.assertIn(sum(one[size] for one in run["mappings"]), range(16 << 20, run["maxrss_bytes"] + (16 << 20)))
+        # Whose faults are counted by mapping is managed, and has a name or is anonymous memory.
+        faults = {one["start"]: one["name"] for one in run["mappings"] if one["pgmajfault"] > 0}
+        self.assertTrue(faults)
+        self.assertNotIn("", faults.values())
+
     def test_two_beside_each_other(self):
         pages, both = [self.report("one"), self.report("two", "--readahead", "none")], self.dir / "both.html"
         done = self.run_plain(FARPAGE, "report", *pages, "--output", both)
@@ -61,7 +94,7 @@ class Report(Situation):
 
     @unless_there("chromium")
     def test_a_browser_draws_it(self):
-        page = self.report("one")
+        page = self.named()
         for colours in [[], ["--blink-settings=preferredColorScheme=0"]]:
             argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/profile",
                     *colours, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
@@ -69,7 +102,9 @@ class Report(Situation):
             drawn = re.search(r'<html[^>]*data-drawn="(\d+)"', done.stdout)
             self.assertIsNotNone(drawn, done.stderr[-2000:])
             self.assertGreaterEqual(int(drawn[1]), 5)
-            self.assertIn("<h2>Memory</h2>", done.stdout.replace(' class=""', ""))
+            shown = done.stdout.replace(' class=""', "")
+            self.assertIn("<h2>Memory</h2>", shown)
+            self.assertRegex(shown, r'<td>table\.bin at 0x[0-9a-f]+</td><td class="number">16\.0 MiB</td>')
 
 
 if __name__ == "__main__":

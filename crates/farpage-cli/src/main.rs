@@ -10,6 +10,7 @@ mod early;
 mod embedded;
 mod exporter;
 mod guard;
+mod mappings;
 mod metrics;
 mod page;
 #[cfg(all(test, feature = "top"))]

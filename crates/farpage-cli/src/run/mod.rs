@@ -5,6 +5,7 @@
 //! privilege up, and all that follows (can the library be read, probe, program lookup) is seen with the program's own
 //! rights.
 
+mod by_mapping;
 mod elf;
 mod exec;
 mod lock_limit;
@@ -168,6 +169,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     if let (Some(page), Some(recording)) = (page, recording) {
         counters["samples"] = recording.json();
+        counters["mappings"] = recording.mappings(ended.page.as_ref());
         counters["environment"] = environment(&conf_text);
         page.write(&crate::report::of_run(&counters)).unwrap_or_else(say);
     }

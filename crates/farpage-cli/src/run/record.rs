@@ -3,6 +3,7 @@
 //! A recording has at most [`SAMPLES`] samples: when there are more, every second one goes, and the next are taken half
 //! as often. Caller: [`super`]. One thread, no locks.
 
+use super::by_mapping::ByMapping;
 use crate::page::{Found, Page};
 use crate::stat_cmd::find;
 use crate::trees::{Tree, bytes};
@@ -67,13 +68,15 @@ pub struct Recording {
     counted: HashMap<u32, Counted>,
     /// All faults until the last sample, by latency.
     latency: Vec<u64>,
+    mappings: ByMapping,
 }
 
 impl Recording {
     /// It begins now.
     pub fn new() -> Recording {
         let (samples, counted, latency) = (Vec::new(), HashMap::new(), Vec::new());
-        Recording { begin: Instant::now(), every: EVERY, samples, counted, latency }
+        let mappings = ByMapping::default();
+        Recording { begin: Instant::now(), every: EVERY, samples, counted, latency, mappings }
     }
 
     /// Takes a sample if it is time, or the last time; how long until the next. See [`Recording::sample`].
@@ -96,9 +99,11 @@ impl Recording {
             LEVELS.iter().zip(&mut levels).for_each(|(name, level)| *level += page.get(name));
             counted.insert(pid, Counted::of(page));
         };
-        if let Ok(Found::Page(page)) = Page::read(page) {
-            add(&page, &mut self.counted, main);
+        let own = Page::read(page).ok().and_then(|found| if let Found::Page(page) = found { Some(page) } else { None });
+        if let Some(page) = &own {
+            add(page, &mut self.counted, main);
         }
+        self.mappings.look(main, own.as_ref());
         let members = tree.map(Tree::members).unwrap_or_default();
         for pid in members.iter().map(|member| member.pid.load(Relaxed)).filter(|pid| *pid != main) {
             let managed = find::process(pid);
@@ -131,6 +136,11 @@ impl Recording {
             });
             self.every *= 2;
         }
+    }
+
+    /// What each mapping of the first process was like, whose page this is.
+    pub fn mappings(&self, page: Option<&Page>) -> Value {
+        self.mappings.json(&page.map(Page::readahead).unwrap_or_default())
     }
 
     /// Columns: times in seconds, and a list for each name.

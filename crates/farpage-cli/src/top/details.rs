@@ -4,9 +4,9 @@
 
 use super::list::{draw_foot, trouble_of};
 use super::look::{Look, bar, parts, short_duration, short_number, short_size};
-use super::mappings::Names;
 use super::reading::{HISTORY, Point, Program, Rates};
 use super::state::State;
+use crate::mappings::Names;
 use crate::page::MappingReadahead;
 use farpage::internals::conf::size;
 use ratatui::Frame;

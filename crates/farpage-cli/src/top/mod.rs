@@ -14,7 +14,6 @@
 mod details;
 mod list;
 mod look;
-mod mappings;
 mod reading;
 mod screen;
 mod state;
@@ -22,10 +21,10 @@ mod users;
 
 use crate::args::TopArgs;
 use crate::failure::{Failure, Result, why};
+use crate::mappings::Names;
 use crate::{park, set, trees};
 use farpage::internals::conf::size;
 use look::Look;
-use mappings::Names;
 use reading::{Monitor, Point};
 use screen::{Next, Screen};
 use state::{Parking, Prompt, State, View, Wish};

@@ -1,10 +1,10 @@
 //! Screens: drawn for a terminal in memory, of every size, and whatever programs say of themselves.
 
 use super::look::Look;
-use super::mappings::Names;
 use super::reading::{Id, Monitor, Point};
 use super::state::{Parking, State, View};
 use super::{details, list};
+use crate::mappings::Names;
 use crate::page::Page;
 use crate::stat_cmd::find::Managed;
 use crate::trees::{self, Tree};

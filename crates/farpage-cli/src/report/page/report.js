@@ -178,11 +178,15 @@ function show(run, place, limits) {
 		column.appendChild(element("h2", "", chart.title));
 		draw(column.appendChild(element("div", "chart")), chart, run.samples.t_s, limits, "time");
 	}
-	if (run.readahead && run.readahead.length) {
-		column.appendChild(element("h2", "", "By mapping"));
-		const rows = run.readahead.map((one) => [one.name || "0x" + one.start.toString(16), bytes(one.bytes),
-			count(one.pgmajfault), one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
-		column.appendChild(table(rows, ["mapping", "size", "major faults", "readahead hits"]));
+	// Older pages have only what readahead did, without names.
+	const mappings = run.mappings || run.readahead || [];
+	if (mappings.length) {
+		column.appendChild(element("h2", "", "By mapping, of the first process"));
+		const rows = mappings.map((one) => [(one.name || "") + " at 0x" + one.start.toString(16), bytes(one.bytes),
+			bytes(one.resident_peak_bytes), bytes(one.resident_bytes), count(one.pgmajfault),
+			one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
+		column.appendChild(table(rows, ["mapping", "size", "in memory at its peak", "at the last look", "major faults",
+			"readahead hits"]));
 	}
 	const environment = column.appendChild(element("details"));
 	environment.appendChild(element("summary", "", "Environment"));
