@@ -320,7 +320,7 @@ pub struct RunArgs {
     /// Say on stderr what is done
     #[arg(short, long)]
     pub verbose: bool,
-    /// No warnings
+    /// No warnings, and no line at the end if the program mostly waited for memory
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse

@@ -4,12 +4,13 @@
 //! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
 use farpage::internals::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
-use farpage::internals::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value};
+use farpage::internals::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value, Waiting};
 use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Shares for which fault latencies are shown.
 pub const SHARES: [(&str, f64); 3] = [("fault_p50_ns", 0.5), ("fault_p99_ns", 0.99), ("fault_p999_ns", 0.999)];
@@ -138,6 +139,11 @@ impl Page {
         };
         let works = |(_, info): &(usize, &ControllerInfo)| info.place == TuneScope::Both || info.place == place;
         CONTROLLERS.iter().enumerate().filter(works).map(tuned).collect()
+    }
+
+    /// What the program waited for memory in a run that took so long.
+    pub fn waiting(&self, wall: Duration) -> Waiting {
+        self.0.waiting(wall)
     }
 
     /// The latency below which `share` of the faults stayed.

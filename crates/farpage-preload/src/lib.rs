@@ -63,7 +63,7 @@ fn is_first() -> bool {
 }
 
 extern "C" fn end() {
-    farpage::internals::run::dormant::end();
+    farpage::internals::run::ended::end();
 }
 
 #[used]

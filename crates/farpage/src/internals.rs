@@ -62,7 +62,10 @@ pub mod run {
         }
     }
     pub mod dormant {
-        pub use crate::run::dormant::{end, fork_child, leave_alone, wipes};
+        pub use crate::run::dormant::{fork_child, leave_alone, wipes};
+    }
+    pub mod ended {
+        pub use crate::run::ended::end;
     }
     pub mod fork {
         pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
@@ -96,7 +99,7 @@ pub mod run {
 pub mod stat {
     pub use crate::stat::{
         EVENTS, Event, FAMILY, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat, THREAD_NAME,
-        Value, bucket_end, new_memfd, percentile_ns,
+        Value, Waiting, bucket_end, new_memfd, percentile_ns,
     };
 }
 

@@ -8,10 +8,12 @@
 
 mod events;
 mod page;
+mod waiting;
 
 pub use events::{EVENTS, Event, EventKind, Events};
 pub(crate) use page::RW;
 pub use page::{StatPage, complete, new_memfd};
+pub use waiting::Waiting;
 
 #[cfg(doc)]
 use crate::conf::tuning::CONTROLLERS;

@@ -56,7 +56,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no line at the end if the program mostly waited for memory'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget: most resident anonymous memory of it and of what it starts' -r

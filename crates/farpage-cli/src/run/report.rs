@@ -9,6 +9,7 @@ use crate::page::{Page, SHARES, duration};
 use crate::trees::Tree;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
+use farpage::internals::stat::Waiting;
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -63,38 +64,21 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     out
 }
 
-/// For how long the program waited for memory, of all its threads together.
-struct Waited {
-    ns: u64,
-    /// Threads that had faults.
-    threads: u64,
-    /// Of the time of these threads.
-    share: f64,
-}
-
-impl Waited {
-    fn of(page: &Page, wall: Duration) -> Waited {
-        let ns = page.get("fault_wait_ns").saturating_add(page.get("alloc_wait_ns"));
-        let threads = page.get("fault_threads").max(1);
-        Waited { ns, threads, share: ns as f64 / (wall.as_nanos().max(1) as f64 * threads as f64) }
-    }
-
-    fn words(&self) -> String {
-        match self.threads {
-            1 => format!("at least, {:.0}% of the run's time", 100.0 * self.share),
-            // They need not all have run all the time, so a share of their time would say less than there was.
-            n => format!(
-                "thread-seconds at least: of {n} threads that had faults, {:.2} waited at a time",
-                self.share * n as f64
-            ),
-        }
+fn words(waited: &Waiting) -> String {
+    match waited.threads {
+        1 => format!("at least, {:.0}% of the run's time", 100.0 * waited.share),
+        // They need not all have run all the time, so a share of their time would say less than there was.
+        n => format!(
+            "thread-seconds at least: of {n} threads that had faults, {:.2} waited at a time",
+            waited.share * n as f64
+        ),
     }
 }
 
 /// What it came to for the user, before what the engine did for it.
 fn waiting_rows(page: &Page, wall: Duration, row: &mut dyn FnMut(&str, String, String)) {
-    let waited = Waited::of(page, wall);
-    row("waited for memory", duration(waited.ns), waited.words());
+    let waited = page.waiting(wall);
+    row("waited for memory", duration(waited.ns), words(&waited));
     let moved = |name: &str| page.get(name).saturating_mul(PAGE_SIZE as u64);
     let (read, written) = (page.get("file_read_bytes"), page.get("file_write_bytes"));
     // What goes out goes to the pool or to files; what the pool moves on goes to files without having come in.
@@ -109,8 +93,6 @@ fn waiting_rows(page: &Page, wall: Duration, row: &mut dyn FnMut(&str, String, S
 
 /// Of its time a program waited less than this: it would hardly notice more.
 const WAITED_LITTLE: f64 = 0.01;
-/// More than this, and it did little else.
-const WAITED_MOST: f64 = 0.5;
 /// Pages that came back a second, so that waiting that is not counted may be more than little.
 const BACK_OFTEN: f64 = 100.0;
 
@@ -123,23 +105,17 @@ fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<Strin
         let little = alone && peak > 0 && peak < budget / 2;
         return little.then(|| "it used less than half of the budget: a smaller --ram does, too".into());
     }
-    let waited = Waited::of(page, wall).share;
-    let (major, of_files) = (get("pgmajfault"), get("pgmajfault_file"));
+    let waited = page.waiting(wall);
+    let major = get("pgmajfault");
     let back = major.saturating_add(get("workingset_refault_cached")) as f64 / wall.as_secs_f64().max(1e-9);
-    if waited < WAITED_LITTLE && back < BACK_OFTEN {
+    if waited.share < WAITED_LITTLE && back < BACK_OFTEN {
         return alone.then(|| "it hardly waited for memory: a smaller --ram may do".into());
     }
-    // Threads wait longest for files, so where these are most faults, they are most of the time, too.
-    let files = (of_files > major / 2).then(|| {
-        let percent = (of_files as f64 * 100.0 / major.max(1) as f64).min(100.0);
-        format!("{percent:.0}% of major faults waited for files")
-    });
-    Some(match (waited > WAITED_MOST, files) {
-        (true, None) => "it waited for most of its time: give it more --ram".into(),
-        (true, Some(files)) => format!("it waited for most of its time, {files}: more --ram, or a faster disk"),
-        (false, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
-        (false, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
-        (false, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
+    Some(match (waited.advice(), waited.files()) {
+        (Some(advice), _) => format!("it {advice}"),
+        (None, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
+        (None, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
+        (None, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
     })
 }
 
@@ -256,7 +232,7 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree
         How::Exited(status) => (Some(status), None),
         How::Killed(signal) => (None, Some(signal)),
     };
-    let share = ended.page.as_ref().map(|page| Waited::of(page, ended.wall).share);
+    let share = ended.page.as_ref().map(|page| page.waiting(ended.wall).share);
     let mut object = json!({
         "schema": SCHEMA,
         "program": program.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>(),
@@ -379,12 +355,12 @@ mod tests {
                 stat.fault_threads.store(threads, Relaxed);
             })
         };
-        let words = |threads| Waited::of(&page(threads), SECOND * 5).words();
-        assert_eq!(Waited::of(&page(4), SECOND * 5).ns, 1_250_000_000);
+        let words = |threads| words(&page(threads).waiting(SECOND * 5));
+        assert_eq!(page(4).waiting(SECOND * 5).ns, 1_250_000_000);
         assert_eq!(words(1), "at least, 25% of the run's time");
         assert_eq!(words(0), words(1));
         assert_eq!(words(5), "thread-seconds at least: of 5 threads that had faults, 0.25 waited at a time");
-        assert!(Waited::of(&waits(1, 0, 0), Duration::ZERO).share.is_finite());
+        assert!(waits(1, 0, 0).waiting(Duration::ZERO).share.is_finite());
     }
 
     #[test]

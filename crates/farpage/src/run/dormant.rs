@@ -41,7 +41,7 @@ use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::sys::futex;
 use crate::sys::proc::{Reach, reach};
-use crate::tree;
+use crate::tree::{self, FileId};
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
 use std::sync::OnceLock;
@@ -103,6 +103,10 @@ pub struct StartPlan {
     pub(super) heap_given: AtomicBool,
     /// This process was forked by the one that was started.
     pub(super) is_child: AtomicBool,
+    /// When it was made: when the program began.
+    pub(super) begun: Instant,
+    /// Standard error as it was then.
+    pub(super) stderr: Option<FileId>,
 }
 
 impl StartPlan {
@@ -118,6 +122,8 @@ impl StartPlan {
             arena: OnceLock::from(arena),
             heap_given: AtomicBool::new(false),
             is_child: AtomicBool::new(false),
+            begun: Instant::now(),
+            stderr: None,
         }
     }
 
@@ -197,8 +203,8 @@ pub(super) fn publish(stat: &Stat, reach: Reach) {
     stat.rss_anon_peak_bytes.fetch_max(reach.resident, Relaxed);
 }
 
-/// A last look, for who reads the statistics of a program that has ended. By the library's finaliser.
-pub fn end() {
+/// A last look, for who reads the statistics of a program that has ended.
+pub(super) fn end() {
     let Some(plan) = dormant() else { return };
     let (stat, mine) = (plan.stat(), tree::mine());
     // There are many small ones, which begin and end all the time, and nobody asks for those.

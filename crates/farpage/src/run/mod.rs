@@ -6,6 +6,7 @@ pub mod budget;
 pub mod build;
 pub mod cpus;
 pub mod dormant;
+pub mod ended;
 pub mod fork;
 mod images;
 pub mod late;

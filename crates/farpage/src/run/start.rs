@@ -24,7 +24,7 @@ use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
-use crate::tree;
+use crate::tree::{self, FileId};
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -64,6 +64,9 @@ fn plan(conf: Conf, heap: &'static Heap) -> bool {
         arena: OnceLock::new(),
         heap_given: AtomicBool::new(false),
         is_child: AtomicBool::new(false),
+        begun: Instant::now(),
+        // SAFETY: only asked what it is; if it is not open, there is no answer.
+        stderr: FileId::of(unsafe { BorrowedFd::borrow_raw(2) }).ok(),
         conf,
         heap,
     };

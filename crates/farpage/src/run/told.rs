@@ -32,6 +32,8 @@ pub enum WarningKind {
     Strangers,
     /// Memory that cannot be swapped out leaves too little for the rest.
     Stuck,
+    /// The program waited for most of its time.
+    Waited,
 }
 
 /// What this process, or one that it was forked from, has said.

@@ -179,6 +179,8 @@ pub struct Header {
     pub joined: AtomicU64,
     /// Those that had most.
     pub largest: Largest,
+    /// Who made it, and becomes the first program, unless it stays as that one's parent.
+    maker: AtomicU32,
 }
 
 /// The whole of it.
@@ -221,6 +223,7 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     let segment = map(fd.as_fd())?;
     segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64, Relaxed);
     segment.set_budget(bytes);
+    segment.header.maker.store(std::process::id(), Relaxed);
     segment.header.magic.store(MAGIC, SeqCst);
     Ok(fd)
 }
@@ -559,6 +562,11 @@ impl Segment {
     /// Pages that nobody claims.
     pub fn free(&self) -> u64 {
         self.budget().saturating_sub(self.claimed())
+    }
+
+    /// Whether the process is the one that made the tree.
+    pub fn is_first(&self, pid: u32) -> bool {
+        self.header.maker.load(Relaxed) == pid
     }
 
     /// Notes that the warnings of these bits are given; whether they were before.
