@@ -29,7 +29,8 @@ mod trees;
 mod user;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
 use farpage_command::{failure, output, process, progress};
 use std::process::ExitCode;
 
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(mut error) => {
             // "To pass it as a value, use --": that would make it the program.
-            error.remove(clap::error::ContextKind::Suggested);
+            error.remove(ContextKind::Suggested);
+            suggest_ram(&mut error);
             let _ = error.print();
             return match (error.use_stderr(), under_run()) {
                 (false, _) => ExitCode::SUCCESS,
@@ -71,6 +73,27 @@ fn main() -> ExitCode {
         failure::say(&failure);
         ExitCode::from(failure.status)
     })
+}
+
+/// clap sees nothing like `--ram` in `-r` and `--rma`, which are what its name makes hands write.
+fn suggest_ram(error: &mut clap::Error) {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
+    let mut letters: Vec<char> = given.strip_prefix("--").unwrap_or_default().chars().collect();
+    letters.sort_unstable();
+    let is_meant = given == "-r" || letters == ['a', 'm', 'r'];
+    if is_meant && error.kind() == ErrorKind::UnknownArgument && command_has_ram() {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String("--ram".into()));
+    }
+}
+
+/// The command that was given has this option.
+fn command_has_ram() -> bool {
+    let mut command = Cli::command();
+    for word in std::env::args_os().skip(1) {
+        let Some(next) = command.find_subcommand(word) else { break };
+        command = next.clone();
+    }
+    command.get_arguments().any(|argument| argument.get_long() == Some("ram"))
 }
 
 /// The command line was meant for `run`, however wrong the rest is: 125 tells scripts that no program ran.

@@ -34,6 +34,21 @@ fn usage_errors_are_125_under_run_only() {
 }
 
 #[test]
+fn who_writes_ram_wrong_gets_a_tip() {
+    let error = |args: &[&str]| text(&farpage().args(args).output().unwrap().stderr);
+    let tip = "tip: a similar argument exists: '--ram'";
+    for wrong in ["-r", "--rma", "--arm=64M"] {
+        for command in [&["run"][..], &["attach", "1"], &["set", "1"], &["bench", "program"]] {
+            let said = error(&[command, &[wrong, "64M", "true"]].concat());
+            assert!(said.contains(tip), "{command:?} {wrong}: {said}");
+        }
+        // It has none.
+        assert!(!error(&["stat", wrong]).contains("ram"), "stat {wrong}");
+    }
+    assert!(!error(&["run", "--bogus", "true"]).contains("--ram'"));
+}
+
+#[test]
 fn sizes() {
     for text in ["", "x", "0", "-1", "12Q", "1..2", "101%", "99999999999T"] {
         refused(farpage().arg("run").arg(format!("--ram={text}")).arg("true"), 125, &format!("size {text:?}"));
