@@ -152,8 +152,11 @@ lint:
 	cargo clippy --package farpage-cli --no-default-features --quiet -- -D warnings
 	scripts/links.py
 
-unit:
-	cargo test --workspace --profile checked --quiet
+# Tests and what they run, in one go: libraries of other dependencies' features would be built anew.
+EVERYTHING := --workspace --lib --bins --tests
+
+unit: build-checked
+	FARPAGE_BUILT=yes cargo test --workspace --profile checked --quiet
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 2
@@ -201,7 +204,7 @@ $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 CHECKED := target/checked/farpage
 
 build-checked:
-	cargo build --profile checked --quiet
+	cargo build --profile checked --quiet $(EVERYTHING)
 
 # The verifying stress program, natively (the test must be right) and under a quarter of its working set.
 stress: build build-checked test-programs

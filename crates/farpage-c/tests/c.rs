@@ -12,12 +12,15 @@ fn root() -> &'static Path {
 }
 
 /// Where cargo puts the libraries. `cargo test` does not build them, so this does, as `make build` would; else an old
-/// one could be tested.
+/// one could be tested. `make unit` has built them just before, of the crates that the tests are made of, and says so.
 fn libraries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let exe = std::env::current_exe().unwrap();
         let directory = exe.ancestors().nth(2).unwrap();
+        if std::env::var_os("FARPAGE_BUILT").is_some() {
+            return directory.into();
+        }
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         cargo.args(["build", "--quiet", "--target-dir"]).arg(directory.parent().unwrap());
         let profile = directory.file_name().unwrap().to_str().unwrap();
