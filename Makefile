@@ -88,8 +88,11 @@ INSTALL ?= install
 STRIP ?= strip
 STRIPPED := $(if $(STRIP),-s --strip-program=$(STRIP))
 PAGES := crates/farpage-cli/pages
-DOCUMENTS := README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(addprefix packaging/,60-userfaultfd.rules \
-	sysusers.conf farpage-guard.service service.conf compose.yaml Containerfile)
+DOCUMENTS := README.md CONTRIBUTING.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT crates/farpage-c/examples/table.c \
+	$(addprefix packaging/,60-userfaultfd.rules sysusers.conf farpage-guard.service service.conf compose.yaml \
+	Containerfile)
+# Their pages, and what these show.
+DOCUMENT_PAGES := $(filter-out docs/SUMMARY.md,$(wildcard docs/*.md docs/*/*.md docs/pictures/*))
 
 ## make install [PREFIX=/usr/local] [DESTDIR=]: the command with its manual and completions, and the C library
 install: build
@@ -112,6 +115,12 @@ install: build
 	$(INSTALL) -m 644 $(PAGES)/zsh/_farpage $(DESTDIR)$(ZSHDIR)
 	$(INSTALL) -m 644 $(PAGES)/fish/farpage.fish $(DESTDIR)$(FISHDIR)
 	$(INSTALL) -m 644 $(DOCUMENTS) $(DESTDIR)$(DOCDIR)
+	$(INSTALL) -d $(addprefix $(DESTDIR)$(DOCDIR)/,$(sort $(dir $(DOCUMENT_PAGES))))
+	for page in $(DOCUMENT_PAGES); do $(INSTALL) -m 644 $$page $(DESTDIR)$(DOCDIR)/$$page || exit; done
+	# What is installed is beside the README; a link to what is not becomes its words.
+	sed -i -E -e 's#\]\(((\.\./)*)(packaging|crates/farpage-c/examples)/#](\1#g' \
+		-e 's#\[([^]]*)\]\((\.\./)*(crates|tests)/[^)]*\)#\1#g' \
+		$(addprefix $(DESTDIR)$(DOCDIR)/,$(filter %.md,$(DOCUMENTS) $(DOCUMENT_PAGES)))
 	# Programs find a new library by the loader's cache. Only root can write it, and packagers have their own way.
 	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
 
@@ -120,8 +129,9 @@ uninstall:
 	rm -f $(addprefix $(DESTDIR),$(PREFIX)/bin/farpage $(OWNDIR)/libfarpage_preload.so $(PREFIX)/include/farpage.h \
 		$(addprefix $(LIBDIR)/,libfarpage.a libfarpage.so libfarpage.so.0 libfarpage.so.$(VERSION) pkgconfig/farpage.pc) \
 		$(addprefix $(MANDIR)/man1/,$(notdir $(wildcard $(PAGES)/man1/*.1))) $(BASHDIR)/farpage $(ZSHDIR)/_farpage \
-		$(FISHDIR)/farpage.fish $(addprefix $(DOCDIR)/,$(notdir $(DOCUMENTS))))
-	rmdir $(DESTDIR)$(OWNDIR) $(DESTDIR)$(DOCDIR) 2>/dev/null || true
+		$(FISHDIR)/farpage.fish $(addprefix $(DOCDIR)/,$(notdir $(DOCUMENTS)) $(DOCUMENT_PAGES)))
+	rmdir $(DESTDIR)$(OWNDIR) $(addprefix $(DESTDIR)$(DOCDIR)/,$(filter-out docs/,$(sort $(dir $(DOCUMENT_PAGES)))) docs) \
+		$(DESTDIR)$(DOCDIR) 2>/dev/null || true
 	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
 
 ## make deb: Debian packages of the command and of the C library, in target/deb

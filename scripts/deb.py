@@ -167,6 +167,13 @@ def main():
                "farpage-guard.service": "usr/lib/systemd/system/farpage-guard.service"}
     for name in ("service.conf", "compose.yaml", "Containerfile"):
         move_to[name] = f"usr/share/doc/farpage/examples/{name}"
+    moved = {"LICENSE-APACHE": "copyright", "LICENSE-MIT": "copyright", "CHANGELOG.md": "changelog.gz"}
+    moved |= {name: os.path.relpath(root / to, documents) for name, to in move_to.items()}
+    for page in documents.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, to in moved.items():
+            text = re.sub(rf"\]\(((\.\./)*){re.escape(name)}\)", rf"](\g<1>{to})", text)
+        page.write_text(text, encoding="utf-8")
     for name, to in move_to.items():
         (root / to).parent.mkdir(parents=True, exist_ok=True)
         (documents / name).rename(root / to)

@@ -60,4 +60,5 @@ def main():
     return bool(bad)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

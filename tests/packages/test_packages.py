@@ -11,14 +11,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import clean_root
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import links  # noqa: E402
+
 TARGET = ROOT / "target"
 PAGES = ROOT / "crates" / "farpage-cli" / "pages"
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"), re.M)[1]
@@ -52,6 +57,13 @@ def sections(elf):
 
 def files_below(directory):
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()}
+
+
+def dead_links(documents):
+    """Of the pages below that directory."""
+    pages = sorted(documents.rglob("*.md"))
+    with unittest.mock.patch.object(links, "ROOT", documents):
+        return [line for page in pages for line in links.wrong(page)]
 
 
 class Packages(unittest.TestCase):
@@ -89,8 +101,10 @@ class Install(Packages):
 
     def test_everything_has_its_place_and_goes(self):
         library = f"lib/libfarpage.so.{VERSION}"
-        documents = ("README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "60-userfaultfd.rules",
-                     "sysusers.conf", "farpage-guard.service", "service.conf", "compose.yaml", "Containerfile")
+        documents = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "table.c",
+                     "60-userfaultfd.rules", "sysusers.conf", "farpage-guard.service", "service.conf", "compose.yaml",
+                     "Containerfile"]
+        documents += [f"docs/{name}" for name in files_below(ROOT / "docs") if name not in ("SUMMARY.md", "book.toml")]
         wanted = {"bin/farpage", "lib/farpage/libfarpage_preload.so", library, "lib/libfarpage.so.0",
                   "lib/libfarpage.so", "lib/libfarpage.a", "lib/pkgconfig/farpage.pc", "include/farpage.h",
                   "share/bash-completion/completions/farpage", "share/fish/vendor_completions.d/farpage.fish",
@@ -106,6 +120,12 @@ class Install(Packages):
         self.assertEqual(files_below(self.prefix), set())
         left = [place for place in ("lib/farpage", "share/doc/farpage") if (self.prefix / place).exists()]
         self.assertEqual(left, [])
+
+    def test_links_of_installed_pages_lead_somewhere(self):
+        documents = self.prefix / "share" / "doc" / "farpage"
+        self.assertEqual(dead_links(documents), [])
+        (documents / "docs" / "user" / "run.md").unlink()
+        self.assertIn("README.md: no such file: docs/user/run.md", dead_links(documents))
 
     def test_programs_find_the_library_unless_a_packager_installs_it(self):
         self.assertIn("ldconfig", make("--dry-run", "install"))
@@ -206,6 +226,7 @@ class Deb(Packages):
         self.assertFalse([path for path in files_below(command) if "include" in path or "pkgconfig" in path])
         for name in ("include/farpage.h", "lib/x86_64-linux-gnu/libfarpage.so.0", "lib/x86_64-linux-gnu/libfarpage.a"):
             self.assertTrue((library / "usr" / name).is_file(), name)
+        self.assertEqual(dead_links(command / "usr/share/doc/farpage"), [])
         control = (command / "DEBIAN" / "control").read_text()
         self.assertRegex(control, r"\nDepends: libc6 \(>= 2\.\d\d\)")
         others = gzip.open(command / "usr/share/doc/farpage/third-party.txt.gz", "rt").read()
