@@ -156,10 +156,11 @@ test-install:
 test-packages: build
 	python3 -B -m unittest discover -s tests/packages
 
+# With the profile of the tests: macros, build scripts and others' C code are built once for both.
 lint:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --quiet -- -D warnings
-	cargo clippy --package farpage-cli --no-default-features --quiet -- -D warnings
+	cargo clippy --workspace --all-targets --profile checked --quiet -- -D warnings
+	cargo clippy --package farpage-cli --no-default-features --profile checked --quiet -- -D warnings
 	scripts/links.py
 
 # Tests and what they run, in one go: libraries of other dependencies' features would be built anew.
@@ -172,7 +173,7 @@ unit: build-checked
 LOOM_PREEMPTIONS ?= 2
 models:
 	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-		cargo test -p farpage-swap --release --quiet --lib loom_tests
+		cargo test -p farpage-swap --profile checked --quiet --lib loom_tests
 
 ## make loom: the same, deeper (minutes)
 loom:
