@@ -67,9 +67,10 @@ setup:
 	@scripts/setup.sh
 
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
-# as it does for cargo install.
+# as it does for cargo install. Not the command farpage-bench, for developers: cargo run --release -p farpage-bench
 build:
-	cargo build --release --quiet --no-default-features --features farpage-cli/top
+	cargo build --release --quiet --no-default-features --features farpage-cli/top \
+		$(addprefix -p ,farpage-cli farpage-preload farpage-c)
 
 # Where make install puts things; DESTDIR and the other places for packagers.
 PREFIX ?= /usr/local
