@@ -11,6 +11,8 @@ use crate::run::outcome::StartOutcome;
 use crate::run::told::{self, hear};
 use crate::run::{pager::robust, preload, start};
 use crate::sys::message::set_quiet;
+use crate::sys::pagemap;
+use crate::sys::uffd::{FEATURES, Uffd};
 use crate::tree::{self, ENV_TREE_FD, keep_across_exec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ffi::c_int;
@@ -28,18 +30,22 @@ pub struct Prepared {
 /// `/dev/userfaultfd`, which stays the caller's, or -1.
 ///
 /// # Errors
-/// The configuration is wrong, or there is no descriptor left.
+/// The configuration is wrong, the kernel gives no userfaultfd, or there is no descriptor left.
 pub fn prepare(configuration: &str, device: c_int) -> Result<Prepared, String> {
     let conf = Conf::parse(configuration).map_err(|why| why.to_string())?;
+    // The engine opens its own when the process comes near its budget. Who would be refused then is told now.
+    // SAFETY: the caller's, open for this call.
+    let device = (device >= 0).then(|| unsafe { BorrowedFd::borrow_raw(device) });
+    let pagemap = pagemap::own().map_err(|why| format!("cannot open /proc/self/pagemap: {why}"))?;
+    drop(Uffd::open(device, FEATURES, pagemap).map_err(|why| why.to_string())?);
     let failed = |why: rustix::io::Errno| format!("cannot make the memory that all processes of a tree share: {why}");
     let made = tree::create(conf.ram, None).map_err(failed)?;
     let segment = keep_across_exec(made.as_fd()).map_err(failed)?;
     let name = tree::named(segment.as_fd()).map_err(failed)?;
     let mut variables = vec![(ENV_CONF, configuration.to_owned()), (ENV_TREE_FD, name)];
     let mut files = vec![segment];
-    if device >= 0 {
-        // SAFETY: the caller's, open for this call.
-        let kept = keep_across_exec(unsafe { BorrowedFd::borrow_raw(device) }).map_err(failed)?;
+    if let Some(device) = device {
+        let kept = keep_across_exec(device).map_err(failed)?;
         variables.push((ENV_UFFD_FD, kept.as_raw_fd().to_string()));
         files.push(kept);
     }
