@@ -136,6 +136,11 @@ typedef enum fp_fault_mode {
 } fp_fault_mode;
 
 /**
+ * Blocks of memory: large ones are regions of a pager, small ones the program's malloc's.
+ */
+typedef struct fp_allocator fp_allocator;
+
+/**
  * A RAM budget, swap devices, and the threads that keep regions within it.
  */
 typedef struct fp_pager fp_pager;
@@ -446,6 +451,58 @@ void fp_unpin(struct fp_pin *pin);
  */
 bool fp_handle_sigbus(void *info,
                       void *context);
+
+/**
+ * Makes an allocator: blocks of `min_bytes` bytes and more become regions of `pager`. *allocator: the new one, to be
+ * given to fp_allocator_free; NULL on failure.
+ *
+ * FP_ERR_NULL, FP_ERR_OS.
+ *
+ * Requires: `pager` is NULL or a living pager; `allocator` is NULL or can be written.
+ */
+enum fp_status fp_allocator_new(const struct fp_pager *pager,
+                                size_t min_bytes,
+                                struct fp_allocator **allocator);
+
+/**
+ * Ends an allocator: it makes no regions any more, all its later blocks are malloc's. Those that it has made stay
+ * usable, and can be given to its functions for ever; the pager stays as long as there are any. NULL: nothing happens.
+ *
+ * Requires: `allocator` is NULL or from `fp_allocator_new`.
+ */
+void fp_allocator_free(struct fp_allocator *allocator);
+
+/**
+ * A block of `bytes` bytes; NULL if there is none: fp_last_error says why. Any thread.
+ *
+ * Requires: `context` is a fp_allocator.
+ */
+void *fp_malloc(void *context, size_t bytes);
+
+/**
+ * The same for `count` times `bytes` bytes, all zero.
+ *
+ * Requires: `context` is a fp_allocator.
+ */
+void *fp_calloc(void *context, size_t count, size_t bytes);
+
+/**
+ * A block of `bytes` bytes that begins with what `block` has, which is freed; NULL if there is none, and `block` stays.
+ *
+ * Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc.
+ */
+void *fp_realloc(void *context,
+                 void *block,
+                 size_t bytes);
+
+/**
+ * Gives a block back. NULL: nothing happens. The size is not looked at.
+ *
+ * Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc, not freed before.
+ */
+void fp_free(void *context,
+             void *block,
+             size_t bytes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -6,12 +6,14 @@
 //!
 //! | module | what it has |
 //! | --- | --- |
+//! | `allocator` | blocks of memory for libraries that let their user choose an allocator |
 //! | `status` | error codes, `fp_strerror`, the message of the last error |
 //! | `pager` | `fp_config`, `fp_stats`, pagers |
 //! | `region` | regions, advice, pins, the SIGBUS handler's part |
 
 #![allow(non_camel_case_types, reason = "C names")]
 
+mod allocator;
 mod pager;
 mod region;
 mod status;

@@ -70,6 +70,11 @@ fn every_function_does_and_refuses_what_the_header_says() {
 }
 
 #[test]
+fn an_allocator_has_large_blocks_in_regions() {
+    assert_eq!(run("tests/allocator.c"), "");
+}
+
+#[test]
 fn a_handler_that_interrupts_malloc_or_farpage_may_touch_a_region() {
     assert_eq!(run("tests/handler.c"), "");
 }

@@ -25,7 +25,7 @@ fn the_header_is_that_of_the_source() {
     let stats = folder.path().join("stats.rs");
     std::fs::write(&stats, STATS).unwrap();
     let source = |name: &str| root.join("src").join(name).with_extension("rs");
-    for path in [source("status"), source("pager"), stats, source("region")] {
+    for path in [source("status"), source("pager"), stats, source("region"), source("allocator")] {
         builder = builder.with_src(path);
     }
     let mut made = Vec::new();
