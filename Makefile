@@ -17,8 +17,8 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install uninstall deb test-install \
-	test-packages test-programs test lint unit models loom tsan miri breakages stress situations programs programs-all \
+.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install uninstall deb wheel test-install \
+	test-packages test-python test-programs test lint unit models loom tsan miri breakages stress situations programs programs-all \
 	soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
@@ -61,7 +61,7 @@ run: setup build
 	@scripts/demo.py
 
 ## make test: everything that CI runs
-test: setup lint unit models build test-install test-packages test-programs stress situations programs
+test: setup lint unit models build test-install test-packages test-python test-programs stress situations programs
 
 setup:
 	@scripts/setup.sh
@@ -141,6 +141,20 @@ deb: build
 	$(MAKE) --no-print-directory install DESTDIR=$(CURDIR)/target/deb/farpage PREFIX=/usr STRIP=strip \
 		LIBDIR=/usr/lib/x86_64-linux-gnu ZSHDIR=/usr/share/zsh/vendor-completions >/dev/null
 	scripts/deb.py target/deb/farpage target/deb
+
+## make wheel: the Python package, in target/wheel
+WHEEL := target/wheel
+wheel: build
+	@rm -rf $(WHEEL)
+	@$(MAKE) --no-print-directory install DESTDIR=$(CURDIR)/$(WHEEL)/stage PREFIX=/usr STRIP=strip >/dev/null
+	@/usr/bin/python3 -m venv $(WHEEL)/venv
+	@FARPAGE_STAGE=$(CURDIR)/$(WHEEL)/stage $(WHEEL)/venv/bin/pip --disable-pip-version-check wheel --no-deps --quiet \
+		--wheel-dir $(WHEEL) ./python
+	@ls $(WHEEL)/*.whl
+
+# The package in fresh environments of the Pythons that there are, as an unprivileged user.
+test-python: wheel
+	scripts/test_wheel.py $(WHEEL)/*.whl
 
 # What a C programmer does after make install, in a directory of its own.
 test-install:

@@ -24,6 +24,7 @@ need musl-gcc musl-tools
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ -x /usr/bin/python3 ] || missing="$missing python3"
 need_module numpy python3-numpy
+need_module ensurepip python3-venv
 command -v cargo >/dev/null 2>&1 || [ -x "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin/cargo" ] || {
     need curl curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"

@@ -1,0 +1,129 @@
+"""Arrays and files, piece by piece: no more than a piece is in ordinary memory, or held for a system call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from typing import IO, TYPE_CHECKING, Any, Dict, Optional, Tuple, Union
+
+import numpy as np
+
+from ._errors import InvalidError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ._pager import Pager
+
+PIECE = 8 << 20
+"""Bytes of a piece."""
+
+
+class _Silent:
+    """A bar that is not shown."""
+
+    def update(self, _size: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _bar(size: int, name: str, wanted: Optional[bool]) -> Any:
+    """A bar of ``size`` bytes. Without ``wanted``: in terminals and notebooks, after two seconds, if there is tqdm."""
+    ipython = sys.modules.get("IPython")
+    notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    if wanted is False or (wanted is None and not notebook and not sys.stderr.isatty()):
+        return _Silent()
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        if wanted:
+            raise
+        return _Silent()
+    return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, delay=0 if wanted else 2)
+
+
+def read_into(file: IO[bytes], array: NDArray[Any], progress: Optional[bool] = None) -> None:
+    """Fills a new array with the next bytes of a file."""
+    flat = memoryview(array.reshape(-1, order="A").view(np.uint8).data)  # in the order of memory: no copy
+    bar = _bar(len(flat), f"reading {os.path.basename(str(getattr(file, 'name', '')))}", progress)
+    try:
+        done = 0
+        while done < len(flat):
+            piece = flat[done : done + PIECE]
+            count: int = file.readinto(piece)  # type: ignore[attr-defined]
+            if not count:
+                raise InvalidError(f"{getattr(file, 'name', 'the file')} ends after {done} of {len(flat)} bytes")
+            done += count
+            bar.update(count)
+    finally:
+        bar.close()
+
+
+def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
+    """Reads the header of a .npy file: shape, whether in Fortran's order, dtype."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version[0] in (2, 3):  # 3 has names of fields in UTF-8, which is all the difference
+        return np.lib.format.read_array_header_2_0(file)
+    raise InvalidError(f"version {version} of the .npy format is not known")
+
+
+def _read(pager: Pager, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
+    try:
+        shape, fortran, kind = _header(file)
+    except ValueError as why:
+        raise InvalidError(f"{getattr(file, 'name', 'the file')} is no .npy file: {why}") from None
+    array = pager.empty(shape, kind, "F" if fortran else "C")
+    if array.nbytes:
+        read_into(file, array, progress)
+    return array
+
+
+def load(pager: Pager, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
+    """A .npy or .npz file."""
+    with open(path, "rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            file.seek(0)
+            return _read(pager, file, progress)
+        file.seek(0)
+        arrays: Dict[str, NDArray[Any]] = {}
+        with zipfile.ZipFile(file) as members:
+            for name in members.namelist():
+                with members.open(name) as member:
+                    arrays[name[:-4] if name.endswith(".npy") else name] = _read(pager, member, progress)
+        return arrays
+
+
+class _Counted:
+    """A file that moves a bar. numpy writes to it in pieces of 16 MiB, after the header."""
+
+    def __init__(self, file: IO[bytes], bar: Any) -> None:
+        self._file, self._bar = file, bar
+        self._header = True
+
+    def write(self, data: bytes) -> int:
+        self._bar.update(0 if self._header else len(data))
+        self._header = False
+        return self._file.write(data)
+
+
+def save(path: Union[str, os.PathLike[str]], array: NDArray[Any], progress: Optional[bool] = None) -> None:
+    """Writes a .npy file, as ``numpy.save`` does; ``.npy`` is added to a name without it.
+
+    :param progress: a bar, by ``tqdm`` if it is installed. Default: in terminals and notebooks, after two seconds
+    """
+    name = os.fspath(path)
+    name = name if name.endswith(".npy") else name + ".npy"
+    bar = _bar(array.nbytes, f"writing {os.path.basename(name)}", progress)
+    if isinstance(bar, _Silent):
+        np.save(name, array, allow_pickle=False)
+        return
+    try:
+        with open(name, "wb") as file:
+            np.save(_Counted(file, bar), array, allow_pickle=False)
+    finally:
+        bar.close()

@@ -1,0 +1,101 @@
+"""Processes under a budget: this one by `limit`, others by `run`, and the notebook's magic."""
+
+import json
+import subprocess
+import sys
+import unittest
+
+import farpage
+from farpage._library import command
+
+DOCTOR = json.loads(subprocess.run([command(), "doctor", "--json"], capture_output=True, text=True, check=False).stdout)
+MAY = DOCTOR["works"]
+
+LIMIT = """
+import farpage, os, sys, time
+import numpy as np
+def anonymous():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) >> 10
+def settled(most):
+    end = time.monotonic() + 60
+    while anonymous() > most and time.monotonic() < end:
+        time.sleep(0.05)
+    return anonymous() <= most
+early = np.arange(12 << 20)                    # 96 MiB before there is a budget
+texts = [str(i) for i in range(100_000)]
+with farpage.limit("64M") as limit:
+    assert repr(limit) == "<farpage.limit: 64.0 MiB>"
+    assert settled(64), anonymous()
+    late = early + 1
+    assert settled(64), anonymous()
+    assert int(late.sum()) == int(early.sum()) + len(early)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if int(early[::4096].sum()) == sum(range(0, 12 << 20, 4096)) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+late += 1                                      # without a limit again
+assert int(late.sum()) == int(early.sum()) + 2 * len(early)
+assert anonymous() > 150, anonymous()
+with farpage.limit("80M"):
+    assert settled(80), anonymous()
+    try:
+        farpage.limit("1G", swap="zram")
+    except farpage.InvalidError:
+        pass
+    else:
+        raise AssertionError
+assert texts == [str(i) for i in range(100_000)]
+"""
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+class Limit(unittest.TestCase):
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_memory_from_before_and_after_is_within_the_budget(self):
+        done = python(LIMIT)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+    @unittest.skipIf(MAY, "is for users without userfaultfd")
+    def test_who_may_not_is_told_why(self):
+        done = python("import farpage\ntry: farpage.limit('64M')\nexcept farpage.UnavailableError as e: print(e)")
+        self.assertIn("cannot be put under a budget: cannot create a userfaultfd", done.stdout)
+        self.assertEqual(done.stderr, "")
+
+    def test_a_size_that_is_none_is_refused(self):
+        with self.assertRaises(farpage.InvalidError):
+            farpage.limit("much")
+
+
+class Run(unittest.TestCase):
+    def test_what_is_no_program_is_refused(self):
+        with self.assertRaises(farpage.InvalidError):
+            farpage.run("ls", shell=True)
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_a_program_and_what_it_cost(self):
+        code = "x = bytearray(80 << 20); x[::4096] = b'1' * len(x[::4096]); exit(x.count(b'1') != 20480)"
+        done = farpage.run([sys.executable, "-c", code], ram="32M", swap=["zram"], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(done.farpage["budget_bytes"], 32 << 20)
+        self.assertGreater(done.farpage["pswpout"], 10_000)
+        with self.assertRaises(subprocess.CalledProcessError):
+            farpage.run(["false"], ram="32M", check=True)
+
+
+class Magic(unittest.TestCase):
+    def test_percent_farpage(self):
+        try:
+            from IPython.core.interactiveshell import InteractiveShell
+        except ImportError:
+            self.skipTest("no IPython")
+        shell = InteractiveShell.instance()
+        shell.run_line_magic("load_ext", "farpage")
+        farpage.set_default_pager(farpage.Pager("16M"))
+        self.assertIn("of 16.0 MiB", str(shell.run_line_magic("farpage", "stat")))
+
+
+if __name__ == "__main__":
+    unittest.main()
