@@ -2,8 +2,8 @@
 """The pictures of README.md and docs, in docs/pictures: made by real programs under farpage. `make pictures` calls it;
 some minutes, and best on a machine that does nothing else.
 
-    pictures.py                 # memory (and report), top
-    pictures.py size            # time over RAM: on no page, as times need a machine that does nothing else
+    pictures.py                 # all
+    pictures.py size            # memory (and report), size, or top
 """
 
 import json
@@ -240,7 +240,7 @@ def main():
     PICTURES.mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="farpage-pictures-", dir="/var/tmp"))
     try:
-        for name in sys.argv[1:] or ("memory", "top"):
+        for name in sys.argv[1:] or kinds:
             kinds[name](work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
