@@ -3,11 +3,13 @@
 #include <errno.h>
 #include <farpage.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -248,6 +250,56 @@ static void inherited(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
+static sigjmp_buf out;
+
+static void leave(int number)
+{
+    (void)number;
+    siglongjmp(out, 1);
+}
+
+/* Calls that a handler leaves by longjmp hold nothing any more after the next call of their thread. */
+static void left_by_longjmp(void)
+{
+    fp_config config;
+    CHECK(fp_config_init(&config) == FP_OK);
+    config.budget_bytes = 8 << 20;
+    config.system_calls = 1;
+    fp_pager *pager;
+    fp_region *region;
+    CHECK(fp_pager_new(&config, &pager) == FP_OK && fp_region_new(pager, BYTES, &region) == FP_OK);
+    uint64_t *words = fp_region_data(region);
+    for (size_t i = 0; i < BYTES / 8; i += 64)
+        words[i] = mix(i);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    struct sigaction action = { .sa_handler = leave }, before;
+    CHECK(sigaction(SIGALRM, &action, &before) == 0);
+    static volatile size_t round, were_held;
+    fp_stats stats;
+    for (round = 0; round < 200; round++) {
+        if (sigsetjmp(out, 1) == 0) {
+            struct itimerval soon = { .it_value = { .tv_usec = 1000 } };
+            CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+            /* Nobody writes. Without the timer it would wait for ever. */
+            (void)!read(ends[0], words + round * 5000, 8192);
+            CHECK(!"read has returned");
+        }
+        CHECK(fp_pager_stats(pager, &stats, sizeof stats) == FP_OK);
+        were_held += stats.pinned_bytes > 0;
+    }
+    CHECK(were_held > 0);
+    CHECK(write(ends[1], words, 8) == 8);
+    CHECK(fp_pager_stats(pager, &stats, sizeof stats) == FP_OK && stats.pinned_bytes == 0);
+    CHECK(sigaction(SIGALRM, &before, NULL) == 0);
+    for (size_t i = 0; i < BYTES / 8; i += 64)
+        CHECK(words[i] == mix(i));
+    close(ends[0]);
+    close(ends[1]);
+    fp_region_free(region);
+    fp_pager_free(pager);
+}
+
 static volatile sig_atomic_t others;
 static char *other;
 
@@ -293,6 +345,7 @@ int main(void)
     memory("file:/tmp", FP_FAULT_SIGNAL);
     memory("zram,alg=zstd;file:/tmp,size=1G", FP_FAULT_THREAD);
     inherited();
+    left_by_longjmp();
     late_handler();
     return 0;
 }
