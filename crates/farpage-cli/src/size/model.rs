@@ -223,8 +223,8 @@ impl Model {
             return below.memory * ram / below.ram;
         }
         if ram > above.ram {
-            let part = ((ram - above.ram) / (whole.0 - above.ram).max(1.0)).min(1.0);
-            return above.memory + (whole.1 - above.memory) * part;
+            // What the engine takes for itself it takes up to the last page: there is a step at the peak.
+            return (above.memory + (ram - above.ram) / whole.0 * whole.1).min(whole.1);
         }
         below.memory + (above.memory - below.memory) * part
     }
@@ -315,6 +315,17 @@ mod tests {
         assert!(between.seconds > 3.0 && between.seconds < 9.0 && !between.far, "{between:?}");
         assert!(model.expect(40.0 * MIB).far);
         assert_eq!(model.expect(100.0 * MIB).seconds, 2.0);
+    }
+
+    #[test]
+    fn what_a_budget_lacks_it_lacks_up_to_the_peak() {
+        let mut model = model();
+        // As much as 80 MiB would read.
+        let pages_in = model.curve.at(PAGES * 0.8).pages_in;
+        model.calibrate(&Run { ram: 90.0 * MIB, seconds: 4.0, pages_in, reads: pages_in, file_reads: 0.0 });
+        let close = model.expect(99.0 * MIB).work.reads;
+        assert!((close - model.curve.at(PAGES * 0.89).reads).abs() < 1.0, "{close}");
+        assert_eq!(model.expect(100.0 * MIB).work.reads, 0.0);
     }
 
     #[test]
