@@ -258,7 +258,8 @@ static void leave(int number)
     siglongjmp(out, 1);
 }
 
-/* Calls that a handler leaves by longjmp hold nothing any more after the next call of their thread. */
+/* Calls that a handler leaves by longjmp hold nothing any more after the next call of their thread, and leave nothing
+ * else behind: the pager can go. */
 static void left_by_longjmp(void)
 {
     fp_config config;
@@ -277,12 +278,13 @@ static void left_by_longjmp(void)
     CHECK(sigaction(SIGALRM, &action, &before) == 0);
     static volatile size_t round, were_held;
     fp_stats stats;
-    for (round = 0; round < 200; round++) {
+    for (round = 0; round < 2000; round++) {
         if (sigsetjmp(out, 1) == 0) {
-            struct itimerval soon = { .it_value = { .tv_usec = 1000 } };
+            /* Also in the middle of what brings the memory in. */
+            struct itimerval soon = { .it_value = { .tv_usec = 1 + round % 40 * 5 } };
             CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
             /* Nobody writes. Without the timer it would wait for ever. */
-            (void)!read(ends[0], words + round * 5000, 8192);
+            (void)!read(ends[0], words + round % 500 * 5000, 8192);
             CHECK(!"read has returned");
         }
         CHECK(fp_pager_stats(pager, &stats, sizeof stats) == FP_OK);

@@ -7,7 +7,6 @@
 
 use crate::held::Call;
 use crate::parts::{self, Part, is_ours};
-use crate::raw::raw;
 use crate::table::{Len, Rule};
 
 /// Most words of a structure that are looked at for addresses.
@@ -30,11 +29,11 @@ pub fn hold_all(call: &Call, rule: &Rule, args: &[usize; 6]) {
 pub fn whole(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6]) -> isize {
     hold_all(call, rule, args);
     // SAFETY: the program's own call.
-    let mut result = unsafe { raw(nr, args) };
+    let mut result = unsafe { call.make(nr, args) };
     if result == EFAULT && rule.open {
         hold_found(call, rule, args);
         // SAFETY: as above; it has failed before it did anything.
-        result = unsafe { raw(nr, args) };
+        result = unsafe { call.make(nr, args) };
     }
     call.end();
     result

@@ -9,6 +9,7 @@ use crate::held::Call;
 use crate::parts::{self, is_ours, may_be_ours};
 use crate::pieces;
 use crate::raw::Frame;
+use crate::signals::{self, Mask};
 use crate::table::{Rule, Special, class, rule};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -188,12 +189,20 @@ fn make(frame: &mut Frame) -> bool {
     if !class(nr).matters() {
         return true;
     }
+    let mask = signals::block();
+    let in_place = prepared(frame, nr, mask);
+    signals::restore(mask);
+    in_place
+}
+
+/// The same, while signals are blocked.
+fn prepared(frame: &mut Frame, nr: u32, mask: Mask) -> bool {
     let (rule, args) = (rule(nr), &frame.args);
     // Nobody's call of the memory's own comes further than this.
     if !is_about_ours(&rule, args) {
         return true;
     }
-    let call = Call::begin(std::ptr::from_ref(frame) as usize);
+    let call = Call::begin(std::ptr::from_ref(frame) as usize, mask);
     if rule.in_place {
         // Held until the thread's next call like this, if there is one.
         hold_all(&call, &rule, args);

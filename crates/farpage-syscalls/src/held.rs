@@ -7,6 +7,7 @@
 //! Callers: [`crate::call`], [`crate::pieces`]; the engine after a fork. No lock, no allocation.
 
 use crate::raw::raw;
+use crate::signals::{self, Mask};
 use crate::state::memory;
 use rustix::thread::gettid;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -51,13 +52,16 @@ fn used() -> &'static [Place] {
 pub struct Call {
     thread: u32,
     frame: usize,
+    /// The program's signal mask. All signals are blocked but in [`Call::make`].
+    mask: Mask,
 }
 
 impl Call {
-    /// A call whose frame is at this address. Lets go of what was held for calls of this thread that are over.
-    pub fn begin(frame: usize) -> Call {
+    /// A call whose frame is at this address, of a program whose signals were blocked meanwhile. Lets go of what was
+    /// held for calls of this thread that are over.
+    pub fn begin(frame: usize, mask: Mask) -> Call {
         let thread = gettid().as_raw_nonzero().get() as u32;
-        let call = Call { thread, frame };
+        let call = Call { thread, frame, mask };
         let mine = |place: &&Place| place.thread.load(Acquire) == thread;
         if used().iter().any(|place| mine(&place)) {
             let here = signal_stack();
@@ -90,6 +94,18 @@ impl Call {
             place.thread.store(0, Release);
         }
         held
+    }
+
+    /// Makes the program's call, in which signals come as it wants them. A handler may leave it by `longjmp`.
+    ///
+    /// # Safety
+    /// As for the call.
+    pub unsafe fn make(&self, nr: u32, args: &[usize; 6]) -> isize {
+        signals::restore(self.mask);
+        // SAFETY: the caller's promise.
+        let result = unsafe { raw(nr, args) };
+        signals::block();
+        result
     }
 
     /// Lets go of all that this call holds.

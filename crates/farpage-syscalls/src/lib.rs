@@ -19,6 +19,7 @@
 //! | `held` | what is held, by whom |
 //! | `parts` | the parts of memory that a call is about |
 //! | `state` | what the process has once: the memory, and what the code at the sites reads |
+//! | `signals` | no handler in the middle of all this |
 //! | `raw` | the call itself |
 //!
 //! Each uses only those below it.
@@ -33,6 +34,7 @@ mod parts;
 mod patch;
 mod pieces;
 mod raw;
+mod signals;
 mod state;
 pub mod table;
 mod text;

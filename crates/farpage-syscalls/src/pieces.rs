@@ -113,7 +113,7 @@ pub fn stream(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6]) -> isize {
             });
         }
         // SAFETY: the program's own call, about a part of its buffer.
-        let result = unsafe { raw(nr, &piece) };
+        let result = unsafe { call.make(nr, &piece) };
         call.end();
         let over = progress.after(result, piece[2]);
         match over {
@@ -206,7 +206,7 @@ pub fn vector(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Acce
             piece[3] += progress.done;
         }
         // SAFETY: the program's own call, about a part of its buffers.
-        let result = unsafe { raw(nr, &piece) };
+        let result = unsafe { call.make(nr, &piece) };
         call.end();
         if let Some(result) = progress.after(result, asked) {
             return result;
@@ -240,7 +240,7 @@ pub fn message(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Acc
         (part.array, part.count) = (buffers.as_ptr() as usize, n);
         let piece = [args[0], &raw mut part as usize, args[2], 0, 0, 0];
         // SAFETY: the program's own call, about a part of its buffers.
-        let result = unsafe { raw(nr, &piece) };
+        let result = unsafe { call.make(nr, &piece) };
         call.end();
         if access.writes() && result >= 0 && progress.done == 0 {
             let said = Header { array: header.array, count: header.count, ..part };
@@ -281,7 +281,7 @@ pub fn messages(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Ac
     let mut piece = *args;
     piece[2] = if args[2] > parts::VECTORS_MAX { args[2] } else { count };
     // SAFETY: the program's own call, about some of its messages.
-    let result = unsafe { raw(nr, &piece) };
+    let result = unsafe { call.make(nr, &piece) };
     call.end();
     result
 }
