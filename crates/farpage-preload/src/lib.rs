@@ -55,11 +55,20 @@ static farpage_preload_started: AtomicBool = AtomicBool::new(false);
 
 /// Whether no other one is there. Two engines would serve each other's faults, and wait for ever.
 fn is_first() -> bool {
+    !started().swap(true, Ordering::AcqRel)
+}
+
+/// Whether one is there, this one or another one.
+fn is_started() -> bool {
+    started().load(Ordering::Acquire)
+}
+
+/// The mark of the first library of this kind.
+fn started() -> &'static AtomicBool {
     // SAFETY: only looks a symbol up.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"farpage_preload_started".as_ptr()) };
-    // SAFETY: all libraries with this symbol have this type under it.
-    let started = unsafe { found.cast::<AtomicBool>().as_ref() }.unwrap_or(&farpage_preload_started);
-    !started.swap(true, Ordering::AcqRel)
+    // SAFETY: all libraries with this symbol have this type under it, and are never unloaded.
+    unsafe { found.cast::<AtomicBool>().as_ref() }.unwrap_or(&farpage_preload_started)
 }
 
 extern "C" fn end() {

@@ -15,7 +15,7 @@
 pub mod environment;
 pub mod slots;
 
-use crate::{execs, find, is_first};
+use crate::{execs, find, is_first, is_started};
 use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
@@ -81,10 +81,15 @@ fn is_another_there() -> bool {
 
 fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
     let text = configuration.to_str().map_err(|_| "the configuration is not UTF-8".to_string())?;
-    if is_another_there() || !is_first() {
-        return Err("this process runs under farpage already".into());
+    let already = || Err("this process runs under farpage already".to_string());
+    if is_another_there() || is_started() {
+        return already();
     }
+    // What is refused here can be tried again.
     let prepared = late::prepare(text, device)?;
+    if !is_first() {
+        return already();
+    }
     slots::begin_late();
     find();
     let variables = prepared.variables.clone();
