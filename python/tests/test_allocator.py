@@ -12,6 +12,7 @@ import numpy.random  # before threads: one that imports it holds its lock while 
 import farpage
 
 MIB = 1 << 20
+START = threading.Thread.start
 
 
 def work(seed):
@@ -91,6 +92,28 @@ class Arrays(unittest.TestCase):
         thread.join()
         contextvars.Context().run(look, pager)
         self.assertEqual(found, [True, True, False, False])
+
+    def test_threads_get_the_handler_and_nothing_else(self):
+        prec = contextvars.ContextVar("prec", default=1)
+        seen = []
+        with farpage.arrays("16M"):
+            prec.set(2)
+            thread = threading.Thread(target=lambda: seen.append(prec.get()))
+            thread.start()
+            thread.join()
+            self.assertNotIn("run", thread.__dict__)
+            others = threading.Thread.start
+
+            def own(thread):
+                others(thread)
+
+            threading.Thread.start = own
+        self.assertIs(threading.Thread.start, own)
+        thread = threading.Thread(target=lambda: seen.append(3))
+        thread.start()
+        thread.join()
+        threading.Thread.start = START
+        self.assertEqual(seen, [1, 3])
 
     def test_many_threads_and_a_fork(self):
         with farpage.arrays("16M"):

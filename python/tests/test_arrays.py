@@ -1,5 +1,6 @@
 """Arrays of a pager: what numpy's own can do, at several times the budget, with right bytes."""
 
+import copy
 import io
 import multiprocessing
 import os
@@ -51,8 +52,30 @@ class Making(unittest.TestCase):
         self.assertEqual(self.pager.array([[1, 2], [3, 4]], "f4").tolist(), [[1, 2], [3, 4]])
         self.assertEqual(self.pager.array(source[::2, ::-1]).tolist(), source[::2, ::-1].tolist())
 
+    def test_values_become_what_numpy_makes_of_them(self):
+        record = np.dtype([("a", "i4"), ("b", "f8")])
+        for values, kind in [(["abc"], "S"), (["abc"], str), ([(1, 2.0)], record), ([2**63 + 1, 3], "u8"),
+                             ("2020", "M8"), (np.array(["abc", "d"]), "S"), (np.array(["2020-01"]), "M8")]:
+            got, want = self.pager.array(values, kind), np.array(values, kind)
+            self.assertEqual((got.dtype, got.shape, got.tolist()), (want.dtype, want.shape, want.tolist()))
+        for wrong in [lambda: self.pager.array([300], "u1"), lambda: self.pager.array([float("nan")], "i4"),
+                      lambda: self.pager.empty("12"), lambda: self.pager.empty(3.7)]:
+            with self.assertRaises((OverflowError, ValueError, TypeError)):
+                wrong()
+        self.assertEqual(self.pager.zeros(3, "S").tolist(), np.zeros(3, "S").tolist())
+        self.assertEqual(self.pager.empty(np.array([2, 3])).shape, (2, 3))
+        for refused in [copy.copy, copy.deepcopy, pickle.dumps]:
+            with self.assertRaises(TypeError):
+                refused(self.pager)
+
     def test_what_cannot_be_is_refused(self):
-        for wrong in [lambda: self.pager.empty(3, object), lambda: self.pager.empty(-1), lambda: farpage.Pager("1M"),
+        part = self.pager.full((64, 1024), 7.0)
+        with self.assertRaisesRegex(farpage.InvalidError, "not contiguous"):
+            self.pager.advise(part[:, 0], "dontneed")
+        self.assertEqual(part.min(), 7)
+        for wrong in [lambda: farpage.Pager("16M", []), lambda: farpage.Pager(1 << 65),
+                      lambda: farpage.Pager("16M", readahead=-1), lambda: self.pager.empty(3, object),
+                      lambda: self.pager.empty(-1), lambda: farpage.Pager("1M"),
                       lambda: farpage.Pager("wide"), lambda: farpage.Pager("16M", "tape:/dev/null"),
                       lambda: self.pager.prefetch(np.ones(3)), lambda: self.pager.advise(self.pager.empty(3), "soon"),
                       lambda: setattr(self.pager, "ram", 1)]:
@@ -67,6 +90,8 @@ class Making(unittest.TestCase):
             small.empty(30 * MIB, "u1")
         with self.assertRaises(MemoryError):
             self.pager.empty(1 << 60)
+        with self.assertRaises(farpage.RoomError):
+            farpage.Pager("16M", overcommit=True).empty(1 << 61)
         del kept
         self.assertEqual(small.empty(40 * MIB, "u1").nbytes, 40 * MIB)
         generous = farpage.Pager("16M", ["zram,size=32M"], overcommit=True)
@@ -160,7 +185,7 @@ class Holding(Large):
         self.assertFalse(self.array[0].any())
 
     def test_a_part_is_found_through_views(self):
-        for part in [self.array.T, self.array[::-2], self.array.view("u1"), np.frombuffer(memoryview(self.array[3]))]:
+        for part in [self.array.T, self.array[3:5], self.array.view("u1"), np.frombuffer(memoryview(self.array[3]))]:
             self.pager.prefetch(part)
 
 
@@ -233,7 +258,7 @@ class Files(unittest.TestCase):
         return os.path.join(self.folder, name)
 
     def test_save_and_load(self):
-        named = np.dtype([("ä", "f4"), ("b", "i8")])
+        named = np.dtype([("値", "f4"), ("ä", "i8")])
         others = [self.copy, np.asfortranarray(self.copy), self.copy[::2, ::3], np.float32(3), np.zeros((0, 4)),
                   np.zeros(100, named)]
         for i, array in enumerate(others):
@@ -256,6 +281,10 @@ class Files(unittest.TestCase):
         got += 1
         np.testing.assert_array_equal(np.fromfile(self.path("raw")), self.copy.ravel())
         np.testing.assert_array_equal(self.pager.from_file(self.path("raw"), "f8", offset=80), self.copy.ravel()[10:])
+        with self.assertRaisesRegex(farpage.InvalidError, "no multiple of 8"):
+            self.pager.from_file(self.path("raw"), "f8", offset=3)
+        with self.assertRaises(farpage.InvalidError):
+            self.pager.from_file(self.path("raw"), "S")
         with self.assertRaisesRegex(farpage.InvalidError, "has 24000000 bytes from 0 on, the array needs 24000080"):
             self.pager.from_file(self.path("raw"), "f8", 3_000_010)
 
@@ -265,6 +294,12 @@ class Files(unittest.TestCase):
                 file.write(content)
             with self.assertRaises(farpage.InvalidError):
                 self.pager.load(self.path("x.npy"))
+        np.savez(self.path("all.npz"), a=self.copy)
+        os.truncate(self.path("all.npz"), 100_000)
+        with self.assertRaises(farpage.InvalidError):
+            self.pager.load(self.path("all.npz"))
+        np.savez(self.path("none.npz"))
+        self.assertEqual(self.pager.load(self.path("none.npz")), {})
         np.save(self.path("objects.npy"), np.array([None, 1], object))
         with self.assertRaises(farpage.InvalidError):
             self.pager.load(self.path("objects.npy"))
@@ -292,6 +327,18 @@ class Files(unittest.TestCase):
 
 
 class Default(unittest.TestCase):
+    def test_a_child_that_is_forked_while_another_thread_makes_the_default_pager_makes_its_own(self):
+        code = """if True:
+            import farpage, farpage._pager as p, os, signal, threading
+            with p._DEFAULT_LOCK:
+                pid = os.fork()
+                if not pid:
+                    signal.alarm(120)
+                    os._exit(int(farpage.zeros(10).any()))
+            assert os.waitpid(pid, 0)[1] == 0
+        """
+        subprocess.run([sys.executable, "-c", code], check=True)
+
     def test_functions_use_a_pager_made_when_it_is_needed(self):
         machine = farpage.default_pager()
         self.assertGreater(machine.ram, 64 * MIB)

@@ -1,8 +1,11 @@
 """Processes under a budget: this one by `limit`, others by `run`, and the notebook's magic."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 import farpage
@@ -64,9 +67,35 @@ class Limit(unittest.TestCase):
         self.assertIn("cannot be put under a budget: cannot create a userfaultfd", done.stdout)
         self.assertEqual(done.stderr, "")
 
-    def test_a_size_that_is_none_is_refused(self):
-        with self.assertRaises(farpage.InvalidError):
-            farpage.limit("much")
+    def test_what_is_none_is_refused_and_can_be_tried_again(self):
+        for ram, swap in [("much", None), ("1M", None), ("64M", "tape:/x"), ("64M", "file:/no/such"), ("64M", [])]:
+            with self.assertRaises(farpage.InvalidError):
+                farpage.limit(ram, swap)
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_what_the_engine_refuses_can_be_tried_again(self):
+        done = python("""if True:
+            import farpage
+            try:
+                farpage.limit("64M", "zram,alg=none")
+            except farpage.UnavailableError:
+                print(farpage.limit("64M"))
+        """)
+        self.assertEqual((done.stdout, done.stderr), ("<farpage.limit: 64.0 MiB>\n", ""))
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_leaving_restores_the_budget_of_the_run(self):
+        code = "import farpage\nwith farpage.limit('32M'): pass\nprint(farpage._process._budget() >> 20)"
+        done = farpage.run([sys.executable, "-c", code], ram="64M", capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.stderr), ("64\n", ""))
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_pagers_and_a_limit_are_not_together(self):
+        for first, second in [("limit('64M')", "Pager('16M')"), ("Pager('16M')", "limit('64M')")]:
+            done = python(f"import farpage\nx = farpage.{first}\ntry: farpage.{second}\n"
+                          "except farpage.UnavailableError as why: print(why)")
+            self.assertRegex(done.stdout, "under farpage run or farpage.limit|there are pagers")
+            self.assertEqual(done.stderr, "")
 
 
 class Run(unittest.TestCase):
@@ -81,8 +110,23 @@ class Run(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
         self.assertEqual(done.farpage["budget_bytes"], 32 << 20)
         self.assertGreater(done.farpage["pswpout"], 10_000)
+        self.assertEqual(farpage.run("true", ram="32M").returncode, 0)
         with self.assertRaises(subprocess.CalledProcessError):
             farpage.run(["false"], ram="32M", check=True)
+
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_a_program_that_is_out_of_time_is_killed(self):
+        with tempfile.TemporaryFile() as file:
+            with self.assertRaises(subprocess.TimeoutExpired):
+                farpage.run(["sh", "-c", "echo $$; exec sleep 300"], ram="32M", timeout=5, stdout=file)
+            file.seek(0)
+            pid = int(file.read())
+        for _ in range(600):
+            if not os.path.exists(f"/proc/{pid}"):
+                break
+            time.sleep(0.1)
+        self.assertFalse(os.path.exists(f"/proc/{pid}"))
 
 
 class Magic(unittest.TestCase):

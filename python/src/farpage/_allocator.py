@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import functools
-import sys
+import os
 import threading
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Set, Tuple
 
 from ._library import library, make
 
 _SET_HANDLER = 304
 """The place of ``PyDataMem_SetHandler`` in numpy's table of functions."""
+_GET_HANDLER = 305
+"""That of ``PyDataMem_GetHandler``."""
 _CAPSULE = b"mem_handler"
 
 
@@ -31,8 +32,10 @@ class _Handler(ctypes.Structure):
     ]
 
 
-_HANDLERS: List[_Handler] = []
-"""They are never freed: an array names its handler when it goes."""
+_HANDLERS: List[Tuple[_Handler, Any]] = []
+"""They and their capsules are never freed: an array names its handler when it goes."""
+_OURS: Set[int] = set()
+"""The capsules, by identity."""
 
 
 def _numpy_function(index: int) -> Any:
@@ -45,49 +48,66 @@ def _numpy_function(index: int) -> Any:
     table = pointer(numpy._ARRAY_API, None)
     address = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))[index]
     assert address is not None
-    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
+    arguments = [ctypes.py_object] if index == _SET_HANDLER else []
+    return ctypes.PYFUNCTYPE(ctypes.py_object, *arguments)(address)
 
 
 def _capsule(allocator: int) -> Any:
     lib = library()
     functions = [ctypes.cast(f, ctypes.c_void_p) for f in (lib.fp_malloc, lib.fp_calloc, lib.fp_realloc, lib.fp_free)]
     handler = _Handler(b"farpage", 1, allocator, *functions)
-    _HANDLERS.append(handler)
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return new(ctypes.addressof(handler), _CAPSULE, None)
+    capsule = new(ctypes.addressof(handler), _CAPSULE, None)
+    _HANDLERS.append((handler, capsule))
+    _OURS.add(id(capsule))
+    return capsule
 
 
 class _Threads:
-    """While handlers are set, new threads start with the context of the thread that starts them. (numpy keeps the
-    handler in a context variable, and a new thread's context is empty. Python 3.14 can do it by itself.)
+    """While handlers are set, a new thread has that of the thread that starts it. (numpy keeps the handler in a context
+    variable, and a new thread's context is empty. Python 3.14 can be told to copy it.)
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._start = threading.Thread.start
+        self._start: Any = None
+        self._ours: Any = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
             self._users += 1
-            if self._users > 1 or getattr(sys.flags, "thread_inherit_context", False):
+            if threading.Thread.start is self._ours:
                 return
             start = self._start = threading.Thread.start
 
             @functools.wraps(start)
-            def with_context(thread: threading.Thread) -> None:
-                context = contextvars.copy_context()
-                run = thread.run
-                thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+            def with_handler(thread: threading.Thread) -> None:
+                handler = _numpy_function(_GET_HANDLER)() if self._users else None
+                if handler is not None and id(handler) in _OURS:
+                    run = thread.run
+
+                    def run_with_it() -> None:
+                        thread.__dict__.pop("run", None)  # else the thread would refer to itself
+                        _numpy_function(_SET_HANDLER)(handler)
+                        run()
+
+                    thread.run = run_with_it  # type: ignore[method-assign]
                 start(thread)
 
-            threading.Thread.start = with_context  # type: ignore[assignment,method-assign]
+            threading.Thread.start = with_handler  # type: ignore[assignment,method-assign]
+            self._ours = with_handler
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
-            if not self._users:
+            # Somebody else may have put his own over ours, which then only passes calls on.
+            if not self._users and threading.Thread.start is self._ours:
                 threading.Thread.start = self._start  # type: ignore[method-assign]
 
 
@@ -99,9 +119,10 @@ def handler(pager: int, min_bytes: int) -> Iterator[None]:
     """Blocks of at least so many bytes that numpy allocates meanwhile are regions of the pager with this handle."""
     set_handler = _numpy_function(_SET_HANDLER)
     allocator = make(library().fp_allocator_new, pager, min_bytes)
-    before = set_handler(_capsule(allocator))
+    before = _numpy_function(_GET_HANDLER)()
     try:
         with _THREADS:
+            set_handler(_capsule(allocator))
             yield
     finally:
         set_handler(before)

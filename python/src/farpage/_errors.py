@@ -42,8 +42,8 @@ def to_bytes(size: Size) -> int:
         count = round(float(number) * step ** (" kmgt".index(unit.lower()) if unit else 0))
     else:
         count = int(size)
-    if count <= 0:
-        raise InvalidError("a size must be above zero")
+    if not 0 < count < 1 << 63:
+        raise InvalidError(f"a size of {count} bytes is not above zero, or absurdly large")
     return int(count)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import zipfile
+import zlib
 from typing import IO, TYPE_CHECKING, Any, Dict, Optional, Tuple, Union
 
 import numpy as np
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 PIECE = 8 << 20
 """Bytes of a piece."""
+HEADER_MAX = 1 << 20
+"""Of a .npy file, bytes."""
 
 
 class _Silent:
@@ -67,15 +71,20 @@ def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
-    if version[0] in (2, 3):  # 3 has names of fields in UTF-8, which is all the difference
+    if version == (2, 0):
         return np.lib.format.read_array_header_2_0(file)
+    if version == (3, 0):  # as 2.0, but in UTF-8; numpy has no public function for it
+        size = int.from_bytes(file.read(4), "little")
+        header = ast.literal_eval(file.read(min(size, HEADER_MAX)).decode())
+        kind: np.dtype[Any] = np.lib.format.descr_to_dtype(header["descr"])
+        return header["shape"], header["fortran_order"], kind
     raise InvalidError(f"version {version} of the .npy format is not known")
 
 
 def _read(pager: Pager, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
     try:
         shape, fortran, kind = _header(file)
-    except ValueError as why:
+    except (ValueError, SyntaxError, KeyError, TypeError) as why:
         raise InvalidError(f"{getattr(file, 'name', 'the file')} is no .npy file: {why}") from None
     array = pager.empty(shape, kind, "F" if fortran else "C")
     if array.nbytes:
@@ -86,15 +95,21 @@ def _read(pager: Pager, file: IO[bytes], progress: Optional[bool]) -> NDArray[An
 def load(pager: Pager, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
     """A .npy or .npz file."""
     with open(path, "rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            file.seek(0)
-            return _read(pager, file, progress)
+        begin = file.read(4)
         file.seek(0)
-        arrays: Dict[str, NDArray[Any]] = {}
-        with zipfile.ZipFile(file) as members:
-            for name in members.namelist():
-                with members.open(name) as member:
-                    arrays[name[:-4] if name.endswith(".npy") else name] = _read(pager, member, progress)
+        if begin not in (b"PK\x03\x04", b"PK\x05\x06"):
+            return _read(pager, file, progress)
+        arrays: Dict[str, Any] = {}
+        try:
+            with zipfile.ZipFile(file) as members:
+                for name in members.namelist():
+                    with members.open(name) as member:
+                        if not name.endswith(".npy"):
+                            arrays[name] = member.read()  # as numpy.load does
+                        else:
+                            arrays[name[:-4]] = _read(pager, member, progress)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as why:
+            raise InvalidError(f"{os.fspath(path)!s} is no whole .npz file: {why}") from None
         return arrays
 
 

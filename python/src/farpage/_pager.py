@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import operator
 import os
+import pathlib
+import stat
 import subprocess
 import threading
 import weakref
+from ctypes import byref
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _allocator, _files
 from ._errors import InvalidError, RoomError, Size, UnavailableError, to_bytes, to_text
-from ._library import STATISTICS, Config, CStats, byref, check, command, library, make
+from ._library import STATISTICS, Config, CStats, check, command, library, make
 from ._stats import Stats
 
 if TYPE_CHECKING:
@@ -26,19 +31,24 @@ if TYPE_CHECKING:
 ADVICE = ("normal", "sequential", "random", "willneed", "dontneed")
 """What ``fp_advice`` has, in its order."""
 
+DEVICES = ("zram", "file:/var/tmp")
+"""The C library's, if none are named."""
+
 POOL_FACTOR = 4
 """Compressed memory is taken to hold so many times the budget, where its device has no ``size``."""
+
+
+_COUNTS = threading.RLock()  # a finalizer may run in the middle of anything
 
 
 class _Count:
     """Bytes of a pager's living regions."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run in the middle of anything
         self.bytes = 0
 
     def add(self, size: int) -> None:
-        with self._lock:
+        with _COUNTS:
             self.bytes += size
 
 
@@ -68,10 +78,23 @@ def _range(array: NDArray[Any]) -> Tuple[_Memory, int, int]:
     while not isinstance(owner, _Memory):
         owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
         if owner is None:
-            raise InvalidError("this array is not farpage's: it was not made by a pager")
-    bounds: Any = getattr(np, "byte_bounds", None) or getattr(np.lib, "array_utils").byte_bounds
-    low, high = bounds(array)
-    return owner, low - owner.start, high - low
+            raise InvalidError("this array is not farpage's: it was not made by a pager's functions, or is empty")
+    if not array.flags.forc:
+        raise InvalidError("this part of an array is not contiguous: what lies between its values would be meant, too")
+    return owner, int(array.__array_interface__["data"][0]) - owner.start, array.nbytes
+
+
+def _dimensions(shape: Any) -> Tuple[int, ...]:
+    """A shape as numpy reads it."""
+    try:
+        numbers: Tuple[int, ...] = (operator.index(shape),)
+    except TypeError:
+        if isinstance(shape, (str, bytes)):
+            raise
+        numbers = tuple(operator.index(n) for n in shape)
+    if any(n < 0 for n in numbers):
+        raise InvalidError("negative dimensions are not allowed")
+    return numbers
 
 
 class Pager:
@@ -111,21 +134,34 @@ class Pager:
     ) -> None:
         lib = library()
         budget = default_ram() if ram is None else to_bytes(ram)
-        devices = [swap] if isinstance(swap, str) else list(swap or ())
+        devices = [swap] if isinstance(swap, str) else list(DEVICES if swap is None else swap)
+        if not devices:
+            raise InvalidError("swap names no device")
+        if not 0 <= readahead < 1 << 20:
+            raise InvalidError(f"readahead is a number of pages, not {readahead}")
+        if "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text():
+            raise UnavailableError(
+                "this process is under farpage run or farpage.limit, whose budget is for its arrays, too: numpy's own "
+                "arrays are all that is needed"
+            )
         config = Config()
         check(lib.fp_config_init(byref(config)))
         config.budget_bytes = budget
-        config.swap = ";".join(devices).encode() if devices else None
+        config.swap = None if swap is None else ";".join(devices).encode()
         config.readahead_pages = readahead
         config.inherit = int(inherit)
         config.verify = int(verify)
         config.system_calls = 1
         self._ram = budget
-        self._devices = devices or ["zram", "file:/var/tmp"]
+        self._devices = devices
         self._overcommit = overcommit
         self._count = _Count()
         self._handle = make(lib.fp_pager_new, byref(config))
         weakref.finalize(self, lib.fp_pager_free, self._handle).atexit = False
+        _PAGERS.add(self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a pager cannot be copied or pickled: it is memory, threads and files of this process")
 
     def __repr__(self) -> str:
         return f"<farpage.Pager: {to_text(self.stats().used_bytes)} of {to_text(self._ram)}>"
@@ -150,22 +186,33 @@ class Pager:
     def capacity(self) -> int:
         """Bytes of arrays that budget and devices hold at most.
 
-        A device's ``size``; a file's without it: what its filesystem has free. Compressed memory without it is taken
-        to hold four times the budget.
+        A device's ``size``; a file's without it: what its filesystem has free, but for what it keeps (``free=``).
+        Compressed memory without it is taken to hold four times the budget.
         """
-        return self._ram + sum(self._holds(device) for device in self._devices)
-
-    def _holds(self, device: str) -> int:
-        kind, *options = device.split(",")
-        size = next((to_bytes(option[5:]) for option in options if option.startswith("size=")), None)
-        if not kind.startswith("file:"):
-            return size or POOL_FACTOR * self._ram
-        try:
-            room = os.statvfs(kind[5:])
-        except OSError:
-            return size or 0
-        free = room.f_bavail * room.f_frsize
-        return free if size is None else min(free, size)
+        held = self._ram
+        filesystems: Dict[int, Tuple[int, int]] = {}
+        for device in self._devices:
+            kind, *rest = device.split(",")
+            options = dict(option.partition("=")[::2] for option in rest)
+            size = to_bytes(options["size"]) if "size" in options else 1 << 62
+            path = kind[5:]
+            if kind == "zram":
+                held += min(size, POOL_FACTOR * self._ram)
+            elif os.path.exists(path) and stat.S_ISBLK(os.stat(path).st_mode):
+                with contextlib.suppress(OSError), open(path, "rb") as disk:
+                    held += min(size, disk.seek(0, os.SEEK_END))
+            elif kind.startswith("file:"):
+                folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+                with contextlib.suppress(OSError):
+                    number, room = os.stat(folder).st_dev, os.statvfs(folder)
+                    kept = min(room.f_blocks * room.f_frsize // 20, 4 << 30)
+                    kept = to_bytes(options["free"]) if "free" in options else kept
+                    free = max(room.f_bavail * room.f_frsize - kept, 0)
+                    # Devices on one filesystem share what it has free.
+                    sizes, _ = filesystems.get(number, (0, 0))
+                    filesystems[number] = (sizes + size, free)
+        own = self.stats().file_bytes
+        return held + sum(min(sizes, free + own) for sizes, free in filesystems.values())
 
     def empty(self, shape: Shape, dtype: DTypeLike = float, order: str = "C") -> NDArray[Any]:
         """A new array, as ``numpy.empty``. (What nobody has written is zero.)
@@ -175,16 +222,16 @@ class Pager:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise InvalidError(f"an array of {kind} holds references to objects, whose memory is the interpreter's")
-        dimensions = tuple(int(n) for n in shape) if isinstance(shape, Sequence) else (int(shape),)
-        if any(n < 0 for n in dimensions):
-            raise InvalidError("negative dimensions are not allowed")
-        size = kind.itemsize
-        for n in dimensions:
-            size *= n
+        dimensions = _dimensions(shape)
+        if kind.itemsize == 0 or 0 in dimensions:  # numpy makes one byte of a text without a length
+            kind = np.zeros(0, kind).dtype
+        size = kind.itemsize * math.prod(dimensions)
         if size == 0:
-            return np.empty(dimensions, kind, order)  # type: ignore[call-overload, no-any-return]
+            return np.zeros(dimensions, kind, order)  # type: ignore[call-overload, no-any-return]
+        if size >= 1 << 62:
+            raise RoomError(f"an array of {to_text(size)} is larger than any address space")
         there = self._count.bytes
-        if not self._overcommit and there + size > self.capacity():
+        if not self._overcommit and there + size > self._ram and there + size > self.capacity():
             raise RoomError(
                 f"an array of {to_text(size)} does not fit: there are {to_text(there)} of arrays already, and "
                 f"{to_text(self._ram)} of RAM with {', '.join(self._devices)} hold {to_text(self.capacity())}; give "
@@ -200,17 +247,20 @@ class Pager:
         self, shape: Shape, fill_value: Any, dtype: Optional[DTypeLike] = None, order: str = "C"
     ) -> NDArray[Any]:
         """A new array with one value everywhere, as ``numpy.full``."""
-        value = np.asarray(fill_value)
-        array = self.empty(shape, value.dtype if dtype is None else dtype, order)
-        np.copyto(array, value, casting="unsafe")
+        array = self.empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, order)
+        np.copyto(array, fill_value, casting="unsafe")
         return array
 
     def array(self, values: ArrayLike, dtype: Optional[DTypeLike] = None, order: str = "K") -> NDArray[Any]:
         """A copy of an array, or of what ``numpy.asarray`` makes of ``values`` (that is in ordinary memory first)."""
-        source = np.asarray(values)
+        source = np.asarray(values) if isinstance(values, np.ndarray) else np.asarray(values, dtype)
         if order in "KA":
             order = "F" if source.flags.fnc else "C"
-        array = self.empty(source.shape, source.dtype if dtype is None else dtype, order)
+        kind = source.dtype if dtype is None else np.dtype(dtype)
+        if kind.itemsize == 0 or kind.str[1:] in ("M8", "m8"):  # numpy looks at the values for what is left open
+            source = source.astype(kind)
+            kind = source.dtype
+        array = self.empty(source.shape, kind, order)
         np.copyto(array, source, casting="unsafe")
         return array
 
@@ -233,10 +283,16 @@ class Pager:
         """
         with open(path, "rb") as file:
             kind = np.dtype(dtype)
-            there = os.fstat(file.fileno()).st_size - offset
-            array = self.empty(max(there, 0) // kind.itemsize if shape is None else shape, kind, order)
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and shape is None:
+                raise InvalidError(f"{path} is no ordinary file: name the shape")
+            if kind.itemsize == 0:
+                raise InvalidError(f"values of {kind} have no size: name one, as in 'S8'")
+            there = max(file.seek(0, os.SEEK_END) - offset, 0)
+            if shape is None and there % kind.itemsize:
+                raise InvalidError(f"{path} has {there} bytes from {offset} on, no multiple of {kind.itemsize}")
+            array = self.empty(there // kind.itemsize if shape is None else shape, kind, order)
             if array.nbytes > there:
-                raise InvalidError(f"{path} has {max(there, 0)} bytes from {offset} on, the array needs {array.nbytes}")
+                raise InvalidError(f"{path} has {there} bytes from {offset} on, the array needs {array.nbytes}")
             file.seek(offset)
             _files.read_into(file, array, progress)
         return array
@@ -258,7 +314,9 @@ class Pager:
 
     def advise(self, array: NDArray[Any], advice: str) -> None:
         """Says how an array (or a part of one) will be used: ``"sequential"``, ``"random"``, ``"normal"``;
-        ``"willneed"`` brings it in; ``"dontneed"`` drops what it has: it reads as zeros then.
+        ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then.
+
+        :raises InvalidError: it is not contiguous, or no pager's function has made it
         """
         if advice not in ADVICE:
             raise InvalidError(f"there is no advice {advice!r}, but {', '.join(ADVICE)}")
@@ -294,8 +352,23 @@ def default_ram() -> int:
         raise UnavailableError(f"farpage doctor does not say what RAM there is: {done.stderr.strip()}") from None
 
 
+_PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
 _DEFAULT: Optional[Pager] = None
 _DEFAULT_LOCK = threading.Lock()
+
+
+def are_there() -> bool:
+    """Whether there are any pagers."""
+    return len(_PAGERS) > 0
+
+
+def _after_fork() -> None:
+    """Others may have held the locks."""
+    global _COUNTS, _DEFAULT_LOCK
+    _COUNTS, _DEFAULT_LOCK = threading.RLock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def default_pager() -> Pager:

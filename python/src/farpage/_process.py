@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
 
+from . import _pager
 from ._errors import InvalidError, Size, UnavailableError, to_bytes, to_text
 from ._library import STATISTICS, command, preload_library
 from ._stats import Stats
 
 _LOCK = threading.Lock()
 _NO_LIMIT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-_started = False
+_LEAST = 16 << 20
+
+
+def _after_fork() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(ram: int, swap: Sequence[str]) -> None:
@@ -34,8 +46,30 @@ def _set(ram: int) -> None:
     done = subprocess.run(
         [command(), "set", "--ram", str(ram), str(os.getpid())], capture_output=True, text=True, check=False
     )
-    if done.returncode:
+    # It may be set, and be passed by memory that is locked.
+    if done.returncode and _budget() != ram:
         raise UnavailableError(done.stderr.strip() or f"farpage set ended with {done.returncode}")
+
+
+def _budget() -> Optional[int]:
+    """The budget of this process; None: it has none."""
+    stats = process_stats()
+    return None if stats is None else stats.budget_bytes
+
+
+def _devices(swap: Union[str, Sequence[str], None]) -> List[str]:
+    """A list of devices, looked at: what the engine cannot use it says when it is too late to start another one."""
+    devices = [swap] if isinstance(swap, str) else list(("zram", "file:/var/tmp") if swap is None else swap)
+    if not devices:
+        raise InvalidError("swap names no device")
+    for device in devices:
+        kind = device.split(",")[0]
+        path = Path(kind[5:])
+        if kind not in ("zram", "ram") and not kind.startswith("file:"):
+            raise InvalidError(f"swap device {device!r} is neither 'zram' nor 'file:PATH'")
+        if kind.startswith("file:") and not (path.exists() or path.parent.is_dir()):
+            raise InvalidError(f"swap device {device!r}: there is no {path}")
+    return devices
 
 
 class limit:
@@ -54,27 +88,26 @@ class limit:
 
     :param ram: bytes or a text such as ``"2G"``; at least 16 MiB
     :param swap: devices in order, as for ``farpage run --swap``. Only the first call can name them
-    :raises InvalidError: devices are named, and the engine runs already
-    :raises UnavailableError: it cannot be; nothing has changed
+    :raises InvalidError: less than 16 MiB; a device that is none; devices, and the engine runs already
+    :raises UnavailableError: it cannot be, or there are pagers in this process; nothing has changed
     """
 
-    _now = _NO_LIMIT
-
     def __init__(self, ram: Size, swap: Union[str, Sequence[str], None] = None) -> None:
-        global _started
         self._ram = to_bytes(ram)
-        self._before = limit._now
+        if self._ram < _LEAST:
+            raise InvalidError(f"a budget of {self._ram} bytes is below the least, 16 MiB")
+        devices = _devices(swap)
         with _LOCK:
-            # The preload library says in its environment that it is there.
-            if not _started and "FARPAGE_CONF" not in os.environ:
-                devices = [swap] if isinstance(swap, str) else list(swap or ("zram", "file:/var/tmp"))
+            before = _budget()
+            if before is None:
+                if _pager.are_there():
+                    raise UnavailableError("there are pagers in this process: the two cannot be together")
                 _start(self._ram, devices)
-                _started = True
             elif swap is not None:
                 raise InvalidError("this process is under a budget already: its devices cannot be changed")
             else:
                 _set(self._ram)
-            limit._now = self._ram
+            self._before = _NO_LIMIT if before is None else before
 
     def __enter__(self) -> limit:
         return self
@@ -82,7 +115,6 @@ class limit:
     def __exit__(self, *_: object) -> None:
         with _LOCK:
             _set(self._before)
-            limit._now = self._before
 
     def __repr__(self) -> str:
         return f"<farpage.limit: {to_text(self._ram)}>"
@@ -110,8 +142,31 @@ class CompletedProcess(subprocess.CompletedProcess):  # type: ignore[type-arg]
     """The statistics of ``farpage run --stats-json``; None if it wrote none, since the program did not start."""
 
 
+def _completed(args: List[Any], whole: List[Any], others: Dict[str, Any]) -> CompletedProcess:
+    """What ``subprocess.run`` does. If that is interrupted, or out of time, the program is killed, and its parent."""
+    timeout, text = others.pop("timeout", None), others.pop("input", None)
+    if others.pop("capture_output", False):
+        others.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if text is not None:
+        others["stdin"] = subprocess.PIPE
+    with subprocess.Popen(whole, **others) as process:
+        try:
+            out, err = process.communicate(text, timeout=timeout)
+        except BaseException as why:
+            with contextlib.suppress(OSError):
+                for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
+            if isinstance(why, subprocess.TimeoutExpired):
+                # As subprocess.run: what there is by then.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    why.stdout, why.stderr = process.communicate(timeout=5)
+            process.kill()
+            raise
+    return CompletedProcess(args, process.returncode, out, err)
+
+
 def run(
-    args: Sequence[Union[str, "os.PathLike[str]"]],
+    args: Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]],
     *,
     ram: Optional[Size] = None,
     swap: Union[str, Sequence[str], None] = None,
@@ -138,14 +193,14 @@ def run(
             raise InvalidError(f"farpage.run has no {name}: name the program in args, as in ['sh', '-c', '...']")
     devices = [swap] if isinstance(swap, str) else list(swap or ())
     whole: List[Any] = [command(), "run"]
+    words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
     whole += ["--ram", str(to_bytes(ram))] if ram is not None else []
     whole += [word for device in devices for word in ("--swap", device)]
     check = others.pop("check", False)
     with tempfile.TemporaryDirectory(prefix="farpage-") as directory:
         path = os.path.join(directory, "stats.json")
-        whole += ["--stats-json", path, *options, "--", *args]
-        done = subprocess.run(whole, **others, check=False)
-        result = CompletedProcess(list(args), done.returncode, done.stdout, done.stderr)
+        whole += ["--stats-json", path, *options, "--", *words]
+        result = _completed(words, whole, others)
         if os.path.exists(path):
             with open(path) as file:
                 result.farpage = json.load(file)
