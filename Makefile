@@ -120,7 +120,7 @@ install: build
 	for page in $(DOCUMENT_PAGES); do $(INSTALL) -m 644 $$page $(DESTDIR)$(DOCDIR)/$$page || exit; done
 	# What is installed is beside the README; a link to what is not becomes its words.
 	sed -i -E -e 's#\]\(((\.\./)*)(packaging|crates/farpage-c/examples)/#](\1#g' \
-		-e 's#\[([^]]*)\]\((\.\./)*(crates|tests)/[^)]*\)#\1#g' \
+		-e 's#\[([^]]*)\]\((\.\./)*(crates|tests|python)/[^)]*\)#\1#g' \
 		$(addprefix $(DESTDIR)$(DOCDIR)/,$(filter %.md,$(DOCUMENTS) $(DOCUMENT_PAGES)))
 	# Programs find a new library by the loader's cache. Only root can write it, and packagers have their own way.
 	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
