@@ -4,7 +4,7 @@
 Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--only farpage,memmap] [--json FILE]
 
 Each kind of array runs in a process of its own, in a memory cgroup (v1) whose limit is the budget and what the
-interpreter takes by itself (anonymous memory once everything is imported, and 8 MiB); the page cache counts, too. Rounds alternate. Results must be equal. Needs farpage, numpy,
+interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too. Rounds alternate. Results must be equal. Needs farpage, numpy,
 blosc2 and zarr. The kernel's side has a swap of zram, of half the budget, and a file after that; its cgroup has half.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ MIB = 1 << 20
 ROWS = ["pass", "random rows", "random elements", "update", "matmul", "sort", "save and load"]
 # Modules of kinds, besides numpy.
 MODULES = {"farpage": "farpage", "blosc2": "blosc2", "zarr": "zarr"}
-SLACK = 8 * MIB
+SLACK = 24 * MIB
 
 
 def block(n, seed):
@@ -116,7 +117,7 @@ class Zarr(Kind):
 
         path = os.path.join(self.folder, "saved.zarr")
         saved = zarr.create_array(path, shape=self.a.shape, dtype="f8", chunks=(128, COLUMNS))
-        for at in range(0, len(self.a), 128):
+        for at in range(0, self.a.shape[0], 128):
             saved[at : at + 128] = self.a[at : at + 128]
         return zarr.open_array(path)
 
@@ -242,6 +243,8 @@ def main():
     parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--json", help="where the results go")
     options = parser.parse_args()
+    # What is made system-wide goes in any case.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     rows, budget = options.mib * MIB // (COLUMNS * 8), int(options.mib * MIB * options.share)
     kinds = options.only.split(",")
     found = {kind: [] for kind in kinds}
