@@ -487,7 +487,8 @@ void *fp_malloc(void *context, size_t bytes);
 void *fp_calloc(void *context, size_t count, size_t bytes);
 
 /**
- * A block of `bytes` bytes that begins with what `block` has, which is freed; NULL if there is none, and `block` stays.
+ * A block of `bytes` bytes that begins with what `block` has, which is freed; NULL if there is none, and `block`
+ * stays.
  *
  * Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc.
  */

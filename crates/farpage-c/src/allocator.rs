@@ -42,13 +42,17 @@ thread_local! {
     static FORKING: RefCell<Option<MutexGuard<'static, Option<Table>>>> = const { RefCell::new(None) };
 }
 
+fn lock() -> MutexGuard<'static, Option<Table>> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Does something with the table.
 fn with<T>(what: impl FnOnce(&mut Table) -> T) -> T {
-    what(TABLE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+    what(lock().get_or_insert_default())
 }
 
 extern "C" fn before_fork() {
-    let guard = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = lock();
     // A thread that ends has no place for it, and forks without.
     let _ = FORKING.try_with(|place| *place.borrow_mut() = Some(guard));
 }
@@ -93,7 +97,8 @@ pub unsafe extern "C" fn fp_allocator_new(
 /// Requires: `allocator` is NULL or from `fp_allocator_new`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_allocator_free(allocator: *mut fp_allocator) {
-    // Its one word is not freed: who still has blocks of it names it when they go. The pager goes here, without the lock.
+    // Its one word is not freed: who still has blocks of it names it when they go. The pager goes here, without the
+    // lock.
     drop(with(|table| table.pagers.remove(&(allocator as usize))));
 }
 
@@ -125,7 +130,8 @@ pub unsafe extern "C" fn fp_calloc(context: *mut c_void, count: usize, bytes: us
     }
 }
 
-/// A block of `bytes` bytes that begins with what `block` has, which is freed; NULL if there is none, and `block` stays.
+/// A block of `bytes` bytes that begins with what `block` has, which is freed; NULL if there is none, and `block`
+/// stays.
 ///
 /// Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc.
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
 //! No signals while this crate or the memory is at work.
 //!
-//! A program's handler may leave by `longjmp`. It would leave behind what was begun: counts of threads that are inside, a
-//! place that is half filled in. So handlers run only before, while the program's own call is in the kernel, and after
-//! it. Four short system calls for each call that is about the memory; others pay nothing.
+//! A program's handler may leave by `longjmp`. It would leave behind what was begun: counts of threads that are inside,
+//! a place that is half filled in. So handlers run only before, while the program's own call is in the kernel, and
+//! after it. Four short system calls for each call that is about the memory; others pay nothing.
 //!
 //! Callers: [`crate::entry`], [`crate::held`]. No locks.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ._errors import Error, InvalidError, RoomError, UnavailableError
+from ._stats import NAMES
 
 
 class Config(ctypes.Structure):
@@ -33,11 +34,7 @@ class Config(ctypes.Structure):
     ]
 
 
-STATISTICS = (
-    "budget_bytes used_bytes resident_bytes cached_bytes pool_bytes pool_orig_bytes file_bytes pinned_bytes "
-    "pgfault pgmajfault pswpin pswpout swpout_clean swpout_zero swpin_zero swap_ra workingset_refault_cached wp_fault "
-    "allocstall over_budget swap_ra_hit fault_wait_ns"
-).split()
+STATISTICS = list(NAMES)
 """The members of ``fp_stats``, in its order."""
 
 

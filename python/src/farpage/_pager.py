@@ -13,7 +13,7 @@ import subprocess
 import threading
 import weakref
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -70,6 +70,14 @@ class _Memory:
     def _free(region: int, size: int, count: _Count) -> None:
         library().fp_region_free(region)
         count.add(-size)
+
+
+def listed(swap: Union[str, Sequence[str], None]) -> List[str]:
+    """Swap devices as a list; those that are used if none are named."""
+    devices = [swap] if isinstance(swap, str) else list(DEVICES if swap is None else swap)
+    if not devices:
+        raise InvalidError("swap names no device")
+    return devices
 
 
 def _range(array: NDArray[Any]) -> Tuple[_Memory, int, int]:
@@ -134,9 +142,7 @@ class Pager:
     ) -> None:
         lib = library()
         budget = default_ram() if ram is None else to_bytes(ram)
-        devices = [swap] if isinstance(swap, str) else list(DEVICES if swap is None else swap)
-        if not devices:
-            raise InvalidError("swap names no device")
+        devices = listed(swap)
         if not 0 <= readahead < 1 << 20:
             raise InvalidError(f"readahead is a number of pages, not {readahead}")
         if "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text():
@@ -231,10 +237,10 @@ class Pager:
         if size >= 1 << 62:
             raise RoomError(f"an array of {to_text(size)} is larger than any address space")
         there = self._count.bytes
-        if not self._overcommit and there + size > self._ram and there + size > self.capacity():
+        if not self._overcommit and there + size > self._ram and there + size > (most := self.capacity()):
             raise RoomError(
                 f"an array of {to_text(size)} does not fit: there are {to_text(there)} of arrays already, and "
-                f"{to_text(self._ram)} of RAM with {', '.join(self._devices)} hold {to_text(self.capacity())}; give "
+                f"{to_text(self._ram)} of RAM with {', '.join(self._devices)} hold {to_text(most)}; give "
                 "more swap (swap=[..., 'file:/DIR']), or overcommit=True if not all of it will be used"
             )
         memory = np.asarray(_Memory(self, size))

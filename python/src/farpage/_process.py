@@ -59,9 +59,7 @@ def _budget() -> Optional[int]:
 
 def _devices(swap: Union[str, Sequence[str], None]) -> List[str]:
     """A list of devices, looked at: what the engine cannot use it says when it is too late to start another one."""
-    devices = [swap] if isinstance(swap, str) else list(("zram", "file:/var/tmp") if swap is None else swap)
-    if not devices:
-        raise InvalidError("swap names no device")
+    devices = _pager.listed(swap)
     for device in devices:
         kind = device.split(",")[0]
         path = Path(kind[5:])
@@ -191,7 +189,7 @@ def run(
     for name in ("shell", "executable"):
         if others.get(name):
             raise InvalidError(f"farpage.run has no {name}: name the program in args, as in ['sh', '-c', '...']")
-    devices = [swap] if isinstance(swap, str) else list(swap or ())
+    devices = _pager.listed(swap) if swap else []
     whole: List[Any] = [command(), "run"]
     words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
     whole += ["--ram", str(to_bytes(ram))] if ram is not None else []
