@@ -97,13 +97,16 @@ class Size(Situation):
     def test_a_measured_curve(self):
         path = self.dir / "curve.json"
         done = self.run_plain(FARPAGE, "bench", "program", "--no-kernel", "--rounds", "1", "--json", path,
-                              "--ram", "40M,24M,40M", "--", PYTHON, "-c", PASSES)
+                              "--ram", "64M,24M,64M", "--", PYTHON, "-c", PASSES)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = json.loads(path.read_text())
-        self.assertEqual([size["ram_bytes"] for size in found["sizes"]], [24 * MIB, 40 * MIB])
+        self.assertEqual([size["ram_bytes"] for size in found["sizes"]], [24 * MIB, 64 * MIB])
+        # All of it fits into the larger one, and that is the only sure comparison: where both are too small, a larger
+        # budget may have more faults, of which each brings in fewer pages ahead.
         faults = [size["rows"][-1]["major_faults"] for size in found["sizes"]]
-        self.assertGreater(faults[0], faults[1])
-        self.assertRegex(done.stdout, r"(?m)^ +24 +24 .*\n( {7}\S.*\n)*^ +40 +40 ")
+        self.assertGreater(faults[0], 0)
+        self.assertEqual(faults[1], 0)
+        self.assertRegex(done.stdout, r"(?m)^ +24 +24 .*\n( {7}\S.*\n)*^ +64 +64 ")
 
 
 if __name__ == "__main__":
