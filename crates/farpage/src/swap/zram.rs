@@ -29,6 +29,7 @@ mod promote;
 mod promote_policy;
 mod recompress;
 mod record;
+mod shuffle;
 #[cfg(test)]
 mod tests;
 mod writeback;

@@ -5,8 +5,11 @@
 //! is taken. Both decoders are checked ones: what lies in the pool may have been changed by the program, whose memory
 //! it is in (`tests/damage.rs`). With zstd's default build the contexts come from the C heap: the crate feature
 //! `with-rust-allocator` moves them.
+//!
+//! With LZ4 a page is compressed as it is, or with its bytes shuffled ([`shuffle`]), whichever was smaller lately; the
+//! first byte of an object says which. Zstd's entropy coder finds nearly the same by itself.
 
-use super::lz4;
+use super::{lz4, shuffle};
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
@@ -20,15 +23,40 @@ const ZSTD_LEVEL: i32 = 1;
 /// For pages that nobody waits for.
 const DENSE_LEVEL: i32 = 5;
 
-/// Compressed bytes and what produced them.
-pub struct Encoder {
-    kind: EncoderKind,
-    out: Box<[u8]>,
+/// Of so many pages, one is compressed in both ways, and the better one is for those that follow. Pages leave with
+/// their neighbours, so they are of the same kind.
+const TRIAL: u32 = 16;
+
+/// Above that, a page is compressed as it is as well.
+const SHUFFLED_MAX: usize = PAGE_SIZE * 3 / 4;
+
+/// The first byte of an object that LZ4 made: of a page as it is, or shuffled.
+const PLAIN: u8 = 0;
+const SHUFFLED: u8 = 1;
+
+/// What compresses, and room for what comes out.
+enum Encoder {
+    Lz4(Lz4Encoder),
+    Zstd(zstd::bulk::Compressor<'static>, Box<[u8]>),
 }
 
-enum EncoderKind {
-    Lz4(lz4::Compressor),
-    Zstd(zstd::bulk::Compressor<'static>),
+/// LZ4 of a page as it is, and of its bytes in another order.
+struct Lz4Encoder {
+    compressor: lz4::Compressor,
+    plain: Box<[u8]>,
+    shuffled: Box<[u8]>,
+    page: Box<Page>,
+    /// Pages so far.
+    pages: u32,
+    /// Shuffled pages were smaller at the last trial.
+    shuffles: bool,
+}
+
+/// What decompression needs.
+enum Decoder {
+    /// Room for a page that is still shuffled.
+    Lz4(Box<Page>),
+    Zstd(zstd::bulk::Decompressor<'static>),
 }
 
 /// The codec of one device.
@@ -37,7 +65,7 @@ pub struct Codec {
     /// Of zstd.
     level: i32,
     encoders: [Mutex<Option<Encoder>>; STATES],
-    decoders: [Mutex<Option<zstd::bulk::Decompressor<'static>>>; STATES],
+    decoders: [Mutex<Option<Decoder>>; STATES],
     bytes: AtomicU64,
 }
 
@@ -84,64 +112,139 @@ impl Codec {
                 let encoder = state.insert(Encoder::new(self.alg, self.level)?);
                 self.bytes.fetch_add(encoder.bytes(), Relaxed);
             }
-            let encoder = state.as_mut()?;
-            let len = match &mut encoder.kind {
-                EncoderKind::Lz4(compressor) => compressor.compress(page, &mut encoder.out)?,
-                EncoderKind::Zstd(context) => context.compress_to_buffer(&page[..], &mut encoder.out[..]).ok()?,
-            };
-            encoder.out.get(..len).map(then)
+            state.as_mut()?.compress(page).map(then)
         })
     }
 
     /// Makes every state that [`Codec::decompress`] may need now, so that it never allocates.
     pub fn warm(&self) {
-        if self.alg == Alg::Zstd {
-            for state in &self.decoders {
-                let mut state = state.lock();
-                if state.is_none() {
-                    *state = zstd::bulk::Decompressor::new().ok();
-                    self.bytes.fetch_add(160 << 10, Relaxed);
-                }
-            }
+        for state in &self.decoders {
+            self.decoder(&mut state.lock());
         }
     }
 
     /// The page that was compressed to `bytes`; `false`: they are not what `compress` made.
     pub fn decompress(&self, bytes: &[u8], into: &mut Page) -> bool {
-        match self.alg {
-            Alg::Lz4 => lz4::decompress(bytes, &mut into[..]) == Some(PAGE_SIZE),
-            Alg::Zstd => with_state(&self.decoders, |state| {
-                if state.is_none() {
-                    *state = zstd::bulk::Decompressor::new().ok();
-                    self.bytes.fetch_add(160 << 10, Relaxed);
-                }
-                let n = state.as_mut().and_then(|context| context.decompress_to_buffer(bytes, &mut into[..]).ok());
-                n == Some(PAGE_SIZE)
+        match (self.alg, bytes) {
+            (Alg::Lz4, [PLAIN, bytes @ ..]) => lz4::decompress(bytes, &mut into[..]) == Some(PAGE_SIZE),
+            (Alg::Lz4, [SHUFFLED, ..]) | (Alg::Zstd, _) => with_state(&self.decoders, |state| {
+                self.decoder(state).is_some_and(|decoder| decoder.decompress(bytes, into))
             }),
+            (Alg::Lz4, _) => false,
         }
+    }
+
+    /// The decoder of a state, made if there is none yet.
+    fn decoder<'a>(&self, state: &'a mut Option<Decoder>) -> Option<&'a mut Decoder> {
+        if state.is_none() {
+            let decoder = state.insert(Decoder::new(self.alg)?);
+            self.bytes.fetch_add(decoder.bytes(), Relaxed);
+        }
+        state.as_mut()
     }
 }
 
 impl Encoder {
     fn new(alg: Alg, level: i32) -> Option<Encoder> {
-        let (kind, room) = match alg {
-            Alg::Lz4 => (EncoderKind::Lz4(lz4::Compressor::new()?), lz4::bound(PAGE_SIZE)),
+        let room = |bytes| vec![0; bytes].into_boxed_slice();
+        Some(match alg {
+            Alg::Lz4 => Encoder::Lz4(Lz4Encoder {
+                compressor: lz4::Compressor::new()?,
+                plain: room(1 + lz4::bound(PAGE_SIZE)),
+                shuffled: room(1 + lz4::bound(PAGE_SIZE)),
+                page: Box::new([0; PAGE_SIZE]),
+                pages: 0,
+                shuffles: false,
+            }),
             Alg::Zstd => {
                 let context = zstd::bulk::Compressor::new(level).ok()?;
-                (EncoderKind::Zstd(context), zstd::zstd_safe::compress_bound(PAGE_SIZE))
+                Encoder::Zstd(context, room(zstd::zstd_safe::compress_bound(PAGE_SIZE)))
             }
-        };
-        Some(Encoder { kind, out: vec![0; room].into_boxed_slice() })
+        })
     }
 
     /// Memory that it takes, about.
     fn bytes(&self) -> u64 {
-        let state = match &self.kind {
-            EncoderKind::Lz4(compressor) => compressor.bytes(),
+        let bytes = match self {
+            Encoder::Lz4(lz4) => lz4.compressor.bytes() + lz4.plain.len() + lz4.shuffled.len() + PAGE_SIZE,
             // A context of level 1 for small inputs.
-            EncoderKind::Zstd(_) => 96 << 10,
+            Encoder::Zstd(_, out) => (96 << 10) + out.len(),
         };
-        (state + self.out.len()) as u64
+        bytes as u64
+    }
+
+    fn compress(&mut self, page: &Page) -> Option<&[u8]> {
+        match self {
+            Encoder::Lz4(lz4) => lz4.compress(page),
+            Encoder::Zstd(context, out) => {
+                let len = context.compress_to_buffer(&page[..], &mut out[..]).ok()?;
+                out.get(..len)
+            }
+        }
+    }
+}
+
+impl Lz4Encoder {
+    fn compress(&mut self, page: &Page) -> Option<&[u8]> {
+        let is_trial = self.pages.is_multiple_of(TRIAL);
+        self.pages = self.pages.wrapping_add(1);
+        let shuffled = if self.shuffles || is_trial { Some(self.compress_shuffled(page)?) } else { None };
+        // What was good for its neighbours may be so bad for this page that it would not be kept at all.
+        let enough = shuffled.is_some_and(|shuffled| shuffled <= SHUFFLED_MAX) && !is_trial;
+        let plain = if enough { None } else { Some(self.compress_plain(page)?) };
+        if let (Some(plain), Some(shuffled)) = (plain, shuffled) {
+            // Loading it costs more.
+            self.shuffles = shuffled < plain / 8 * 7;
+        }
+        match (plain, shuffled) {
+            (Some(plain), shuffled) if shuffled.is_none_or(|shuffled| plain <= shuffled) => self.plain.get(..plain),
+            (_, shuffled) => self.shuffled.get(..shuffled?),
+        }
+    }
+
+    fn compress_plain(&mut self, page: &Page) -> Option<usize> {
+        with_first_byte(PLAIN, page, &mut self.compressor, &mut self.plain)
+    }
+
+    fn compress_shuffled(&mut self, page: &Page) -> Option<usize> {
+        shuffle::shuffle(page, &mut self.page);
+        with_first_byte(SHUFFLED, &self.page, &mut self.compressor, &mut self.shuffled)
+    }
+}
+
+/// Compresses a page behind a first byte; how many bytes that are together.
+fn with_first_byte(first: u8, page: &Page, compressor: &mut lz4::Compressor, into: &mut [u8]) -> Option<usize> {
+    let (byte, rest) = into.split_first_mut()?;
+    *byte = first;
+    Some(1 + compressor.compress(page, rest)?)
+}
+
+impl Decoder {
+    fn new(alg: Alg) -> Option<Decoder> {
+        match alg {
+            Alg::Lz4 => Some(Decoder::Lz4(Box::new([0; PAGE_SIZE]))),
+            Alg::Zstd => zstd::bulk::Decompressor::new().ok().map(Decoder::Zstd),
+        }
+    }
+
+    /// Memory that it takes, about.
+    fn bytes(&self) -> u64 {
+        match self {
+            Decoder::Lz4(_) => PAGE_SIZE as u64,
+            Decoder::Zstd(_) => 160 << 10,
+        }
+    }
+
+    /// As [`Codec::decompress`], of an object of zstd, or a shuffled one of LZ4.
+    fn decompress(&mut self, bytes: &[u8], into: &mut Page) -> bool {
+        match self {
+            Decoder::Lz4(shuffled) => {
+                let n = bytes.get(1..).and_then(|bytes| lz4::decompress(bytes, &mut shuffled[..]));
+                shuffle::unshuffle(shuffled, into);
+                n == Some(PAGE_SIZE)
+            }
+            Decoder::Zstd(context) => context.decompress_to_buffer(bytes, &mut into[..]).ok() == Some(PAGE_SIZE),
+        }
     }
 }
 

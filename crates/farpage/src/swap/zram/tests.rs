@@ -58,6 +58,40 @@ fn device_zram_keeps_pages_with_either_codec() {
     }
 }
 
+/// A page of words, all below 10,000.
+fn words(seed: u64) -> Box<Frame> {
+    let mut page = Frame::boxed();
+    let mut rng = Random(seed << 8 | 1);
+    page.0.as_chunks_mut().0.iter_mut().for_each(|word| *word = (rng.bits() % 10_000).to_le_bytes());
+    page
+}
+
+#[test]
+fn device_zram_words_are_shuffled_and_text_is_not() {
+    let region = Region::new(8 << 20);
+    let device = zram(&region, Alg::Lz4, 8 << 20, Vec::new());
+    // By turns, longer than it takes to notice.
+    let (mut sizes, mut kept) = ([0, 0], Vec::new());
+    for seed in 0..2000 {
+        let is_text = seed / 200 % 2 == 1;
+        let page = if is_text { page_of(1) } else { words(seed) };
+        let before = usage(&device).pool_compressed_bytes;
+        kept.push((device.store(&page.0, u128::from(seed)).unwrap(), page));
+        sizes[usize::from(is_text)] += usage(&device).pool_compressed_bytes - before;
+    }
+    let plain = |page: &Page| {
+        let mut out = vec![0; lz4::bound(PAGE_SIZE)];
+        lz4::Compressor::new().unwrap().compress(page, &mut out).unwrap() as u64
+    };
+    assert!(sizes[0] / 1000 < plain(&words(1).0) * 3 / 4, "{sizes:?}, as they are {}", plain(&words(1).0));
+    assert!(sizes[1] / 1000 < plain(&page_of(1).0) + 64, "{sizes:?}, as it is {}", plain(&page_of(1).0));
+    let mut back = Frame::boxed();
+    for (entry, page) in kept {
+        device.load(entry, &mut back.0).unwrap();
+        assert!(back.0 == page.0);
+    }
+}
+
 #[test]
 fn device_zram_same_filled_pages_take_no_pool_memory_and_raw_pages_are_kept_whole() {
     let region = Region::new(1 << 20);
