@@ -4,6 +4,8 @@
 //! `ram:536870912;swap:zram,alg=lz4;swap:file:/var/tmp,size=4G,prio=5;readahead:page_cluster=4;verify`.
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
+#[allow(dead_code, reason = "its first device comes next")]
+pub mod address;
 pub mod size;
 pub mod tuning;
 

@@ -17,6 +17,7 @@
 //! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`leases`] | children that may need what is stored in files |
+//! | [`remote`] | connections to servers |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
@@ -38,6 +39,8 @@ pub mod leases;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;
+#[allow(dead_code, reason = "its first device comes next")]
+pub mod remote;
 pub mod space;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -24,6 +24,10 @@ pub unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
 pub mod nr {
     /// `close`
     pub const CLOSE: u32 = 3;
+    /// `readv`
+    pub const READV: u32 = 19;
+    /// `sendmsg`
+    pub const SENDMSG: u32 = 46;
     /// `rt_sigaction`
     pub const RT_SIGACTION: u32 = 13;
     /// `rt_sigprocmask`
@@ -130,6 +134,11 @@ impl ErrnoText {
             Errno::OPNOTSUPP => "Operation not supported",
             Errno::NXIO => "No such device or address",
             Errno::NOMEDIUM => "No medium found",
+            Errno::CONNREFUSED => "Connection refused",
+            Errno::TIMEDOUT => "Connection timed out",
+            Errno::HOSTUNREACH => "No route to host",
+            Errno::NETUNREACH => "Network is unreachable",
+            Errno::SHUTDOWN => "Server is shutting down",
             _ => "error",
         }
     }

@@ -1,0 +1,185 @@
+//! Where a server is: `HOST[:PORT]`, an IPv6 address in brackets, or the path of a Unix socket.
+//!
+//! A name is looked up by whoever starts the engine ([`Address::resolve`]: the launcher, or the thread that makes a
+//! pager), never by the engine: looking up goes by libc, which wants its heap and its threads' storage. The engine is
+//! given numbers ([`Address::endpoint`]).
+//!
+//! Callers: `conf`, the command, `region`. No locks.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+/// A server, as the user wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// By TCP.
+    Tcp {
+        /// A name or a number, without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Its path.
+        path: PathBuf,
+    },
+}
+
+/// A server that can be connected to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// By TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// Longest path of a Unix socket, bytes.
+const UNIX_MAX: usize = 107;
+
+impl Address {
+    /// Reads `HOST[:PORT]`, `ADDRESS[:PORT]` or `[IPV6][:PORT]`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str, default_port: u16) -> Result<Address, String> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, after) = rest.split_once(']').ok_or("a bracket is not closed")?;
+                if !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
+                    return Err(format!("{host:?} is no IPv6 address"));
+                }
+                let port = match after {
+                    "" => None,
+                    _ => Some(after.strip_prefix(':').ok_or_else(|| format!("{after:?} follows a bracket"))?),
+                };
+                (host, port)
+            }
+            None if text.matches(':').count() > 1 => {
+                return Err(format!("write an IPv6 address in brackets, as in [{text}]"));
+            }
+            None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+        };
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
+        if host.is_empty() || !host.chars().all(is_name) {
+            return Err(format!("{host:?} is no name of a host"));
+        }
+        let port = match port {
+            None => default_port,
+            Some(text) => match text.parse() {
+                Ok(port) if port != 0 => port,
+                _ => return Err(format!("port {text:?} is no number from 1 to 65535")),
+            },
+        };
+        Ok(Address::Tcp { host: host.into(), port })
+    }
+
+    /// A Unix socket.
+    ///
+    /// # Errors
+    /// The path is not absolute, or too long.
+    pub fn unix(path: &str) -> Result<Address, String> {
+        if !path.starts_with('/') || path.len() < 2 {
+            return Err(format!("{path:?} is no absolute path"));
+        }
+        if path.len() > UNIX_MAX {
+            return Err(format!("the path of a Unix socket has {UNIX_MAX} bytes at most"));
+        }
+        Ok(Address::Unix { path: path.into() })
+    }
+
+    /// Without looking a name up; `None`: it is a name.
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        Some(match self {
+            Address::Tcp { host, port } => Endpoint::Tcp(SocketAddr::new(host.parse().ok()?, *port)),
+            Address::Unix { path } => Endpoint::Unix(path.clone()),
+        })
+    }
+
+    /// Everything that the name stands for, each as numbers. Looks it up by libc: not for the engine's threads.
+    ///
+    /// # Errors
+    /// Nobody knows the name; in words.
+    pub fn resolve(&self) -> Result<Vec<Address>, String> {
+        let Address::Tcp { host, port } = self else { return Ok(vec![self.clone()]) };
+        if self.endpoint().is_some() {
+            return Ok(vec![self.clone()]);
+        }
+        let found = (host.as_str(), *port).to_socket_addrs().map_err(|error| error.to_string())?;
+        // The zone of a link-local address would be lost.
+        let usable = found.filter(|at| !matches!(at, SocketAddr::V6(v6) if v6.scope_id() != 0));
+        let all: Vec<Address> = usable.map(|at| Address::Tcp { host: at.ip().to_string(), port: *port }).collect();
+        if all.is_empty() { Err(format!("{host} has no address")) } else { Ok(all) }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix { path } => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Result<Address, String> {
+        Ok(Address::Tcp { host: host.into(), port })
+    }
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        for (text, host, port) in [
+            ("box", "box", 10809),
+            ("box.lan:7", "box.lan", 7),
+            ("10.0.0.1", "10.0.0.1", 10809),
+            ("10.0.0.1:65535", "10.0.0.1", 65535),
+            ("[::1]", "::1", 10809),
+            ("[fd00::2]:9", "fd00::2", 9),
+        ] {
+            let address = Address::parse(text, 10809);
+            assert_eq!(address, tcp(host, port), "{text}");
+            let again = address.clone().and_then(|address| Address::parse(&address.to_string(), 1));
+            assert_eq!(again, address);
+        }
+    }
+
+    #[test]
+    fn bad_addresses_are_refused_by_what_is_wrong() {
+        for (text, part) in [
+            ("", "no name"),
+            ("a b", "no name"),
+            (":9", "no name"),
+            ("box:", "port"),
+            ("box:0", "port"),
+            ("box:70000", "port"),
+            ("::1", "brackets"),
+            ("[::1", "not closed"),
+            ("[box]:1", "no IPv6"),
+            ("[::1]9", "follows"),
+        ] {
+            let error = Address::parse(text, 1).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        assert!(Address::unix("tmp/s").is_err() && Address::unix("/").is_err());
+        assert!(Address::unix(&format!("/{}", "x".repeat(107))).is_err());
+    }
+
+    #[test]
+    fn numbers_need_no_looking_up_and_names_do() {
+        let number = Address::parse("[::1]:7", 1).unwrap();
+        assert_eq!(number.endpoint(), Some(Endpoint::Tcp("[::1]:7".parse().unwrap())));
+        assert_eq!(number.resolve(), Ok(vec![number]));
+        let name = Address::parse("localhost:7", 1).unwrap();
+        assert_eq!(name.endpoint(), None);
+        assert!(name.resolve().unwrap().iter().all(|at| at.endpoint().is_some()));
+        let socket = Address::unix("/run/s").unwrap();
+        assert_eq!(socket.endpoint(), Some(Endpoint::Unix("/run/s".into())));
+    }
+}

@@ -1,0 +1,14 @@
+//! Devices on other machines: what they have in common.
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | [`wire`] | one connection, and how long an answer may take |
+//! | [`link`] | the connections to one server; when it is out of reach, when it is back, when it is given up |
+//!
+//! An engine that swaps over a network in the kernel can wait for itself: it needs memory to send, while it makes memory
+//! free. This one cannot. It is no part of the kernel's reclaim, and what it sends lies in memory that it never manages.
+
+pub mod link;
+#[cfg(test)]
+mod tests;
+pub mod wire;
