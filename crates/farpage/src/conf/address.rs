@@ -1,8 +1,8 @@
 //! Where a server is: `HOST[:PORT]`, an IPv6 address in brackets, or the path of a Unix socket.
 //!
-//! A name is looked up by whoever starts the engine ([`Address::resolve`]: the launcher, or the thread that makes a
+//! A name is looked up by whoever starts the engine ([`ServerAddress::resolve`]: the launcher, or the thread that makes a
 //! pager), never by the engine: looking up goes by libc, which wants its heap and its threads' storage. The engine is
-//! given numbers ([`Address::endpoint`]).
+//! given numbers ([`ServerAddress::endpoint`]).
 //!
 //! Callers: `conf`, the command, `region`. No locks.
 
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// A server, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ServerAddress {
     /// By TCP.
     Tcp {
         /// A name or a number, without brackets.
@@ -39,12 +39,12 @@ pub enum Endpoint {
 /// Longest path of a Unix socket, bytes.
 const UNIX_MAX: usize = 107;
 
-impl Address {
+impl ServerAddress {
     /// Reads `HOST[:PORT]`, `ADDRESS[:PORT]` or `[IPV6][:PORT]`.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(text: &str, default_port: u16) -> Result<Address, String> {
+    pub fn parse(text: &str, default_port: u16) -> Result<ServerAddress, String> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, after) = rest.split_once(']').ok_or("a bracket is not closed")?;
@@ -73,28 +73,28 @@ impl Address {
                 _ => return Err(format!("port {text:?} is no number from 1 to 65535")),
             },
         };
-        Ok(Address::Tcp { host: host.into(), port })
+        Ok(ServerAddress::Tcp { host: host.into(), port })
     }
 
     /// A Unix socket.
     ///
     /// # Errors
     /// The path is not absolute, or too long.
-    pub fn unix(path: &str) -> Result<Address, String> {
+    pub fn unix(path: &str) -> Result<ServerAddress, String> {
         if !path.starts_with('/') || path.len() < 2 {
             return Err(format!("{path:?} is no absolute path"));
         }
         if path.len() > UNIX_MAX {
             return Err(format!("the path of a Unix socket has {UNIX_MAX} bytes at most"));
         }
-        Ok(Address::Unix { path: path.into() })
+        Ok(ServerAddress::Unix { path: path.into() })
     }
 
     /// Without looking a name up; `None`: it is a name.
     pub fn endpoint(&self) -> Option<Endpoint> {
         Some(match self {
-            Address::Tcp { host, port } => Endpoint::Tcp(SocketAddr::new(host.parse().ok()?, *port)),
-            Address::Unix { path } => Endpoint::Unix(path.clone()),
+            ServerAddress::Tcp { host, port } => Endpoint::Tcp(SocketAddr::new(host.parse().ok()?, *port)),
+            ServerAddress::Unix { path } => Endpoint::Unix(path.clone()),
         })
     }
 
@@ -102,25 +102,26 @@ impl Address {
     ///
     /// # Errors
     /// Nobody knows the name; in words.
-    pub fn resolve(&self) -> Result<Vec<Address>, String> {
-        let Address::Tcp { host, port } = self else { return Ok(vec![self.clone()]) };
+    pub fn resolve(&self) -> Result<Vec<ServerAddress>, String> {
+        let ServerAddress::Tcp { host, port } = self else { return Ok(vec![self.clone()]) };
         if self.endpoint().is_some() {
             return Ok(vec![self.clone()]);
         }
         let found = (host.as_str(), *port).to_socket_addrs().map_err(|error| error.to_string())?;
         // The zone of a link-local address would be lost.
         let usable = found.filter(|at| !matches!(at, SocketAddr::V6(v6) if v6.scope_id() != 0));
-        let all: Vec<Address> = usable.map(|at| Address::Tcp { host: at.ip().to_string(), port: *port }).collect();
+        let all: Vec<ServerAddress> =
+            usable.map(|at| ServerAddress::Tcp { host: at.ip().to_string(), port: *port }).collect();
         if all.is_empty() { Err(format!("{host} has no address")) } else { Ok(all) }
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Address::Unix { path } => write!(f, "{}", path.display()),
+            ServerAddress::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            ServerAddress::Tcp { host, port } => write!(f, "{host}:{port}"),
+            ServerAddress::Unix { path } => write!(f, "{}", path.display()),
         }
     }
 }
@@ -129,8 +130,8 @@ impl fmt::Display for Address {
 mod tests {
     use super::*;
 
-    fn tcp(host: &str, port: u16) -> Result<Address, String> {
-        Ok(Address::Tcp { host: host.into(), port })
+    fn tcp(host: &str, port: u16) -> Result<ServerAddress, String> {
+        Ok(ServerAddress::Tcp { host: host.into(), port })
     }
 
     #[test]
@@ -143,9 +144,9 @@ mod tests {
             ("[::1]", "::1", 10809),
             ("[fd00::2]:9", "fd00::2", 9),
         ] {
-            let address = Address::parse(text, 10809);
+            let address = ServerAddress::parse(text, 10809);
             assert_eq!(address, tcp(host, port), "{text}");
-            let again = address.clone().and_then(|address| Address::parse(&address.to_string(), 1));
+            let again = address.clone().and_then(|address| ServerAddress::parse(&address.to_string(), 1));
             assert_eq!(again, address);
         }
     }
@@ -164,22 +165,22 @@ mod tests {
             ("[box]:1", "no IPv6"),
             ("[::1]9", "follows"),
         ] {
-            let error = Address::parse(text, 1).unwrap_err();
+            let error = ServerAddress::parse(text, 1).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
-        assert!(Address::unix("tmp/s").is_err() && Address::unix("/").is_err());
-        assert!(Address::unix(&format!("/{}", "x".repeat(107))).is_err());
+        assert!(ServerAddress::unix("tmp/s").is_err() && ServerAddress::unix("/").is_err());
+        assert!(ServerAddress::unix(&format!("/{}", "x".repeat(107))).is_err());
     }
 
     #[test]
     fn numbers_need_no_looking_up_and_names_do() {
-        let number = Address::parse("[::1]:7", 1).unwrap();
+        let number = ServerAddress::parse("[::1]:7", 1).unwrap();
         assert_eq!(number.endpoint(), Some(Endpoint::Tcp("[::1]:7".parse().unwrap())));
         assert_eq!(number.resolve(), Ok(vec![number]));
-        let name = Address::parse("localhost:7", 1).unwrap();
+        let name = ServerAddress::parse("localhost:7", 1).unwrap();
         assert_eq!(name.endpoint(), None);
         assert!(name.resolve().unwrap().iter().all(|at| at.endpoint().is_some()));
-        let socket = Address::unix("/run/s").unwrap();
+        let socket = ServerAddress::unix("/run/s").unwrap();
         assert_eq!(socket.endpoint(), Some(Endpoint::Unix("/run/s".into())));
     }
 }

@@ -77,7 +77,7 @@ pub enum Answer {
 
 /// Whether there is a way to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum InReach {
     /// Yes.
     Up,
     /// Not now.
@@ -113,7 +113,7 @@ const SAY_LOST: u32 = 4;
 const SAY_ANOTHER: u32 = 8;
 
 /// A connection that is being opened.
-struct Opening {
+struct OpeningSocket {
     socket: Option<OwnedFd>,
     /// The greeting was sent.
     greeted: bool,
@@ -122,9 +122,9 @@ struct Opening {
     len: usize,
 }
 
-impl Opening {
-    fn none() -> Opening {
-        Opening { socket: None, greeted: false, until_ms: 0, got: vec![0; GREETING_MAX].into(), len: 0 }
+impl OpeningSocket {
+    fn none() -> OpeningSocket {
+        OpeningSocket { socket: None, greeted: false, until_ms: 0, got: vec![0; GREETING_MAX].into(), len: 0 }
     }
 }
 
@@ -135,7 +135,7 @@ struct Opened {
 }
 
 struct Side {
-    opening: Mutex<Opening>,
+    opening: Mutex<OpeningSocket>,
     wires: [Mutex<Option<Opened>>; WIRES],
 }
 
@@ -178,7 +178,7 @@ pub struct Link {
 impl Link {
     /// For a server; opens nothing yet.
     pub fn new(name: String, endpoint: Endpoint, greeting: Arc<dyn Greeting>, timeout: Option<Duration>) -> Link {
-        let side = || Side { opening: Mutex::new(Opening::none()), wires: [const { Mutex::new(None) }; WIRES] };
+        let side = || Side { opening: Mutex::new(OpeningSocket::none()), wires: [const { Mutex::new(None) }; WIRES] };
         Link {
             name,
             endpoint,
@@ -234,14 +234,14 @@ impl Link {
     }
 
     /// Whether the server is in reach; takes a step to get there. Does not wait.
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> InReach {
         if self.is_up() {
-            return Reach::Up;
+            return InReach::Up;
         }
         if !self.another.load(Relaxed) {
             self.step();
             if self.is_up() {
-                return Reach::Up;
+                return InReach::Up;
             }
         }
         let since = now_ms() - self.down_since.load(Relaxed);
@@ -252,7 +252,7 @@ impl Link {
             self.lost.store(true, Relaxed);
             self.say(SAY_LOST);
         }
-        if self.is_lost() { Reach::Lost } else { Reach::Waiting }
+        if self.is_lost() { InReach::Lost } else { InReach::Waiting }
     }
 
     /// Does something on a connection; after a failure again, on a new one, if `patience` says so.
@@ -266,10 +266,10 @@ impl Link {
     ) -> Result<R, Unreachable> {
         loop {
             match (self.reach(), patience) {
-                (Reach::Up, _) => {}
-                (Reach::Lost, _) => return Err(Unreachable::Lost),
-                (Reach::Waiting, Patience::Now) => return Err(Unreachable::Later),
-                (Reach::Waiting, Patience::Wait) => {
+                (InReach::Up, _) => {}
+                (InReach::Lost, _) => return Err(Unreachable::Lost),
+                (InReach::Waiting, Patience::Now) => return Err(Unreachable::Later),
+                (InReach::Waiting, Patience::Wait) => {
                     self.nap();
                     continue;
                 }
@@ -390,7 +390,7 @@ impl Link {
         if !is_good(&place) {
             *place = None;
             // Of its own, so that who is waiting for a server that is back does not wait for this one.
-            let mut opening = Opening::none();
+            let mut opening = OpeningSocket::none();
             *place = loop {
                 match self.open_step(&mut opening) {
                     Ok(Some(wire)) => break Some(Opened { wire, life }),
@@ -431,7 +431,7 @@ impl Link {
     }
 
     /// Takes an opening as far as it goes without waiting.
-    fn open_step(&self, opening: &mut Opening) -> Result<Option<Wire>, Failed> {
+    fn open_step(&self, opening: &mut OpeningSocket) -> Result<Option<Wire>, Failed> {
         let result = opening.step(&self.endpoint, self.greeting.as_ref(), self.deadline);
         match result {
             Ok(true) => {}
@@ -499,7 +499,7 @@ impl Side {
     }
 }
 
-impl Opening {
+impl OpeningSocket {
     /// As far as it goes without waiting: whether the server has welcomed us.
     fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting, deadline: Duration) -> Result<bool, Failed> {
         let failed = |errno| Failed::Broken(Broken::Io(errno));

@@ -1,6 +1,6 @@
 //! A link against servers of a line each: `hello` is answered by a word, and every byte by its successor.
 
-use super::link::{Answer, Greeting, Link, Patience, Reach, Unreachable};
+use super::link::{Answer, Greeting, InReach, Link, Patience, Unreachable};
 use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ impl Greeting for Word {
 }
 
 /// A server in a thread for each connection; all end when it is dropped.
-struct Server {
+struct WordServer {
     path: PathBuf,
     ended: Arc<AtomicBool>,
     open: Arc<Mutex<Vec<UnixStream>>>,
@@ -38,8 +38,8 @@ struct Server {
     accepts: Option<JoinHandle<()>>,
 }
 
-impl Server {
-    fn start(path: &Path, word: &'static [u8]) -> Server {
+impl WordServer {
+    fn start(path: &Path, word: &'static [u8]) -> WordServer {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
         let (ended, open, stopped) = <(Arc<AtomicBool>, Arc<Mutex<Vec<UnixStream>>>, Arc<Mutex<()>>)>::default();
@@ -66,11 +66,11 @@ impl Server {
                 });
             }
         });
-        Server { path: path.into(), ended, open, stopped, accepts: Some(accepts) }
+        WordServer { path: path.into(), ended, open, stopped, accepts: Some(accepts) }
     }
 }
 
-impl Drop for Server {
+impl Drop for WordServer {
     fn drop(&mut self) {
         self.ended.store(true, SeqCst);
         let _ = UnixStream::connect(&self.path);
@@ -103,11 +103,11 @@ fn what_cannot_be_opened_says_why() {
     let path = dir.path().join("s");
     assert!(link(&path, None).open().unwrap_err().contains("No such file"));
     for (word, why) in [(b"busy", "it is busy"), (b"else", "another"), (b"what", "no answer")] {
-        let _server = Server::start(&path, word);
+        let _server = WordServer::start(&path, word);
         let error = link(&path, None).open().unwrap_err();
         assert!(error.contains(why), "{error}");
     }
-    let _server = Server::start(&path, Box::leak(vec![b'x'; 100_000].into()));
+    let _server = WordServer::start(&path, Box::leak(vec![b'x'; 100_000].into()));
     assert!(link(&path, None).open().unwrap_err().contains("no end"));
 }
 
@@ -115,7 +115,7 @@ fn what_cannot_be_opened_says_why() {
 fn threads_have_connections_of_their_own_unless_there_may_be_only_one() {
     let dir = tempfile::tempdir().unwrap();
     for many in [true, false] {
-        let server = Server::start(&dir.path().join("s"), b"good");
+        let server = WordServer::start(&dir.path().join("s"), b"good");
         let link = link(&server.path, None);
         link.open().unwrap();
         link.allow_many(many);
@@ -141,13 +141,13 @@ fn threads_have_connections_of_their_own_unless_there_may_be_only_one() {
 fn a_server_that_ends_and_begins_again_is_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let server = Server::start(&path, b"good");
+    let server = WordServer::start(&path, b"good");
     let link = link(&path, None);
     assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
     drop(server);
     assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later));
-    assert!(!link.is_up() && link.reach() == Reach::Waiting);
-    let _server = Server::start(&path, b"good");
+    assert!(!link.is_up() && link.reach() == InReach::Waiting);
+    let _server = WordServer::start(&path, b"good");
     assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
     assert!(link.is_up() && notes(&link).is_empty(), "too short to be worth a word");
 }
@@ -155,7 +155,7 @@ fn a_server_that_ends_and_begins_again_is_found_again() {
 #[test]
 fn a_silent_server_is_waited_for_and_that_is_said_once() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(&dir.path().join("s"), b"good");
+    let server = WordServer::start(&dir.path().join("s"), b"good");
     let link = link(&server.path, None);
     assert_eq!(link.talk(Patience::Now, &mut ask), Ok(b'b'));
     let silence = server.stopped.lock().unwrap();
@@ -176,15 +176,15 @@ fn a_silent_server_is_waited_for_and_that_is_said_once() {
 fn what_is_out_of_reach_for_too_long_is_given_up_and_may_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let server = Server::start(&path, b"good");
+    let server = WordServer::start(&path, b"good");
     let link = link(&path, Some(Duration::from_millis(300)));
     link.open().unwrap();
     drop(server);
     assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
     assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
     assert!(notes(&link).last().unwrap().contains("given up"));
-    let _server = Server::start(&path, b"good");
-    while link.reach() != Reach::Up {}
+    let _server = WordServer::start(&path, b"good");
+    while link.reach() != InReach::Up {}
     assert!(link.is_lost(), "it takes no more pages");
     assert_eq!(link.talk(Patience::Now, &mut ask), Ok(b'b'));
 }
@@ -193,13 +193,13 @@ fn what_is_out_of_reach_for_too_long_is_given_up_and_may_come_back() {
 fn another_server_in_the_same_place_means_that_all_is_lost_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let server = Server::start(&path, b"good");
+    let server = WordServer::start(&path, b"good");
     let link = link(&path, None);
     link.open().unwrap();
     drop(server);
-    let _server = Server::start(&path, b"else");
+    let _server = WordServer::start(&path, b"else");
     assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
-    assert_eq!(link.reach(), Reach::Lost);
+    assert_eq!(link.reach(), InReach::Lost);
     let notes = notes(&link);
     assert!(notes.len() == 1 && notes[0].contains("another server: all pages on it are lost"), "{notes:?}");
 }
@@ -207,7 +207,7 @@ fn another_server_in_the_same_place_means_that_all_is_lost_at_once() {
 #[test]
 fn a_descriptor_that_is_another_file_by_now_is_not_closed() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(&dir.path().join("s"), b"good");
+    let server = WordServer::start(&dir.path().join("s"), b"good");
     let link = link(&server.path, None);
     let mut number = -1;
     let mut look = |wire: &mut Wire| {
