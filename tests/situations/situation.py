@@ -7,7 +7,8 @@ limit that it meets, a library that is preloaded beside ours. Each `test_*.py` h
     python3 -m unittest discover -s tests/situations                    # all
     python3 -m unittest discover -s tests/situations -k descriptors     # those with "descriptors" in their name
 
-No test measures time. A run that does not end is killed after `HANG` seconds and fails."""
+No test measures time. A run that does not end is killed after `HANG` seconds and fails. What comes about by and by, as
+what is shown of a process, is waited for (`wait_until`)."""
 
 import contextlib
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -127,6 +129,13 @@ class Situation(unittest.TestCase):
     def enter(group):
         """For `preexec_fn`: the child is in this cgroup from its start on."""
         return lambda: (group / "tasks").write_text(str(os.getpid()))
+
+    def wait_until(self, what, true):
+        """Waits until it is so; fails if that hangs."""
+        end = time.monotonic() + HANG
+        while not true():
+            self.assertLess(time.monotonic(), end, f"not so: {what}")
+            time.sleep(0.05)
 
     @contextlib.contextmanager
     def busy(self, loops=2):

@@ -37,9 +37,10 @@ class Files(Situation):
         self.assertEqual(process.stdout.readline(), b"ready\n")
         return process
 
-    def on_files(self, process):
-        out = self.run_plain(FARPAGE, "stat", "--json", process.pid).stdout
-        return json.loads(out)["file_bytes"]
+    def wait_for_files(self, process):
+        """Until much of it is on files."""
+        stat = lambda: json.loads(self.run_plain(FARPAGE, "stat", "--json", process.pid).stdout)
+        self.wait_until("it is on files", lambda: stat()["file_bytes"] > 8 << 20)
 
     def test_a_named_swap_file_has_nothing_in_it(self):
         # As `touch` makes it, readable by all; and left by an earlier version of farpage.
@@ -49,7 +50,7 @@ class Files(Situation):
             swap.write_bytes(before)
             swap.chmod(0o644)
             process = self.start("--swap", f"file:{swap}")
-            self.assertGreater(self.on_files(process), 8 << 20)
+            self.wait_for_files(process)
             self.assertEqual(swap.read_bytes(), b"")
             if end:
                 process.send_signal(end)
@@ -61,7 +62,7 @@ class Files(Situation):
     def test_a_swap_file_that_does_not_exist_is_made_and_has_nothing_in_it(self):
         swap = self.dir / "swap"
         process = self.start("--swap", f"file:{swap}")
-        self.assertGreater(self.on_files(process), 8 << 20)
+        self.wait_for_files(process)
         process.stdin.close()
         self.assertEqual(process.wait(), 0)
         self.assertEqual((swap.read_bytes(), mode(swap)), (b"", 0o600))

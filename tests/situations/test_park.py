@@ -1,6 +1,5 @@
 """Idle programs give their memory, and have it back when they are used."""
 
-import time
 import unittest
 from pathlib import Path
 
@@ -23,13 +22,21 @@ class Park(Holding):
         done = self.run_plain(FARPAGE, what, process.pid)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
 
+    # On a busy machine the commands do not wait for all of it.
+
+    def wait_until_parked(self, pid):
+        self.wait_until(f"{pid} is parked", lambda: resident(pid) < PARKED)
+
+    def wait_until_back(self, pid):
+        self.wait_until(f"{pid} is back", lambda: resident(pid) > 48 * MIB)
+
     def test_it_goes_and_comes_back(self):
         # Far from its budget: it has no engine before. And near to it.
         for ram in ["4G", "160M"]:
             process = self.hold("--ram", ram)
             for _ in range(2):
                 self.order("park", process)
-                self.assertLess(resident(process.pid), PARKED)
+                self.wait_until_parked(process.pid)
                 self.assertEqual(self.ask(process, "digest"), "True")
                 self.assertGreater(resident(process.pid), 48 * MIB)
             self.assertEqual(self.ask(process, "fork"), "0")
@@ -41,9 +48,9 @@ class Park(Holding):
     def test_it_comes_back_before_it_is_used(self):
         process = self.hold("--ram", "160M")
         self.order("park", process)
-        self.assertLess(resident(process.pid), PARKED)
+        self.wait_until_parked(process.pid)
         self.order("unpark", process)
-        self.assertGreater(resident(process.pid), 48 * MIB)
+        self.wait_until_back(process.pid)
         self.assertEqual(self.ask(process, "digest"), "True")
 
     def test_all_of_a_tree(self):
@@ -53,15 +60,15 @@ class Park(Holding):
         self.assertEqual(len(pids), 1)
         self.order("park", process)
         for pid in [process.pid, *pids]:
-            self.assertLess(resident(pid), PARKED)
+            self.wait_until_parked(pid)
         self.assertEqual(self.ask(process, "digest"), "True")
         self.assertEqual(self.ask(process, "stayed"), "0")
 
     def test_by_itself(self):
-        process = self.hold("--ram", "4G", "--idle", "1s")
+        # For longer than this test may have to wait for a CPU before it looks.
+        process = self.hold("--ram", "4G", "--idle", "3s")
         for _ in range(2):
-            while resident(process.pid) > PARKED:
-                time.sleep(0.1)
+            self.wait_until_parked(process.pid)
             self.assertEqual(self.ask(process, "digest"), "True")
             self.assertGreater(resident(process.pid), 48 * MIB)
 

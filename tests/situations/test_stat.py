@@ -54,7 +54,7 @@ print(sum(page[0] for page in pages) > 0)
 """
 
 
-class Stat(Situation):
+class Running(Situation):
     @contextlib.contextmanager
     def running(self, *argv):
         """A program that has said that it is ready, and waits for its input to end."""
@@ -65,6 +65,8 @@ class Stat(Situation):
             finally:
                 process.kill()
 
+
+class Stat(Running):
     def stat(self, *arguments):
         return self.run_plain(FARPAGE, "stat", *arguments, timeout=60)
 
@@ -136,8 +138,9 @@ class Stat(Situation):
             process.stdin.write(b"\n")
             process.stdin.flush()
             self.assertEqual(process.stdout.readline(), b"full\n")
-            rows = json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
-            self.assertIn(("stage", 7, True), [(row["name"], row["now"], row["held"]) for row in rows])
+            rows = lambda: json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
+            held = lambda: ("stage", 7, True) in [(row["name"], row["now"], row["held"]) for row in rows()]
+            self.wait_until("it is shown as held", held)
 
     def test_what_cannot_be_held_is_refused_by_name(self):
         unknown, range_of, elsewhere = "there are clean-slots", "from 0 to 4 (windows)", "no such name"
@@ -155,15 +158,20 @@ class Stat(Situation):
                     yield fd
 
 
-class Nested(Situation):
+class Nested(Running):
     def test_a_tree_within_a_tree_is_claimed_once(self):
         """Also where the launcher stays as the parent: the program is no process of the outer tree."""
-        inner = f"{FARPAGE} run --ram 60M --stats -- sh -c 'sleep 0.2; {FARPAGE} stat --json'"
-        ours = self.run_farpage("sh", "-c", inner, ram="200M")
-        self.assertEqual(ours.returncode, 0, ours.stderr)
-        outer = next(tree for tree in json.loads(ours.stdout)["trees"] if tree["budget_bytes"] == 200 << 20)
-        claims = sorted((member["kind"], member["claim_bytes"] >> 20) for member in outer["members"])
-        self.assertEqual(claims, [("nested", 0), ("nested", 60), ("small", 0)])
+        inner = f"{FARPAGE} run --ram 60M --stats-json {self.dir / 'stats'} -- sh -c 'echo ready; read x'"
+        argv = [FARPAGE, "run", "--ram", "200M", "--", "sh", "-c", inner]
+        with self.running(*argv) as process:
+
+            def claims():
+                trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+                members = [member for tree in trees if tree["pid"] == process.pid for member in tree["members"]]
+                return sorted((member["kind"], member["claim_bytes"] >> 20) for member in members)
+
+            # The launcher hears of what it has started by and by.
+            self.wait_until("one has claimed it", lambda: claims() == [("nested", 0), ("nested", 60), ("small", 0)])
 
 
 if __name__ == "__main__":

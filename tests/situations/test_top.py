@@ -199,8 +199,7 @@ class Top(Situation):
         self.until("the question again", question)
         self.keys("y")
         screen = self.until("the answer", f"the tree of {process.pid} is parked", "[ parked ]")
-        # It, and its tree.
-        self.assertEqual(screen.count("[ parked ]"), 2, screen)
+        self.wait_until("it is, and its tree", lambda: self.screen().count("[ parked ]") == 2)
         self.assertTrue(all(len(line) <= 80 for line in screen.splitlines()), screen)
         self.wait_until("it has gone", lambda: resident(process.pid) < 12 * MIB)
         self.keys("p")
