@@ -18,6 +18,12 @@
 //! So the price of a division has the stores that its copies would not spare (512 MiB read round and round in 310: pool
 //! of 157 MiB and most pages compressed each time before, 174 MiB and hardly any now).
 //!
+//! A program that goes round and round through more than memory and pool hold wants each page just after it has moved
+//! on: of what the pool passes on by age nothing is ever found there, and each page is written and read for each round.
+//! A pool that keeps what it has, and refuses the rest, serves its part of every round. So both are priced, and where
+//! it is cheaper the pool is *settled* ([`PoolShare::is_settled`]). What either way serves of what it should is
+//! measured while it is in use; what was measured long ago means less and less.
+//!
 //! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is
 //! assumed to miss as much per MiB as the next MiB above it does.
 //!
@@ -212,10 +218,13 @@ pub struct PoolShare {
     limit: u64,
     /// What a fault costs besides the load, ns: the way to who serves it and back, and the page that has to leave.
     fault_ns: f64,
-    /// Of the faults that the pool should serve by what it holds, the share that it does: a fading mean.
-    worth: f64,
+    /// Of the faults that the pool should serve by what it holds, the share that it does: fading means, of a pool that
+    /// passes on and of a settled one.
+    worth: [f64; 2],
     /// Pages loaded for a fault, with what was read ahead.
     window: f64,
+    /// The pool keeps what it has.
+    settled: bool,
     last: Sample,
 }
 
@@ -229,6 +238,10 @@ const FAULT_NS: f64 = 25_000.0;
 const STORE_NS: f64 = 4_000.0;
 /// By this factor another division must be cheaper than the present one.
 const MARGIN: f64 = 0.98;
+/// And the other way to use the pool.
+const MARGIN_OF_WAYS: f64 = 0.95;
+/// Decisions after which two thirds of what is known of the way that is not in use are forgotten.
+const FORGET: f64 = 64.0;
 /// Uncompressed pages per page of the pool, as long as it holds too little to tell.
 const RATIO: f64 = 2.0;
 
@@ -247,8 +260,9 @@ impl PoolShare {
             step: ram / 32,
             limit,
             fault_ns: FAULT_NS,
-            worth: 1.0,
+            worth: [1.0; 2],
             window: 1.0,
+            settled: false,
             last: Sample::default(),
         }
     }
@@ -325,23 +339,33 @@ impl PoolShare {
             return self.grow(now, loaded, most);
         }
         let from_pool = 1.0 - now.major_file.saturating_sub(self.last.major_file) as f64 / major as f64;
-        let should = self.held(now, distances, now.pool_bytes as f64) / distances.total().max(1.0);
+        let should = self.held(now, distances, now.pool_bytes as f64, self.settled) / distances.total().max(1.0);
+        let [passing, settled] = &mut self.worth;
+        let (worth, other) = if self.settled { (settled, passing) } else { (passing, settled) };
         if should >= TELLING {
-            self.worth = (self.worth + (from_pool / should).clamp(0.0, 1.0)) / 2.0;
+            *worth = (*worth + (from_pool / should).clamp(0.0, 1.0)) / 2.0;
         }
+        *other += (1.0 - *other) / FORGET;
         self.window = loaded as f64 / major as f64;
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
         let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
-        let mut best = (here, self.cost(now, distances, here) * MARGIN);
-        let mut other = self.min;
-        while other <= most {
-            let cost = self.cost(now, distances, other);
-            if cost < best.1 {
-                best = (other, cost);
+        let mut best = (here, self.settled, self.cost(now, distances, here, self.settled) * MARGIN);
+        for settled in [false, true] {
+            if settled && self.ratio(&now) < RATIO_MIN {
+                continue; // memory keeps what it has as well
             }
-            other += self.step;
+            let margin = if settled == self.settled { 1.0 } else { MARGIN_OF_WAYS };
+            let mut other = self.min;
+            while other <= most {
+                let cost = self.cost(now, distances, other, settled);
+                if cost < best.2 * margin {
+                    best = (other, settled, cost);
+                }
+                other += self.step;
+            }
         }
+        self.settled = best.1;
         distances.fade();
         let before = self.limit;
         // A step at a time, because moving costs writes, and because the answer may be another one on the way.
@@ -357,6 +381,11 @@ impl PoolShare {
     /// there that memory could hold as well.
     pub fn is_worth_room(&self) -> bool {
         self.limit > self.min
+    }
+
+    /// Whether the pool keeps what it has: nothing moves on, and what finds no room goes past it.
+    pub fn is_settled(&self) -> bool {
+        self.settled
     }
 
     /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
@@ -376,13 +405,16 @@ impl PoolShare {
 
     /// Pages that memory would keep beside a pool of so many bytes, and these with what the pool would hold.
     fn divide(&self, now: Sample, pool: f64) -> (f64, f64) {
-        let ratio = if now.pool_bytes < self.min / 4 {
-            RATIO
-        } else {
-            (now.pool_orig_bytes as f64 / now.pool_bytes as f64).max(1.0)
-        };
         let pages = (now.have() + (now.pool_bytes as f64 - pool) / PAGE).max(0.0);
-        (pages, pages + pool / PAGE * ratio)
+        (pages, pages + pool / PAGE * self.ratio(&now))
+    }
+
+    /// Uncompressed pages per page of the pool.
+    fn ratio(&self, now: &Sample) -> f64 {
+        match now.pool_bytes {
+            bytes if bytes < self.min / 4 => RATIO,
+            bytes => (now.pool_orig_bytes as f64 / bytes as f64).max(1.0),
+        }
     }
 
     /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares
@@ -397,14 +429,20 @@ impl PoolShare {
 
     /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be
     /// wanted as anything else.
-    fn held(&self, now: Sample, distances: &Distances, pool: f64) -> f64 {
+    fn held(&self, now: Sample, distances: &Distances, pool: f64, settled: bool) -> f64 {
         let (pages, kept) = self.divide(now, pool);
-        self.spared(now, distances, kept) - self.spared(now, distances, pages)
+        let spared = self.spared(now, distances, pages);
+        if settled {
+            // Copies of pages that came back take room.
+            let part = (kept - pages * (1.0 + now.unchanged)) / (now.all() - pages).max(1.0);
+            return (distances.total() - spared) * part.clamp(0.0, 1.0);
+        }
+        self.spared(now, distances, kept) - spared
     }
 
     /// What the histogram's faults would have cost with this limit of the pool, ns.
-    fn cost(&self, now: Sample, distances: &Distances, limit: u64) -> f64 {
-        // Above that, pages move on to a file.
+    fn cost(&self, now: Sample, distances: &Distances, limit: u64, settled: bool) -> f64 {
+        // Above that, pages move on to a file. That a settled pool may fill its limit is no reason to settle it.
         let pool = (limit / 8 * SHARE_EIGHTHS) as f64;
         let (pages, _) = self.divide(now, pool);
         let (from_pool, from_file) = (self.fault_ns + now.pool_load_ns as f64, self.fault_ns + now.file_load_ns as f64);
@@ -414,8 +452,10 @@ impl PoolShare {
         let density = (self.spared(now, distances, have + reach) - self.spared(now, distances, have)) / reach;
         let lost = density * (have - pages).max(0.0);
         let faults = distances.total() - self.spared(now, distances, pages) + lost;
-        let served = (self.held(now, distances, pool) + lost) * self.worth;
-        served * from_pool + (faults - served) * from_file + faults * self.stores(now, limit) * STORE_NS
+        let served = (self.held(now, distances, pool, settled) + lost) * self.worth[usize::from(settled)];
+        // A settled pool keeps the copies of pages that came back.
+        let stores = if settled { 0.0 } else { self.stores(now, limit) };
+        served * from_pool + (faults - served) * from_file + faults * stores * STORE_NS
     }
 
     /// Of the pages that leave for one fault, with this limit of the pool, those that have to be stored only because

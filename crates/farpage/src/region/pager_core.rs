@@ -273,10 +273,11 @@ impl PagerCore {
     }
 
     /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so
-    /// much that the pages present become few.
+    /// much that the pages present become few; a settled pool takes no more for them.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        self.beside() < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep(&self.controls)
+        let has_room = self.swap.are_pools_settled() || self.beside() < self.limit.load(Relaxed) / 4 * 3;
+        has_room && self.clean.keep(&self.controls)
     }
 
     /// The page in a frame.

@@ -67,6 +67,17 @@ impl SwapSpace {
         self.zrams.iter().for_each(|zram| zram.let_raw_wait(wait));
     }
 
+    /// Whether compressed pages stay where they are: nothing moves on to a file, copies of pages that are in memory as
+    /// well are kept, and what finds no room goes to the file. Else they move on by age above 7/8 of the limit.
+    pub fn settle_pools(&self, settled: bool) {
+        self.zrams.iter().for_each(|zram| zram.settle(settled));
+    }
+
+    /// Whether they do.
+    pub fn are_pools_settled(&self) -> bool {
+        self.zrams.iter().any(|zram| zram.is_settled())
+    }
+
     /// Holds whether pages are taken back into the pool ([`SwapSpace::promote`]).
     pub fn hold_promotion(&self, promote: bool) {
         self.zrams.iter().for_each(|zram| zram.hold_promotion(promote));
@@ -301,7 +312,7 @@ impl SwapSpace {
         plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
     }
 
-    /// Whether a compressed pool is above 7/8 of its limit: call [`SwapSpace::writeback`].
+    /// Whether a compressed pool is above 7/8 of its limit (settled: above it): call [`SwapSpace::writeback`].
     pub fn pool_over_share(&self) -> bool {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
     }

@@ -115,6 +115,8 @@ pub struct Zram {
     bad_frees: AtomicU64,
     /// See [`super::SwapSpace::let_raw_wait`].
     raw_waits: AtomicBool,
+    /// See [`super::SwapSpace::settle_pools`].
+    settled: AtomicBool,
 }
 
 impl Zram {
@@ -158,6 +160,7 @@ impl Zram {
             promote_policy: PromotePolicy::default(),
             bad_frees: AtomicU64::new(0),
             raw_waits: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
         }
     }
 
@@ -209,16 +212,6 @@ impl Zram {
     /// Bytes of memory the pool holds (touched spans).
     pub fn pool_bytes(&self) -> u64 {
         self.inner.lock().pool.resident_bytes()
-    }
-
-    /// Bytes the pool holds beyond 7/8 of its limit.
-    pub fn over_share(&self) -> u64 {
-        self.inner.lock().above(SHARE_EIGHTHS)
-    }
-
-    /// Whether pages that are also in memory should not stay in the pool.
-    pub fn is_tight(&self) -> bool {
-        self.inner.lock().above(TIGHT_EIGHTHS) > 0
     }
 
     /// Gives empty spans back to the kernel, the system call without the lock.

@@ -50,10 +50,10 @@ fn a_full_pool_is_not_swept_for_every_page() {
     let mut region = pager.region(12 << 20).unwrap();
     let words: &mut [u64] = region.view_mut();
     let pages = words.len() / 512;
-    words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64) & 0xffff_ffff);
+    words.iter_mut().enumerate().for_each(|(i, w)| *w = mix(i as u64) & 0xfff_ffff_ffff);
     for i in 0..20_000 {
         let at = mix(i) as usize % pages * 512 + 7;
-        assert_eq!(words[at], mix(at as u64) & 0xffff_ffff);
+        assert_eq!(words[at], mix(at as u64) & 0xfff_ffff_ffff);
         // SAFETY: a place of the region. Volatile: to write what is there is a write, too.
         unsafe { (&raw mut words[at]).write_volatile(words[at]) };
     }
