@@ -225,6 +225,8 @@ pub struct PoolShare {
     window: f64,
     /// The pool keeps what it has.
     settled: bool,
+    /// Since it does, or since the last round began: pages loaded, faults that the pool should serve, those that it did.
+    round: [f64; 3],
     last: Sample,
 }
 
@@ -263,6 +265,7 @@ impl PoolShare {
             worth: [1.0; 2],
             window: 1.0,
             settled: false,
+            round: [0.0; 3],
             last: Sample::default(),
         }
     }
@@ -340,12 +343,15 @@ impl PoolShare {
         }
         let from_pool = 1.0 - now.major_file.saturating_sub(self.last.major_file) as f64 / major as f64;
         let should = self.held(now, distances, now.pool_bytes as f64, self.settled) / distances.total().max(1.0);
-        let [passing, settled] = &mut self.worth;
-        let (worth, other) = if self.settled { (settled, passing) } else { (passing, settled) };
-        if should >= TELLING {
-            *worth = (*worth + (from_pool / should).clamp(0.0, 1.0)) / 2.0;
+        if self.settled {
+            self.note_round(now, loaded as f64, should * major as f64, from_pool * major as f64);
+            self.worth[0] += (1.0 - self.worth[0]) / FORGET;
+        } else {
+            if should >= TELLING {
+                self.worth[0] = f64::midpoint(self.worth[0], (from_pool / should).clamp(0.0, 1.0));
+            }
+            self.worth[1] += (1.0 - self.worth[1]) / FORGET;
         }
-        *other += (1.0 - *other) / FORGET;
         self.window = loaded as f64 / major as f64;
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
@@ -365,7 +371,9 @@ impl PoolShare {
                 other += self.step;
             }
         }
-        self.settled = best.1;
+        if best.1 != self.settled {
+            (self.settled, self.round) = (best.1, [0.0; 3]);
+        }
         distances.fade();
         let before = self.limit;
         // A step at a time, because moving costs writes, and because the answer may be another one on the way.
@@ -375,6 +383,17 @@ impl PoolShare {
             self.limit = best.0.min(self.limit + self.step).min(most);
         }
         (self.limit != before).then_some(self.limit)
+    }
+
+    /// What a settled pool serves of what it should. What it holds was stored together and is wanted together, so
+    /// nothing is said before as many pages were loaded as there are.
+    fn note_round(&mut self, now: Sample, loaded: f64, should: f64, served: f64) {
+        let round = [self.round[0] + loaded, self.round[1] + should, self.round[2] + served];
+        self.round = round;
+        if round[0] >= now.all() {
+            self.worth[1] = f64::midpoint(self.worth[1], (round[2] / round[1].max(1.0)).min(1.0));
+            self.round = [0.0; 3];
+        }
     }
 
     /// Whether the pool has more than the least that it can have: where that is too much already, nothing is to wait

@@ -99,8 +99,8 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
 }
 
 /// A loop through four times the budget, after `others` pages that nobody wants. A pool that moves pages on by age
-/// serves nothing of it; a settled one what it holds, which are the pages that came when it had room. The part of the
-/// faults that the pool served in the end, and whether it is settled.
+/// serves nothing of it; a settled one what it holds, which are the pages that came when it had room, and lie side by
+/// side. The part of the loop that the pool serves in the end, and whether it is settled.
 fn go_round(others: u64) -> (f64, bool) {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);
@@ -108,7 +108,7 @@ fn go_round(others: u64) -> (f64, bool) {
     let around = 4 * PAGES as u64;
     // Of the pool's pages, those of the loop.
     let (mut limit, mut held, mut ours, mut part) = (RAM / 2, others, 0, 0.0);
-    for _ in 0..400 {
+    for turn in 0..400 {
         now.pool_bytes = limit / 8 * if share.is_settled() { 8 } else { SHARE_EIGHTHS };
         now.pool_orig_bytes = 3 * now.pool_bytes;
         now.pages = (RAM - now.pool_bytes) / 4096;
@@ -121,7 +121,8 @@ fn go_round(others: u64) -> (f64, bool) {
         part = if share.is_settled() { ours as f64 / now.out as f64 } else { 0.0 };
         (0..4096).for_each(|_| distances.note(around as u32));
         (now.major, now.loaded, now.stored) = (now.major + 4096, now.loaded + 4096, now.stored + 4096);
-        now.major_file += (4096.0 * (1.0 - part)) as u64;
+        let is_held = turn * 4096 % around < (part * around as f64) as u64;
+        now.major_file += if is_held { 0 } else { 4096 };
         limit = share.turn(now, &mut distances).unwrap_or(limit);
     }
     (part, share.is_settled())
