@@ -4,8 +4,8 @@
 Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--only farpage,memmap] [--json FILE]
 
 Each kind of array runs in a process of its own, in a memory cgroup (v1) whose limit is the budget and what the
-interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too. Rounds alternate. Results must be equal. Needs farpage, numpy,
-blosc2 and zarr. The kernel's side has a swap of zram, of half the budget, and a file after that; its cgroup has half.
+interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too.
+Rounds alternate. Results must be equal. Needs farpage, numpy, blosc2 and zarr. The kernel's side has a swap of zram, of half the budget, and a file after that; its cgroup has half.
 """
 
 import argparse
@@ -25,7 +25,7 @@ COLUMNS = 1024
 MIB = 1 << 20
 ROWS = ["pass", "random rows", "random elements", "update", "matmul", "sort", "save and load"]
 # Modules of kinds, besides numpy.
-MODULES = {"farpage": "farpage", "blosc2": "blosc2", "zarr": "zarr"}
+MODULES = {"farpage": "farpage", "arrays": "farpage", "blosc2": "blosc2", "zarr": "zarr"}
 SLACK = 24 * MIB
 
 
@@ -68,6 +68,17 @@ class Farpage(Kind):
 
     def load(self, path):
         return self.pager.load(path)
+
+
+class Arrays(Kind):
+    """Numpy's own arrays, and what operations make besides, in regions."""
+
+    def make(self, rows, budget):
+        import farpage
+
+        self.context = farpage.arrays(budget)
+        self.context.__enter__()
+        return np.empty((rows, COLUMNS))
 
 
 class Memmap(Kind):
@@ -122,7 +133,7 @@ class Zarr(Kind):
         return zarr.open_array(path)
 
 
-KINDS = {"plain": Kind, "farpage": Farpage, "memmap": Memmap, "memmap random": MemmapRandom, "blosc2": Blosc2,
+KINDS = {"plain": Kind, "farpage": Farpage, "arrays": Arrays, "memmap": Memmap, "memmap random": MemmapRandom, "blosc2": Blosc2,
          "zarr": Zarr, "kernel": Kind}
 
 

@@ -225,7 +225,7 @@ pub struct PoolShare {
     window: f64,
     /// The pool keeps what it has.
     settled: bool,
-    /// Since it does, or since the last round began: pages loaded, faults that the pool should serve, those that it did.
+    /// Since then, or since a round is over: pages loaded, faults that the pool should serve, those that it did.
     round: [f64; 3],
     last: Sample,
 }
