@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Arrays larger than their RAM: farpage against what people use for them today, with the same RAM. As root.
 
-Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--only farpage,memmap] [--json FILE]
+Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--repeat 1] [--only farpage,memmap] [--json FILE]
 
 Each kind of array runs in a process of its own, in a memory cgroup (v1) whose limit is the budget and what the
 interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too.
-Rounds alternate. Results must be equal. Needs farpage, numpy, blosc2 and zarr. The kernel's side has a swap of zram, of half the budget, and a file after that; its cgroup has half.
+Rounds alternate. Results must be equal. Needs farpage, numpy, blosc2 and zarr. The kernel's side has a swap of zram, of
+half the budget, and a file after that; its cgroup has half.
 """
 
 import argparse
@@ -133,12 +134,12 @@ class Zarr(Kind):
         return zarr.open_array(path)
 
 
-KINDS = {"plain": Kind, "farpage": Farpage, "arrays": Arrays, "memmap": Memmap, "memmap random": MemmapRandom, "blosc2": Blosc2,
-         "zarr": Zarr, "kernel": Kind}
+KINDS = {"plain": Kind, "farpage": Farpage, "arrays": Arrays, "memmap": Memmap, "memmap random": MemmapRandom,
+         "blosc2": Blosc2, "zarr": Zarr, "kernel": Kind}
 
 
-def work(kind, rows, budget, folder):
-    """Seconds of each row, and what came out. In the process of its own."""
+def work(kind, rows, budget, folder, repeat):
+    """Seconds of each row, the median of so many times, and what came out. In the process of its own."""
     it = KINDS[kind](rows, budget, folder)
     a, rng = it.a, np.random.default_rng(7)
     some = rng.integers(0, rows, 3000)
@@ -170,9 +171,12 @@ def work(kind, rows, budget, folder):
     found = {}
     for row in [row for row in ROWS if row != "sort"] + ["sort"]:
         if steps[row] is not None:
-            begin = time.perf_counter()
-            value = steps[row]()
-            found[row] = (time.perf_counter() - begin, value)
+            times = []
+            for _ in range(1 if row == "sort" else repeat):
+                begin = time.perf_counter()
+                value = steps[row]()
+                times.append(time.perf_counter() - begin)
+            found[row] = (statistics.median(times), value)
     print(json.dumps(found))
 
 
@@ -228,11 +232,11 @@ def own_memory(module):
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
-def measured(kind, rows, budget):
+def measured(kind, rows, budget, repeat):
     """One process of a kind: what `work` found."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farpage-arrays-", dir="/var/tmp"))
-        arguments = [sys.executable, __file__, "--work", kind, str(rows), str(budget), folder]
+        arguments = [sys.executable, __file__, "--work", kind, str(rows), str(budget), folder, str(repeat)]
         own = own_memory(MODULES.get(kind, "numpy")) + SLACK
         enter = None
         if kind == "kernel":
@@ -251,6 +255,7 @@ def main():
     parser.add_argument("--mib", type=int, default=256, help="size of the array")
     parser.add_argument("--share", type=float, default=0.25, help="of it, the budget")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=1, help="each row so many times, of which the median counts")
     parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--json", help="where the results go")
     options = parser.parse_args()
@@ -261,7 +266,7 @@ def main():
     found = {kind: [] for kind in kinds}
     for round_ in range(options.rounds):
         for kind in kinds[round_ % len(kinds) :] + kinds[: round_ % len(kinds)]:
-            found[kind].append(measured(kind, rows, budget))
+            found[kind].append(measured(kind, rows, budget, options.repeat))
             print(f"round {round_ + 1} {kind}: {found[kind][-1]}", file=sys.stderr, flush=True)
     if options.json:
         write(options.json, json.dumps({"mib": options.mib, "budget": budget, "found": found}, indent=1))
@@ -275,12 +280,12 @@ def main():
         cells = []
         for kind in kinds:
             times = sorted(run[row][0] for run in found[kind] if row in run)
-            cells.append(f"{statistics.median(times):.2f} ({times[0]:.2f}-{times[-1]:.2f})" if times else "-")
+            cells.append(f"{statistics.median(times):.3g} ({times[0]:.3g}-{times[-1]:.3g})" if times else "-")
         print("|", row, "|", " | ".join(cells), "|")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
     else:
         main()
