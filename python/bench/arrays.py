@@ -5,8 +5,9 @@ Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--repeat 1] [--only fa
 
 Each kind of array runs in a process of its own, in a memory cgroup (v1) whose limit is the budget and what the
 interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too.
-Rounds alternate. Results must be equal. Needs farpage, numpy, blosc2 and zarr. The kernel's side has a swap of zram, of
-half the budget, and a file after that; its cgroup has half.
+Rounds alternate. Results must be equal. Needs farpage, numpy, blosc2 and zarr. The kernel's side has a swap of zram for
+as many pages as the budget has, which these numbers compress to half of it, and a file after that; its cgroup has the
+other half.
 """
 
 import argparse
@@ -202,15 +203,15 @@ def cgroup(limit):
 
 
 @contextlib.contextmanager
-def kernel_swap(folder, memory, size):
-    """Swap on zram that may have so many bytes of RAM, and on a file after that."""
+def kernel_swap(folder, compressed, size):
+    """Swap on zram for so many bytes before compression, and on a file after that. (With a `mem_limit` instead, zram
+    refuses pages at the limit, the kernel tries it again with the same ones, and hardly anything goes to the file.)"""
     number = open("/sys/class/zram-control/hot_add").read().strip()
     device, system, file = f"/dev/zram{number}", f"/sys/block/zram{number}", os.path.join(folder, "swap")
     on = []
     try:
         write(f"{system}/comp_algorithm", "lz4")
-        write(f"{system}/disksize", size)
-        write(f"{system}/mem_limit", memory)
+        write(f"{system}/disksize", compressed)
         with open(file, "wb") as made:
             os.fchmod(made.fileno(), 0o600)
             os.posix_fallocate(made.fileno(), 0, size)
@@ -240,7 +241,7 @@ def measured(kind, rows, budget, repeat):
         own = own_memory(MODULES.get(kind, "numpy")) + SLACK
         enter = None
         if kind == "kernel":
-            stack.enter_context(kernel_swap(folder, budget // 2, rows * COLUMNS * 8 * 2))
+            stack.enter_context(kernel_swap(folder, budget, rows * COLUMNS * 8 * 2))
             enter = stack.enter_context(cgroup(own + budget - budget // 2))
         elif kind != "plain":
             enter = stack.enter_context(cgroup(own + budget))

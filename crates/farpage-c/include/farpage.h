@@ -497,7 +497,8 @@ void *fp_realloc(void *context,
                  size_t bytes);
 
 /**
- * Gives a block back. NULL: nothing happens. The size is not looked at.
+ * Gives a block back. NULL: nothing happens. The size is not looked at. The last blocks that were given back, up to a
+ * sixteenth of the budget that the pager had when the allocator was made, are kept for later ones of the same size.
  *
  * Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc, not freed before.
  */

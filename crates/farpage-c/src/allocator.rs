@@ -1,6 +1,10 @@
 //! An allocator for libraries that let their user choose one, as numpy does: large blocks are regions.
 //!
 //! The functions have the shape that such libraries ask for (numpy's NEP 49: a context first, and a size for `free`).
+//! A program that makes and frees blocks of one size all the time, as arithmetic on arrays does, would pay for a new
+//! region and for a fault on each of its pages every time. So the last ones that were freed are kept as they are, up to
+//! a sixteenth of the budget, and the next block of the same size is one of them.
+//!
 //! Which blocks are regions is kept in one table. Its lock is a leaf: nothing is called under it but the engine's heap.
 //! It is held during forks, so that a child can use it.
 
@@ -9,7 +13,7 @@ use crate::status::{fail, fp_status, fp_status::*, of};
 use engine::PAGE_SIZE;
 use engine::region::{Pager, Region};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -24,18 +28,33 @@ static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
 #[derive(Default)]
 struct Table {
-    /// The pagers of allocators, by the allocator's address, until fp_allocator_free.
-    pagers: HashMap<usize, Pager>,
+    /// What allocators have, by the allocator's address, until fp_allocator_free.
+    sources: HashMap<usize, Source>,
     /// The blocks that are regions, by their address.
     blocks: HashMap<usize, Block>,
 }
 
+/// Where an allocator's blocks come from.
+struct Source {
+    pager: Pager,
+    /// Blocks that were freed, the last one at the end. Their content is of no worth, and not zero.
+    spares: VecDeque<Region>,
+    spare_bytes: usize,
+    /// Most bytes of them.
+    spare_max: usize,
+}
+
 struct Block {
     /// The memory; goes with this.
-    _region: Region,
+    region: Region,
     /// As many as were asked for.
     bytes: usize,
+    /// The allocator's address.
+    source: usize,
 }
+
+/// Of the budget, what freed blocks may hold.
+const SPARE_PART: u64 = 16;
 
 thread_local! {
     /// The table's lock, of a thread that forks.
@@ -85,7 +104,10 @@ pub unsafe extern "C" fn fp_allocator_new(
         return fail(FP_ERR_OS, "cannot follow forks: out of memory");
     }
     let new = Box::into_raw(Box::new(fp_allocator { min_bytes: min_bytes.max(1) }));
-    with(|table| table.pagers.insert(new as usize, pager.pager.clone()));
+    let budget = pager.pager.stats().map_or(0, |stats| stats.budget_bytes);
+    let spare_max = usize::try_from(budget / SPARE_PART).unwrap_or(0);
+    let source = Source { pager: pager.pager.clone(), spares: VecDeque::new(), spare_bytes: 0, spare_max };
+    with(|table| table.sources.insert(new as usize, source));
     // SAFETY: not NULL, and writable by the caller's promise.
     unsafe { allocator.write(new) };
     FP_OK
@@ -99,7 +121,7 @@ pub unsafe extern "C" fn fp_allocator_new(
 pub unsafe extern "C" fn fp_allocator_free(allocator: *mut fp_allocator) {
     // Its one word is not freed: who still has blocks of it names it when they go. The pager goes here, without the
     // lock.
-    drop(with(|table| table.pagers.remove(&(allocator as usize))));
+    drop(with(|table| table.sources.remove(&(allocator as usize))));
 }
 
 /// A block of `bytes` bytes; NULL if there is none: fp_last_error says why. Any thread.
@@ -108,7 +130,7 @@ pub unsafe extern "C" fn fp_allocator_free(allocator: *mut fp_allocator) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_malloc(context: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: caller's promise.
-    match unsafe { large(context, bytes) } {
+    match unsafe { large(context, bytes, false) } {
         Some(block) => block,
         // SAFETY: no conditions.
         None => unsafe { libc::malloc(bytes) },
@@ -123,7 +145,7 @@ pub unsafe extern "C" fn fp_calloc(context: *mut c_void, count: usize, bytes: us
     // A product that is too large is malloc's matter, which refuses it.
     let all = count.checked_mul(bytes).unwrap_or(0);
     // SAFETY: caller's promise.
-    match unsafe { large(context, all) } {
+    match unsafe { large(context, all, true) } {
         Some(block) => block,
         // SAFETY: no conditions.
         None => unsafe { libc::calloc(count, bytes) },
@@ -138,7 +160,7 @@ pub unsafe extern "C" fn fp_calloc(context: *mut c_void, count: usize, bytes: us
 pub unsafe extern "C" fn fp_realloc(context: *mut c_void, block: *mut c_void, bytes: usize) -> *mut c_void {
     let old = region_bytes(block);
     // SAFETY: caller's promise.
-    let Some(new) = (unsafe { large(context, bytes) }) else {
+    let Some(new) = (unsafe { large(context, bytes, false) }) else {
         let Some(old) = old else {
             // SAFETY: NULL or malloc's, as it is no region.
             return unsafe { libc::realloc(block, bytes) };
@@ -154,20 +176,52 @@ pub unsafe extern "C" fn fp_realloc(context: *mut c_void, block: *mut c_void, by
     unsafe { moved(context, block, old.min(bytes), new) }
 }
 
-/// Gives a block back. NULL: nothing happens. The size is not looked at.
+/// Gives a block back. NULL: nothing happens. The size is not looked at. The last blocks that were given back, up to a
+/// sixteenth of the budget that the pager had when the allocator was made, are kept for later ones of the same size.
 ///
 /// Requires: `context` is a fp_allocator; `block` is NULL or one of its blocks, or of malloc, not freed before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_free(context: *mut c_void, block: *mut c_void, bytes: usize) {
     let _for_the_shape = (context, bytes);
     if may_be_region(block) {
-        let gone = with(|table| table.blocks.remove(&(block as usize)));
+        let gone = with(|table| {
+            let block = table.blocks.remove(&(block as usize))?;
+            Some(match table.sources.get_mut(&block.source) {
+                Some(source) => source.keep(block.region),
+                None => vec![block.region],
+            })
+        });
         if gone.is_some() {
-            return; // the region goes here, without the lock
+            return; // regions that are not kept go here, without the lock
         }
     }
     // SAFETY: NULL or malloc's, as it is no region.
     unsafe { libc::free(block) }
+}
+
+impl Source {
+    /// Keeps a freed region; those that go instead.
+    fn keep(&mut self, region: Region) -> Vec<Region> {
+        if region.len() > self.spare_max {
+            return vec![region];
+        }
+        self.spare_bytes += region.len();
+        self.spares.push_back(region);
+        let mut gone = Vec::new();
+        while self.spare_bytes > self.spare_max {
+            let Some(oldest) = self.spares.pop_front() else { break };
+            self.spare_bytes -= oldest.len();
+            gone.push(oldest);
+        }
+        gone
+    }
+
+    /// A freed region of so many bytes.
+    fn take(&mut self, bytes: usize) -> Option<Region> {
+        let at = self.spares.iter().rposition(|spare| spare.len() == bytes)?;
+        self.spare_bytes -= bytes;
+        self.spares.remove(at)
+    }
 }
 
 /// Regions begin at a page; malloc's blocks hardly ever do.
@@ -183,21 +237,25 @@ fn region_bytes(block: *mut c_void) -> Option<usize> {
     with(|table| table.blocks.get(&(block as usize)).map(|block| block.bytes))
 }
 
-/// A region as a block (NULL if there can be none); None if a block of this size is malloc's.
+/// A region as a block (NULL if there can be none); None if a block of this size is malloc's. `zeros`: it must be zero.
 ///
 /// # Safety
 /// `context` is a fp_allocator.
-unsafe fn large(context: *mut c_void, bytes: usize) -> Option<*mut c_void> {
+unsafe fn large(context: *mut c_void, bytes: usize, zeros: bool) -> Option<*mut c_void> {
     // SAFETY: caller's promise.
     let allocator = unsafe { &*context.cast::<fp_allocator>() };
     if bytes < allocator.min_bytes {
         return None;
     }
-    let pager = with(|table| table.pagers.get(&(context as usize)).cloned())?;
-    match pager.region(bytes) {
+    let source = context as usize;
+    let (pager, spare) = with(|table| {
+        let source = table.sources.get_mut(&source)?;
+        Some((source.pager.clone(), (!zeros).then(|| source.take(bytes)).flatten()))
+    })?;
+    match spare.map_or_else(|| pager.region(bytes), Ok) {
         Ok(mut region) => {
             let data = region.as_mut_ptr();
-            with(|table| table.blocks.insert(data as usize, Block { _region: region, bytes }));
+            with(|table| table.blocks.insert(data as usize, Block { region, bytes, source }));
             Some(data.cast())
         }
         Err(error) => {

@@ -80,6 +80,41 @@ static void blocks(void)
     fp_free(allocator, large, LARGE);
 }
 
+/* Small blocks that were freed are used again, up to a sixteenth of the budget; zeros are zero. */
+static void spares(void)
+{
+    enum { BLOCK = 4 * 4096, MOST = FP_BUDGET_MIN / 16 / BLOCK };
+    fp_allocator *small;
+    CHECK(fp_allocator_new(pager, BLOCK, &small) == FP_OK && held() == 0);
+    unsigned char *block = fp_malloc(small, BLOCK);
+    fill(block, 0, BLOCK);
+    fp_free(small, block, BLOCK);
+    CHECK(held() == BLOCK);
+    fp_stats before, after;
+    CHECK(fp_pager_stats(pager, &before, sizeof before) == FP_OK);
+    CHECK(fp_malloc(small, BLOCK) == block);
+    memset(block, 7, BLOCK);
+    CHECK(fp_pager_stats(pager, &after, sizeof after) == FP_OK && after.pgfault == before.pgfault);
+    fp_free(small, block, BLOCK);
+    unsigned char *zeros = fp_calloc(small, 4, 4096), *other = fp_malloc(small, BLOCK + 4096);
+    CHECK(zeros != block && other != block && zeros[0] == 0 && zeros[BLOCK - 1] == 0);
+    fp_free(small, zeros, BLOCK);
+    fp_free(small, other, BLOCK + 4096);
+    unsigned char *blocks[2 * MOST];
+    for (int i = 0; i < 2 * MOST; i++) {
+        blocks[i] = fp_malloc(small, BLOCK);
+        memset(blocks[i], i + 1, BLOCK);
+        for (int j = 0; j <= i; j++)
+            CHECK(blocks[j][BLOCK - 1] == (unsigned char)(j + 1));
+    }
+    CHECK(held() >= 2 * MOST * BLOCK);
+    for (int i = 0; i < 2 * MOST; i++)
+        fp_free(small, blocks[i], BLOCK);
+    CHECK(held() > 0 && held() <= MOST * BLOCK);
+    fp_allocator_free(small);
+    CHECK(held() == 0);
+}
+
 static void *make_and_free(void *done)
 {
     for (int i = 0; !done || (i < ROUNDS && !__atomic_load_n((int *)done, __ATOMIC_RELAXED)); i++) {
@@ -137,6 +172,7 @@ int main(void)
     CHECK(fp_allocator_new(pager, LARGE, NULL) == FP_ERR_NULL);
     CHECK(fp_allocator_new(pager, LARGE, &allocator) == FP_OK);
     blocks();
+    spares();
     forks();
     /* After its end: blocks stay, new ones are malloc's. */
     unsigned char *block = fp_malloc(allocator, 2 * LARGE);
