@@ -3,6 +3,7 @@
 mod budget;
 mod coming_in;
 mod descriptors;
+mod devices_write;
 mod dividing;
 mod inherit;
 mod list_lock;
