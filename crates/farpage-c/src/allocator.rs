@@ -202,7 +202,8 @@ pub unsafe extern "C" fn fp_free(context: *mut c_void, block: *mut c_void, bytes
 impl Source {
     /// Keeps a freed region; those that go instead.
     fn keep(&mut self, region: Region) -> Vec<Region> {
-        if region.len() > self.spare_max {
+        // A forked child that has not the pager's regions can only let go of them.
+        if region.len() > self.spare_max || !self.pager.is_here() {
             return vec![region];
         }
         self.spare_bytes += region.len();
@@ -218,7 +219,7 @@ impl Source {
 
     /// A freed region of so many bytes.
     fn take(&mut self, bytes: usize) -> Option<Region> {
-        let at = self.spares.iter().rposition(|spare| spare.len() == bytes)?;
+        let at = self.spares.iter().rposition(|spare| spare.len() == bytes).filter(|_| self.pager.is_here())?;
         self.spare_bytes -= bytes;
         self.spares.remove(at)
     }

@@ -20,7 +20,7 @@
 enum { LARGE = 1 << 20, THREADS = 3, ROUNDS = 300, FORKS = 40 };
 
 static fp_pager *pager;
-static fp_allocator *allocator;
+static fp_allocator *allocator, *smaller;
 
 static uint64_t held(void)
 {
@@ -115,6 +115,8 @@ static void spares(void)
     CHECK(held() == 0);
 }
 
+enum { SMALL = 4 * 4096 };
+
 static void *make_and_free(void *done)
 {
     for (int i = 0; !done || (i < ROUNDS && !__atomic_load_n((int *)done, __ATOMIC_RELAXED)); i++) {
@@ -126,8 +128,46 @@ static void *make_and_free(void *done)
         block = fp_realloc(allocator, block, 2 * LARGE);
         right(block, 5000);
         fp_free(allocator, block, 0);
+        /* One that others may have freed, and that nobody else has now. */
+        unsigned char *first = fp_malloc(smaller, SMALL), *second = fp_malloc(smaller, SMALL);
+        CHECK(first && second && first != second);
+        memset(first, i, SMALL);
+        memset(second, ~i, SMALL);
+        CHECK(first[SMALL - 1] == (unsigned char)i && second[0] == (unsigned char)~i);
+        fp_free(smaller, first, SMALL);
+        fp_free(smaller, second, SMALL);
     }
     return NULL;
+}
+
+/* A child that has no regions gets none of those that were freed, either. */
+static void child_without_regions(void)
+{
+    fp_config config;
+    fp_pager *own;
+    fp_allocator *from;
+    CHECK(fp_config_init(&config) == FP_OK);
+    config.budget_bytes = FP_BUDGET_MIN;
+    CHECK(fp_pager_new(&config, &own) == FP_OK && fp_allocator_new(own, SMALL, &from) == FP_OK);
+    unsigned char *kept = fp_malloc(from, SMALL), *freed = fp_malloc(from, SMALL);
+    memset(kept, 1, SMALL);
+    memset(freed, 2, SMALL);
+    fp_free(from, freed, SMALL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(fp_malloc(from, SMALL) == NULL);
+        fp_free(from, kept, SMALL);
+        CHECK(fp_malloc(from, SMALL) == NULL);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(fp_malloc(from, SMALL) == freed && kept[0] == 1);
+    fp_free(from, kept, SMALL);
+    fp_free(from, freed, SMALL);
+    fp_allocator_free(from);
+    fp_pager_free(own);
 }
 
 /* Forks while others are in the allocator: each child can use it. */
@@ -157,7 +197,6 @@ static void forks(void)
         CHECK(pthread_join(threads[i], NULL) == 0);
     right(block, LARGE);
     fp_free(allocator, block, LARGE);
-    CHECK(held() == 0);
 }
 
 int main(void)
@@ -173,7 +212,11 @@ int main(void)
     CHECK(fp_allocator_new(pager, LARGE, &allocator) == FP_OK);
     blocks();
     spares();
+    child_without_regions();
+    CHECK(fp_allocator_new(pager, SMALL, &smaller) == FP_OK);
     forks();
+    fp_allocator_free(smaller);
+    CHECK(held() == 0);
     /* After its end: blocks stay, new ones are malloc's. */
     unsigned char *block = fp_malloc(allocator, 2 * LARGE);
     fill(block, 0, 2 * LARGE);

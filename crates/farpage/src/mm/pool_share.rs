@@ -242,6 +242,9 @@ const STORE_NS: f64 = 4_000.0;
 const MARGIN: f64 = 0.98;
 /// And the other way to use the pool.
 const MARGIN_OF_WAYS: f64 = 0.95;
+/// Of what a settled pool should serve, what it must serve to be or become one. What is known comes from the faults,
+/// and windows from the pool and from a file are of different lengths: a loop's pool may seem to be worth half.
+const SETTLED_WORTH: f64 = 0.125;
 /// Decisions after which two thirds of what is known of the way that is not in use are forgotten.
 const FORGET: f64 = 64.0;
 /// Uncompressed pages per page of the pool, as long as it holds too little to tell.
@@ -280,35 +283,35 @@ impl PoolShare {
         ram / 2
     }
 
-    /// The limit of a budget of `ram` bytes: as it is held, else as `turn` says; the new one if it changes.
+    /// The limit of a budget of `ram` bytes: as it is held, else as `turn` says; what to tell the pool if that changes.
     pub fn decide(
         &mut self,
         controls: &Controls,
         ram: u64,
         turn: impl FnOnce(&mut PoolShare) -> Option<u64>,
     ) -> Option<u64> {
-        let limit = match controls.pinned(Controller::Pool) {
-            Some(percent) => self.hold(ram / 100 * percent),
-            None => turn(self),
-        };
+        let before = self.to_apply();
+        match controls.pinned(Controller::Pool) {
+            // Held, for an experiment.
+            Some(percent) => (self.limit, self.settled) = (ram / 100 * percent, false),
+            None => _ = turn(self),
+        }
         controls.settle(Controller::Pool, self.limit * 100 / ram.max(1));
-        limit
+        (self.to_apply() != before).then_some(self.to_apply())
     }
 
-    /// Holds the limit, for an experiment; the new one if it changes.
-    fn hold(&mut self, limit: u64) -> Option<u64> {
-        let changes = self.limit != limit;
-        self.limit = limit;
-        changes.then_some(limit)
+    /// What the pool is told: a settled one is filled to its limit, one that passes on to 7/8 of it.
+    fn to_apply(&self) -> u64 {
+        if self.settled { self.limit / 8 * SHARE_EIGHTHS } else { self.limit }
     }
 
     /// The budget is another one now: the limit keeps its part of it. The new limit, if it changes.
     pub fn resize(&mut self, ram: u64) -> Option<u64> {
         let part = self.limit as f64 / (self.min * 16).max(1) as f64;
-        let before = self.limit;
+        let before = self.to_apply();
         (self.min, self.max, self.step) = (ram / 16, ram / 4 * 3, ram / 32);
         self.limit = ((ram as f64 * part) as u64).clamp(self.min, self.max.max(self.min));
-        (self.limit != before).then_some(self.limit)
+        (self.to_apply() != before).then_some(self.to_apply())
     }
 
     /// All counters begin at zero again: in a forked child.
@@ -338,7 +341,9 @@ impl PoolShare {
         }
         let major = now.major.saturating_sub(self.last.major);
         let loaded = now.loaded.saturating_sub(self.last.loaded);
-        if loaded < WINDOW || major < FAULTS_MIN {
+        // Where readahead brings in nearly all, there are few faults in a whole round.
+        let least = if loaded as f64 >= now.all() { FAULTS_MIN / 16 } else { FAULTS_MIN };
+        if loaded < WINDOW || major < least {
             return self.grow(now, loaded, most);
         }
         let from_pool = 1.0 - now.major_file.saturating_sub(self.last.major_file) as f64 / major as f64;
@@ -352,14 +357,21 @@ impl PoolShare {
             }
             self.worth[1] += (1.0 - self.worth[1]) / FORGET;
         }
+        // What it holds may not be wanted any more: pages move on by age, until that is as good as forgotten.
+        let is_wanted = self.worth[1] >= SETTLED_WORTH;
+        if self.settled && !is_wanted {
+            (self.settled, self.round) = (false, [0.0; 3]);
+        }
+        // Where it holds hardly more than its room, memory keeps what it has as well.
+        let may_settle = is_wanted && (self.settled || self.ratio(&now) >= RATIO_MIN);
         self.window = loaded as f64 / major as f64;
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
         let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
         let mut best = (here, self.settled, self.cost(now, distances, here, self.settled) * MARGIN);
         for settled in [false, true] {
-            if settled && self.ratio(&now) < RATIO_MIN {
-                continue; // memory keeps what it has as well
+            if settled && !may_settle {
+                continue;
             }
             let margin = if settled == self.settled { 1.0 } else { MARGIN_OF_WAYS };
             let mut other = self.min;
@@ -461,7 +473,7 @@ impl PoolShare {
 
     /// What the histogram's faults would have cost with this limit of the pool, ns.
     fn cost(&self, now: Sample, distances: &Distances, limit: u64, settled: bool) -> f64 {
-        // Above that, pages move on to a file. That a settled pool may fill its limit is no reason to settle it.
+        // Above that, pages move on to a file, or go past a settled pool.
         let pool = (limit / 8 * SHARE_EIGHTHS) as f64;
         let (pages, _) = self.divide(now, pool);
         let (from_pool, from_file) = (self.fault_ns + now.pool_load_ns as f64, self.fault_ns + now.file_load_ns as f64);

@@ -43,7 +43,7 @@ impl PagerCore {
             stored: s.pswpout.load(Relaxed),
             pages: u64::from(self.lists.present() + self.lists.waiting()),
             stuck: self.pinned.load(Relaxed).max(0) as u64,
-            unmanaged: 0,
+            unmanaged: (self.beside() as u64).saturating_sub(usage.pool_bytes / PAGE_SIZE as u64),
             pool_bytes: usage.pool_bytes,
             pool_orig_bytes: usage.pool_orig_bytes,
             pool_raw_bytes: usage.raw_pages * PAGE_SIZE as u64,

@@ -94,6 +94,12 @@ impl Pager {
         Ok(stats)
     }
 
+    /// Whether it can be used in this process: in a forked child only if children have its regions.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.owner.core.is_here()
+    }
+
     fn core(&self) -> Result<&PagerCore, Error> {
         if self.owner.core.is_here() { Ok(&self.owner.core) } else { Err(Error::Forked) }
     }

@@ -236,7 +236,7 @@ impl PagerCore {
 
     /// Pages of pool and tables.
     #[inline]
-    fn beside(&self) -> i64 {
+    pub(super) fn beside(&self) -> i64 {
         self.overhead.load(Relaxed) + (self.space.places.bytes() / PAGE_SIZE as u64) as i64
     }
 
@@ -273,11 +273,10 @@ impl PagerCore {
     }
 
     /// Whether a page that is swapped in keeps its slot, for the case that it stays clean. Not if the copies take so
-    /// much that the pages present become few; a settled pool takes no more for them.
+    /// much that the pages present become few.
     #[inline]
     pub fn keep_clean(&self) -> bool {
-        let has_room = self.swap.are_pools_settled() || self.beside() < self.limit.load(Relaxed) / 4 * 3;
-        has_room && self.clean.keep(&self.controls)
+        self.beside() < self.limit.load(Relaxed) / 4 * 3 && self.clean.keep(&self.controls)
     }
 
     /// The page in a frame.

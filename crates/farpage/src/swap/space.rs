@@ -73,11 +73,6 @@ impl SwapSpace {
         self.zrams.iter().for_each(|zram| zram.settle(settled));
     }
 
-    /// Whether they do.
-    pub fn are_pools_settled(&self) -> bool {
-        self.zrams.iter().any(|zram| zram.is_settled())
-    }
-
     /// Holds whether pages are taken back into the pool ([`SwapSpace::promote`]).
     pub fn hold_promotion(&self, promote: bool) {
         self.zrams.iter().for_each(|zram| zram.hold_promotion(promote));

@@ -17,15 +17,10 @@ impl Zram {
         self.settled.store(settled, Relaxed);
     }
 
-    /// See [`crate::swap::SwapSpace::settle_pools`].
-    pub fn is_settled(&self) -> bool {
-        self.settled.load(Relaxed)
-    }
-
     /// Bytes the pool holds beyond 7/8 of its limit; beyond all of it if it is settled.
     pub fn over_share(&self) -> u64 {
         let inner = self.inner.lock();
-        match self.is_settled() {
+        match self.settled.load(Relaxed) {
             true => inner.pool.resident_bytes().saturating_sub(inner.pool.limit()),
             false => inner.above(SHARE_EIGHTHS),
         }
@@ -33,7 +28,7 @@ impl Zram {
 
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
-        !self.is_settled() && self.inner.lock().above(TIGHT_EIGHTHS) > 0
+        !self.settled.load(Relaxed) && self.inner.lock().above(TIGHT_EIGHTHS) > 0
     }
 
     /// Moves up to `pages` of the oldest pages to the first file that takes them; how many were moved.
