@@ -10,7 +10,7 @@ fn half(page: usize, at: usize) -> u64 {
 #[test]
 fn pages_that_come_back_often_move_to_compressed_memory() {
     const PAGES: usize = 12 << 10; // 48 MiB in 8
-    const WANTED: usize = 2400;
+    const WANTED: usize = 2000;
     for mode in [FaultMode::Signal, FaultMode::Thread] {
         let devices = [SwapSpec::zram(Alg::Lz4), file()];
         let pager = Pager::builder().budget(8 << 20).swap(devices).fault_mode(mode).readahead(1).build().unwrap();
