@@ -28,8 +28,8 @@ fn value(output: &Output) -> Value {
 #[test]
 fn a_program_is_measured_on_each_side() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // One buffer of 48 MiB, of which the last byte is written to the output.
-    let dd = ["dd", "if=/dev/urandom", "bs=48M", "count=1", "iflag=fullblock", "of=/dev/null", "status=none"];
+    // One buffer of 48 MiB, which is full for most of the time: the bench looks now and then.
+    let dd = ["dd", "if=/dev/urandom", "bs=48M", "count=4", "iflag=fullblock", "of=/dev/null", "status=none"];
     let output = bench(&["--ram", "20M", "--json", "-"], &dd).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success());
     let value = value(&output);
@@ -102,11 +102,11 @@ fn suite(options: &[&str]) -> Command {
     command
 }
 
-/// A program that is called as one of the suite's: a buffer of 48 MiB, and where it ran.
+/// A program that is called as one of the suite's: a buffer of 48 MiB, full for most of the time, and where it ran.
 fn stand_in(dir: &Path, name: &str) -> String {
     let body = format!(
         "#!/bin/sh\necho $0 $* $PWD $TMPDIR >>{}/runs\nexec /usr/bin/dd if=/dev/urandom of=/dev/null bs=48M \
-                        count=1 iflag=fullblock status=none\n",
+                        count=4 iflag=fullblock status=none\n",
         dir.display()
     );
     common::executable(&dir.join(name), body);

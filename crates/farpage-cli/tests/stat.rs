@@ -4,8 +4,8 @@ mod common;
 
 use common::{fake, farpage, quiet, refused, root, run, text};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 /// A program under the fake engine; killed on drop.
 struct Running(Child);
@@ -15,11 +15,8 @@ impl Running {
         let mut command = run();
         command.env("FARPAGE_PRELOAD", fake()).args(["sleep", "60"]).stdout(Stdio::null());
         let child = Running(command.spawn().unwrap());
-        let start = Instant::now();
-        while farpage().args(["stat", &child.pid()]).output().unwrap().status.code() != Some(0) {
-            assert!(start.elapsed() < Duration::from_secs(10), "the fake engine did not start");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let stat = || farpage().args(["stat", &child.pid()]).output().unwrap().status;
+        common::wait_for("the fake engine has started", || stat().success());
         child
     }
 
@@ -82,13 +79,12 @@ fn watch_ends(interval: &[&str]) {
     let program = Running::start();
     let mut command = farpage();
     command.args(["stat", &program.pid()]).args(interval).arg("--json").stdout(Stdio::piped());
-    let watch = command.spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(400));
+    let mut watch = command.spawn().unwrap();
+    let mut out = BufReader::new(watch.stdout.take().unwrap()).lines().map(|line| json(&line.unwrap()));
+    let mut lines: Vec<Value> = out.by_ref().take(2).collect();
     drop(program);
-    let out = watch.wait_with_output().unwrap();
-    assert_eq!(out.status.code(), Some(0));
-    let lines: Vec<Value> = text(&out.stdout).lines().map(json).collect();
-    assert!(lines.len() >= 2, "{}", lines.len());
+    lines.extend(out);
+    assert_eq!((watch.wait().unwrap().code(), lines.len() >= 2), (Some(0), true), "{lines:?}");
     assert!(["interval_s", "per_second"].iter().all(|key| lines[0].get(key).is_some_and(Value::is_null)));
     assert_eq!(lines[1]["per_second"]["pswpin"], 0.0);
     assert!(lines.iter().all(|line| line["pagers"] == Value::Array(Vec::new())));

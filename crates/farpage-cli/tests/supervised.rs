@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::ptr;
-use std::time::{Duration, Instant};
 
 #[test]
 fn statuses_pass_through() {
@@ -125,11 +124,7 @@ fn stop_and_continue() {
         stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
     };
     let until = |pid: u32, stopped: bool| {
-        let start = Instant::now();
-        while (state(pid) == 'T') != stopped {
-            assert!(start.elapsed() < Duration::from_secs(10), "pid {pid} is {}", state(pid));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        common::wait_for("it is stopped, or goes on", || (state(pid) == 'T') == stopped);
     };
     let mut child = trapping("echo $$ >&2");
     ready(&mut child);

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A library in which nothing starts.
@@ -210,13 +211,18 @@ pub fn obstacle_to_swap() -> Option<&'static str> {
     (!memory).then_some("no memory cgroup")
 }
 
+/// Longer than anything here takes on a busy machine, seconds: what is not so by then hangs.
+const HANG: u64 = 300;
+
 /// Waits for something that must come to pass.
+#[track_caller]
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..3000 {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(HANG) {
         if condition() {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     panic!("it did not come to pass: {what}");
 }

@@ -74,6 +74,18 @@ fn word(page: usize, at: usize, version: u64) -> u64 {
     }
 }
 
+/// Waits for `f`; false: that hangs.
+pub(super) fn soon(f: impl Fn() -> bool) -> bool {
+    let start = std::time::Instant::now();
+    while !f() {
+        if start.elapsed() > std::time::Duration::from_secs(300) {
+            return false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    true
+}
+
 /// Threads that own every n-th page each, so that neighbours belong to others, and know what is in them.
 pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize, seed: u64) {
     let region = pager.region(bytes).unwrap();
@@ -83,10 +95,7 @@ pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize,
     assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
     // No frame is lost; the thread that reads ahead may have some for a moment.
     let frames = &pager.owner.core.frames;
-    let all_back = (0..1000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        frames.unused_count() == frames.len()
-    });
+    let all_back = soon(|| frames.unused_count() == frames.len());
     assert!(all_back, "{} of {} frames", frames.unused_count(), frames.len());
     assert_eq!(pager.owner.core.swapped.load(Ordering::Relaxed), 0, "pages counted that are not on a device any more");
 }

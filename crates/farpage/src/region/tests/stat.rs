@@ -6,7 +6,6 @@ use crate::stat::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 /// The pages of this process that a reader outside takes for its own, with their paths.
 fn pages() -> Vec<(PathBuf, Box<Stat>)> {
@@ -35,18 +34,6 @@ fn page_of(pager: &Pager) -> Option<(PathBuf, Box<Stat>)> {
 fn fill(region: &mut Region) {
     let words: &mut [u64] = region.view_mut();
     words.iter_mut().enumerate().for_each(|(i, w)| *w = word(i / 512, i % 512, 2));
-}
-
-/// Waits for `f`, at most some seconds.
-fn soon(f: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while !f() {
-        if start.elapsed() > Duration::from_secs(20) {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    true
 }
 
 #[test]
