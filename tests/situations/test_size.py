@@ -7,18 +7,24 @@ import unittest
 from holder import PYTHON
 from situation import FARPAGE, Situation, unless_there
 
-# 40 MiB, half of which compresses, filled and gone through a few times.
+# 40 MiB, half of which compresses, filled and gone through a few times, in an order in which nothing is read ahead. So
+# no pass needs less than what there was no room for, nor more than each page once. Nothing is freed at the end, which
+# would need it all once more, and what it has is there for long enough to be seen.
 PASSES = """
-import random
+import ctypes, random, time
 rng = random.Random(1)
 kept = [bytearray(rng.randbytes(2048) + bytes(2048)) for _ in range(10240)]
+rng.shuffle(kept)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 total = 0
 for turn in range(3):
     for page in kept:
         page[0] = page[0] + 1 & 255
         total += page[0]
 print(total)
+time.sleep(0.2)
 """
+PAGES, TURNS = 10240, 3
 SEVERAL = """
 import os, sys
 if os.fork() == 0:
@@ -43,7 +49,7 @@ class Size(Situation):
         lines = done.stdout.splitlines()
         self.assertTrue(all(len(line) <= 80 for line in lines if not line.startswith(PYTHON)), done.stdout)
         self.assertRegex(done.stdout, r"needs \d+ MiB to run at most 1.5 times as long as with all of its \d+ MiB")
-        self.assertRegex(done.stdout, r"checked +at +\d+ MiB: predicted [\d.]+ s, measured [\d.]+ s \([+-]\d+ %\)")
+        self.assertRegex(done.stdout, r"checked +at +\d+ MiB: predicted [\d.]+ s, measured [\d.]+ s \([+-]\d+ %[):]")
 
         found = json.loads(path.read_text())
         rows = found["rows"]
@@ -53,21 +59,27 @@ class Size(Situation):
         self.assertGreaterEqual(rows[-1]["ram_bytes"], 16 * MIB)
         for more, less in zip(rows, rows[1:]):
             self.assertGreater(more["ram_bytes"], less["ram_bytes"])
-            # Prices are interpolated: a little less memory may seem a little cheaper.
-            self.assertLessEqual(more["seconds"], less["seconds"] * 1.25, rows)
-            self.assertLessEqual(more["pages_in"], less["pages_in"] + 1, rows)
-        self.assertGreater(rows[-1]["pages_in"], 1000, "a third of its memory would do")
+            # Times are what a busy machine makes of them, so a little less memory may seem cheaper.
+            self.assertGreaterEqual(less["seconds"], found["plain_seconds"], rows)
+            # What a pass has no room for must come in, whoever manages the memory.
+            self.assertGreaterEqual(less["pages_in"], TURNS * (PAGES - less["ram_bytes"] / 4096), rows)
         # Three passes: each page comes in three times, or not much more often.
-        self.assertLess(rows[-1]["pages_in"], 4 * found["peak_bytes"] / 4096)
+        self.assertLess(rows[-1]["pages_in"], (TURNS + 1) * found["peak_bytes"] / 4096)
 
         runs = found["runs"]
-        self.assertEqual(sum(run["for"] == "check" for run in runs), 2, runs)
+        # Each prediction that was wrong may be followed by another.
+        checks = sum(run["for"] == "check" for run in runs)
+        self.assertIn(checks, range(2, 2 + sum(run["then_calibrates"] for run in runs) + 1), runs)
         self.assertIn(sum(run["for"] == "calibration" for run in runs), (2, 3), runs)
         self.assertEqual(len({run["ram_bytes"] for run in runs}), len(runs), "each has another budget")
         for run in runs:
             self.assertGreater(run["measured_seconds"], 0)
             self.assertGreater(run["predicted_seconds"], 0)
         knees = {knee["times"]: knee["ram_bytes"] for knee in found["knees"]}
+        # With the knee's budget, or more, it takes no longer; looked at in steps of 400 parts.
+        for times, ram in knees.items():
+            slowest = max(row["times"] for row in rows if row["ram_bytes"] >= ram)
+            self.assertLess(slowest, times * 1.02, (times, rows))
         self.assertLessEqual(knees[1.5], knees[1.1])
         self.assertLessEqual(knees[1.1], found["peak_bytes"])
 

@@ -39,11 +39,11 @@ pub fn first(model: &Model, peak: f64) -> f64 {
     whole(model.knee(FIRST_TIMES, SECOND_LEAST * peak).min(FIRST_MOST * peak), peak)
 }
 
-/// The second budget that calibrates: less than the first, or more, if that was slow: it took `times` the plain
-/// time.
+/// The second budget that calibrates: less than the first, or more, if that was slow (it took `times` the plain time),
+/// or the least that there is.
 pub fn second(model: &Model, first: f64, times: f64, peak: f64) -> f64 {
-    let slow = times > SECOND_TIMES;
-    if slow && first < NEAR * peak {
+    let is_end = times > SECOND_TIMES || first <= RAM_MIN;
+    if is_end && first < NEAR * peak {
         let more = model
             .knee(FIRST_TIMES, first)
             .max(first / SECOND_MOST)
@@ -70,13 +70,13 @@ pub fn checks(model: &Model, measured: &[f64], peak: f64) -> Vec<f64> {
     let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| (ram / other - 1.0).abs() > SAME);
     let mut chosen: Vec<f64> = Vec::new();
     let knees = KNEES.map(|times| model.knee(times, RAM_MIN.max(low)));
-    // Far from the others: between the slowest and the next one.
+    // Far from the others: between the slowest and the next one, and at last between that and the fastest.
     let next = measured.iter().copied().filter(|ram| *ram > low).fold(high, f64::min);
     let between = f64::midpoint(low, next);
     let middles = [f64::midpoint(low, high), f64::midpoint(high, peak)];
-    for ram in
-        [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low].map(|ram| up(ram, peak))
-    {
+    let last = f64::midpoint(between, high);
+    let all = [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low, last];
+    for ram in all.map(|ram| up(ram, peak)) {
         let others: Vec<f64> = measured.iter().chain(&chosen).copied().chain([peak]).collect();
         if chosen.len() < 2 && is_new(ram, &others) {
             chosen.push(ram);
@@ -141,6 +141,7 @@ mod tests {
             let more = second(&model, first * MIB, SLOW, 100.0 * MIB);
             assert!(more > first * MIB && more < 100.0 * MIB, "{first}: {more}");
         }
+        assert!(second(&model, RAM_MIN, 1.0, 100.0 * MIB) > RAM_MIN, "there is no room below");
     }
 
     #[test]
@@ -167,5 +168,10 @@ mod tests {
                 assert!(measured.iter().all(|m| (ram / MIB / m - 1.0).abs() > SAME), "{measured:?}: {chosen:?}");
             }
         }
+        // Where faults are dear, and nearly all memory, the least and their middle were measured: between these.
+        let curve = Curve::new(vec![(2560, Counts { reads: 9000, ..Counts::default() }), (25600, Counts::default())]);
+        let dear = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 1.0, false);
+        let chosen = checks(&dear, &[98.0, 57.0, 16.0].map(|ram| ram * MIB), 100.0 * MIB);
+        assert_eq!(chosen, [37.0, 68.0].map(|ram| ram * MIB));
     }
 }
