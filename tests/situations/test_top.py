@@ -31,8 +31,8 @@ IDLE = "import os, sys; kept = os.urandom(16 << 20); print('ready', flush=True);
 # Runs it and says how it ended; the modes of the terminal before and after it are in files.
 WATCHED = 'stty -g >"$0/before"; "$@"; echo "status $?"; stty -g >"$0/after"; exec sleep 100000'
 KEYS = "up/down   Enter details"
-# What a terminal is sent for the selected row.
-REVERSED = re.compile(r"\x1b\[([0-9]+;)*7m")
+# What a terminal is sent for the selected row. (In 38;5;7 the seven is a colour.)
+REVERSED = re.compile(r"\x1b\[([0-9]+;)*(?<![34]8;5;)7m")
 
 
 @unless_there("tmux", "stty")
