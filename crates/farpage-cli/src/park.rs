@@ -18,21 +18,32 @@ use std::time::{Duration, Instant};
 
 /// How long is waited for while nothing goes on.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// An engine that can start has done so by then, on a busy machine, too.
+const STARTED: Duration = Duration::from_secs(10);
 /// What is this near to what it steers at is there, pages.
 const NEAR: u64 = 512;
 
 /// Members that can be parked.
 fn members(tree: &Tree) -> Vec<&Member> {
-    let can = |m: &&Member| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed);
-    tree.segment.living().filter(can).collect()
+    tree.segment.living().filter(|m| can(m)).collect()
 }
 
-/// Tells all of them.
-fn tell(tree: &Tree, word: u32) {
-    for member in members(tree) {
-        member.park.store(word, SeqCst);
-        member.ring();
-    }
+fn can(member: &Member) -> bool {
+    matches!(member.kind(), MemberKind::Watched | MemberKind::Managed)
+}
+
+fn tell(member: &Member, word: u32) {
+    member.park.store(word, SeqCst);
+    member.ring();
+}
+
+/// Those that can be parked, and those that will be when their engines have started.
+fn concerned(tree: &Tree) -> impl Iterator<Item = &Member> {
+    tree.segment.living().filter(|m| can(m) || m.park.load(SeqCst) == ASKED)
+}
+
+fn tell_all(tree: &Tree, word: u32) {
+    concerned(tree).for_each(|member| tell(member, word));
 }
 
 fn sum(tree: &Tree, pages: impl Fn(&Member) -> u64) -> u64 {
@@ -66,23 +77,23 @@ pub fn is_all_parked(tree: &Tree) -> bool {
 /// # Errors
 /// None of its processes can be parked.
 pub fn ask(pid: u32, tree: &Tree) -> Result<Vec<Failure>> {
-    // Small ones have no engine, which would do it.
-    let mut failures = wake_small(tree);
+    // Small ones have no engine, which would do it. One that starts finds what it is told when it is there.
+    let mut failures = wake_small(tree, |member| tell(member, ASKED));
     let since = Instant::now();
     while members(tree).is_empty() {
-        if since.elapsed() > PATIENCE {
+        if concerned(tree).next().is_none() || since.elapsed() > STARTED {
             let why = || format!("cannot park the tree of process {pid}: none of its processes has an engine");
             return Err(failures.pop().unwrap_or_else(|| Failure::with_status(1, why())));
         }
         std::thread::sleep(LOOK);
     }
-    tell(tree, ASKED);
+    tell_all(tree, ASKED);
     Ok(failures)
 }
 
 /// Asks a tree to come back, and waits for nothing.
 pub fn ask_back(tree: &Tree) {
-    tell(tree, UNPARK);
+    tell_all(tree, UNPARK);
 }
 
 /// Runs `farpage park`.
@@ -97,7 +108,7 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
         ASKED => m.used.load(Relaxed),
         _ => m.used.load(Relaxed).saturating_sub(m.target.load(Relaxed) + NEAR),
     };
-    falls(0, PATIENCE, || members(&tree).into_iter().map(left).sum());
+    falls(0, PATIENCE, || concerned(&tree).map(left).sum());
     if args.verbose {
         let (has, pid) = (bytes(used(&tree)), args.pid);
         say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", bytes(before)));

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result, say};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::tree::MemberKind;
+use farpage::internals::tree::{Member, MemberKind};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -27,14 +27,15 @@ pub fn give(pid: u32, ram: &str) -> Result<(u64, Vec<Failure>)> {
     let tree = trees::of(pid)?;
     tree.segment.set_budget(bytes);
     let is_less = tree.segment.claimed() > bytes / PAGE_SIZE as u64;
-    Ok((bytes, if is_less { wake_small(&tree) } else { Vec::new() }))
+    Ok((bytes, if is_less { wake_small(&tree, |_| ()) } else { Vec::new() }))
 }
 
-/// Starts the engines of those that have none yet; why some still have none.
-pub fn wake_small(tree: &Tree) -> Vec<Failure> {
-    let small = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant);
-    let small: Vec<u32> = small.map(|m| m.pid.load(Relaxed)).collect();
-    small.into_iter().filter_map(|pid| attach::wake(pid).err()).collect()
+/// Starts the engines of those that have none yet, without waiting for them; `started`: of one of these. Why some still
+/// have none.
+pub fn wake_small(tree: &Tree, started: impl Fn(&Member)) -> Vec<Failure> {
+    let small: Vec<&Member> = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant).collect();
+    let wake = |member: &Member| attach::wake(member.pid.load(Relaxed)).map(|()| started(member));
+    small.into_iter().filter_map(|member| wake(member).err()).collect()
 }
 
 /// Runs the subcommand. Exit status 1: no such tree, or it cannot become as small.

@@ -403,6 +403,7 @@ impl Member {
         let numbers = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.stalls];
         numbers.iter().for_each(|number| number.store(0, Relaxed));
         self.says_nothing();
+        self.park.store(0, SeqCst);
         self.pid.store(pid, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);

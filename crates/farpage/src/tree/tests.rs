@@ -40,6 +40,16 @@ fn a_fork_keeps_room_for_its_child() {
 }
 
 #[test]
+fn who_takes_the_place_of_a_parked_process_is_not_parked() {
+    let segment = segment_of(64 << 20);
+    let take = || segment.take(1, 1, 1, MemberKind::Managed).unwrap();
+    let place = take();
+    segment.members[place].park.store(1, SeqCst);
+    segment.members[place].claim.leave();
+    assert_eq!((take(), segment.members[place].park.load(SeqCst)), (place, 0));
+}
+
+#[test]
 fn files_of_all_members_have_their_size_together() {
     let segment = segment_of(64 << 20);
     let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];
