@@ -206,9 +206,15 @@ impl Link {
         Link { deadline, ..self }
     }
 
-    /// The server allows one connection only, or more than one.
+    /// The server allows one connection only, or more than one. After the first was opened.
     pub fn allow_many(&self, many: bool) {
         self.most.store(if many { WIRES } else { 1 }, Relaxed);
+        if !many {
+            // The one that there is may be in any place.
+            let wires = &self.sides[self.side()].wires;
+            let open = wires.iter().find_map(|place| place.lock().take());
+            *wires[0].lock() = open;
+        }
     }
 
     /// Opens the first connection.
