@@ -9,6 +9,9 @@ pub mod conf {
         Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle, parse_idle_poll,
         parse_readahead,
     };
+    pub mod redis {
+        pub use crate::conf::redis::{ENV_PASSWORD, PasswordFrom, RedisSpec};
+    }
     pub mod size {
         pub use crate::conf::size::{format, parse, parse_of};
     }
@@ -104,7 +107,7 @@ pub mod stat {
 }
 
 pub mod swap {
-    pub use crate::swap::{Entry, SwapSpace};
+    pub use crate::swap::{DeviceError, Entry, SwapSpace};
     pub mod file {
         pub use crate::swap::file::check;
     }
@@ -113,6 +116,14 @@ pub mod swap {
     }
     pub mod read_queue {
         pub use crate::swap::read_queue::{Arrived, ReadQueue, Submitted};
+    }
+    pub mod redis {
+        pub mod server {
+            pub use crate::swap::redis::server::{Server, ServerMemory, settle};
+        }
+        pub mod sweep {
+            pub use crate::swap::redis::sweep::{KnownSession, remove, sessions};
+        }
     }
     pub mod space {
         pub mod build {

@@ -57,14 +57,18 @@ def _budget() -> Optional[int]:
     return None if stats is None else stats.budget_bytes
 
 
+# How devices on servers begin.
+SERVERS = ("redis://", "redis+unix://", "nbd://", "nbd+unix://")
+
+
 def _devices(swap: Union[str, Sequence[str], None]) -> List[str]:
     """A list of devices, looked at: what the engine cannot use it says when it is too late to start another one."""
     devices = _pager.listed(swap)
     for device in devices:
         kind = device.split(",")[0]
         path = Path(kind[5:])
-        if kind not in ("zram", "ram") and not kind.startswith("file:"):
-            raise InvalidError(f"swap device {device!r} is neither 'zram' nor 'file:PATH'")
+        if kind not in ("zram", "ram") and not kind.startswith(("file:", *SERVERS)):
+            raise InvalidError(f"swap device {device!r} is neither 'zram', 'file:PATH' nor a server, as 'redis://HOST'")
         if kind.startswith("file:") and not (path.exists() or path.parent.is_dir()):
             raise InvalidError(f"swap device {device!r}: there is no {path}")
     return devices

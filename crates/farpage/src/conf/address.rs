@@ -9,6 +9,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A server, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,9 @@ pub enum Endpoint {
     /// A Unix socket.
     Unix(PathBuf),
 }
+
+/// For how long reads wait for a server that is out of reach, where nothing else is asked for.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest path of a Unix socket, bytes.
 const UNIX_MAX: usize = 107;

@@ -4,12 +4,14 @@
 //! `ram:536870912;swap:zram,alg=lz4;swap:file:/var/tmp,size=4G,prio=5;readahead:page_cluster=4;verify`.
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
-#[allow(dead_code, reason = "its first device comes next")]
 pub mod address;
+pub mod redis;
 pub mod size;
+mod time;
 pub mod tuning;
 
 use farpage_swap::readahead::Tuning;
+use redis::RedisSpec;
 use rustix::fs::FileType;
 use std::fmt;
 use std::path::PathBuf;
@@ -123,9 +125,24 @@ pub enum SwapSpec {
         /// For tests: faults of the disk.
         fault: Option<InjectedFault>,
     },
+    /// The memory of a Redis or Valkey server.
+    Redis(RedisSpec),
 }
 
 impl SwapSpec {
+    /// What was given as its priority.
+    pub fn prio(&self) -> Option<i32> {
+        match self {
+            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => *prio,
+            SwapSpec::Redis(spec) => spec.prio,
+        }
+    }
+
+    /// Whether its pages take memory of the budget.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, SwapSpec::Zram { .. } | SwapSpec::Ram { .. })
+    }
+
     /// In place of a file with a name: files without one in its directory.
     pub(crate) fn beside(&mut self) {
         if let SwapSpec::File { path, .. } = self
@@ -217,6 +234,15 @@ impl fmt::Display for ConfError {
 
 impl std::error::Error for ConfError {}
 
+/// A device as in `redis://USER:PASSWORD@HOST`, which is refused, may be shown to others.
+fn without_password(text: &str) -> String {
+    let at = text.find("://").map(|at| at + 3).zip(text.rfind('@'));
+    match at.and_then(|(from, to)| text.get(from..to)?.find(':').map(|colon| (from + colon, to))) {
+        Some((colon, to)) => format!("{}{}", &text[..colon], &text[to..]),
+        None => text.to_owned(),
+    }
+}
+
 /// Smallest device, bytes: a page, and slot 0, which is never used.
 const SIZE_MIN: u64 = 8192;
 
@@ -236,13 +262,14 @@ impl SwapSpec {
         vec![SwapSpec::zram(Alg::Lz4), SwapSpec::file("/var/tmp")]
     }
 
-    /// Reads `zram[,alg=lz4|zstd][,recompress=zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]` or
-    /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]`.
+    /// Reads `zram[,alg=lz4|zstd][,recompress=zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]`,
+    /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]` or
+    /// `redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,trust][,noencrypt][,password-file=PATH][,prio=N]`.
     ///
     /// # Errors
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
     pub fn parse(text: &str) -> Result<SwapSpec, ConfError> {
-        let err = |what: String| ConfError(format!("swap device {text:?}: {what}"));
+        let err = |what: String| ConfError(format!("swap device {:?}: {what}", without_password(text)));
         let bytes = |v: &str| size::parse(v).map_err(|e| err(e.to_string()));
         let number = |v: &str| {
             v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number; write for example 5 or -1")))
@@ -254,7 +281,12 @@ impl SwapSpec {
             Some(path) => SwapSpec::file(path),
             None if head == "zram" => SwapSpec::zram(Alg::Lz4),
             None if head == "ram" => SwapSpec::Ram { size: None, prio: None },
-            None => return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH or ram".into())),
+            None => match RedisSpec::parse(head) {
+                Some(spec) => SwapSpec::Redis(spec.map_err(err)?),
+                None => {
+                    return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH, redis://HOST or ram".into()));
+                }
+            },
         };
         for part in parts {
             let (name, value) = part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
@@ -277,7 +309,10 @@ impl SwapSpec {
                     *fault = Some(InjectedFault::parse(v).ok_or_else(bad)?);
                 }
                 (
-                    SwapSpec::Zram { size, .. } | SwapSpec::Ram { size, .. } | SwapSpec::File { size, .. },
+                    SwapSpec::Zram { size, .. }
+                    | SwapSpec::Ram { size, .. }
+                    | SwapSpec::File { size, .. }
+                    | SwapSpec::Redis(RedisSpec { size, .. }),
                     "size",
                     Some(v),
                 ) => match bytes(v)? {
@@ -287,15 +322,25 @@ impl SwapSpec {
                     n => *size = Some(n),
                 },
                 (
-                    SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. },
+                    SwapSpec::Zram { prio, .. }
+                    | SwapSpec::Ram { prio, .. }
+                    | SwapSpec::File { prio, .. }
+                    | SwapSpec::Redis(RedisSpec { prio, .. }),
                     "prio",
                     Some(v),
                 ) => *prio = Some(number(v)?),
                 _ => {
+                    if let SwapSpec::Redis(spec) = &mut spec
+                        && let Some(read) = spec.option(name, value)
+                    {
+                        read.map_err(err)?;
+                        continue;
+                    }
                     let known = match spec {
                         SwapSpec::Zram { .. } => "alg, recompress, size and prio",
                         SwapSpec::Ram { .. } => "size and prio",
                         SwapSpec::File { .. } => "size, free, encrypt and prio",
+                        SwapSpec::Redis(_) => "size, timeout, trust, noencrypt, password-file, password-fd and prio",
                     };
                     return Err(err(format!("unknown option {part:?}; it has {known}")));
                 }
@@ -328,6 +373,10 @@ impl fmt::Display for SwapSpec {
                     write!(f, ",fault={seed}")?;
                 }
                 (size, prio)
+            }
+            SwapSpec::Redis(spec) => {
+                write!(f, "{spec}")?;
+                (&spec.size, &spec.prio)
             }
         };
         if let Some(size) = size {
@@ -405,16 +454,7 @@ pub fn parse_readahead(text: &str) -> Result<Tuning, ConfError> {
 /// Anything else, or less than a second.
 pub fn parse_idle(text: &str) -> Result<Duration, ConfError> {
     let error = || ConfError(format!("idle {text:?}: write a time as 90s, 10m or 2h, of at least a second"));
-    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
-    let seconds = match unit {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return Err(error()),
-    };
-    let number: u64 = number.parse().map_err(|_| error())?;
-    let whole = number.checked_mul(seconds).filter(|s| (1..=u64::from(u32::MAX)).contains(s));
-    whole.map(Duration::from_secs).ok_or_else(error)
+    time::parse(text).ok_or_else(error)
 }
 
 /// Reads when idle CPUs are kept from sleeping.

@@ -24,6 +24,7 @@ use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
 use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
+use crate::swap::redis::server::{Server, settle};
 use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
@@ -185,7 +186,7 @@ impl Builder {
     /// # Errors
     /// [`Error::Budget`], [`Error::Userfaultfd`], [`Error::Device`], [`Error::TooManyPagers`], [`Error::SystemCalls`],
     /// or the kernel's.
-    pub fn build(self) -> Result<Pager, Error> {
+    pub fn build(mut self) -> Result<Pager, Error> {
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&self.budget) {
             return Err(Error::Budget(self.budget));
         }
@@ -193,6 +194,13 @@ impl Builder {
             return Err(Error::InheritThread);
         }
         check_memory(&self.swap, self.budget)?;
+        for spec in &mut self.swap {
+            if let SwapSpec::Redis(redis) = spec
+                && redis.address.endpoint().is_none()
+            {
+                *redis = settle(redis, None, Server::open)?.0;
+            }
+        }
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
         let pagemap = pagemap::own().map_err(os("cannot open /proc/self/pagemap"))?;
         let uffd = match self.mode {

@@ -143,7 +143,7 @@ extern "C" fn prepare() {
         let e = &owner.core;
         e.faults.close();
         e.workers.close();
-        let lease = if e.swap.fds().is_empty() { None } else { e.lease() };
+        let lease = if e.swap.is_shared_with_children() { e.lease() } else { None };
         let missing = e.descriptors_for_children().into_iter().filter(|fd| !e.table.is_copied(*fd));
         let fetched = missing.filter_map(|fd| Some((fd, e.copy_here(fd)?))).collect();
         Held { owner, lease, fetched }

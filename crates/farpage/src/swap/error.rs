@@ -41,6 +41,14 @@ pub enum LoadError {
         /// Slot of the device.
         slot: u64,
     },
+    /// The server has forgotten the page.
+    #[error("swap device {device}: the server does not have slot {slot} any more")]
+    Gone {
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
     /// The stored bytes do not decompress to a page.
     #[error("swap device {device}: slot {slot} is corrupt")]
     Corrupt {
@@ -65,6 +73,7 @@ impl LoadError {
         match *self {
             LoadError::Io { device, .. }
             | LoadError::ShortRead { device, .. }
+            | LoadError::Gone { device, .. }
             | LoadError::Corrupt { device, .. }
             | LoadError::NotInUse { device, .. } => device,
         }

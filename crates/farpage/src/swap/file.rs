@@ -1,4 +1,4 @@
-//! A swap file or a block device.
+//! A swap file, a block device, or pages on a server that keeps them by number ([`PageStore`]).
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
 //! open it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A
@@ -26,11 +26,11 @@
 
 mod backing;
 mod block;
-mod crypt;
 mod disk;
 mod drain;
 mod open;
 mod read;
+mod remote;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -38,8 +38,10 @@ mod write;
 
 pub use open::{check, file_name};
 
+use super::crypt::Cipher;
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
+use super::remote::page_store::PageStores;
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::mm::page_hash::ContentKey;
@@ -49,8 +51,8 @@ use crate::sys::mutex::Mutex;
 use crate::sys::raw::ErrnoText;
 use crate::sys::table::Table;
 use backing::Backing;
-use crypt::Cipher;
 use farpage_swap::cluster::CLUSTER_SLOTS;
+use open::OpenedFile;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -72,8 +74,10 @@ pub type SharedSize = fn(device: u8, end: u64, most: u64) -> u64;
 pub struct FileDevice {
     index: u8,
     name: String,
-    /// Where files are made; `None`: the device is a block device.
+    /// Where files are made; `None`: the device is a block device, or on a server.
     dir: Option<Fd>,
+    /// The server.
+    stores: Option<Box<dyn PageStores>>,
     caps: Caps,
     /// Slots of a file at most, header included.
     slots_max: u64,
@@ -128,12 +132,16 @@ impl FileDevice {
     /// # Errors
     /// The path does not exist, is something else, or belongs to somebody else; the message says what to do.
     pub fn open(index: u8, path: &Path, size: Option<u64>) -> Result<FileDevice, DeviceError> {
-        let opened = open::open(path, size)?;
+        Ok(FileDevice::of(index, open::open(path, size)?))
+    }
+
+    fn of(index: u8, opened: OpenedFile) -> FileDevice {
         let (inner, own) = FileSlots::new(opened.block, opened.rotational);
-        Ok(FileDevice {
+        FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
+            stores: None,
             caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
             sharing: OnceLock::new(),
@@ -163,7 +171,7 @@ impl FileDevice {
             drained: AtomicBool::new(false),
             any_moved: AtomicBool::new(false),
             injector: None,
-        })
+        }
     }
 
     /// The same device, doing its I/O through `rings`.
@@ -209,6 +217,7 @@ impl FileDevice {
     /// From now on its descriptors are ones of this table.
     pub fn belongs_to(&self, table: &Arc<Table>) {
         self.dir.iter().for_each(|dir| dir.belongs_to(table));
+        self.stores.iter().for_each(|stores| stores.belongs_to(table));
         let inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
             backing.fd.belongs_to(table);
@@ -217,16 +226,25 @@ impl FileDevice {
 
     /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
     pub fn create(&self) {
-        let (Some(own), Some(dir)) = (self.own.get(), &self.dir) else { return };
+        let Some(own) = self.own.get().filter(|_| self.makes_files()) else { return };
         let _create = self.create.lock();
         if own.backing.get().is_none()
-            && let Ok(backing) = self.new_file(dir)
+            && let Ok(backing) = self.new_file()
         {
             let _ = own.backing.set(backing);
         }
     }
 
-    fn new_file(&self, dir: &Fd) -> Result<Backing, Errno> {
+    /// Whether its own part can be made when it is wanted: not that of a block device.
+    fn makes_files(&self) -> bool {
+        self.dir.is_some() || self.stores.is_some()
+    }
+
+    fn new_file(&self) -> Result<Backing, Errno> {
+        if let Some(stores) = &self.stores {
+            return Backing::of_store(stores.make()?);
+        }
+        let dir = self.dir.as_ref().ok_or(Errno::NOENT)?;
         let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
         self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
         Ok(backing)
@@ -253,6 +271,8 @@ enum Warning {
     Odd(String),
     /// What went wrong, for good.
     Failed(&'static str, Errno),
+    /// Why it must not be used any longer.
+    Unfit(&'static str),
 }
 
 /// Pages that were transferred. In a cache line of its own: each transfer writes here.
@@ -281,7 +301,9 @@ impl SwapDevice for FileDevice {
     }
 
     fn accepts(&self) -> bool {
-        !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.may_have_grown())
+        !self.failed.load(Relaxed)
+            && self.stores.as_ref().is_none_or(|stores| stores.accepts())
+            && (!self.full.load(Relaxed) || self.may_have_grown())
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -300,7 +322,16 @@ impl SwapDevice for FileDevice {
 
     fn place(&self, entry: Entry) -> Option<Place> {
         let (file, page, _) = self.find(entry)?;
-        file.backing.get().map(|backing| self.place_in(backing, page))
+        let backing = file.backing.get().filter(|backing| backing.store().is_none())?;
+        Some(self.place_in(backing, page))
+    }
+
+    fn has_places(&self) -> bool {
+        self.stores.is_none()
+    }
+
+    fn load_some(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
+        self.read_remote(which, into, out);
     }
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
@@ -330,8 +361,8 @@ impl SwapDevice for FileDevice {
             let (own, frozen_below) = (self.own.get(), self.frozen_below.load(Relaxed));
             let simple = own
                 .filter(|own| usize::from(own.id) == id)
-                .and_then(|file| file.slots.free_if(page, |slot| !slot.moved && slot.epoch >= frozen_below));
-            simple.is_some() || self.inner.lock().free(own, id, page, self.epoch.load(Relaxed))
+                .is_some_and(|file| file.free_if(page, |slot| !slot.moved && slot.epoch >= frozen_below));
+            simple || self.inner.lock().free(own, id, page, self.epoch.load(Relaxed))
         });
         if !freed {
             self.bad_frees.fetch_add(1, Relaxed);
@@ -345,7 +376,8 @@ impl SwapDevice for FileDevice {
         let inner = self.inner.lock();
         let files = inner.files.iter().flatten();
         let bad = inner.bad.len() as u64;
-        let kept = inner.deferred.len() as u64 + bad;
+        let retired = files.clone().map(|f| f.retired.lock().len() as u64).sum::<u64>();
+        let kept = inner.deferred.len() as u64 + bad + retired;
         // What was moved to another device is counted there.
         let elsewhere = kept + inner.moved.len() as u64;
         let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>().saturating_sub(elsewhere);
@@ -388,7 +420,9 @@ impl SwapDevice for FileDevice {
         unsafe {
             self.inner.free_in_child();
             self.warning.free_in_child();
+            self.own.get().iter().for_each(|own| own.retired.free_in_child());
         }
+        self.stores.iter().for_each(|stores| stores.fork_child());
         self.rings.fork_child();
         self.cipher.iter().for_each(Cipher::guard);
         self.dir.iter().for_each(|dir| dir.replace(fds, true));
@@ -427,7 +461,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn take_warning(&self) -> Option<String> {
-        let warning = self.warning.lock().take()?;
+        let Some(warning) = self.warning.lock().take() else { return self.stores.as_ref()?.take_note() };
         Some(match warning {
             Warning::Odd(text) => text,
             Warning::Failed(what, errno) => format!(
@@ -435,6 +469,12 @@ impl SwapDevice for FileDevice {
                 self.name,
                 ErrnoText(errno)
             ),
+            Warning::Unfit(why) => {
+                format!(
+                    "swap device {:?}: {why}; it takes no more pages, and those on it go to other devices",
+                    self.name
+                )
+            }
         })
     }
 }

@@ -8,6 +8,7 @@
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`content`] | what a page that leaves needs, and whether what comes back is what left |
+//! | [`crypt`] | encryption of what is stored |
 //! | [`entry`] | the name of a stored page |
 //! | [`error`] | why a page was not stored or read, or a device cannot be used |
 //! | [`space`] | the devices in priority order; all the engine calls |
@@ -17,6 +18,7 @@
 //! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`leases`] | children that may need what is stored in files |
+//! | [`redis`] | pages in the memory of a Redis or Valkey server |
 //! | [`remote`] | connections to servers |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
@@ -30,6 +32,7 @@
 //! lock of the device.
 
 pub mod content;
+pub mod crypt;
 pub mod entry;
 pub mod error;
 pub mod file;
@@ -39,7 +42,7 @@ pub mod leases;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;
-#[allow(dead_code, reason = "its first device comes next")]
+pub mod redis;
 pub mod remote;
 pub mod space;
 #[cfg(test)]
@@ -194,6 +197,17 @@ pub trait SwapDevice: Send + Sync {
     /// while the entry is in use.
     fn place(&self, _entry: Entry) -> Option<io::Place> {
         None
+    }
+
+    /// Whether pages are read by a queue, as far as they have a place; else by [`SwapDevice::load_some`].
+    fn has_places(&self) -> bool {
+        true
+    }
+
+    /// Reads several pages in as few exchanges as the device can: page `i` of an `(i, entry)` becomes `into[i]`, or
+    /// `out[i]` says why not.
+    fn load_some(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
+        which.iter().for_each(|&(i, entry)| out[i] = self.load(entry, into[i]).err());
     }
 
     /// Makes what a queue has read into the page that was stored (decrypts it); whether it is that page, as far as the

@@ -158,9 +158,7 @@ impl ReadQueue {
             let (loaded, error) = space.load_many(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         }
-        for (i, &entry) in entries.iter().enumerate().take(count).filter(|(i, _)| window.numbers[*i].is_none()) {
-            window.errors[i] = space.load(entry, pages[i]).err();
-        }
+        space.load_others(&entries[..count], pages, &window.numbers[..count], &mut window.errors);
         if window.open == 0 {
             // Every run ended without the kernel (injected errors).
             return Submitted::Done(self.book(space, window));

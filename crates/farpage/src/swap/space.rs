@@ -393,6 +393,11 @@ impl SwapSpace {
         self.next_lease.store(0, Relaxed);
     }
 
+    /// Whether children read what their parent has stored, so that it must know when they are gone.
+    pub fn is_shared_with_children(&self) -> bool {
+        !self.files.is_empty()
+    }
+
     /// The descriptors in use: directories, own and inherited files.
     pub fn fds(&self) -> Vec<RawFd> {
         let mut fds = Vec::new();
@@ -420,5 +425,11 @@ impl SwapSpace {
     fn device(&self, entry: Entry) -> Result<&dyn SwapDevice, LoadError> {
         let missing = LoadError::NotInUse { device: entry.device(), slot: entry.slot() };
         self.devices.get(usize::from(entry.device())).map(Arc::as_ref).ok_or(missing)
+    }
+}
+
+impl Drop for SwapSpace {
+    fn drop(&mut self) {
+        self.files.iter().for_each(|file| file.remove_from_server());
     }
 }

@@ -23,7 +23,7 @@
 //! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so
 //! what is read of it there stays true. Others (words, forwardings) come and go without.
 
-mod codec;
+pub(super) mod codec;
 pub mod lz4;
 mod promote;
 mod promote_policy;

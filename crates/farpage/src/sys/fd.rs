@@ -22,6 +22,11 @@ impl Fd {
         Fd { raw: AtomicI32::new(fd.into_raw_fd()), table: OnceLock::new() }
     }
 
+    /// None, and there never will be one.
+    pub fn none() -> Fd {
+        Fd { raw: AtomicI32::new(-1), table: OnceLock::new() }
+    }
+
     /// From now on it is one of this table. Not to be changed again.
     pub fn belongs_to(&self, table: &Arc<Table>) {
         let _ = self.table.set(table.clone());

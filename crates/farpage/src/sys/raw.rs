@@ -134,6 +134,8 @@ impl ErrnoText {
             Errno::OPNOTSUPP => "Operation not supported",
             Errno::NXIO => "No such device or address",
             Errno::NOMEDIUM => "No medium found",
+            Errno::PROTO => "Protocol error",
+            Errno::BADMSG => "Bad message",
             Errno::CONNREFUSED => "Connection refused",
             Errno::TIMEDOUT => "Connection timed out",
             Errno::HOSTUNREACH => "No route to host",

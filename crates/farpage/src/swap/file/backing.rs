@@ -1,15 +1,18 @@
-//! One open swap file: how it is opened and created. The I/O is in [`crate::swap::io`].
+//! One open swap file: how it is opened and created. The I/O is in [`crate::swap::io`]. Or what stands for one, on a
+//! server.
 //!
 //! Owns descriptors and nothing else. No locks.
 
-use super::crypt::Salt;
 use crate::PAGE_SIZE;
+use crate::swap::crypt::Salt;
+use crate::swap::remote::page_store::PageStore;
 use crate::sys::fd::Fd;
 use crate::sys::raw::syscall;
 use crate::sys::raw::{nr, random_bytes};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier
@@ -28,6 +31,8 @@ pub struct Backing {
     pub(super) keeps_space: AtomicBool,
     /// Part of the nonce of every page in this file.
     salt: Salt,
+    /// It is no file: the pages are on a server.
+    store: Option<Arc<dyn PageStore>>,
 }
 
 impl Backing {
@@ -35,12 +40,32 @@ impl Backing {
     pub fn new(fd: OwnedFd) -> Result<Backing, Errno> {
         let salt = Salt::random()?;
         let direct = AtomicBool::new(set_direct(fd.as_fd(), true).is_ok());
-        Ok(Backing { fd: Fd::new(fd), direct, base: 0, is_block: false, keeps_space: AtomicBool::new(false), salt })
+        Ok(Backing {
+            fd: Fd::new(fd),
+            direct,
+            base: 0,
+            is_block: false,
+            keeps_space: AtomicBool::new(false),
+            salt,
+            store: None,
+        })
     }
 
     /// Takes over an open block device whose first `base` bytes are not for pages.
     pub fn of_block(fd: OwnedFd, base: u64) -> Result<Backing, Errno> {
         Ok(Backing { base, is_block: true, ..Backing::new(fd)? })
+    }
+
+    /// Pages on a server. What is freed there is told one by one.
+    pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
+        let (fd, salt) = (Fd::none(), Salt::random()?);
+        let (direct, keeps_space) = (AtomicBool::new(false), AtomicBool::new(true));
+        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, store: Some(store) })
+    }
+
+    /// Where the pages are, if that is on a server.
+    pub fn store(&self) -> Option<&Arc<dyn PageStore>> {
+        self.store.as_ref()
     }
 
     /// Byte of a slot.

@@ -14,7 +14,8 @@ const HAND_STEPS: usize = 64;
 impl FileDevice {
     /// The device has failed, and pages on it have not been looked at yet.
     pub fn wants_drain(&self) -> bool {
-        self.failed.load(Relaxed) && !self.drained.load(Relaxed)
+        let is_there = || self.stores.as_ref().is_none_or(|stores| stores.is_up());
+        self.failed.load(Relaxed) && !self.drained.load(Relaxed) && is_there()
     }
 
     /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one

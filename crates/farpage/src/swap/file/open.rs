@@ -193,6 +193,9 @@ pub fn grant(backing: &Backing, end: u64, step: u64, keep_free: Option<u64>) -> 
     if backing.is_block() {
         return end + step;
     }
+    if let Some(store) = backing.store() {
+        return if store.grow(end + step) { end + step } else { end };
+    }
     let free = backing.fd.borrow().and_then(|fd| free_bytes(fd, keep_free)).unwrap_or(0);
     // Parts of the file that are not written yet, or were given back, have no place on the disk, but will want one.
     let promised = (end * PAGE_SIZE as u64).saturating_sub(backing.disk_bytes());

@@ -29,6 +29,11 @@ impl FileDevice {
         let (device, slot) = (self.index, entry.slot());
         let (file, page, _) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
         let backing = file.backing.get().ok_or(LoadError::NotInUse { device, slot })?;
+        if backing.store().is_some() {
+            let mut out = [None];
+            self.read_remote(&[(0, entry)], &mut [into], &mut out);
+            return out[0].map_or(Ok(()), Err);
+        }
         let outcome = if aligned(into) || !backing.is_direct() {
             self.transfer_one(backing, page, Direction::Read, into)
         } else {
@@ -37,12 +42,20 @@ impl FileDevice {
             into.copy_from_slice(&bounce.0);
             outcome
         };
-        match outcome {
-            Transferred::Done if self.complete(entry, into) => Ok(()),
-            Transferred::Done => Err(self.read_failed(LoadError::Corrupt { device, slot })),
-            Transferred::EndOfFile => Err(self.read_failed(LoadError::ShortRead { device, slot })),
-            Transferred::Failed(errno) => Err(self.read_failed(LoadError::Io { errno, device, slot })),
-        }
+        self.book_read(entry, outcome, into)
+    }
+
+    /// What became of a page that was read.
+    pub(super) fn book_read(&self, entry: Entry, outcome: Transferred, page: &mut Page) -> Result<(), LoadError> {
+        let (device, slot) = (self.index, entry.slot());
+        let error = match outcome {
+            Transferred::Done if self.complete(entry, page) => return Ok(()),
+            Transferred::Done => LoadError::Corrupt { device, slot },
+            Transferred::EndOfFile => LoadError::ShortRead { device, slot },
+            Transferred::Gone => LoadError::Gone { device, slot },
+            Transferred::Failed(errno) => LoadError::Io { errno, device, slot },
+        };
+        Err(self.read_failed(error))
     }
 
     /// The file of an entry in use, the page in it, and what is kept for it.
@@ -65,7 +78,10 @@ impl FileDevice {
         let Some((file, _, slot)) = self.find(entry) else { return false };
         if let Some(cipher) = &self.cipher {
             let Some(backing) = file.backing.get() else { return false };
-            cipher.apply(backing.salt(), slot.count, page);
+            // What is on a server has been through the cipher already.
+            if backing.store().is_none() {
+                cipher.apply(backing.salt(), slot.count, page);
+            }
         }
         self.key.get().is_none_or(|key| check_value(slot.check) == key.hash(page))
     }

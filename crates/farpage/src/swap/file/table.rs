@@ -6,7 +6,9 @@
 
 use super::backing::Backing;
 use crate::swap::Entry;
+use crate::swap::remote::page_store::PageStore;
 use crate::sys::cpu;
+use crate::sys::mutex::Mutex;
 use farpage_swap::cluster::DeviceOptions;
 use farpage_swap::slots::SlotMap;
 use std::collections::HashMap;
@@ -63,6 +65,8 @@ pub struct File {
     pub slots: SlotMap<FileSlot, WORDS>,
     /// Pages written to it.
     pub written: AtomicU64,
+    /// Slots that were freed, and that the server is to forget before they are used again.
+    pub retired: Mutex<Vec<u64>>,
 }
 
 impl File {
@@ -70,7 +74,39 @@ impl File {
         let discard = backing.as_ref().is_none_or(Backing::discards);
         let options = DeviceOptions { rotational, discard, ..DeviceOptions::default() };
         let backing = backing.map_or_else(OnceLock::new, OnceLock::from);
-        File { id, backing, slots: SlotMap::with_options(options, cpu::count()), written: AtomicU64::new(0) }
+        File {
+            id,
+            backing,
+            slots: SlotMap::with_options(options, cpu::count()),
+            written: AtomicU64::new(0),
+            retired: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Where its pages are, if that is on a server.
+    pub fn store(&self) -> Option<&Arc<dyn PageStore>> {
+        self.backing.get()?.store()
+    }
+
+    /// Of the own file: frees a page, if it is one of `which`.
+    pub fn free_if(&self, page: u64, which: impl FnOnce(&FileSlot) -> bool) -> bool {
+        if self.store().is_none() {
+            return self.slots.free_if(page, which).is_some();
+        }
+        let freed = self.slots.remove_if(page, which).is_some();
+        if freed {
+            self.retired.lock().push(page);
+        }
+        freed
+    }
+
+    /// Of the own file: a slot that has no value can be used again, or as soon as the server knows.
+    fn give_back(&self, page: u64) {
+        if self.store().is_some() {
+            self.retired.lock().push(page);
+        } else {
+            self.slots.give_back(page);
+        }
     }
 
     /// Whether empty clusters are given back to what is below, as far as is known.
@@ -155,8 +191,12 @@ impl FileSlots {
             self.deferred.push((page, slot.epoch, epoch));
             return true;
         }
+        if own {
+            file.give_back(page);
+            return true;
+        }
         file.slots.give_back(page);
-        if !own && file.slots.in_use() == 0 {
+        if file.slots.in_use() == 0 {
             // The last page of an inherited file: dropping the file closes it. (Its slots change under `inner` only, so
             // none that was given back can still count.)
             *place = None;
@@ -172,7 +212,7 @@ impl FileSlots {
         self.deferred.retain(|&(page, taken_at, freed_at)| {
             let covered = leases.iter().any(|l| (taken_at..freed_at).contains(l));
             if !covered {
-                file.slots.give_back(page);
+                file.give_back(page);
             }
             covered
         });
@@ -187,7 +227,8 @@ impl FileSlots {
         self.late = false;
         let old = own.get().map(|file| {
             // Never written again, so what failed need not be remembered.
-            self.bad.drain(..).for_each(|page| _ = file.slots.give_back(page));
+            let retired = std::mem::take(&mut *file.retired.lock());
+            self.bad.drain(..).chain(retired).for_each(|page| _ = file.slots.give_back(page));
             usize::from(file.id)
         });
         own.set(None);

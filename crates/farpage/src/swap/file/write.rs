@@ -22,6 +22,10 @@ struct Sealed {
 impl FileDevice {
     /// Stores the pages whose `out` is `None`: as `SwapDevice::store_batch`.
     pub(super) fn write_all(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
+        if self.stores.as_ref().is_some_and(|stores| !stores.accepts()) {
+            // For now.
+            return Err(StoreError::Full);
+        }
         let (mut at, end) = (0, pages.len().min(out.len()));
         let mut result = Ok(());
         while at < end {
@@ -68,10 +72,17 @@ impl FileDevice {
             return Ok((own, backing));
         }
         // A forked child has no part of a block device of its own: its pages go to the next device.
-        let dir = self.dir.as_ref().ok_or_else(|| self.no_room())?;
+        if !self.makes_files() {
+            return Err(self.no_room());
+        }
         let _create = self.create.lock();
         if own.backing.get().is_none() {
-            let backing = self.new_file(dir).map_err(|errno| self.fail("cannot create a file there", errno))?;
+            let made = self.new_file();
+            if self.stores.is_some() && made.is_err() {
+                self.retry_second.store(now_second() + 1, Relaxed);
+                return Err(self.no_room());
+            }
+            let backing = made.map_err(|errno| self.fail("cannot create a file there", errno))?;
             // Nobody else sets it: that takes the lock.
             let _ = own.backing.set(backing);
         }
@@ -121,7 +132,7 @@ impl FileDevice {
         let has_room = self.own.get().is_some_and(|file| {
             let slots = file.slots.slots();
             (slots < self.slots_max || file.slots.in_use() + 1 < slots)
-                && (file.backing.get().is_some() || self.dir.is_some())
+                && (file.backing.get().is_some() || self.makes_files())
         });
         has_room && self.retry_second.load(Relaxed) <= now_second()
     }
@@ -148,6 +159,9 @@ impl FileDevice {
         places: &[(usize, u64)],
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
+        if let Some(store) = backing.store() {
+            return self.write_remote(own, backing, store.as_ref(), pages, places, out);
+        }
         let sealed = self.seal(own, backing, pages, places);
         let content = |at: usize| match &sealed {
             Some(sealed) => &sealed.pages[at].0,
@@ -163,26 +177,48 @@ impl FileDevice {
             }
         }
         self.rings.run(&mut batch, &mut || {});
-        let mut result = Ok(());
-        let mut written = [false; BATCH_MAX];
-        for (at, ((&(i, slot), number), written)) in places.iter().zip(numbers).zip(&mut written).enumerate() {
-            let mut outcome = number.map_or(Transferred::Failed(Errno::INVAL), |n| batch.outcome(n));
-            if outcome != Transferred::Done {
-                outcome = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
+        let mut outcomes = [Transferred::Failed(Errno::INVAL); BATCH_MAX];
+        for (at, (&(_, slot), number)) in places.iter().zip(numbers).enumerate() {
+            outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
+            if outcomes[at] != Transferred::Done {
+                outcomes[at] = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
             }
-            match outcome {
+        }
+        let first = sealed.as_ref().map(|sealed| sealed.first);
+        let result = self.book_writes(own, pages, places, &outcomes, first, out);
+        if let Some(sealed) = sealed {
+            self.scratch.lock().push(sealed.pages);
+        }
+        result
+    }
+
+    /// Books a batch of which each page's outcome is known. `first`: the number of the first of them.
+    pub(super) fn book_writes(
+        &self,
+        own: &File,
+        pages: &[(&Page, u128)],
+        places: &[(usize, u64)],
+        outcomes: &[Transferred],
+        first: Option<u64>,
+        out: &mut [Option<Entry>],
+    ) -> Result<(), StoreError> {
+        let (mut result, mut written) = (Ok(()), 0);
+        for (at, (&(i, slot), outcome)) in places.iter().zip(outcomes).enumerate() {
+            match *outcome {
                 Transferred::Done => {
-                    *written = true;
-                    let count = sealed.as_ref().map_or(0, |sealed| sealed.first + at as u64);
+                    written += 1;
+                    let count = first.map_or(0, |first| first + at as u64);
                     let (check, epoch) = (check_words(pages[i].1), self.epoch.load(Relaxed));
                     own.slots.insert(slot, FileSlot { check, epoch, count, ..FileSlot::default() });
                     out[i] = Entry::new(self.index, u64::from(own.id) << PAGE_BITS | slot);
                 }
-                Transferred::EndOfFile => result = Err(self.write_failed(own, slot, Errno::IO)),
+                Transferred::EndOfFile | Transferred::Gone => {
+                    result = Err(self.write_failed(own, slot, Errno::IO));
+                }
                 Transferred::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
-        self.transfers.written.fetch_add(written.iter().filter(|written| **written).count() as u64, Relaxed);
+        self.transfers.written.fetch_add(written, Relaxed);
         // Who looked at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that
         // one saw them booked, or this one sees that the device has failed.
         fence(SeqCst);
@@ -191,11 +227,8 @@ impl FileDevice {
             inner.late = true;
             self.drained.store(false, Relaxed);
         }
-        if let Some(sealed) = sealed {
-            self.scratch.lock().push(sealed.pages);
-        }
         // A batch is one failure: it may be over before the next.
-        if written.contains(&true) {
+        if written > 0 {
             self.writes_failed.store(0, Relaxed);
         } else if let Err(StoreError::Io(errno)) = result
             && self.writes_failed.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX

@@ -59,6 +59,8 @@ pub enum Transferred {
     Done,
     /// The file ends before the page does.
     EndOfFile,
+    /// A server does not have it any more.
+    Gone,
     /// What the kernel said.
     Failed(Errno),
 }
@@ -203,7 +205,7 @@ impl Batch {
         let run = &self.runs[usize::from(run)];
         match run.end {
             _ if run.done >= (usize::from(at) + 1) * PAGE_SIZE => Transferred::Done,
-            Some(Transferred::EndOfFile) => Transferred::EndOfFile,
+            Some(end @ (Transferred::EndOfFile | Transferred::Gone)) => end,
             Some(Transferred::Failed(errno)) => Transferred::Failed(errno),
             // A run that ended whole has all its pages; one that did not end was never submitted.
             Some(Transferred::Done) | None => Transferred::Failed(Errno::IO),

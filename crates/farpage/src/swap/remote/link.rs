@@ -39,8 +39,6 @@ use std::time::Duration;
 
 /// For how long a server may say nothing.
 pub const DEADLINE: Duration = Duration::from_secs(1);
-/// For how long reads wait for one that is out of reach, where nothing else is asked for.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Connections of a side.
 const WIRES: usize = 4;
 /// Most bytes of a server's answer to a greeting.

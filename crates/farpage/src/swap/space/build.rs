@@ -5,6 +5,8 @@ use crate::conf::{Conf, InjectedFault, size};
 use crate::mem::arena::Part;
 use crate::mm::pool_share::PoolShare;
 use crate::swap::file::file_name;
+use crate::swap::redis::pages::RedisStores;
+use crate::swap::redis::server::Server;
 use crate::sys::message::message_fmt;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
@@ -18,7 +20,7 @@ pub const fn memory_most(budget: u64) -> u64 {
 /// # Errors
 /// The first device that does not, and the most that it can have.
 pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> {
-    let memories = specs.iter().filter(|spec| !matches!(spec, SwapSpec::File { .. })).count().max(1);
+    let memories = specs.iter().filter(|spec| spec.is_memory()).count().max(1);
     let most = memory_most(budget) / memories as u64;
     let too_large = |spec: &&SwapSpec| matches!(spec, SwapSpec::Ram { size: Some(size), .. } if *size > most);
     match specs.iter().find(too_large) {
@@ -58,7 +60,11 @@ impl SwapSpace {
                 Ok(space) => break space,
                 Err(error) => error,
             };
-            let failed = |spec: &SwapSpec| matches!(spec, SwapSpec::File { path, .. } if error.name == file_name(path));
+            let failed = |spec: &SwapSpec| match spec {
+                SwapSpec::File { path, .. } => error.name == file_name(path),
+                SwapSpec::Redis(spec) => error.name == spec.name(),
+                SwapSpec::Zram { .. } | SwapSpec::Ram { .. } => false,
+            };
             let Some(at) = specs.iter().position(failed).filter(|_| specs.len() > 1) else {
                 return Err(error.to_string());
             };
@@ -106,17 +112,14 @@ impl SwapSpace {
             return Err(error(specs[200].to_string(), "there are more than 200 devices", "name fewer"));
         }
         // A negative default as the kernel's: in the order given, after every device with a priority of its own.
-        let prio = |i: usize| match &specs[i] {
-            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => {
-                prio.unwrap_or(-1)
-            }
-        };
+        let prio = |i: usize| specs[i].prio().unwrap_or(-1);
         let mut order: Vec<usize> = (0..specs.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
         let rings = Arc::new(Rings::default());
         let mut files = Vec::new();
         for (index, &i) in (0u8..).zip(&order) {
             files.extend(open_file(index, &specs[i], prio(i), &rings)?);
+            files.extend(open_server(index, &specs[i], prio(i), &rings)?);
         }
         let memories = (specs.len() - files.len()).max(1);
         let (share, limit) = (pool_len / memories / SPAN_BYTES * SPAN_BYTES, pool_limit_bytes / memories as u64);
@@ -144,7 +147,7 @@ impl SwapSpace {
         };
         for (index, &i) in (0u8..).zip(&order) {
             match &specs[i] {
-                SwapSpec::File { .. } => {
+                SwapSpec::File { .. } | SwapSpec::Redis(_) => {
                     space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
                 }
                 SwapSpec::Zram { alg, recompress, size, .. } => {
@@ -205,6 +208,25 @@ fn open_file(
         file = file.with_faults(Arc::new(Injector::new(faults).with_unit(unit)));
     }
     Ok(Some(Arc::new(file)))
+}
+
+/// The device of a `redis:` specification.
+fn open_server(
+    index: u8,
+    spec: &SwapSpec,
+    prio: i32,
+    rings: &Arc<Rings>,
+) -> Result<Option<Arc<FileDevice>>, DeviceError> {
+    let SwapSpec::Redis(spec) = spec else { return Ok(None) };
+    let server = Server::of(spec, None)?;
+    server.open()?;
+    let stores = Box::new(RedisStores::new(server, spec.owner()));
+    let mut device = FileDevice::on_server(index, spec.name(), spec.size, stores);
+    device = device.with_rings(rings.clone()).with_priority(prio);
+    if spec.encrypt {
+        device = device.with_encryption()?;
+    }
+    Ok(Some(Arc::new(device)))
 }
 
 /// `fault=lost:SEED`: so many of 65536 places cannot be read.

@@ -77,7 +77,7 @@ impl SwapSpace {
         let n = entries.len().min(into.len());
         let plan = self.plan(&entries[..n]);
         if plan.queued().is_empty() {
-            return self.load_in_place(entries, into, 0..n);
+            return self.load_in_place(&entries[..n], into);
         }
         let mut batch = Batch::new(Direction::Read);
         let mut numbers = [None; BATCH_MAX];
@@ -89,9 +89,7 @@ impl SwapSpace {
         }
         let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
         run(&self.rings, &mut batch, &mut || {
-            for i in (0..n).filter(|&i| numbers[i].is_none()) {
-                in_place[i] = self.load(entries[i], into[i]).err();
-            }
+            self.load_others(&entries[..n], into, &numbers[..n], &mut in_place);
         });
         for i in 0..n {
             let error = match numbers[i] {
@@ -105,19 +103,66 @@ impl SwapSpace {
         (n, None)
     }
 
-    /// Loads the pages of `range` one by one.
-    fn load_in_place(
+    /// Loads pages none of which is read by a queue.
+    fn load_in_place(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        let n = entries.len();
+        if self.has_servers() {
+            let mut errors = [None; BATCH_MAX];
+            self.load_others(entries, into, &[None; BATCH_MAX][..n], &mut errors);
+            let stop = errors[..n].iter().position(Option::is_some);
+            return stop.map_or((n, None), |at| (at, errors[at]));
+        }
+        for (i, (entry, page)) in entries.iter().zip(into).enumerate() {
+            if let Err(error) = self.load(*entry, page) {
+                return (i, Some(error));
+            }
+        }
+        (n, None)
+    }
+
+    /// Whether there is a device that has its pages on a server.
+    fn has_servers(&self) -> bool {
+        self.files.iter().any(|file| !file.has_places())
+    }
+
+    /// Loads the pages that have no number: those on a server in as few exchanges as there can be.
+    pub(in crate::swap) fn load_others(
         &self,
         entries: &[Entry],
         into: &mut [&mut Page],
-        range: std::ops::Range<usize>,
-    ) -> (usize, Option<LoadError>) {
-        for i in range.clone() {
-            if let Err(error) = self.load(entries[i], into[i]) {
-                return (i - range.start, Some(error));
+        numbers: &[Option<usize>],
+        out: &mut [Option<LoadError>; BATCH_MAX],
+    ) {
+        let mut others = numbers.iter().zip(entries).enumerate().filter(|(_, (number, _))| number.is_none());
+        if !self.has_servers() {
+            return others.for_each(|(i, (_, entry))| out[i] = self.load(*entry, into[i]).err());
+        }
+        let (mut away, mut n) = ([None; BATCH_MAX], 0);
+        for (i, (_, entry)) in others.by_ref() {
+            let real = self.resolve(*entry);
+            if self.device(real).is_ok_and(|device| !device.has_places()) {
+                away[n] = Some((i, real));
+                n += 1;
+            } else {
+                out[i] = self.load(*entry, into[i]).err();
             }
         }
-        (range.len(), None)
+        for file in self.files.iter().filter(|file| !file.has_places()) {
+            let (mut which, mut n_here) = ([(0, entries[0]); BATCH_MAX], 0);
+            for pair in away.iter().flatten().filter(|pair| pair.1.device() == file.index()) {
+                which[n_here] = *pair;
+                n_here += 1;
+            }
+            let which = &mut which[..n_here];
+            which.sort_unstable_by_key(|pair| pair.1);
+            file.load_some(which, into, out);
+            // Alone, and again.
+            for &(i, _) in which.iter() {
+                if out[i].is_some() {
+                    out[i] = self.load(entries[i], into[i]).err();
+                }
+            }
+        }
     }
 
     /// Which of the entries are read by a queue, in the order of their places.
@@ -125,7 +170,7 @@ impl SwapSpace {
         let mut plan = LoadPlan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
         for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
             let real = self.resolve(entry);
-            if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
+            if self.device(real).is_ok_and(|device| !device.caps().synchronous && device.has_places()) {
                 plan.real[usize::from(i)] = Some(Located { real, check: self.check(real) });
                 plan.order[plan.queued] = i;
                 plan.queued += 1;
@@ -192,7 +237,9 @@ pub(super) fn retry(mut read: impl FnMut() -> Result<(), LoadError>) -> Result<(
     let mut result = read();
     for _ in 1..READ_TRIES {
         match result {
-            Err(LoadError::Io { .. } | LoadError::ShortRead { .. } | LoadError::Corrupt { .. }) => result = read(),
+            Err(
+                LoadError::Io { .. } | LoadError::ShortRead { .. } | LoadError::Gone { .. } | LoadError::Corrupt { .. },
+            ) => result = read(),
             _ => break,
         }
     }

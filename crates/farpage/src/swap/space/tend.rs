@@ -18,6 +18,9 @@ impl SwapSpace {
     /// that have not been wanted for some time are compressed anew. For a background thread; waits for disks.
     pub fn tend(&self, idle: bool) -> bool {
         let mut worked = self.drain(DRAIN) > 0;
+        for file in &self.files {
+            worked |= file.look_after_server();
+        }
         if idle {
             worked |= self.files.iter().any(|file| file.discard_one());
             worked |= self.zrams.iter().map(|zram| zram.recompress(RECOMPRESS)).sum::<usize>() > 0;

@@ -13,7 +13,6 @@
 //!
 //! No locks.
 
-use super::super::Page;
 use crate::PAGE_SIZE;
 use crate::sys::raw::random_bytes;
 use chacha20::XChaCha20;
@@ -60,8 +59,8 @@ impl Cipher {
         let _ = unsafe { (mlock(at, PAGE_SIZE), madvise(at, PAGE_SIZE, Advice::LinuxDontDump)) };
     }
 
-    /// Encrypts page number `count` of the file with `salt`, or decrypts it.
-    pub fn apply(&self, salt: &Salt, count: u64, page: &mut Page) {
+    /// Encrypts what is stored as number `count` with `salt` (a page, or what became of it), or decrypts it.
+    pub fn apply(&self, salt: &Salt, count: u64, page: &mut [u8]) {
         let mut nonce = [0; 24];
         nonce[..16].copy_from_slice(&salt.0);
         nonce[16..].copy_from_slice(&count.to_le_bytes());
@@ -131,7 +130,7 @@ mod tests {
             let (mem, mut stacks) =
                 (std::fs::File::open("/proc/self/mem").unwrap(), [vec![0u8; LOOK], vec![0u8; LOOK]]);
             let from = (std::ptr::from_ref(&page).addr() - LOOK) as u64;
-            cipher.apply(&Salt([1; 16]), 2, &mut page);
+            cipher.apply(&Salt([1; 16]), 2, &mut page[..]);
             mem.read_exact_at(&mut stacks[0], from).unwrap();
             copy(&cipher);
             mem.read_exact_at(&mut stacks[1], from).unwrap();

@@ -1,0 +1,122 @@
+//! A file device whose pages are on a server: making it, batches to and from the server, and what is told to it.
+//!
+//! A slot that was freed is *retired*: it has no value, and is not given out before the server has forgotten it. What
+//! nobody knows the end of (a connection broke) is never used again.
+//!
+//! Locks: as for the others; `retired`, a leaf.
+
+use super::table::File;
+use super::*;
+use crate::swap::remote::page_store::{Leaving, PageStore, Sealing, Wanted};
+
+/// Slots that the server is told of at once.
+const FORGET: usize = 512;
+
+impl FileDevice {
+    /// A device of this name for pages on a server, `size` bytes at most.
+    pub fn on_server(index: u8, name: String, size: Option<u64>, stores: Box<dyn PageStores>) -> FileDevice {
+        let slots_max = size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS));
+        let block_size = PAGE_SIZE as u32;
+        let opened =
+            OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
+        FileDevice { stores: Some(stores), ..FileDevice::of(index, opened) }
+    }
+
+    fn sealing<'a>(&'a self, backing: &'a Backing) -> Option<Sealing<'a>> {
+        self.cipher.as_ref().map(|cipher| Sealing { cipher, salt: backing.salt() })
+    }
+
+    /// As `write`, on a server.
+    pub(super) fn write_remote(
+        &self,
+        own: &File,
+        backing: &Backing,
+        store: &dyn PageStore,
+        pages: &[(&Page, u128)],
+        places: &[(usize, u64)],
+        out: &mut [Option<Entry>],
+    ) -> Result<(), StoreError> {
+        let first = own.written.fetch_add(places.len() as u64, Relaxed);
+        let leaving = (first..).zip(places).map(|(count, &(i, slot))| Leaving { slot, count, page: pages[i].0 });
+        let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
+        store.store(self.sealing(backing), &leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
+        self.book_writes(own, pages, places, &outcomes, Some(first), out)
+    }
+
+    /// As `SwapDevice::load_some`: what is in one file, side by side in `which`, in one exchange.
+    pub(super) fn read_remote(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
+        let mut from = 0;
+        while let Some(&(_, entry)) = which.get(from) {
+            let id = entry.slot() >> PAGE_BITS;
+            let (mut wanted, mut n, mut next) = ([Wanted { slot: 0, count: 0, at: 0 }; BATCH_MAX], 0, from);
+            let mut found = None;
+            while let Some(&(at, entry)) = which.get(next).filter(|of| n < BATCH_MAX && of.1.slot() >> PAGE_BITS == id)
+            {
+                next += 1;
+                let Some((file, slot, value)) = self.find(entry) else {
+                    out[at] = Some(LoadError::NotInUse { device: self.index, slot: entry.slot() });
+                    continue;
+                };
+                wanted[n] = Wanted { slot, count: value.count, at };
+                (n, found) = (n + 1, Some(file));
+            }
+            let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
+            let backing = found.as_ref().and_then(|file| file.backing.get());
+            if let Some((backing, store)) = backing.and_then(|backing| Some((backing, backing.store()?))) {
+                store.load(self.sealing(backing), &wanted[..n], into, &mut outcomes[..n]);
+            }
+            for (wanted, outcome) in wanted[..n].iter().zip(outcomes) {
+                if let (Some(entry), Some(page)) =
+                    (Entry::new(self.index, id << PAGE_BITS | wanted.slot), into.get_mut(wanted.at))
+                {
+                    out[wanted.at] = self.book_read(entry, outcome, page).err();
+                }
+            }
+            from = next;
+        }
+    }
+
+    /// What is to be done now and then about a server; whether there was something.
+    pub fn look_after_server(&self) -> bool {
+        let Some(stores) = &self.stores else { return false };
+        // Inherited ones, too: whoever made them may be gone.
+        for id in 0.. {
+            let Some(file) = self.inner.lock().files.get(id).cloned() else { break };
+            if let Some(why) = file.as_ref().and_then(|file| file.store()?.tick())
+                && !self.failed.swap(true, Relaxed)
+            {
+                *self.warning.lock() = Some(Warning::Unfit(why));
+            }
+        }
+        self.own.get().filter(|_| stores.accepts()).is_some_and(|own| self.forget_retired(own))
+    }
+
+    /// Tells the server what it need not keep; whether there was something.
+    fn forget_retired(&self, own: &File) -> bool {
+        let Some(store) = own.store() else { return false };
+        let slots = {
+            let mut retired = own.retired.lock();
+            let keep = retired.len().saturating_sub(FORGET);
+            retired.split_off(keep)
+        };
+        if slots.is_empty() {
+            return false;
+        }
+        if store.forget(&slots) {
+            slots.iter().for_each(|slot| _ = own.slots.give_back(*slot));
+            self.full.store(false, Relaxed);
+        } else {
+            self.inner.lock().bad.extend(slots);
+        }
+        true
+    }
+
+    /// The pages are wanted by nobody any more.
+    pub fn remove_from_server(&self) {
+        let Some(own) = self.own.get().filter(|_| self.stores.is_some()) else { return };
+        // A child may need what is there; it says that it is alive, and the rest is for `farpage swapoff`.
+        if let Some(store) = own.store().filter(|_| self.inner.lock().leases.is_empty()) {
+            store.remove(own.slots.slots());
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Pages of a file device on a server.
+//!
+//! A value is a page as it was compressed, or one word, or the page as it is; its first byte says which. All of it is
+//! encrypted, if the device encrypts. Whether what comes back is what was stored is decided by the page's keyed hash,
+//! in the file device: a server can lose a page, and that is all.
+//!
+//! A slot is used again only when the server has answered to everything that was ever said of it. So an old command
+//! that arrives late meets no new page.
+//!
+//! Callers: the file device. Locks: `scratch`, a leaf; codec states; the link's.
+
+use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId};
+use super::resp::{Commands, Reader, Refusal, RespError};
+use super::server::Server;
+use crate::PAGE_SIZE;
+use crate::conf::Alg;
+use crate::mem::units::Page;
+use crate::swap::io::Transferred;
+use crate::swap::remote::link::{Patience, Unreachable};
+use crate::swap::remote::page_store::{Leaving, PageStore, PageStores, Sealing, Wanted};
+use crate::swap::remote::wire::{Wire, now_ms};
+use crate::swap::zram::codec::{Codec, fill, same_filled};
+use crate::sys::mutex::Mutex;
+use crate::sys::table::Table;
+use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
+use rustix::time::Timespec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+/// What a value is.
+const WHOLE: u8 = 0;
+const WORD: u8 = 1;
+const LZ4: u8 = 2;
+
+/// Longest value.
+const VALUE_MAX: usize = PAGE_SIZE + 1;
+/// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
+const LOOK_MS: i64 = 5000;
+/// How often a page is asked for of a server that says "later", and the pauses: a minute.
+const LATER_TRIES: u32 = 1200;
+const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// What the stores of a device have in common.
+struct Shared {
+    server: Server,
+    codec: Codec,
+    /// Memory of commands, for the next.
+    scratch: Mutex<Vec<Vec<u8>>>,
+    /// Who we are, for those who look at the server.
+    owner: String,
+}
+
+/// The stores of one server.
+pub struct RedisStores(Arc<Shared>);
+
+impl RedisStores {
+    /// For a server that will do. `owner`: whose pages they are, in words, for people.
+    pub fn new(server: Server, owner: String) -> RedisStores {
+        let codec = Codec::new(Alg::Lz4);
+        codec.warm();
+        RedisStores(Arc::new(Shared { server, codec, scratch: Mutex::new(Vec::new()), owner }))
+    }
+}
+
+impl PageStores for RedisStores {
+    fn make(&self) -> Result<Arc<dyn PageStore>, Errno> {
+        let (id, made_by) = (SessionId::random()?, getpid());
+        let pages = RedisPages { shared: self.0.clone(), id, next_look_ms: AtomicI64::new(0), made_by };
+        // The first look is due at once; before anything is stored.
+        if pages.say_alive() && pages.grow(0) { Ok(Arc::new(pages)) } else { Err(Errno::AGAIN) }
+    }
+
+    fn is_up(&self) -> bool {
+        self.0.server.link().is_up()
+    }
+
+    fn accepts(&self) -> bool {
+        let link = self.0.server.link();
+        link.is_up() && !link.is_lost()
+    }
+
+    fn belongs_to(&self, table: &Arc<Table>) {
+        self.0.server.link().belongs_to(table);
+    }
+
+    fn fork_child(&self) {
+        // SAFETY: the child has one thread, which is here and has no guard. What a thread of the parent's was doing
+        // with a list of spare memory is of no interest: it is thrown away, without being freed.
+        unsafe {
+            self.0.scratch.free_in_child();
+            self.0.codec.fork_child();
+        }
+        std::mem::forget(std::mem::take(&mut *self.0.scratch.lock()));
+        self.0.server.link().fork_child();
+    }
+
+    fn take_note(&self) -> Option<String> {
+        self.0.server.link().take_note()
+    }
+}
+
+/// The pages of one process.
+struct RedisPages {
+    shared: Arc<Shared>,
+    id: SessionId,
+    next_look_ms: AtomicI64,
+    /// A copy of this in a child that knows nothing of it has nothing to say.
+    made_by: Pid,
+}
+
+impl Shared {
+    /// Appends what is stored for a page.
+    fn encode(&self, sealing: Option<Sealing<'_>>, leaving: &Leaving<'_>, value: &mut Vec<u8>) {
+        let from = value.len();
+        if let Some(word) = same_filled(leaving.page) {
+            value.push(WORD);
+            value.extend(word.to_ne_bytes());
+        } else {
+            let packed = self.codec.compress(leaving.page, |bytes| {
+                let pays = bytes.len() < PAGE_SIZE;
+                if pays {
+                    value.push(LZ4);
+                    value.extend_from_slice(bytes);
+                }
+                pays
+            });
+            if packed != Some(true) {
+                value.push(WHOLE);
+                value.extend_from_slice(leaving.page);
+            }
+        }
+        if let (Some(sealing), Some(value)) = (sealing, value.get_mut(from..)) {
+            sealing.cipher.apply(sealing.salt, leaving.count, value);
+        }
+    }
+
+    /// Makes a page of what was stored for it; `false`: it is something else.
+    fn decode(&self, sealing: Option<Sealing<'_>>, count: u64, value: &mut [u8], into: &mut Page) -> bool {
+        if let Some(sealing) = sealing {
+            sealing.cipher.apply(sealing.salt, count, value);
+        }
+        match value.split_first() {
+            Some((&WHOLE, bytes)) => bytes.try_into().is_ok_and(|page: &Page| {
+                *into = *page;
+                true
+            }),
+            Some((&WORD, bytes)) => bytes.try_into().is_ok_and(|word| {
+                fill(into, u64::from_ne_bytes(word));
+                true
+            }),
+            Some((&LZ4, bytes)) => self.codec.decompress(bytes, into),
+            _ => false,
+        }
+    }
+}
+
+impl RedisPages {
+    /// Whether the server has heard that we are there.
+    fn say_alive(&self) -> bool {
+        let (key, life) = (self.id.alive(), ALIVE_S.to_string());
+        self.shared.server.ask(&[b"SET", &key, self.shared.owner.as_bytes(), b"EX", life.as_bytes()]).is_ok()
+    }
+
+    /// Reads up to [`MANY`] pages.
+    fn load_some(
+        &self,
+        sealing: Option<Sealing<'_>>,
+        wanted: &[Wanted],
+        into: &mut [&mut Page],
+        out: &mut [Transferred],
+    ) {
+        let shared = &*self.shared;
+        let command = PagesCommand::new(b"MGET", &self.id, wanted.iter().map(|wanted| wanted.slot));
+        let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| -> Result<(), RespError> {
+            let mut value = [0; VALUE_MAX];
+            reader.array_of(wire, wanted.len())?;
+            for (wanted, state) in wanted.iter().zip(out.iter_mut()) {
+                *state = match reader.value(wire, &mut value)? {
+                    None => Transferred::Gone,
+                    Some(len) => {
+                        let page = into.get_mut(wanted.at);
+                        let right =
+                            page.is_some_and(|page| shared.decode(sealing, wanted.count, &mut value[..len], page));
+                        // What is something else will be found to have another hash, or is told here.
+                        if right { Transferred::Done } else { Transferred::Failed(Errno::BADMSG) }
+                    }
+                };
+            }
+            Ok(())
+        };
+        for _ in 0..LATER_TRIES {
+            let failed = match shared.server.exchange(Patience::Wait, command.bytes(), &mut read) {
+                Ok(Ok(())) => return,
+                // Somebody's script runs, for example.
+                Ok(Err(Refusal::Later)) => {
+                    let _ = rustix::thread::nanosleep(&LATER);
+                    continue;
+                }
+                Ok(Err(_)) => Errno::PROTO,
+                Err(Unreachable::Later | Unreachable::Lost) => Errno::HOSTUNREACH,
+            };
+            return out.fill(Transferred::Failed(failed));
+        }
+        out.fill(Transferred::Failed(Errno::TIMEDOUT));
+    }
+}
+
+impl PageStore for RedisPages {
+    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[Leaving<'_>], out: &mut [Transferred]) {
+        let shared = &*self.shared;
+        out.fill(Transferred::Failed(Errno::HOSTUNREACH));
+        let spare = shared.scratch.lock().pop().unwrap_or_default();
+        let mut value = Vec::with_capacity(VALUE_MAX + PAGE_SIZE / 16);
+        let mut commands = Commands::in_memory(spare);
+        for leaving in pages {
+            value.clear();
+            shared.encode(sealing, leaving, &mut value);
+            commands.push(&[b"SET", &self.id.page(leaving.slot), &value]);
+        }
+        // If the connection breaks in between, the first may be confirmed and the others not.
+        let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| -> Result<(), RespError> {
+            for out in out.iter_mut().take(pages.len()) {
+                *out = match reader.stored(wire) {
+                    Ok(()) => Transferred::Done,
+                    Err(RespError::Refused(Refusal::Full)) => Transferred::Failed(Errno::NOSPC),
+                    Err(RespError::Refused(_)) => Transferred::Failed(Errno::ROFS),
+                    Err(RespError::Broken(broken)) => return Err(RespError::Broken(broken)),
+                };
+            }
+            Ok(())
+        };
+        // What became of each is in `out`.
+        let _ = shared.server.exchange(Patience::Now, commands.bytes(), &mut read);
+        shared.scratch.lock().push(commands.into_memory());
+    }
+
+    fn load(&self, sealing: Option<Sealing<'_>>, wanted: &[Wanted], into: &mut [&mut Page], out: &mut [Transferred]) {
+        for (wanted, out) in wanted.chunks(MANY).zip(out.chunks_mut(MANY)) {
+            self.load_some(sealing, wanted, into, out);
+        }
+    }
+
+    fn forget(&self, slots: &[u64]) -> bool {
+        slots.chunks(MANY).all(|slots| {
+            let command = PagesCommand::new(b"UNLINK", &self.id, slots.iter().copied());
+            let done =
+                self.shared.server.exchange(Patience::Now, command.bytes(), &mut |reader, wire| reader.done(wire));
+            matches!(done, Ok(Ok(())))
+        })
+    }
+
+    fn grow(&self, end: u64) -> bool {
+        let what = format!("{end} {}", self.shared.owner);
+        self.shared.server.ask(&[b"HSET", SESSIONS, &self.id.hex(), what.as_bytes()]).is_ok()
+    }
+
+    fn tick(&self) -> Option<&'static str> {
+        let link = self.shared.server.link();
+        if !link.is_up() {
+            // A step towards it.
+            link.reach();
+        }
+        if link.is_lost() {
+            return Some("the server is given up");
+        }
+        let (now, due) = (now_ms(), self.next_look_ms.load(Relaxed));
+        let mine = now >= due && self.next_look_ms.compare_exchange(due, now + LOOK_MS, Relaxed, Relaxed).is_ok();
+        if !mine || !link.is_up() {
+            return None;
+        }
+        self.say_alive();
+        self.shared.server.unfit()
+    }
+
+    fn remove(&self, end: u64) {
+        if getpid() == self.made_by {
+            super::sweep::remove(&self.shared.server, &self.id, end);
+        }
+    }
+}
+
+const _: () = assert!(KEY_LEN == 20 && ALIVE_S as i64 * 1000 >= 4 * LOOK_MS);
