@@ -13,6 +13,8 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
   zram[,alg=lz4|zstd][,size=SIZE][,prio=N]  compressed RAM, inside the budget
   file:PATH[,size=SIZE][,prio=N]            an unnamed file in the directory
                                             PATH, or a block device
+  redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,prio=N]
+                                            the memory of a Redis or Valkey server
   ram[,size=SIZE][,prio=N]                  plain memory, for measurements
   default: zram, then file:/var/tmp
 
@@ -115,7 +117,16 @@ Examples:
   farpage doctor
   farpage doctor --verbose
   farpage doctor --json
+  farpage doctor --swap redis://box
   sudo -u alice farpage doctor";
+
+const SWAPOFF_EXAMPLES: &str = "\
+A program that has not been heard of for a minute counts as ended: do not do this while programs that swap \
+    there are stopped.
+
+Examples:
+  farpage swapoff redis://box
+  farpage swapoff --dry-run redis+unix:///run/redis.sock";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -166,6 +177,9 @@ pub enum Command {
     /// Say what works here for this user, why not, and how to allow it
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Remove from a Redis server what programs that have ended left there
+    #[command(after_help = SWAPOFF_EXAMPLES)]
+    Swapoff(SwapoffArgs),
     /// Which page goes: run page traces through the policy and through others
     #[command(after_help = crate::sim::EXAMPLES)]
     Sim(crate::sim::SimArgs),
@@ -397,6 +411,19 @@ pub struct DoctorArgs {
     /// All that was tried, and what it gave
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
+    /// Look at this swap device instead: whether it can be used, and how fast it is
+    #[arg(long, value_name = "SPEC", conflicts_with_all = ["json", "verbose"])]
+    pub swap: Vec<String>,
+}
+
+/// `farpage swapoff`.
+#[derive(Debug, Args)]
+pub struct SwapoffArgs {
+    /// The server, as in --swap: redis://[USER@]HOST[:PORT][/DB][,password-file=PATH]
+    pub server: String,
+    /// Only say what would be removed
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::args::DoctorArgs;
 use crate::budget::Machine;
+use crate::doctor_swap;
 use crate::failure::Result;
 use crate::output::SCHEMA;
 use crate::preload;
@@ -18,6 +19,10 @@ use std::time::Duration;
 
 /// Runs the subcommand; exit status 1 where `farpage run` does not work.
 pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
+    if !args.swap.is_empty() {
+        args.swap.iter().try_for_each(|text| doctor_swap::look(text))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let report = Report {
         probe: Probe::take(probe::inherited_device()),
         wake_up: WakeUp::measure(),

@@ -6,6 +6,7 @@ mod bench;
 mod budget;
 mod cgroup;
 mod doctor;
+mod doctor_swap;
 mod early;
 mod embedded;
 mod exporter;
@@ -23,6 +24,7 @@ mod set;
 mod sim;
 mod size;
 mod stat_cmd;
+mod swapoff;
 #[cfg(feature = "top")]
 mod top;
 mod trees;
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Park(args) => park::park(&args),
         Command::Unpark(args) => park::unpark(&args),
         Command::Set(args) => set::main(&args),
+        Command::Swapoff(args) => swapoff::main(&args),
         Command::Stat(args) => stat_cmd::main(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => top::main(&args),

@@ -12,6 +12,7 @@ mod lock_limit;
 mod program;
 mod record;
 mod report;
+pub mod server;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
@@ -84,6 +85,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
     elf::check(&path).or_else(forgivable)?;
+    let mut password = None;
     if args.engine.swap.is_empty() {
         conf.swap.retain_mut(|spec| match resolve_file(spec) {
             Ok(()) => true,
@@ -96,6 +98,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         });
     } else {
         conf.swap.iter_mut().try_for_each(resolve_named)?;
+        password = server::resolve_all(&mut conf.swap)?;
         conf.swap.iter().filter(|_| !args.quiet).filter_map(above_filesystem).for_each(say);
     }
     conf.trace.as_deref().map(check_trace).transpose()?;
@@ -112,8 +115,8 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     let mut image = Image::new(&path, &args.program)?;
     image.set(conf::ENV_CONF, conf_text.as_bytes())?;
-    // Open until the exec.
-    let outer = outer_tree();
+    password.as_ref().map_or(Ok(()), |password| image.set(conf::redis::ENV_PASSWORD, password))?;
+    let outer = outer_tree(); // Open until the exec.
     let segment = new_tree(outer, all, &conf, &note);
     match &segment {
         Ok((_, name)) => image.set(tree::ENV_TREE_FD, name.as_bytes())?,
@@ -156,6 +159,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     };
     let ended = supervise::run(&image, outer, page.is_some().then_some(&mut look))?;
     let tree = tree.or_else(|| tree_of(ended.pid as u32));
+    server::clean_up(&conf.swap, password.as_deref(), tree.as_ref());
     if args.stats {
         let table = report::table(&ended, &name, conf.ram, tree.as_ref());
         let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());
@@ -289,6 +293,7 @@ pub fn configuration_of_running(bytes: u64, args: &EngineArgs) -> Result<(Conf, 
         true => conf.swap.retain_mut(|spec| resolve_file(spec).is_ok()),
         false => conf.swap.iter_mut().try_for_each(resolve_named)?,
     }
+    server::resolve_for_running(&mut conf.swap)?;
     let text = conf_text(&conf)?;
     Ok((conf, text))
 }

@@ -1,0 +1,80 @@
+//! Swap devices on servers, before the program starts: names become numbers, passwords are found, and a server that
+//! will not do is refused. And what a run has left there, after it.
+
+use crate::failure::{Failure, Result, why};
+use crate::trees::Tree;
+use farpage::SwapSpec;
+use farpage::internals::conf::redis::{PasswordFrom, RedisSpec};
+use farpage::internals::swap::DeviceError;
+use farpage::internals::swap::redis::server::{Server, ServerMemory, settle};
+use farpage::internals::swap::redis::sweep::{remove, sessions};
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What names this run.
+fn tag() -> Result<u64> {
+    let mut bytes = [0; 8];
+    let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    random.map_err(|error| Failure::new(format!("cannot read /dev/urandom: {}", why(&error))))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// A device that cannot be used.
+pub fn failure(error: DeviceError) -> Failure {
+    Failure::new(format!("--swap: cannot use {}: {}", error.name, error.reason)).help(error.remedy)
+}
+
+/// For all devices of a program: a password that was read from a descriptor, which the program would not have.
+pub fn resolve_all(specs: &mut [SwapSpec]) -> Result<Option<Vec<u8>>> {
+    let mut given = None;
+    for spec in specs {
+        let SwapSpec::Redis(spec) = spec else { continue };
+        if matches!(spec.password, Some(PasswordFrom::Descriptor(_))) {
+            let read = spec.read_password().map_err(|why| Failure::new(format!("--swap: {}: {why}", spec.name())))?;
+            if given.is_some() && given != read {
+                return Err(Failure::new("--swap: two passwords by descriptors").help("use password-file=PATH"));
+            }
+            (given, spec.password) = (read, None);
+        }
+        if let Some(PasswordFrom::File(path)) = &mut spec.password {
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
+        spec.tag = Some(tag()?);
+        *spec = open(spec, given.as_deref())?.0;
+    }
+    Ok(given)
+}
+
+/// The program has ended: what it and its children have left goes, if none of them is there any more.
+pub fn clean_up(specs: &[SwapSpec], password: Option<&[u8]>, tree: Option<&Tree>) {
+    let is_there = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
+    if tree.is_some_and(|tree| tree.segment.living().any(|member| is_there(member.pid.load(Relaxed)))) {
+        return;
+    }
+    for spec in specs {
+        let SwapSpec::Redis(spec) = spec else { continue };
+        // What cannot be removed now can be later, by `farpage swapoff`.
+        let Ok(server) = Server::of(spec, password) else { continue };
+        let Some(known) = server.connect().ok().and_then(|()| sessions(&server).ok()) else { continue };
+        for session in known.iter().filter(|session| spec.owns(&session.owner)) {
+            remove(&server, &session.id, session.end);
+        }
+    }
+}
+
+/// The same for a program that runs already.
+pub fn resolve_for_running(specs: &mut [SwapSpec]) -> Result<()> {
+    match resolve_all(specs)? {
+        None => Ok(()),
+        Some(_) => {
+            let sentence = "--swap: a program that runs already cannot be given a password by a descriptor";
+            Err(Failure::new(sentence).help("use password-file=PATH"))
+        }
+    }
+}
+
+/// The server of a device, which will do, and the device by numbers. `password`: unless it says where its own is.
+pub fn open(spec: &RedisSpec, password: Option<&[u8]>) -> Result<(RedisSpec, Server, ServerMemory)> {
+    settle(spec, password, Server::open).map_err(failure)
+}
