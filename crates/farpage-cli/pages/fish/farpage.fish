@@ -37,6 +37,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all 
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all as metrics for Prometheus, over HTTP'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Put the pages of run --report together into one, to compare runs'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove from a Redis server what programs that have ended left there'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Say how much RAM a program needs: how long it takes, by how much it has'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
@@ -104,9 +105,12 @@ complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d '
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s o -l output -d 'The page to write' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand doctor" -l swap -d 'Look at this swap device instead: whether it can be used, and how fast it is' -r
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'One JSON object'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s v -l verbose -d 'All that was tried, and what it gave'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s n -l dry-run -d 'Only say what would be removed'
+complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l synthetic -d 'A trace by rule; may be repeated' -r
 complete -c farpage -n "__fish_farpage_using_subcommand sim" -l ram -d 'Memory, or a share of the trace\'s pages; may be repeated [default: 50%, 25% and 12.5%]' -r
