@@ -88,6 +88,9 @@ impl FileDevice {
                 *self.warning.lock() = Some(Warning::Unfit(why));
             }
         }
+        if stores.is_lost() {
+            self.failed.store(true, Relaxed);
+        }
         self.own.get().filter(|_| stores.accepts()).is_some_and(|own| self.forget_retired(own))
     }
 

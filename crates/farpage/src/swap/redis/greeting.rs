@@ -56,7 +56,9 @@ impl RedisGreeting {
         }
         if self.has_database {
             match reader.done(stream) {
-                Err(RespError::Refused(Refusal::Password)) => return refused(NO_PASSWORD),
+                Err(RespError::Refused(refusal @ (Refusal::Password | Refusal::Later | Refusal::Permission))) => {
+                    return refused(in_words(refusal));
+                }
                 Err(RespError::Refused(_)) => return refused("it has no database of this number"),
                 other => other?,
             }
@@ -76,7 +78,7 @@ impl RedisGreeting {
 }
 
 const NO_PASSWORD: &str = "it wants a password";
-const LATER: &str = "it is busy, or loads its data";
+const LATER: &str = "it is busy, loads its data, or has too many clients";
 
 /// Why a server refuses, for people.
 pub fn in_words(refusal: Refusal) -> &'static str {
@@ -159,7 +161,7 @@ mod tests {
         }
         for (answer, part) in [
             ("-WRONGPASS invalid\r\n-NOAUTH x\r\n-NOAUTH x\r\n", "user and password"),
-            ("-ERR max number of clients reached\r\n", "busy"),
+            ("-ERR max number of clients reached\r\n", "too many clients"),
             ("+OK\r\n-ERR DB index is out of range\r\n", "no database"),
             ("+OK\r\n+OK\r\n-NOPERM this user has no permissions\r\n", "may not"),
             ("+OK\r\n+OK\r\n-LOADING Redis is loading\r\n", "loads its data"),
@@ -172,6 +174,7 @@ mod tests {
         }
         let open = RedisGreeting::new(None, None, 1);
         assert_eq!(open.answer(b"-NOAUTH Authentication required.\r\n"), Answer::Refused(NO_PASSWORD));
+        assert_eq!(open.answer(b"-ERR max number of clients reached\r\n"), Answer::Refused(LATER));
     }
 
     /// Whatever a server says, nothing worse happens than that it is not believed.

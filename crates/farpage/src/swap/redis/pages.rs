@@ -75,6 +75,10 @@ impl PageStores for RedisStores {
         self.0.server.link().is_up()
     }
 
+    fn is_lost(&self) -> bool {
+        self.0.server.link().is_lost()
+    }
+
     fn accepts(&self) -> bool {
         let link = self.0.server.link();
         link.is_up() && !link.is_lost()
@@ -260,9 +264,6 @@ impl PageStore for RedisPages {
         if !link.is_up() {
             // A step towards it.
             link.reach();
-        }
-        if link.is_lost() {
-            return Some("the server is given up");
         }
         let (now, due) = (now_ms(), self.next_look_ms.load(Relaxed));
         let mine = now >= due && self.next_look_ms.compare_exchange(due, now + LOOK_MS, Relaxed, Relaxed).is_ok();

@@ -80,6 +80,9 @@ pub trait PageStores: Send + Sync {
     /// Whether pages can be read now, as far as is known.
     fn is_up(&self) -> bool;
 
+    /// Whether the server was given up, which [`PageStores::take_note`] says.
+    fn is_lost(&self) -> bool;
+
     /// Whether pages can be stored now, as far as is known. Takes no time.
     fn accepts(&self) -> bool;
 
