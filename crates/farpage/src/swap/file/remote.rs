@@ -7,7 +7,7 @@
 
 use super::table::File;
 use super::*;
-use crate::swap::remote::page_store::{Leaving, PageStore, Sealing, Wanted};
+use crate::swap::remote::page_store::{OutgoingPage, PageStore, Sealing, Wanted};
 
 /// Slots that the server is told of at once.
 const FORGET: usize = 512;
@@ -37,7 +37,7 @@ impl FileDevice {
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
         let first = own.written.fetch_add(places.len() as u64, Relaxed);
-        let leaving = (first..).zip(places).map(|(count, &(i, slot))| Leaving { slot, count, page: pages[i].0 });
+        let leaving = (first..).zip(places).map(|(count, &(i, slot))| OutgoingPage { slot, count, page: pages[i].0 });
         let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
         store.store(self.sealing(backing), &leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
         self.book_writes(own, pages, places, &outcomes, Some(first), out)

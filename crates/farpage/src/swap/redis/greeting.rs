@@ -3,7 +3,7 @@
 //! Callers: `server`, and the link, which sends it. No locks.
 
 use super::keys::{Hex, IDENTITY};
-use super::resp::{Commands, LINE_MAX, Reader, Refusal, Replies, RespError};
+use super::resp::{Commands, LINE_MAX, Reader, Replies, RespError, ServerRefusal};
 use crate::swap::remote::link::{Answer, Greeting};
 use crate::swap::remote::wire::Broken;
 use std::sync::OnceLock;
@@ -49,14 +49,16 @@ impl RedisGreeting {
         let refused = |why| Ok(Answer::Refused(why));
         if self.has_password {
             match reader.done(stream) {
-                Err(RespError::Refused(Refusal::Later)) => return refused(LATER),
+                Err(RespError::Refused(ServerRefusal::Later)) => return refused(LATER),
                 Err(RespError::Refused(_)) => return refused("it does not take this user and password"),
                 other => other?,
             }
         }
         if self.has_database {
             match reader.done(stream) {
-                Err(RespError::Refused(refusal @ (Refusal::Password | Refusal::Later | Refusal::Permission))) => {
+                Err(RespError::Refused(
+                    refusal @ (ServerRefusal::Password | ServerRefusal::Later | ServerRefusal::Permission),
+                )) => {
                     return refused(in_words(refusal));
                 }
                 Err(RespError::Refused(_)) => return refused("it has no database of this number"),
@@ -81,16 +83,16 @@ const NO_PASSWORD: &str = "it wants a password";
 const LATER: &str = "it is busy, loads its data, or has too many clients";
 
 /// Why a server refuses, for people.
-pub fn in_words(refusal: Refusal) -> &'static str {
+pub fn in_words(refusal: ServerRefusal) -> &'static str {
     match refusal {
-        Refusal::Full => "it has reached its maxmemory",
-        Refusal::Password => NO_PASSWORD,
-        Refusal::Permission => "this user may not do that",
-        Refusal::UnknownCommand => "it does not know a command that is needed",
-        Refusal::Cluster => "it is part of a cluster, which is not supported",
-        Refusal::Later => LATER,
-        Refusal::ReadOnly => "it takes no writes now (a replica, or its disk is full)",
-        Refusal::Other => "it refuses",
+        ServerRefusal::Full => "it has reached its maxmemory",
+        ServerRefusal::Password => NO_PASSWORD,
+        ServerRefusal::Permission => "this user may not do that",
+        ServerRefusal::UnknownCommand => "it does not know a command that is needed",
+        ServerRefusal::Cluster => "it is part of a cluster, which is not supported",
+        ServerRefusal::Later => LATER,
+        ServerRefusal::ReadOnly => "it takes no writes now (a replica, or its disk is full)",
+        ServerRefusal::Other => "it refuses",
     }
 }
 

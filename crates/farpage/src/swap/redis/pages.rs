@@ -10,14 +10,14 @@
 //! Callers: the file device. Locks: `scratch`, a leaf; codec states; the link's.
 
 use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId};
-use super::resp::{Commands, Reader, Refusal, RespError};
+use super::resp::{Commands, Reader, RespError, ServerRefusal};
 use super::server::Server;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::swap::io::Transferred;
 use crate::swap::remote::link::{Patience, Unreachable};
-use crate::swap::remote::page_store::{Leaving, PageStore, PageStores, Sealing, Wanted};
+use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Sealing, Wanted};
 use crate::swap::remote::wire::{Wire, now_ms};
 use crate::swap::zram::codec::{Codec, fill, same_filled};
 use crate::sys::mutex::Mutex;
@@ -42,7 +42,7 @@ const LATER_TRIES: u32 = 1200;
 const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// What the stores of a device have in common.
-struct Shared {
+struct StoresShare {
     server: Server,
     codec: Codec,
     /// Memory of commands, for the next.
@@ -52,14 +52,14 @@ struct Shared {
 }
 
 /// The stores of one server.
-pub struct RedisStores(Arc<Shared>);
+pub struct RedisStores(Arc<StoresShare>);
 
 impl RedisStores {
     /// For a server that will do. `owner`: whose pages they are, in words, for people.
     pub fn new(server: Server, owner: String) -> RedisStores {
         let codec = Codec::new(Alg::Lz4);
         codec.warm();
-        RedisStores(Arc::new(Shared { server, codec, scratch: Mutex::new(Vec::new()), owner }))
+        RedisStores(Arc::new(StoresShare { server, codec, scratch: Mutex::new(Vec::new()), owner }))
     }
 }
 
@@ -106,16 +106,16 @@ impl PageStores for RedisStores {
 
 /// The pages of one process.
 struct RedisPages {
-    shared: Arc<Shared>,
+    shared: Arc<StoresShare>,
     id: SessionId,
     next_look_ms: AtomicI64,
     /// A copy of this in a child that knows nothing of it has nothing to say.
     made_by: Pid,
 }
 
-impl Shared {
+impl StoresShare {
     /// Appends what is stored for a page.
-    fn encode(&self, sealing: Option<Sealing<'_>>, leaving: &Leaving<'_>, value: &mut Vec<u8>) {
+    fn encode(&self, sealing: Option<Sealing<'_>>, leaving: &OutgoingPage<'_>, value: &mut Vec<u8>) {
         let from = value.len();
         if let Some(word) = same_filled(leaving.page) {
             value.push(WORD);
@@ -197,7 +197,7 @@ impl RedisPages {
             let failed = match shared.server.exchange(Patience::Wait, command.bytes(), &mut read) {
                 Ok(Ok(())) => return,
                 // Somebody's script runs, for example.
-                Ok(Err(Refusal::Later)) => {
+                Ok(Err(ServerRefusal::Later)) => {
                     let _ = rustix::thread::nanosleep(&LATER);
                     continue;
                 }
@@ -211,7 +211,7 @@ impl RedisPages {
 }
 
 impl PageStore for RedisPages {
-    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[Leaving<'_>], out: &mut [Transferred]) {
+    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
         let shared = &*self.shared;
         out.fill(Transferred::Failed(Errno::HOSTUNREACH));
         let spare = shared.scratch.lock().pop().unwrap_or_default();
@@ -227,7 +227,7 @@ impl PageStore for RedisPages {
             for out in out.iter_mut().take(pages.len()) {
                 *out = match reader.stored(wire) {
                     Ok(()) => Transferred::Done,
-                    Err(RespError::Refused(Refusal::Full)) => Transferred::Failed(Errno::NOSPC),
+                    Err(RespError::Refused(ServerRefusal::Full)) => Transferred::Failed(Errno::NOSPC),
                     Err(RespError::Refused(_)) => Transferred::Failed(Errno::ROFS),
                     Err(RespError::Broken(broken)) => return Err(RespError::Broken(broken)),
                 };

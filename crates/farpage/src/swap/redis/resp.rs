@@ -32,7 +32,7 @@ pub trait Replies {
 
 /// What a server answers instead of doing what it was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ServerRefusal {
     /// `-OOM`: it has reached its `maxmemory`.
     Full,
     /// `-NOAUTH`, `-WRONGPASS`, or an `-ERR` about a password.
@@ -51,22 +51,22 @@ pub enum Refusal {
     Other,
 }
 
-impl Refusal {
+impl ServerRefusal {
     /// Reads the text behind the minus.
-    fn of(text: &[u8]) -> Refusal {
+    fn of(text: &[u8]) -> ServerRefusal {
         let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
         match text.split(|byte| *byte == b' ').next().unwrap_or(b"") {
-            b"OOM" => Refusal::Full,
-            b"NOAUTH" | b"WRONGPASS" => Refusal::Password,
-            b"NOPERM" => Refusal::Permission,
-            b"MOVED" | b"ASK" | b"CLUSTERDOWN" | b"CROSSSLOT" => Refusal::Cluster,
-            b"LOADING" | b"MASTERDOWN" | b"BUSY" | b"TRYAGAIN" => Refusal::Later,
-            b"MISCONF" | b"READONLY" | b"NOREPLICAS" => Refusal::ReadOnly,
-            b"ERR" if has(b"unknown command") => Refusal::UnknownCommand,
-            b"ERR" if has(b"password") || has(b"AUTH") => Refusal::Password,
+            b"OOM" => ServerRefusal::Full,
+            b"NOAUTH" | b"WRONGPASS" => ServerRefusal::Password,
+            b"NOPERM" => ServerRefusal::Permission,
+            b"MOVED" | b"ASK" | b"CLUSTERDOWN" | b"CROSSSLOT" => ServerRefusal::Cluster,
+            b"LOADING" | b"MASTERDOWN" | b"BUSY" | b"TRYAGAIN" => ServerRefusal::Later,
+            b"MISCONF" | b"READONLY" | b"NOREPLICAS" => ServerRefusal::ReadOnly,
+            b"ERR" if has(b"unknown command") => ServerRefusal::UnknownCommand,
+            b"ERR" if has(b"password") || has(b"AUTH") => ServerRefusal::Password,
             // Sent instead of an answer to a new connection, which is then closed.
-            b"ERR" if has(b"max number of clients") => Refusal::Later,
-            _ => Refusal::Other,
+            b"ERR" if has(b"max number of clients") => ServerRefusal::Later,
+            _ => ServerRefusal::Other,
         }
     }
 }
@@ -77,7 +77,7 @@ pub enum RespError {
     /// The connection is of no use any more.
     Broken(Broken),
     /// The server refused; the connection goes on.
-    Refused(Refusal),
+    Refused(ServerRefusal),
 }
 
 /// What came is no reply, or none to what was asked.
@@ -172,7 +172,7 @@ pub enum Reply {
     /// `+`
     Status(Vec<u8>),
     /// `-`, with its text.
-    Error(Refusal, Vec<u8>),
+    Error(ServerRefusal, Vec<u8>),
     /// `:`
     Number(i64),
     /// `$`; `None`: there is none.
@@ -267,7 +267,7 @@ impl<'a> Reader<'a> {
     fn head(&mut self, stream: &mut impl Replies) -> Result<(u8, &[u8]), RespError> {
         let (from, to) = self.line(stream)?;
         match self.buffer[from..to].split_first() {
-            Some((b'-', text)) => Err(RespError::Refused(Refusal::of(text))),
+            Some((b'-', text)) => Err(RespError::Refused(ServerRefusal::of(text))),
             Some((kind, text)) => Ok((*kind, text)),
             None => Err(NONSENSE),
         }
@@ -341,7 +341,7 @@ impl<'a> Reader<'a> {
         *room = room.checked_sub(text.len() + size_of::<Reply>()).ok_or(NONSENSE)?;
         match kind {
             b'+' => Ok(Reply::Status(text.to_vec())),
-            b'-' => Ok(Reply::Error(Refusal::of(text), text.to_vec())),
+            b'-' => Ok(Reply::Error(ServerRefusal::of(text), text.to_vec())),
             b':' => number(text).map(Reply::Number),
             b'$' => match number(text)? {
                 -1 => Ok(Reply::Bulk(None)),

@@ -8,7 +8,7 @@
 
 use super::greeting::{RedisGreeting, in_words};
 use super::keys::{Hex, IDENTITY, SessionId};
-use super::resp::{Commands, Reader, Refusal, Reply, RespError};
+use super::resp::{Commands, Reader, Reply, RespError, ServerRefusal};
 use crate::conf::address::Endpoint;
 use crate::conf::redis::{ENV_PASSWORD, RedisSpec};
 use crate::conf::variable;
@@ -56,7 +56,7 @@ pub enum AskError {
     /// The server is out of reach.
     Unreachable(Unreachable),
     /// It refuses.
-    Refused(Refusal),
+    Refused(ServerRefusal),
 }
 
 /// What a server says of its memory.
@@ -193,7 +193,7 @@ impl Server {
     fn memory(&self) -> Result<ServerMemory, AskError> {
         match self.ask(&[b"INFO", b"memory"]) {
             Ok(Reply::Bulk(Some(text))) => Ok(ServerMemory::parse(&text)),
-            Ok(_) | Err(AskError::Refused(Refusal::Permission | Refusal::UnknownCommand)) => {
+            Ok(_) | Err(AskError::Refused(ServerRefusal::Permission | ServerRefusal::UnknownCommand)) => {
                 Ok(ServerMemory::default())
             }
             Err(error) => Err(error),
@@ -222,13 +222,13 @@ impl Server {
         patience: Patience,
         commands: &[u8],
         read: &mut dyn FnMut(&mut Reader<'_>, &mut Wire) -> Result<R, RespError>,
-    ) -> Result<Result<R, Refusal>, Unreachable> {
+    ) -> Result<Result<R, ServerRefusal>, Unreachable> {
         let (begun, mut nonsense) = (now_ms(), 0);
         self.link.talk(patience, &mut |wire| {
             // One that welcomes us, and then does not keep to the protocol, or says nothing, would do so for ever.
             let late = |limit: Duration| now_ms() - begun > limit.as_millis() as i64;
             if nonsense == NONSENSE_MAX || self.timeout.is_some_and(late) {
-                return Ok(Err(Refusal::Other));
+                return Ok(Err(ServerRefusal::Other));
             }
             let mut buffer = [0; BUFFER];
             let mut reader = Reader::new(&mut buffer);
@@ -258,9 +258,9 @@ impl Server {
     pub fn asking_failed(&self, what: &str, error: AskError) -> DeviceError {
         match error {
             AskError::Unreachable(error) => self.error(error.to_string(), "look whether it runs"),
-            AskError::Refused(Refusal::Full) => {
+            AskError::Refused(ServerRefusal::Full) => {
                 let remedy = "raise its maxmemory; farpage swapoff removes what programs that ended have left there";
-                self.error(format!("{what}: {}", in_words(Refusal::Full)), remedy)
+                self.error(format!("{what}: {}", in_words(ServerRefusal::Full)), remedy)
             }
             AskError::Refused(refusal) => {
                 let remedy = "its user needs GET, MGET, SET, UNLINK, EXISTS, HSET, HDEL, HGETALL and INFO";

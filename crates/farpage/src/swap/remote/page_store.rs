@@ -24,7 +24,7 @@ pub struct Sealing<'a> {
 }
 
 /// A page on its way to the server.
-pub struct Leaving<'a> {
+pub struct OutgoingPage<'a> {
     /// Where it goes.
     pub slot: u64,
     /// Its number among all that were ever written.
@@ -49,7 +49,7 @@ pub trait PageStore: Send + Sync {
     /// Stores pages; `out` says of each whether the server has confirmed it. Does not wait for one that is out of
     /// reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With anything else
     /// it may still get there later.
-    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[Leaving<'_>], out: &mut [Transferred]);
+    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[OutgoingPage<'_>], out: &mut [Transferred]);
 
     /// Reads pages: `out` says of each of `wanted` what came. Waits for a server that is out of reach until it is given
     /// up. Allocates nothing.

@@ -52,7 +52,7 @@ fn replies_are_read_in_pieces_of_any_size() {
         let mut value = [0; 5000];
         assert_eq!(reader.stored(s), Ok(()));
         assert_eq!(reader.done(s), Ok(()));
-        assert_eq!(reader.stored(s), Err(RespError::Refused(Refusal::Full)));
+        assert_eq!(reader.stored(s), Err(RespError::Refused(ServerRefusal::Full)));
         assert_eq!(reader.array_of(s, 3), Ok(()));
         assert_eq!((reader.value(s, &mut value), &value[..2]), (Ok(Some(2)), &b"\r\n"[..]));
         assert_eq!(reader.value(s, &mut value), Ok(None));
@@ -69,20 +69,20 @@ fn replies_are_read_in_pieces_of_any_size() {
 #[test]
 fn what_a_server_refuses_is_told_apart() {
     for (text, refusal) in [
-        ("OOM command not allowed when used memory > 'maxmemory'.", Refusal::Full),
-        ("WRONGPASS invalid username-password pair or user is disabled.", Refusal::Password),
-        ("NOAUTH Authentication required.", Refusal::Password),
-        ("ERR AUTH <password> called without any password configured for the default user.", Refusal::Password),
-        ("ERR Client sent AUTH, but no password is set", Refusal::Password),
-        ("NOPERM this user has no permissions to run the 'config|get' command", Refusal::Permission),
-        ("ERR unknown command 'CONFIG', with args beginning with: 'GET' ", Refusal::UnknownCommand),
-        ("MOVED 3999 127.0.0.1:6381", Refusal::Cluster),
-        ("LOADING Redis is loading the dataset in memory", Refusal::Later),
-        ("ERR max number of clients reached", Refusal::Later),
-        ("READONLY You can't write against a read only replica.", Refusal::ReadOnly),
-        ("MISCONF Redis is configured to save RDB snapshots", Refusal::ReadOnly),
-        ("ERR value is not an integer or out of range", Refusal::Other),
-        ("", Refusal::Other),
+        ("OOM command not allowed when used memory > 'maxmemory'.", ServerRefusal::Full),
+        ("WRONGPASS invalid username-password pair or user is disabled.", ServerRefusal::Password),
+        ("NOAUTH Authentication required.", ServerRefusal::Password),
+        ("ERR AUTH <password> called without any password configured for the default user.", ServerRefusal::Password),
+        ("ERR Client sent AUTH, but no password is set", ServerRefusal::Password),
+        ("NOPERM this user has no permissions to run the 'config|get' command", ServerRefusal::Permission),
+        ("ERR unknown command 'CONFIG', with args beginning with: 'GET' ", ServerRefusal::UnknownCommand),
+        ("MOVED 3999 127.0.0.1:6381", ServerRefusal::Cluster),
+        ("LOADING Redis is loading the dataset in memory", ServerRefusal::Later),
+        ("ERR max number of clients reached", ServerRefusal::Later),
+        ("READONLY You can't write against a read only replica.", ServerRefusal::ReadOnly),
+        ("MISCONF Redis is configured to save RDB snapshots", ServerRefusal::ReadOnly),
+        ("ERR value is not an integer or out of range", ServerRefusal::Other),
+        ("", ServerRefusal::Other),
     ] {
         let mut script = Script::new(format!("-{text}\r\n").as_bytes(), 9);
         assert_eq!(Reader::new(&mut [0; LINE_MAX]).done(&mut script), Err(RespError::Refused(refusal)), "{text}");
