@@ -9,6 +9,9 @@ pub mod conf {
         Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle, parse_idle_poll,
         parse_readahead,
     };
+    pub mod nbd {
+        pub use crate::conf::nbd::NbdSpec;
+    }
     pub mod redis {
         pub use crate::conf::redis::{ENV_PASSWORD, PasswordFrom, RedisSpec};
     }
@@ -116,6 +119,11 @@ pub mod swap {
     }
     pub mod read_queue {
         pub use crate::swap::read_queue::{Arrived, ReadQueue, Submitted};
+    }
+    pub mod remote {
+        pub mod nbd {
+            pub use crate::swap::remote::nbd::Export;
+        }
     }
     pub mod redis {
         pub mod server {

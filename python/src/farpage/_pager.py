@@ -204,6 +204,8 @@ class Pager:
             path = kind[5:]
             if kind == "zram":
                 held += min(size, POOL_FACTOR * self._ram)
+            elif "://" in kind:
+                held += size  # a server: what it has is not known here
             elif os.path.exists(path) and stat.S_ISBLK(os.stat(path).st_mode):
                 with contextlib.suppress(OSError), open(path, "rb") as disk:
                     held += min(size, disk.seek(0, os.SEEK_END))

@@ -7,7 +7,7 @@
 //! Callers: `conf`, the command, `region`. No locks.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub enum Endpoint {
 /// For how long reads wait for a server that is out of reach, where nothing else is asked for.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long one of a name's addresses may take to answer.
+const CONNECT: Duration = Duration::from_secs(2);
 /// Longest path of a Unix socket, bytes.
 const UNIX_MAX: usize = 107;
 
@@ -117,6 +119,28 @@ impl ServerAddress {
         let all: Vec<ServerAddress> =
             usable.map(|at| ServerAddress::Tcp { host: at.ip().to_string(), port: *port }).collect();
         if all.is_empty() { Err(format!("{host} has no address")) } else { Ok(all) }
+    }
+}
+
+impl ServerAddress {
+    /// The address by which the server can be connected to, as numbers. Not for the engine's threads.
+    ///
+    /// # Errors
+    /// Nobody knows the name, or none of its addresses answers; in words.
+    pub fn by_number(&self) -> Result<ServerAddress, String> {
+        let all = self.resolve()?;
+        if all.len() == 1 {
+            return Ok(all[0].clone());
+        }
+        let mut why = String::new();
+        for address in all {
+            let Some(Endpoint::Tcp(at)) = address.endpoint() else { continue };
+            match TcpStream::connect_timeout(&at, CONNECT) {
+                Ok(_) => return Ok(address),
+                Err(error) => why = format!("{at}: {error}"),
+            }
+        }
+        Err(why)
     }
 }
 

@@ -5,12 +5,14 @@
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
 pub mod address;
+pub mod nbd;
 pub mod redis;
 pub mod size;
 mod time;
 pub mod tuning;
 
 use farpage_swap::readahead::Tuning;
+use nbd::NbdSpec;
 use redis::RedisSpec;
 use rustix::fs::FileType;
 use std::fmt;
@@ -125,6 +127,8 @@ pub enum SwapSpec {
         /// For tests: faults of the disk.
         fault: Option<InjectedFault>,
     },
+    /// An export of an NBD server.
+    Nbd(NbdSpec),
     /// The memory of a Redis or Valkey server.
     Redis(RedisSpec),
 }
@@ -134,6 +138,7 @@ impl SwapSpec {
     pub fn prio(&self) -> Option<i32> {
         match self {
             SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => *prio,
+            SwapSpec::Nbd(spec) => spec.prio,
             SwapSpec::Redis(spec) => spec.prio,
         }
     }
@@ -263,7 +268,9 @@ impl SwapSpec {
     }
 
     /// Reads `zram[,alg=lz4|zstd][,recompress=zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]`,
-    /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]` or
+    /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]`,
+    /// `nbd://HOST[:PORT][/EXPORT][,size=SIZE][,timeout=TIME][,noencrypt][,prio=N]`, the same with
+    /// `nbd+unix:///PATH[?EXPORT]`, or
     /// `redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,trust][,noencrypt][,password-file=PATH][,prio=N]`.
     ///
     /// # Errors
@@ -281,10 +288,12 @@ impl SwapSpec {
             Some(path) => SwapSpec::file(path),
             None if head == "zram" => SwapSpec::zram(Alg::Lz4),
             None if head == "ram" => SwapSpec::Ram { size: None, prio: None },
-            None => match RedisSpec::parse(head) {
-                Some(spec) => SwapSpec::Redis(spec.map_err(err)?),
-                None => {
-                    return Err(err("unknown kind; use zram[,alg=lz4|zstd], file:PATH, redis://HOST or ram".into()));
+            None => match (NbdSpec::parse(head), RedisSpec::parse(head)) {
+                (Some(spec), _) => SwapSpec::Nbd(spec.map_err(err)?),
+                (_, Some(spec)) => SwapSpec::Redis(spec.map_err(err)?),
+                (None, None) => {
+                    let kinds = "zram[,alg=lz4|zstd], file:PATH, nbd://HOST, redis://HOST or ram";
+                    return Err(err(format!("unknown kind; use {kinds}")));
                 }
             },
         };
@@ -312,6 +321,7 @@ impl SwapSpec {
                     SwapSpec::Zram { size, .. }
                     | SwapSpec::Ram { size, .. }
                     | SwapSpec::File { size, .. }
+                    | SwapSpec::Nbd(NbdSpec { size, .. })
                     | SwapSpec::Redis(RedisSpec { size, .. }),
                     "size",
                     Some(v),
@@ -325,14 +335,18 @@ impl SwapSpec {
                     SwapSpec::Zram { prio, .. }
                     | SwapSpec::Ram { prio, .. }
                     | SwapSpec::File { prio, .. }
+                    | SwapSpec::Nbd(NbdSpec { prio, .. })
                     | SwapSpec::Redis(RedisSpec { prio, .. }),
                     "prio",
                     Some(v),
                 ) => *prio = Some(number(v)?),
                 _ => {
-                    if let SwapSpec::Redis(spec) = &mut spec
-                        && let Some(read) = spec.option(name, value)
-                    {
+                    let read = match &mut spec {
+                        SwapSpec::Nbd(spec) => spec.option(name, value),
+                        SwapSpec::Redis(spec) => spec.option(name, value),
+                        _ => None,
+                    };
+                    if let Some(read) = read {
                         read.map_err(err)?;
                         continue;
                     }
@@ -340,6 +354,7 @@ impl SwapSpec {
                         SwapSpec::Zram { .. } => "alg, recompress, size and prio",
                         SwapSpec::Ram { .. } => "size and prio",
                         SwapSpec::File { .. } => "size, free, encrypt and prio",
+                        SwapSpec::Nbd(_) => "size, timeout, noencrypt and prio",
                         SwapSpec::Redis(_) => "size, timeout, trust, noencrypt, password-file, password-fd and prio",
                     };
                     return Err(err(format!("unknown option {part:?}; it has {known}")));
@@ -373,6 +388,10 @@ impl fmt::Display for SwapSpec {
                     write!(f, ",fault={seed}")?;
                 }
                 (size, prio)
+            }
+            SwapSpec::Nbd(spec) => {
+                write!(f, "{spec}")?;
+                (&spec.size, &spec.prio)
             }
             SwapSpec::Redis(spec) => {
                 write!(f, "{spec}")?;
@@ -537,7 +556,13 @@ mod tests {
     /// Pieces of what people write, in any order.
     #[test]
     fn fuzz_swap_spec() {
-        const PIECES: [&str; 24] = [
+        const PIECES: [&str; 30] = [
+            "nbd://",
+            "nbd+unix:///",
+            "?socket=/x",
+            ",timeout=",
+            ",id=",
+            "[::1]",
             "zram",
             "file:",
             "/tmp/a",

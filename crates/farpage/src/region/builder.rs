@@ -26,7 +26,7 @@ use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
 use crate::swap::redis::server::{Server, settle};
 use crate::swap::space::build::{check_memory, memory_most};
-use crate::swap::{Entry, SwapSpace};
+use crate::swap::{DeviceError, Entry, SwapSpace};
 use crate::sys::fd::Fd;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, Uffd};
@@ -195,10 +195,18 @@ impl Builder {
         }
         check_memory(&self.swap, self.budget)?;
         for spec in &mut self.swap {
-            if let SwapSpec::Redis(redis) = spec
-                && redis.address.endpoint().is_none()
-            {
-                *redis = settle(redis, None, Server::open)?.0;
+            match spec {
+                SwapSpec::Nbd(server) => {
+                    server.address = server.address.by_number().map_err(|reason| DeviceError {
+                        name: server.name(),
+                        reason,
+                        remedy: String::from("look whether the name is right, and the server runs"),
+                    })?;
+                }
+                SwapSpec::Redis(redis) if redis.address.endpoint().is_none() => {
+                    *redis = settle(redis, None, Server::open)?.0;
+                }
+                _ => {}
             }
         }
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
@@ -225,6 +233,7 @@ impl Builder {
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of PagerCore's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, memory_most(self.budget)) }?;
+        swap.check_connections()?;
         swap.begin_division(self.budget);
         swap.warm();
         swap.simulate_seeks(self.seek_us);

@@ -41,6 +41,14 @@ pub enum LoadError {
         /// Slot of the device.
         slot: u64,
     },
+    /// Its server is out of reach; the page is there.
+    #[error("swap device {device}: the server of slot {slot} is out of reach")]
+    OutOfReach {
+        /// Device number.
+        device: u8,
+        /// Slot of the device.
+        slot: u64,
+    },
     /// The server has forgotten the page.
     #[error("swap device {device}: the server does not have slot {slot} any more")]
     Gone {
@@ -73,6 +81,7 @@ impl LoadError {
         match *self {
             LoadError::Io { device, .. }
             | LoadError::ShortRead { device, .. }
+            | LoadError::OutOfReach { device, .. }
             | LoadError::Gone { device, .. }
             | LoadError::Corrupt { device, .. }
             | LoadError::NotInUse { device, .. } => device,

@@ -1,4 +1,5 @@
-//! A swap file, a block device, or pages on a server that keeps them by number ([`PageStore`]).
+//! A swap file, a block device, a server's space ([`server`]), or pages on a server that keeps them by number
+//! ([`PageStore`]).
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
 //! open it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A
@@ -26,24 +27,30 @@
 
 mod backing;
 mod block;
+mod create;
 mod disk;
 mod drain;
 mod open;
+mod reach;
 mod read;
 mod remote;
+mod server;
 mod table;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use open::{check, file_name};
+pub use server::SharedAreas;
 
 use super::crypt::Cipher;
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
+use super::remote::link::InReach;
 use super::remote::page_store::PageStores;
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
+use crate::conf::nbd::NbdSpec;
 use crate::mm::page_hash::ContentKey;
 use crate::sys::cpu;
 use crate::sys::fd::Fd;
@@ -54,6 +61,7 @@ use backing::Backing;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use open::OpenedFile;
 use rustix::io::Errno;
+use server::ExportSpace;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -76,7 +84,9 @@ pub struct FileDevice {
     name: String,
     /// Where files are made; `None`: the device is a block device, or on a server.
     dir: Option<Fd>,
-    /// The server.
+    /// The server in whose space pages are.
+    server: Option<Arc<ExportSpace>>,
+    /// The server that keeps pages by number.
     stores: Option<Box<dyn PageStores>>,
     caps: Caps,
     /// Slots of a file at most, header included.
@@ -141,6 +151,7 @@ impl FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
+            server: None,
             stores: None,
             caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
@@ -217,37 +228,12 @@ impl FileDevice {
     /// From now on its descriptors are ones of this table.
     pub fn belongs_to(&self, table: &Arc<Table>) {
         self.dir.iter().for_each(|dir| dir.belongs_to(table));
+        self.server.iter().for_each(|server| server.export().link().belongs_to(table));
         self.stores.iter().for_each(|stores| stores.belongs_to(table));
         let inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
             backing.fd.belongs_to(table);
         }
-    }
-
-    /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
-    pub fn create(&self) {
-        let Some(own) = self.own.get().filter(|_| self.makes_files()) else { return };
-        let _create = self.create.lock();
-        if own.backing.get().is_none()
-            && let Ok(backing) = self.new_file()
-        {
-            let _ = own.backing.set(backing);
-        }
-    }
-
-    /// Whether its own part can be made when it is wanted: not that of a block device.
-    fn makes_files(&self) -> bool {
-        self.dir.is_some() || self.stores.is_some()
-    }
-
-    fn new_file(&self) -> Result<Backing, Errno> {
-        if let Some(stores) = &self.stores {
-            return Backing::of_store(stores.make()?);
-        }
-        let dir = self.dir.as_ref().ok_or(Errno::NOENT)?;
-        let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
-        self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
-        Ok(backing)
     }
 
     /// Number of this device in its entries.
@@ -301,7 +287,8 @@ impl SwapDevice for FileDevice {
     }
 
     fn accepts(&self) -> bool {
-        !self.failed.load(Relaxed)
+        self.server_accepts()
+            && !self.failed.load(Relaxed)
             && self.stores.as_ref().is_none_or(|stores| stores.accepts())
             && (!self.full.load(Relaxed) || self.may_have_grown())
     }
@@ -310,6 +297,10 @@ impl SwapDevice for FileDevice {
         let mut out = [None];
         let result = self.store_batch(&[(page, check)], &mut out);
         out[0].ok_or_else(|| result.err().unwrap_or(StoreError::Full))
+    }
+
+    fn in_reach(&self) -> bool {
+        self.server.as_ref().is_none_or(|server| server.reach() != InReach::Waiting)
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -404,13 +395,19 @@ impl SwapDevice for FileDevice {
         let mut inner = self.inner.lock();
         inner.leases.push(self.epoch.fetch_add(1, Relaxed));
         self.frozen_below.store(inner.frozen_below(), Relaxed);
+        drop(inner);
+        self.keep_areas(true);
     }
 
     fn end_lease(&self, lease: u32) {
         let mut inner = self.inner.lock();
         inner.end_lease(self.own.get(), lease);
         self.frozen_below.store(inner.frozen_below(), Relaxed);
+        let last = inner.leases.is_empty();
         drop(inner);
+        if last {
+            self.keep_areas(false);
+        }
         self.full.store(false, Relaxed);
     }
 
@@ -422,6 +419,7 @@ impl SwapDevice for FileDevice {
             self.warning.free_in_child();
             self.own.get().iter().for_each(|own| own.retired.free_in_child());
         }
+        self.server.iter().for_each(|server| server.export().link().fork_child());
         self.stores.iter().for_each(|stores| stores.fork_child());
         self.rings.fork_child();
         self.cipher.iter().for_each(Cipher::guard);
@@ -461,7 +459,10 @@ impl SwapDevice for FileDevice {
     }
 
     fn take_warning(&self) -> Option<String> {
-        let Some(warning) = self.warning.lock().take() else { return self.stores.as_ref()?.take_note() };
+        let Some(warning) = self.warning.lock().take() else {
+            let note = self.server.as_ref().and_then(|server| server.export().link().take_note());
+            return note.or_else(|| self.stores.as_ref()?.take_note());
+        };
         Some(match warning {
             Warning::Odd(text) => text,
             Warning::Failed(what, errno) => format!(

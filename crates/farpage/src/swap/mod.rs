@@ -19,7 +19,7 @@
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`leases`] | children that may need what is stored in files |
 //! | [`redis`] | pages in the memory of a Redis or Valkey server |
-//! | [`remote`] | connections to servers |
+//! | [`remote`] | servers: connections, exports of NBD servers |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
@@ -218,6 +218,11 @@ pub trait SwapDevice: Send + Sync {
 
     /// From now on, check values are hashes of the page with this key, and what is read back is compared.
     fn check_contents(&self, _key: crate::mm::page_hash::ContentKey) {}
+
+    /// Whether a load would not have to wait for a server that is out of reach.
+    fn in_reach(&self) -> bool {
+        true
+    }
 
     /// Whether a store has a chance.
     fn accepts(&self) -> bool {

@@ -107,7 +107,7 @@ impl ReadQueue {
 
     /// Reads a window of up to 64 pages. What is in memory (compressed pages) is loaded before the call returns, what
     /// is on queued devices later. Where nothing can be queued (no io_uring, too much in flight), everything is done
-    /// before it returns, like [`SwapSpace::load_many`].
+    /// before it returns, like [`SwapSpace::load_in_reach`].
     ///
     /// # Safety
     /// With [`Submitted::InFlight`]: every page of `pages` is valid memory that nobody reads, writes or moves until
@@ -123,11 +123,11 @@ impl ReadQueue {
         let count = entries.len().min(pages.len()).min(BATCH_MAX);
         let plan = space.plan(&entries[..count]);
         if plan.queued().is_empty() || !self.has_room(space, plan.queued().len()) {
-            let (loaded, error) = space.load_many(&entries[..count], &mut pages[..count]);
+            let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         }
         let mut window = self.spare.pop().unwrap_or_else(Window::boxed);
-        window.batch = Batch::new(Direction::Read);
+        window.batch = Batch::new(Direction::Read).impatient();
         window.tag = tag;
         window.count = count;
         for (i, page) in pages[..count].iter_mut().enumerate() {
@@ -144,7 +144,7 @@ impl ReadQueue {
         }
         let at = self.windows.iter().position(Option::is_none).unwrap_or(self.windows.len());
         let Some(ring) = self.ring.as_mut() else {
-            let (loaded, error) = space.load_many(&entries[..count], &mut pages[..count]);
+            let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         };
         let before = ring.in_flight();
@@ -155,9 +155,11 @@ impl ReadQueue {
             // Nothing at all is in flight then: the ring has never been of use, or is no longer.
             self.lose_ring(space);
             self.spare.push(window);
-            let (loaded, error) = space.load_many(&entries[..count], &mut pages[..count]);
+            let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         }
+        // Servers answer while it waits.
+        window.batch.run_remotely();
         space.load_others(&entries[..count], pages, &window.numbers[..count], &mut window.errors);
         if window.open == 0 {
             // Every run ended without the kernel (injected errors).

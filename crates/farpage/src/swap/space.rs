@@ -17,7 +17,7 @@ mod tests;
 
 pub(super) use load::Located;
 
-use super::file::{FileDevice, SharedSize};
+use super::file::{FileDevice, SharedAreas, SharedSize};
 use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use super::pool::{Pool, SPAN_BYTES};
@@ -97,6 +97,24 @@ impl SwapSpace {
     /// From now on the sizes of files are for several processes together.
     pub fn share_sizes(&self, with: SharedSize) {
         self.files.iter().for_each(|file| file.share_size(with));
+    }
+
+    /// From now on the space on servers is for several processes together.
+    pub fn share_areas(&self, with: SharedAreas) {
+        self.files.iter().for_each(|file| file.share_areas(with));
+    }
+
+    /// For a pager, whose threads and the program's have connections of their own.
+    ///
+    /// # Errors
+    /// A server that allows one only.
+    pub fn check_connections(&self) -> Result<(), DeviceError> {
+        self.files.iter().try_for_each(|file| file.check_connections())
+    }
+
+    /// Whether a page can be read without waiting for a server that is out of reach. Tries to reach it.
+    pub fn in_reach(&self, entry: Entry) -> bool {
+        self.device(self.resolve(entry)).is_ok_and(|device| device.in_reach())
     }
 
     /// Creates the files that pages will go to now, as far as possible, so that the caller's descriptor table has them.

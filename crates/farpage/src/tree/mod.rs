@@ -7,6 +7,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | here | the segment: how it is made, found and mapped; members, and their places |
+//! | [`areas`] | which process has which part of an export |
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what the dead have left |
 //! | [`largest`] | the processes that had most, also when they have ended |
@@ -19,6 +20,7 @@
 //! Callers: `run`, which makes its budget of what it gets here; the command. No locks. In this process there is one
 //! segment, mapped for good, and one place ([`mine`]).
 
+pub mod areas;
 pub mod joining;
 pub mod largest;
 pub mod mapped;
@@ -43,7 +45,7 @@ pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
 /// The first word of a segment, with its layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"farpagT1");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT2");
 /// Processes of a tree that can be members at the same time.
 pub const MEMBERS: usize = 1024;
 /// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
@@ -190,6 +192,7 @@ pub struct Segment {
     /// What is said of the tree.
     pub header: Header,
     members: [Member; MEMBERS],
+    exports: [areas::ExportAreas; areas::EXPORTS],
 }
 
 const BYTES: usize = size_of::<Segment>();

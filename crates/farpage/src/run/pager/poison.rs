@@ -15,7 +15,7 @@ use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
-use crate::sys::message::{fatal, message};
+use crate::sys::message::{fatal, message, warn};
 use crate::sys::uffd::UffdError;
 
 impl Pager {
@@ -51,6 +51,10 @@ impl Pager {
                     e.table.set(node, State::None);
                 }
                 e.free_entry(Some(entry));
+                // Why, if the device has something to say: this process may be about to end.
+                while let Some(warning) = e.space.take_warning() {
+                    warn(&warning);
+                }
                 let name = e.space.name_of(error.device());
                 let raw = entry.raw();
                 match e.space.count_lost(error.device()) {

@@ -14,7 +14,7 @@ use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::stat::{EventKind, Stat};
-use crate::swap::Entry;
+use crate::swap::{Entry, LoadError};
 use crate::sys::uffd::UffdError;
 use farpage_swap::readahead::Window;
 use std::ops::Range;
@@ -43,6 +43,9 @@ impl Pager {
     /// Brings a swapped page in, whose content is at `entry`, and what is to come with it.
     pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Outcome {
         let e = self.e;
+        if !e.space.in_reach(entry) {
+            return Outcome::Later;
+        }
         // What was read and is of no use, because the read failed or the page was changed, is not queued again.
         let mut at_once = false;
         match self.inflight_with(vpn) {
@@ -176,7 +179,7 @@ impl Pager {
         let kept = frames.iter().map(|f| unsafe { e.frames.page_mut(*f) });
         let others = rest.iter_mut().take(if wait { 0 } else { SCRATCH_PAGES });
         let mut pages: Vec<&mut Page> = first.iter_mut().chain(kept).chain(others).take(found.len()).collect();
-        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        let (loaded, error) = e.space.load_in_reach(&entries, &mut pages);
         drop(pages);
         let kept = frames.len().min(loaded.saturating_sub(1));
         give_back(&frames[kept..]);
@@ -184,6 +187,7 @@ impl Pager {
         if loaded == 0 {
             return match error {
                 // Perhaps it is not the first page that cannot be read.
+                Some(LoadError::OutOfReach { .. }) => Outcome::Later,
                 Some(_) if list.len() > 1 => {
                     self.granted = room;
                     self.swap_in_each(mapping, &list[..1], single(vpn), wait)
@@ -250,12 +254,15 @@ impl Pager {
         let from_file = wanted && !e.space.is_synchronous(entries[0]);
         let since = Instant::now();
         let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
-        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        let (loaded, error) = e.space.load_in_reach(&entries, &mut pages);
         drop(pages);
         if wanted && entries.len() == 1 {
             e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
         }
         Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
+        if let (0, Some(LoadError::OutOfReach { .. })) = (loaded, error) {
+            return Ran::nothing(None);
+        }
         if let (0, true, Some(error)) = (loaded, wanted, error) {
             // Perhaps it is not the first page that cannot be read.
             if n > 1 && e.space.load(entries[0], &mut self.scratch.0[0]).is_ok() {

@@ -1,10 +1,12 @@
-//! One open swap file: how it is opened and created. The I/O is in [`crate::swap::io`]. Or what stands for one, on a
-//! server.
+//! One open swap file, or a process's part of a server's space: how it is opened and created. The I/O is in
+//! [`crate::swap::io`]. Or what stands for a file, on a server that keeps pages by number.
 //!
-//! Owns descriptors and nothing else. No locks.
+//! Owns descriptors and areas, and nothing else. No locks.
 
+use super::server::ExportSpace;
 use crate::PAGE_SIZE;
 use crate::swap::crypt::Salt;
+use crate::swap::remote::areas::Areas;
 use crate::swap::remote::page_store::PageStore;
 use crate::sys::fd::Fd;
 use crate::sys::raw::syscall;
@@ -31,6 +33,8 @@ pub struct Backing {
     pub(super) keeps_space: AtomicBool,
     /// Part of the nonce of every page in this file.
     salt: Salt,
+    /// It is no file, but these areas of a server's space.
+    remote: Option<(Arc<ExportSpace>, Areas)>,
     /// It is no file: the pages are on a server.
     store: Option<Arc<dyn PageStore>>,
 }
@@ -47,8 +51,28 @@ impl Backing {
             is_block: false,
             keeps_space: AtomicBool::new(false),
             salt,
+            remote: None,
             store: None,
         })
+    }
+
+    /// A part of a server's space, empty yet.
+    pub fn of_server(server: &Arc<ExportSpace>) -> Result<Backing, Errno> {
+        Ok(Backing {
+            fd: Fd::none(),
+            direct: AtomicBool::new(false),
+            base: 0,
+            is_block: false,
+            keeps_space: AtomicBool::new(!server.export().info().trims()),
+            salt: Salt::random()?,
+            remote: Some((server.clone(), Areas::new(server.areas()))),
+            store: None,
+        })
+    }
+
+    /// The server and the areas there, if it is no file.
+    pub fn remote(&self) -> Option<(&Arc<ExportSpace>, &Areas)> {
+        self.remote.as_ref().map(|(server, areas)| (server, areas))
     }
 
     /// Takes over an open block device whose first `base` bytes are not for pages.
@@ -60,7 +84,7 @@ impl Backing {
     pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
         let (fd, salt) = (Fd::none(), Salt::random()?);
         let (direct, keeps_space) = (AtomicBool::new(false), AtomicBool::new(true));
-        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, store: Some(store) })
+        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, remote: None, store: Some(store) })
     }
 
     /// Where the pages are, if that is on a server.
@@ -70,6 +94,9 @@ impl Backing {
 
     /// Byte of a slot.
     pub fn at(&self, slot: u64) -> u64 {
+        if let Some((server, areas)) = &self.remote {
+            return server.at(areas, slot);
+        }
         self.base + slot * PAGE_SIZE as u64
     }
 
@@ -84,12 +111,18 @@ impl Backing {
     }
 
     /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole
-    /// in a file, a discard of a block device. `false`: it does not do that, and is not asked again.
-    pub fn discard(&self, slot: u64, count: u64) -> bool {
+    /// in a file, a discard of a block device. `Some(false)`: it does not do that, and is not asked again. `None`: nobody
+    /// knows; it may still happen, and the slots must not be used again.
+    pub fn discard(&self, slot: u64, count: u64) -> Option<bool> {
         if !self.discards() {
-            return false;
+            return Some(false);
         }
         let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
+        if let Some((server, _)) = &self.remote {
+            let done = server.export().trim(at, len).ok()?;
+            self.keeps_space.store(!done, Relaxed);
+            return Some(done);
+        }
         let result = self.fd.borrow().and_then(|fd| {
             if self.is_block {
                 return discard_device(fd, at, len);
@@ -99,7 +132,7 @@ impl Backing {
         if result.is_err() {
             self.keeps_space.store(true, Relaxed);
         }
-        result.is_ok()
+        Some(result.is_ok())
     }
 
     /// Whether [`Backing::discard`] has not been refused yet.

@@ -14,7 +14,8 @@ const HAND_STEPS: usize = 64;
 impl FileDevice {
     /// The device has failed, and pages on it have not been looked at yet.
     pub fn wants_drain(&self) -> bool {
-        let is_there = || self.stores.as_ref().is_none_or(|stores| stores.is_up());
+        self.server_accepts();
+        let is_there = || self.is_there() && self.stores.as_ref().is_none_or(|stores| stores.is_up());
         self.failed.load(Relaxed) && !self.drained.load(Relaxed) && is_there()
     }
 
@@ -105,11 +106,17 @@ impl FileDevice {
         // Of inherited files only what this process had is free: the parent may have the rest.
         let Some(own) = self.own.get() else { return false };
         let Some(backing) = own.backing.get() else { return false };
+        if !self.is_there() {
+            return false;
+        }
         let Some(first) = own.slots.begin_discard() else { return false };
-        if backing.discard(first, CLUSTER_SLOTS as u64) {
+        let done = backing.discard(first, CLUSTER_SLOTS as u64);
+        if done == Some(true) {
             self.discarded.fetch_add(CLUSTER_SLOTS as u64, Relaxed);
         }
-        own.slots.end_discard(first);
+        if done.is_some() {
+            own.slots.end_discard(first);
+        }
         true
     }
 }

@@ -4,6 +4,7 @@
 
 use super::table::{File, FileSlot};
 use super::*;
+use crate::swap::io::RemoteRuns;
 use std::ops::Deref;
 
 /// A file that stays there as long as this lives.
@@ -50,6 +51,7 @@ impl FileDevice {
         let (device, slot) = (self.index, entry.slot());
         let error = match outcome {
             Transferred::Done if self.complete(entry, page) => return Ok(()),
+            Transferred::OutOfReach => return Err(LoadError::OutOfReach { device, slot }),
             Transferred::Done => LoadError::Corrupt { device, slot },
             Transferred::EndOfFile => LoadError::ShortRead { device, slot },
             Transferred::Gone => LoadError::Gone { device, slot },
@@ -114,6 +116,7 @@ impl FileDevice {
             at: backing.at(slot),
             direct: backing.is_direct(),
             injector: self.injector.clone(),
+            remote: backing.remote().map(|(server, _)| server.export().clone() as Arc<dyn RemoteRuns>),
         }
     }
 

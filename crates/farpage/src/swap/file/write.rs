@@ -64,7 +64,7 @@ impl FileDevice {
 
     /// The own file, created if need be.
     pub(super) fn own_file(&self) -> Result<(&File, &Backing), StoreError> {
-        if self.failed.load(Relaxed) {
+        if !self.server_accepts() || self.failed.load(Relaxed) {
             return Err(StoreError::Failed);
         }
         let own = self.own.get().ok_or_else(|| self.no_room())?;
@@ -108,7 +108,11 @@ impl FileDevice {
         }
         let whole = |slots: u64| slots / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
         let step = whole(self.slots_max / GROW_PART).clamp(CLUSTER_SLOTS as u64, GROW_SLOTS);
-        let granted = whole(open::grant(backing, end, step, self.keep_free)).min(self.slots_max);
+        let granted = match backing.remote() {
+            Some((server, areas)) => server.grow(areas, end),
+            None => open::grant(backing, end, step, self.keep_free),
+        };
+        let granted = whole(granted).min(self.slots_max);
         let granted = match self.sharing.get() {
             Some(shared) if granted > end => whole(shared(self.index, granted, self.slots_max)).max(end),
             _ => granted,
@@ -180,7 +184,8 @@ impl FileDevice {
         let mut outcomes = [Transferred::Failed(Errno::INVAL); BATCH_MAX];
         for (at, (&(_, slot), number)) in places.iter().zip(numbers).enumerate() {
             outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
-            if outcomes[at] != Transferred::Done {
+            // What was sent to a server that is out of reach may get there later; so the slot is of no use.
+            if !matches!(outcomes[at], Transferred::Done | Transferred::OutOfReach) {
                 outcomes[at] = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
             }
         }
@@ -215,6 +220,7 @@ impl FileDevice {
                 Transferred::EndOfFile | Transferred::Gone => {
                     result = Err(self.write_failed(own, slot, Errno::IO));
                 }
+                Transferred::OutOfReach => result = Err(self.write_failed(own, slot, Errno::TIMEDOUT)),
                 Transferred::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
@@ -231,6 +237,7 @@ impl FileDevice {
         if written > 0 {
             self.writes_failed.store(0, Relaxed);
         } else if let Err(StoreError::Io(errno)) = result
+            && errno != Errno::TIMEDOUT
             && self.writes_failed.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX
         {
             self.fail("writes keep failing", errno);

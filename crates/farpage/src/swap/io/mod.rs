@@ -50,6 +50,14 @@ pub struct Place {
     pub direct: bool,
     /// Faults to inject, in tests.
     pub injector: Option<Arc<Injector>>,
+    /// The page is on a server, and there is no descriptor.
+    pub remote: Option<Arc<dyn RemoteRuns>>,
+}
+
+/// A server with pages.
+pub trait RemoteRuns: Send + Sync {
+    /// Transfers the runs of the batch that are its own (`mine`) and have not ended; ends them.
+    fn run(&self, batch: &mut Batch, mine: &[bool]);
 }
 
 /// What became of one page of a batch.
@@ -63,6 +71,8 @@ pub enum Transferred {
     Gone,
     /// What the kernel said.
     Failed(Errno),
+    /// The server is out of reach. What was to be written may yet be, at any later time.
+    OutOfReach,
 }
 
 /// Adjacent pages of one file: one request to the kernel, or several if transfers are short.
@@ -79,6 +89,7 @@ struct Run {
     end: Option<Transferred>,
     injector: Option<Arc<Injector>>,
     upset: Upset,
+    remote: Option<Arc<dyn RemoteRuns>>,
 }
 
 impl Run {
@@ -93,6 +104,7 @@ impl Run {
         end: None,
         injector: None,
         upset: Upset::None,
+        remote: None,
     };
 }
 
@@ -110,6 +122,8 @@ pub struct Batch {
     page_count: usize,
     /// Runs that have not ended.
     open: usize,
+    /// Waits for servers that are out of reach.
+    patient: bool,
 }
 
 /// A page in memory that O_DIRECT takes.
@@ -141,7 +155,18 @@ impl Batch {
             pages: [(0, 0); BATCH_MAX],
             page_count: 0,
             open: 0,
+            patient: direction == Direction::Read,
         }
+    }
+
+    /// The same, not waiting for a server that is out of reach. (Writes never do.)
+    pub fn impatient(self) -> Batch {
+        Batch { patient: false, ..self }
+    }
+
+    /// Whether it waits for servers.
+    pub fn is_patient(&self) -> bool {
+        self.patient
     }
 
     /// Pages pushed.
@@ -173,14 +198,19 @@ impl Batch {
         let memory = page.cast::<u8>();
         let adjacent = self.run_count.checked_sub(1).filter(|&last| {
             let run = &self.runs[last];
-            run.fd == place.fd && run.at + run.want as u64 == place.at
+            let same = match (&run.remote, &place.remote) {
+                (Some(one), Some(other)) => std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)),
+                (None, None) => run.fd == place.fd,
+                _ => false,
+            };
+            same && run.at + run.want as u64 == place.at
         });
         let at = adjacent.unwrap_or(self.run_count);
         let run = &mut self.runs[at];
         if adjacent.is_none() {
             let first = self.vector_count as u16;
-            *run =
-                Run { fd: place.fd, at: place.at, first, last: first, injector: place.injector.clone(), ..Run::NONE };
+            let (injector, remote) = (place.injector.clone(), place.remote.clone());
+            *run = Run { fd: place.fd, at: place.at, first, last: first, injector, remote, ..Run::NONE };
             self.run_count += 1;
             self.open += 1;
         }
@@ -207,6 +237,7 @@ impl Batch {
             _ if run.done >= (usize::from(at) + 1) * PAGE_SIZE => Transferred::Done,
             Some(end @ (Transferred::EndOfFile | Transferred::Gone)) => end,
             Some(Transferred::Failed(errno)) => Transferred::Failed(errno),
+            Some(Transferred::OutOfReach) => Transferred::OutOfReach,
             // A run that ended whole has all its pages; one that did not end was never submitted.
             Some(Transferred::Done) | None => Transferred::Failed(Errno::IO),
         }
@@ -316,8 +347,60 @@ impl Batch {
         }
     }
 
+    /// Whether a run is for a server.
+    pub(super) fn is_remote(&self, i: usize) -> bool {
+        self.runs[i].remote.is_some()
+    }
+
+    /// Whether all pages are in files.
+    pub(super) fn is_local(&self) -> bool {
+        self.runs[..self.run_count].iter().all(|run| run.remote.is_none())
+    }
+
+    /// Which way a run goes, where it begins there, and its memory; `None`: it has ended.
+    pub(in crate::swap) fn remote_request(&mut self, i: usize) -> Option<(Direction, u64, &[iovec])> {
+        // Of injected faults those that end a run at once are of use here; a part of a run is not asked for.
+        let request = self.request(i)?;
+        let run = &self.runs[i];
+        let vectors = &self.vectors[usize::from(run.first)..usize::from(run.last)];
+        Some((request.direction, request.at, vectors))
+    }
+
+    /// Books what a server said to a run.
+    pub(in crate::swap) fn remote_ended(&mut self, i: usize, result: Result<(), Errno>) {
+        let run = &self.runs[i];
+        match result {
+            _ if run.end.is_some() => {}
+            Ok(()) => _ = self.completed(i, Ok(run.want - run.done)),
+            Err(errno) => self.end(i, Transferred::Failed(errno)),
+        }
+    }
+
+    /// Books that a run's server is out of reach.
+    pub(in crate::swap) fn out_of_reach(&mut self, i: usize) {
+        if self.runs[i].end.is_none() {
+            self.end(i, Transferred::OutOfReach);
+        }
+    }
+
+    /// Runs what has not ended and is on servers, one after the other.
+    pub(in crate::swap) fn run_remotely(&mut self) {
+        for first in 0..self.run_count {
+            let Some(remote) = self.runs[first].remote.clone().filter(|_| self.runs[first].end.is_none()) else {
+                continue;
+            };
+            let mut mine = [false; BATCH_MAX];
+            for (mine, run) in mine.iter_mut().zip(&self.runs[..self.run_count]) {
+                let same = |other: &Arc<dyn RemoteRuns>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&remote));
+                *mine = run.end.is_none() && run.remote.as_ref().is_some_and(same);
+            }
+            remote.run(self, &mine);
+        }
+    }
+
     /// Runs what has not ended with one system call after the other.
     pub(super) fn run_plainly(&mut self, table: Option<&Arc<Table>>) {
+        self.run_remotely();
         for i in 0..self.run_count {
             while let Some(request) = self.request(i) {
                 let result = request.run(table.map(Arc::as_ref));

@@ -105,6 +105,9 @@ impl IoRing {
     /// Batch and memory stay where they are, untouched, until every run has been booked ([`IoRing::reap`]).
     pub(in crate::swap) unsafe fn queue(&mut self, batch: &mut Batch, tag: u32) {
         for i in 0..batch.runs() {
+            if batch.is_remote(i) {
+                continue;
+            }
             if let Some(request) = batch.request(i) {
                 // SAFETY: caller's promise.
                 unsafe { self.push(&request, tag, i) };
@@ -294,6 +297,7 @@ impl Rings {
         // The ring is held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done
         // plainly.
         if batch.runs() > 1
+            && batch.is_local()
             && self.table().is_none_or(|table| table.is_member())
             && let Some(mut place) = self.cell().and_then(Mutex::try_lock)
         {

@@ -19,7 +19,7 @@ fn disk() -> tempfile::TempDir {
 }
 
 fn place(fd: &OwnedFd, page: u64, injector: Option<&Arc<Injector>>) -> Place {
-    Place { fd: fd.as_raw_fd(), at: page * PAGE_SIZE as u64, direct: true, injector: injector.cloned() }
+    Place { fd: fd.as_raw_fd(), at: page * PAGE_SIZE as u64, direct: true, injector: injector.cloned(), remote: None }
 }
 
 fn rings(uring: bool) -> Rings {

@@ -4,7 +4,7 @@
 
 use super::keys::{Hex, IDENTITY};
 use super::resp::{Commands, LINE_MAX, Reader, Replies, RespError, ServerRefusal};
-use crate::swap::remote::link::{Answer, Greeting};
+use crate::swap::remote::opening::{Answer, Greeting};
 use crate::swap::remote::wire::Broken;
 use std::sync::OnceLock;
 

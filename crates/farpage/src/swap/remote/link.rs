@@ -23,15 +23,13 @@
 //! Callers: the devices. Locks: `opening`, only tried; a connection, which a thread waits for only where all are in use.
 //! Both are held while the server works, and nothing is taken under them.
 
+use super::opening::{Failed, Greeting, OpeningSocket, sleep};
 use super::wire::{Broken, Wire, now_ms};
 use crate::conf::address::Endpoint;
 use crate::sys::mutex::{Guard, Mutex};
 use crate::sys::raw::gettid;
 use crate::sys::table::Table;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, IntoRawFd, OwnedFd};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use rustix::fd::IntoRawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -41,8 +39,6 @@ use std::time::Duration;
 pub const DEADLINE: Duration = Duration::from_secs(1);
 /// Connections of a side.
 const WIRES: usize = 4;
-/// Most bytes of a server's answer to a greeting.
-const GREETING_MAX: usize = 16 << 10;
 /// First and longest pause between two tries, milliseconds.
 const PAUSE_MIN: i64 = 20;
 const PAUSE_MAX: i64 = 2000;
@@ -50,28 +46,6 @@ const PAUSE_MAX: i64 = 2000;
 const SAID_AFTER: i64 = 1000;
 /// How long who waits sleeps at most between two looks, nanoseconds.
 const LOOK_NS: i64 = 20_000_000;
-
-/// What a connection begins with.
-pub trait Greeting: Send + Sync {
-    /// Everything that is sent at its beginning, in one go: no answer may be needed to know it.
-    fn hello(&self) -> &[u8];
-
-    /// What to think of the answer, of which these are the bytes so far. Allocates nothing.
-    fn answer(&self, got: &[u8]) -> Answer;
-}
-
-/// What a server's answer to the greeting means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    /// It is not complete.
-    More,
-    /// The connection can be used.
-    Welcome,
-    /// Not now; perhaps later.
-    Refused(&'static str),
-    /// This is not the server that has our pages: they are lost.
-    Another(&'static str),
-}
 
 /// Whether there is a way to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,22 +84,6 @@ const SAY_BACK: u32 = 2;
 const SAY_LOST: u32 = 4;
 const SAY_ANOTHER: u32 = 8;
 
-/// A connection that is being opened.
-struct OpeningSocket {
-    socket: Option<OwnedFd>,
-    /// The greeting was sent.
-    greeted: bool,
-    until_ms: i64,
-    got: Box<[u8]>,
-    len: usize,
-}
-
-impl OpeningSocket {
-    fn none() -> OpeningSocket {
-        OpeningSocket { socket: None, greeted: false, until_ms: 0, got: vec![0; GREETING_MAX].into(), len: 0 }
-    }
-}
-
 /// An open connection, and the number of the link's life in which it was opened.
 struct Opened {
     wire: Wire,
@@ -135,14 +93,6 @@ struct Opened {
 struct Side {
     opening: Mutex<OpeningSocket>,
     wires: [Mutex<Option<Opened>>; WIRES],
-}
-
-/// Why a try came to nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failed {
-    Broken(Broken),
-    Refused(&'static str),
-    Another(&'static str),
 }
 
 /// See the module header.
@@ -227,6 +177,20 @@ impl Link {
         })
     }
 
+    /// Opens the first connection; why the server refuses that, if it says so.
+    pub fn refusal(&self) -> Option<&'static str> {
+        match self.wire_of(self.side(), true) {
+            Err(Failed::Refused(why)) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Another one to the same server, without connections.
+    pub fn again(&self) -> Link {
+        let link = Link::new(self.name.clone(), self.endpoint.clone(), self.greeting.clone(), self.timeout);
+        Link { deadline: self.deadline, ..link }
+    }
+
     /// Whether the server is in reach, as far as is known. Takes no time.
     pub fn is_up(&self) -> bool {
         self.down_since.load(Relaxed) == 0
@@ -248,13 +212,8 @@ impl Link {
                 return InReach::Up;
             }
         }
-        let since = now_ms() - self.down_since.load(Relaxed);
-        if since >= SAID_AFTER {
+        if self.down_for() >= SAID_AFTER {
             self.say(SAY_WAITS);
-        }
-        if self.timeout.is_some_and(|timeout| since >= timeout.as_millis() as i64) {
-            self.lost.store(true, Relaxed);
-            self.say(SAY_LOST);
         }
         if self.is_lost() { InReach::Lost } else { InReach::Waiting }
     }
@@ -430,7 +389,20 @@ impl Link {
                 self.pause.store((pause * 2).min(PAUSE_MAX), Relaxed);
                 self.next_try.store(now_ms() + pause, Relaxed);
                 self.note_failure(failed);
+                // Only now: perhaps nobody has tried since it was out of reach.
+                if self.timeout.is_some_and(|timeout| self.down_for() >= timeout.as_millis() as i64) {
+                    self.lost.store(true, Relaxed);
+                    self.say(SAY_LOST);
+                }
             }
+        }
+    }
+
+    /// Milliseconds for which it has been out of reach.
+    fn down_for(&self) -> i64 {
+        match self.down_since.load(Relaxed) {
+            0 => 0,
+            since => now_ms() - since,
         }
     }
 
@@ -500,83 +472,5 @@ impl Side {
     fn close(&self) {
         self.wires.iter().for_each(|wire| drop(wire.lock().take()));
         self.opening.lock().socket = None;
-    }
-}
-
-impl OpeningSocket {
-    /// As far as it goes without waiting: whether the server has welcomed us.
-    fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting, deadline: Duration) -> Result<bool, Failed> {
-        let failed = |errno| Failed::Broken(Broken::Io(errno));
-        if self.socket.is_none() {
-            self.until_ms = now_ms() + deadline.as_millis() as i64;
-            (self.greeted, self.len) = (false, 0);
-            self.socket = Some(connect(to).map_err(failed)?);
-        }
-        let Some(socket) = &self.socket else { return Ok(false) };
-        if !self.greeted {
-            let mut ready = [PollFd::new(socket, PollFlags::OUT)];
-            if poll(&mut ready, Some(&Timespec::default())).map_err(failed)? == 0 {
-                return Ok(false);
-            }
-            sockopt::socket_error(socket).map_err(failed)?.map_err(failed)?;
-            let hello = greeting.hello();
-            let flags = rustix::net::SendFlags::NOSIGNAL;
-            let sent = rustix::net::send(socket, hello, flags).map_err(failed)?;
-            if sent < hello.len() {
-                return Err(Failed::Broken(Broken::Silent)); // Some hundred bytes to a new socket.
-            }
-            self.greeted = true;
-        }
-        loop {
-            match greeting.answer(&self.got[..self.len]) {
-                Answer::More if self.len == self.got.len() => {
-                    return Err(Failed::Broken(Broken::Nonsense("its greeting has no end")));
-                }
-                Answer::More => {}
-                Answer::Welcome => return Ok(true),
-                Answer::Refused(why) => return Err(Failed::Refused(why)),
-                Answer::Another(why) => return Err(Failed::Another(why)),
-            }
-            match rustix::io::read(socket, &mut self.got[self.len..]) {
-                Ok(0) | Err(Errno::CONNRESET) => return Err(Failed::Broken(Broken::Closed)),
-                Ok(n) => self.len += n,
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(errno)),
-            }
-        }
-    }
-
-    /// Waits until there is something to do, so long at most.
-    fn wait(&self, ns: i64) {
-        let Some(socket) = &self.socket else { return sleep(ns) };
-        let what = if self.greeted { PollFlags::IN } else { PollFlags::OUT };
-        let mut ready = [PollFd::from_borrowed_fd(socket.as_fd(), what)];
-        let _ = poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: ns }));
-    }
-}
-
-fn sleep(ns: i64) {
-    let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: ns });
-}
-
-/// Begins to connect.
-fn connect(to: &Endpoint) -> Result<OwnedFd, Errno> {
-    let family = match to {
-        Endpoint::Tcp(at) if at.is_ipv6() => AddressFamily::INET6,
-        Endpoint::Tcp(_) => AddressFamily::INET,
-        Endpoint::Unix(_) => AddressFamily::UNIX,
-    };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-    let result = match to {
-        Endpoint::Tcp(at) => {
-            sockopt::set_tcp_nodelay(&socket, true)?;
-            rustix::net::connect(&socket, at)
-        }
-        Endpoint::Unix(path) => rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_path())?),
-    };
-    match result {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-        Err(errno) => Err(errno),
     }
 }

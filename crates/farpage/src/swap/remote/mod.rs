@@ -2,14 +2,20 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
+//! | [`areas`] | which process has which part of a server's space |
+//! | [`opening`] | how a connection begins |
 //! | [`wire`] | one connection, and how long an answer may take |
 //! | [`link`] | the connections to one server; when it is out of reach, when it is back, when it is given up |
+//! | [`nbd`] | exports of NBD servers |
 //! | [`page_store`] | pages by number on a server, as a file device sees them |
 //!
 //! An engine that swaps over a network in the kernel can wait for itself: it needs memory to send, while it makes memory
 //! free. This one cannot. It is no part of the kernel's reclaim, and what it sends lies in memory that it never manages.
 
+pub mod areas;
 pub mod link;
+pub mod nbd;
+pub mod opening;
 pub mod page_store;
 #[cfg(test)]
 mod tests;

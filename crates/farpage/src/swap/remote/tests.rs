@@ -1,13 +1,14 @@
 //! A link against servers of a line each: `hello` is answered by a word, and every byte by its successor.
 
-use super::link::{Answer, Greeting, InReach, Link, Patience, Unreachable};
+use super::link::{InReach, Link, Patience, Unreachable};
+use super::opening::{Answer, Greeting};
 use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ impl Drop for WordServer {
         self.ended.store(true, SeqCst);
         let _ = UnixStream::connect(&self.path);
         let _ = self.accepts.take().map(JoinHandle::join);
-        for peer in self.open.lock().unwrap().drain(..) {
+        for peer in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             let _ = peer.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -187,6 +188,20 @@ fn what_is_out_of_reach_for_too_long_is_given_up_and_may_come_back() {
     while link.reach() != InReach::Up {}
     assert!(link.is_lost(), "it takes no more pages");
     assert_eq!(link.talk(Patience::Now, &mut ask), Ok(b'b'));
+}
+
+#[test]
+fn a_server_that_is_back_before_anybody_asks_is_not_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = WordServer::start(&path, b"good");
+    let link = link(&path, Some(Duration::from_millis(1)));
+    link.open().unwrap();
+    drop(server);
+    assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later));
+    let _server = WordServer::start(&path, b"good");
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
 }
 
 #[test]

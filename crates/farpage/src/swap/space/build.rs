@@ -62,6 +62,7 @@ impl SwapSpace {
             };
             let failed = |spec: &SwapSpec| match spec {
                 SwapSpec::File { path, .. } => error.name == file_name(path),
+                SwapSpec::Nbd(spec) => error.name == spec.name(),
                 SwapSpec::Redis(spec) => error.name == spec.name(),
                 SwapSpec::Zram { .. } | SwapSpec::Ram { .. } => false,
             };
@@ -147,7 +148,7 @@ impl SwapSpace {
         };
         for (index, &i) in (0u8..).zip(&order) {
             match &specs[i] {
-                SwapSpec::File { .. } | SwapSpec::Redis(_) => {
+                SwapSpec::File { .. } | SwapSpec::Nbd(_) | SwapSpec::Redis(_) => {
                     space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
                 }
                 SwapSpec::Zram { alg, recompress, size, .. } => {
@@ -180,13 +181,17 @@ impl SwapSpace {
     }
 }
 
-/// The device of a `file:` specification.
+/// The device of a specification of a file, or of a server.
 fn open_file(
     index: u8,
     spec: &SwapSpec,
     prio: i32,
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
+    if let SwapSpec::Nbd(spec) = spec {
+        let device = FileDevice::on_export(index, spec)?.with_rings(rings.clone()).with_priority(prio);
+        return Ok(Some(Arc::new(if spec.encrypt { device.with_encryption()? } else { device })));
+    }
     let SwapSpec::File { path, size, keep_free, encrypt, fault, .. } = spec else { return Ok(None) };
     let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio);
     file = file.with_keep_free(*keep_free);

@@ -52,19 +52,31 @@ impl SwapSpace {
     /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
     /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
     pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        self.load_by(entries, into, Rings::run)
+        self.load_by(entries, into, Rings::run, true)
+    }
+
+    /// As [`SwapSpace::load_many`], but does not wait for a server that is out of reach
+    /// ([`LoadError::OutOfReach`]).
+    pub fn load_in_reach(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
+        self.load_by(entries, into, Rings::run, false)
     }
 
     /// As [`SwapSpace::load_many`], for a signal handler: one request after the other where pages do not lie side by
     /// side, and only calls that such a handler may make.
     pub fn load_plainly(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        self.load_by(entries, into, Rings::run_plainly)
+        self.load_by(entries, into, Rings::run_plainly, true)
     }
 
-    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], run: RunBatch) -> (usize, Option<LoadError>) {
+    fn load_by(
+        &self,
+        entries: &[Entry],
+        into: &mut [&mut Page],
+        run: RunBatch,
+        patient: bool,
+    ) -> (usize, Option<LoadError>) {
         let mut done = 0;
         for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
-            let (n, error) = self.load_batch(entries, into, run);
+            let (n, error) = self.load_batch(entries, into, run, patient);
             done += n;
             if error.is_some() {
                 return (done, error);
@@ -73,13 +85,20 @@ impl SwapSpace {
         (done, None)
     }
 
-    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], run: RunBatch) -> (usize, Option<LoadError>) {
+    fn load_batch(
+        &self,
+        entries: &[Entry],
+        into: &mut [&mut Page],
+        run: RunBatch,
+        patient: bool,
+    ) -> (usize, Option<LoadError>) {
         let n = entries.len().min(into.len());
         let plan = self.plan(&entries[..n]);
         if plan.queued().is_empty() {
             return self.load_in_place(&entries[..n], into);
         }
-        let mut batch = Batch::new(Direction::Read);
+        let batch = Batch::new(Direction::Read);
+        let mut batch = if patient { batch } else { batch.impatient() };
         let mut numbers = [None; BATCH_MAX];
         for &i in plan.queued() {
             let page: *mut Page = &mut *into[usize::from(i)];
@@ -213,6 +232,9 @@ impl SwapSpace {
         outcome: Transferred,
         page: &mut Page,
     ) -> Result<(), LoadError> {
+        if outcome == Transferred::OutOfReach {
+            return Err(LoadError::OutOfReach { device: entry.device(), slot: entry.slot() });
+        }
         if let Some(Located { real, check }) = at {
             // A page that was moved to another device meanwhile may have left its place to one whose content is as
             // right.

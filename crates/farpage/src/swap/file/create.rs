@@ -1,0 +1,49 @@
+//! Making what pages go to: an own file, or what stands for one on a server.
+//!
+//! Locks: `create` while it is made.
+
+use super::*;
+
+impl FileDevice {
+    /// The device for an export of a server.
+    ///
+    /// # Errors
+    /// It cannot be used; the message says what to do.
+    pub fn on_export(index: u8, spec: &NbdSpec) -> Result<FileDevice, DeviceError> {
+        let server = Arc::new(ExportSpace::open(spec)?);
+        let (slots_max, block_size) = (server.slots().min(1 << PAGE_BITS), PAGE_SIZE as u32);
+        let name = spec.name();
+        let opened =
+            OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
+        Ok(FileDevice { server: Some(server), ..FileDevice::of(index, opened) })
+    }
+
+    /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
+    pub fn create(&self) {
+        let Some(own) = self.own.get().filter(|_| self.makes_files()) else { return };
+        let _create = self.create.lock();
+        if own.backing.get().is_none()
+            && let Ok(backing) = self.new_file()
+        {
+            let _ = own.backing.set(backing);
+        }
+    }
+
+    /// Whether its own part can be made when it is wanted: not that of a block device.
+    pub(super) fn makes_files(&self) -> bool {
+        self.dir.is_some() || self.server.is_some() || self.stores.is_some()
+    }
+
+    pub(super) fn new_file(&self) -> Result<Backing, Errno> {
+        if let Some(server) = &self.server {
+            return Backing::of_server(server);
+        }
+        if let Some(stores) = &self.stores {
+            return Backing::of_store(stores.make()?);
+        }
+        let dir = self.dir.as_ref().ok_or(Errno::NOENT)?;
+        let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
+        self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
+        Ok(backing)
+    }
+}

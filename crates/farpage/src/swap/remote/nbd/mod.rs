@@ -1,0 +1,269 @@
+//! An export of an NBD server: transfers of pages over its connections.
+//!
+//! ```text
+//!   | header page | zeros up to 1 MiB | area 0 | area 1 | ...                                        | zeros, 64 KiB |
+//! ```
+//!
+//! The header says whose pages these are, by a random number: a server that was started anew without its data, or that
+//! somebody else uses by now, is recognised when it is connected to again. Areas are given to processes
+//! ([`super::areas`]).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | here | the export: batches of page I/O, discards, the header |
+//! | [`greeting`] | what a connection begins with |
+//! | [`header`] | the header page |
+//! | [`exchange`] | requests in flight on one connection |
+//!
+//! Callers: the file device, by `io` ([`RemoteRuns`]), and doctor. No locks of its own.
+
+pub mod exchange;
+pub mod greeting;
+pub mod header;
+#[cfg(test)]
+mod tests;
+
+use super::link::{Link, Patience, Unreachable};
+use crate::PAGE_SIZE;
+use crate::conf::address::Endpoint;
+use crate::conf::nbd::{ExportId, NbdSpec};
+use crate::swap::error::DeviceError;
+use crate::swap::io::{Batch, RemoteRuns};
+use exchange::{Exchange, NbdCommand};
+use greeting::{ExportInfo, NbdGreeting};
+use header::{ExportHeader, Wrong};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// GreetingBytes before the first area, and behind the last one.
+pub const FRONT: u64 = 1 << 20;
+/// See [`FRONT`].
+pub const BACK: u64 = 64 << 10;
+/// Most bytes of one request that carries no data.
+const TRIM_MAX: u64 = 64 << 20;
+
+/// See the module header.
+pub struct Export {
+    link: Link,
+    greeting: Arc<NbdGreeting>,
+    info: ExportInfo,
+}
+
+impl Export {
+    /// For processes that are started from here. The address is in numbers.
+    ///
+    /// # Errors
+    /// It cannot be used, and what to do.
+    pub fn of(spec: &NbdSpec) -> Result<Export, DeviceError> {
+        let error = |reason: String, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
+        let endpoint = spec.address.endpoint();
+        let endpoint = endpoint.ok_or_else(|| error("its name was not looked up".into(), "give its address"))?;
+        let export = Export::open(spec.name(), endpoint, &spec.export, spec.timeout, None);
+        export.map_err(|(reason, remedy)| error(reason, remedy))
+    }
+
+    /// Connects, and takes the export for the pages of `id`, whose header is there, or makes it ours.
+    ///
+    /// # Errors
+    /// It cannot be reached, or holds something else.
+    pub fn open(
+        name: String,
+        endpoint: Endpoint,
+        export: &str,
+        timeout: Option<Duration>,
+        id: Option<ExportId>,
+    ) -> Result<Export, Wrong> {
+        let greeting = Arc::new(NbdGreeting::new(export));
+        if let Some(id) = id {
+            greeting.expect(id);
+        }
+        let asking = Arc::new(NbdGreeting::asking(export));
+        let link = Link::new(name, endpoint.clone(), greeting.clone(), timeout);
+        link.open().map_err(|why| {
+            let refused = Link::new(String::new(), endpoint, asking, None).refusal();
+            (
+                refused.map_or(why, String::from),
+                "look whether the server runs, and whether host, port and export are right",
+            )
+        })?;
+        let info =
+            greeting.info().ok_or_else(|| (String::from("it says nothing of its size"), "use another server"))?;
+        link.allow_many(info.many());
+        let export = Export { link, greeting, info };
+        if info.read_only() {
+            return Err(("it can only be read".into(), "let the server export it for writing"));
+        }
+        if info.size < FRONT + BACK + (4 << 20) {
+            return Err(("it is too small".into(), "use one of 6 MiB or more"));
+        }
+        if id.is_none() {
+            export.take_over()?;
+        }
+        Ok(export)
+    }
+
+    /// Whether another connection can be had while this one is open.
+    pub fn allows_another(&self) -> bool {
+        self.link.again().open().is_ok()
+    }
+
+    /// What the server says of it.
+    pub fn info(&self) -> ExportInfo {
+        self.info
+    }
+
+    /// The connections.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Whose pages are on it.
+    pub fn id(&self) -> Option<ExportId> {
+        self.greeting.expected()
+    }
+
+    /// Makes an export ours that is blank, or that nobody uses any more, and empties it.
+    fn take_over(&self) -> Result<(), Wrong> {
+        let unreachable = |_| (String::from("the server has stopped answering"), "try again");
+        let mut bytes = vec![0; 64 << 10];
+        for at in (0..FRONT).step_by(bytes.len()).chain([self.info.size - BACK]) {
+            let errno = self.read(at, &mut bytes).map_err(unreachable)?;
+            if let Err(errno) = errno {
+                let reason = format!("it cannot be read: {}", crate::sys::raw::ErrnoText(errno));
+                return Err((reason, "look at the server's messages"));
+            }
+            let ours = if at == 0 { ExportHeader::parse(&bytes[..PAGE_SIZE]) } else { None };
+            if let Some(header) = &ours {
+                header.may_be_replaced()?;
+            }
+            if bytes[if ours.is_some() { PAGE_SIZE } else { 0 }..].iter().any(|byte| *byte != 0) {
+                let remedy = "use a blank export; if nothing on this one is needed, make its first 1 MiB zero";
+                return Err(("it holds something that is not farpage's".into(), remedy));
+            }
+        }
+        let failed = |errno| (format!("no random bytes: {}", crate::sys::raw::ErrnoText(errno)), "try again");
+        let header = ExportHeader::new().map_err(failed)?;
+        match self.write(0, &header.page()).map_err(unreachable)? {
+            Ok(()) => {}
+            Err(errno) => {
+                let reason = format!("its header cannot be written: {}", crate::sys::raw::ErrnoText(errno));
+                return Err((reason, "look at the server's messages"));
+            }
+        }
+        self.greeting.expect(header.id);
+        self.trim(FRONT, self.info.size - FRONT - BACK).map_err(unreachable)?;
+        Ok(())
+    }
+
+    /// Nobody's pages are on it any more.
+    pub fn give_back(&self) {
+        let _ = self.write(0, &[0; PAGE_SIZE]);
+        self.link.close();
+    }
+
+    /// Empties it, as after the end of all who used it, and gives it back.
+    pub fn empty(&self) {
+        let _ = self.trim(FRONT, self.info.size - FRONT - BACK);
+        self.give_back();
+    }
+
+    /// Reads some bytes.
+    ///
+    /// # Errors
+    /// The server is out of reach; within: what it says.
+    pub fn read(&self, at: u64, into: &mut [u8]) -> Result<Result<(), Errno>, Unreachable> {
+        let part = [libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() }];
+        self.link.talk(Patience::Now, &mut |wire| {
+            let mut exchange = Exchange::new();
+            // SAFETY: borrowed mutably until the exchange is over.
+            unsafe { exchange.add(NbdCommand::Read, at, &part, 0) };
+            exchange.run(wire)?;
+            Ok(exchange.outcome(0).unwrap_or(Err(Errno::IO)))
+        })
+    }
+
+    /// Writes some bytes.
+    ///
+    /// # Errors
+    /// As [`Export::read`].
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Result<(), Errno>, Unreachable> {
+        let part = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        self.link.talk(Patience::Now, &mut |wire| {
+            let mut exchange = Exchange::new();
+            // SAFETY: borrowed until the exchange is over, and only read.
+            unsafe { exchange.add(NbdCommand::Write, at, &part, 0) };
+            exchange.run(wire)?;
+            Ok(exchange.outcome(0).unwrap_or(Err(Errno::IO)))
+        })
+    }
+
+    /// Gives space back; whether the server does that.
+    ///
+    /// # Errors
+    /// The server is out of reach: it may still do that at any later time.
+    pub fn trim(&self, at: u64, len: u64) -> Result<bool, Unreachable> {
+        if !self.info.trims() {
+            return Ok(false);
+        }
+        let (mut from, end) = (at, at + len);
+        while from < end {
+            let part = (end - from).min(TRIM_MAX);
+            let done = self.link.talk(Patience::Now, &mut |wire| {
+                let mut exchange = Exchange::new();
+                // SAFETY: no memory.
+                unsafe { exchange.add(NbdCommand::Trim, from, &[], part as u32) };
+                exchange.run(wire)?;
+                Ok(exchange.outcome(0) == Some(Ok(())))
+            });
+            if !done? {
+                return Ok(false);
+            }
+            from += part;
+        }
+        Ok(true)
+    }
+}
+
+impl RemoteRuns for Export {
+    fn run(&self, batch: &mut Batch, mine: &[bool]) {
+        let patience = if batch.is_patient() { Patience::Wait } else { Patience::Now };
+        let mut results = [None; crate::swap::io::BATCH_MAX];
+        let mut begun = false;
+        let talked = self.link.talk(patience, &mut |wire| {
+            let mut exchange = Exchange::new();
+            let mut runs = [0; crate::swap::io::BATCH_MAX];
+            for i in (0..batch.runs()).filter(|i| mine[*i]) {
+                if results[i].is_some() {
+                    continue;
+                }
+                let Some((direction, at, vectors)) = batch.remote_request(i) else { continue };
+                let command = match direction {
+                    crate::swap::io::Direction::Read => NbdCommand::Read,
+                    crate::swap::io::Direction::Write => NbdCommand::Write,
+                };
+                // SAFETY: the memory is the batch's until it has ended.
+                if let Some(number) = unsafe { exchange.add(command, at, vectors, 0) } {
+                    runs[number] = i;
+                }
+            }
+            begun = true;
+            let ended = exchange.run(wire);
+            for number in 0..exchange.len() {
+                results[runs[number]] = exchange.outcome(number);
+            }
+            ended
+        });
+        let without = match (talked, begun) {
+            (Err(Unreachable::Later), _) => None,
+            _ => Some(Errno::TIMEDOUT),
+        };
+        for (i, result) in results.into_iter().enumerate().take(batch.runs()).filter(|(i, _)| mine[*i]) {
+            match (result, without) {
+                (Some(result), _) => batch.remote_ended(i, result),
+                (None, Some(errno)) => batch.remote_ended(i, Err(errno)),
+                (None, None) => batch.out_of_reach(i),
+            }
+        }
+    }
+}

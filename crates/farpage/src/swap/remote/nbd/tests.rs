@@ -1,0 +1,314 @@
+//! A server in threads, that answers as it should, in any order, with errors, or with anything.
+
+use super::greeting::{HAVE_OPTION, MAGIC, NbdGreeting, OPTION_REPLY, REPLY};
+use super::header::ExportHeader;
+use super::{Export, FRONT};
+use crate::PAGE_SIZE;
+use crate::conf::address::Endpoint;
+use crate::conf::nbd::NbdSpec;
+use crate::mm::page_hash::ContentKey;
+use crate::swap::file::FileDevice;
+use crate::swap::remote::opening::{Answer, Greeting};
+use crate::swap::testing::{Frame, page_of};
+use crate::swap::{Entry, LoadError, SwapDevice};
+use farpage_swap::sim::Random;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const SIZE: usize = 16 << 20;
+const FLAGS: u16 = 1 | 1 << 5 | 1 << 8;
+
+/// What goes wrong.
+#[derive(Default)]
+struct Faults {
+    /// Start of the random numbers; 0: nothing goes wrong.
+    seed: AtomicU64,
+    /// Writes find no room.
+    full: AtomicBool,
+    /// Reads fail.
+    unreadable: AtomicBool,
+}
+
+struct FakeServer {
+    data: Arc<Mutex<Vec<u8>>>,
+    faults: Arc<Faults>,
+}
+
+fn handshake(size: u64) -> Vec<u8> {
+    let mut out = [MAGIC.as_slice(), HAVE_OPTION, &3u16.to_be_bytes()].concat();
+    let mut piece = |kind: u32, data: &[u8]| {
+        out.extend(OPTION_REPLY.to_be_bytes());
+        out.extend([7, kind, data.len() as u32].iter().flat_map(|word| word.to_be_bytes()));
+        out.extend(data);
+    };
+    piece(3, &[&0u16.to_be_bytes(), size.to_be_bytes().as_slice(), &FLAGS.to_be_bytes()].concat());
+    piece(3, &[&3u16.to_be_bytes(), [1u32, 4096, 32 << 20].map(u32::to_be_bytes).as_flattened()].concat());
+    piece(1, &[]);
+    out
+}
+
+fn reply(error: u32, handle: u64) -> Vec<u8> {
+    [REPLY.to_be_bytes().as_slice(), &error.to_be_bytes(), &handle.to_be_bytes()].concat()
+}
+
+impl FakeServer {
+    fn start(path: &Path) -> FakeServer {
+        let server = FakeServer { data: Arc::new(Mutex::new(vec![0; SIZE])), faults: Arc::default() };
+        let listener = UnixListener::bind(path).unwrap();
+        let (data, faults) = (server.data.clone(), server.faults.clone());
+        std::thread::spawn(move || {
+            for peer in listener.incoming() {
+                let (peer, data, faults) = (peer.unwrap(), data.clone(), faults.clone());
+                std::thread::spawn(move || serve(peer, &data, &faults));
+            }
+        });
+        server
+    }
+}
+
+/// Requests of one connection; what is there is answered from the last to the first.
+fn serve(mut peer: UnixStream, data: &Mutex<Vec<u8>>, faults: &Faults) -> Option<()> {
+    peer.write_all(&handshake(SIZE as u64)).ok()?;
+    let mut hello = [0; 24 + 4];
+    peer.read_exact(&mut hello).ok()?;
+    let mut answers: Vec<Vec<u8>> = Vec::new();
+    let mut random = Random(faults.seed.load(SeqCst).max(1));
+    loop {
+        let mut head = [0; 28];
+        peer.set_read_timeout(Some(Duration::from_millis(2))).ok()?;
+        if answers.is_empty() {
+            peer.set_read_timeout(None).ok()?;
+        }
+        match peer.read(&mut head) {
+            Ok(0) => return None,
+            Ok(n) => {
+                peer.set_read_timeout(None).ok()?;
+                peer.read_exact(&mut head[n..]).ok()?;
+            }
+            Err(_) => {
+                for mut answer in answers.drain(..).rev() {
+                    let len = answer.len();
+                    if faults.seed.load(SeqCst) != 0 {
+                        spoil(&mut answer, &mut random);
+                    }
+                    peer.write_all(&answer).ok()?;
+                    if answer.len() < len {
+                        return None;
+                    }
+                }
+                continue;
+            }
+        }
+        let number = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
+        let (kind, handle, at) = (head[7], number(8), number(16) as usize);
+        let len = u32::from_be_bytes(head[24..].try_into().unwrap()) as usize;
+        let mut sent = vec![0; if kind == 1 { len } else { 0 }];
+        peer.read_exact(&mut sent).ok()?;
+        let mut data = data.lock().unwrap();
+        let answer = match kind {
+            0 if faults.unreadable.load(SeqCst) && at > 0 => reply(5, handle),
+            0 => [reply(0, handle), data[at..at + len].to_vec()].concat(),
+            1 if faults.full.load(SeqCst) => reply(28, handle),
+            1 => {
+                data[at..at + len].copy_from_slice(&sent);
+                reply(0, handle)
+            }
+            _ => {
+                data[at..at + len].fill(0);
+                reply(0, handle)
+            }
+        };
+        answers.push(answer);
+    }
+}
+
+/// Bits change, bytes are missing or too many; now and then nothing is wrong.
+fn spoil(answer: &mut Vec<u8>, random: &mut Random) {
+    match random.index(6) {
+        0 => {
+            let at = random.index(answer.len());
+            answer[at] ^= 1 << random.index(8);
+        }
+        1 => answer.truncate(random.index(answer.len())),
+        2 => answer.extend((0..random.index(40)).map(|i| i as u8)),
+        3 => answer.iter_mut().for_each(|byte| *byte = random.index(256) as u8),
+        _ => {}
+    }
+}
+
+fn spec(path: &Path, options: &str) -> NbdSpec {
+    match crate::conf::SwapSpec::parse(&format!("nbd+unix://{}{options}", path.display())).unwrap() {
+        crate::conf::SwapSpec::Nbd(spec) => spec,
+        _ => unreachable!(),
+    }
+}
+
+fn open(path: &Path) -> (FileDevice, ContentKey) {
+    let device = FileDevice::on_export(0, &spec(path, "")).unwrap().with_encryption().unwrap();
+    let key = ContentKey::random();
+    device.check_contents(key);
+    (device, key)
+}
+
+fn store(device: &FileDevice, key: &ContentKey, seeds: std::ops::Range<u64>) -> Vec<Option<Entry>> {
+    let pages: Vec<_> = seeds.map(page_of).collect();
+    let pages: Vec<_> = pages.iter().map(|page| (&page.0, key.hash(&page.0))).collect();
+    let mut out = vec![None; pages.len()];
+    let _ = device.store_batch(&pages, &mut out);
+    out
+}
+
+#[test]
+fn pages_come_back_whatever_the_order_of_the_replies() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    let (device, key) = open(&path);
+    let entries = store(&device, &key, 0..300);
+    let mut frame = Frame::boxed();
+    for (seed, entry) in (0..).zip(&entries) {
+        device.load(entry.unwrap(), &mut frame.0).unwrap();
+        assert!(frame.0 == page_of(seed).0, "page {seed}");
+    }
+    // Every other one, so that each is a request of its own, all in flight.
+    let rings = crate::swap::io::Rings::default();
+    let mut frames: Vec<_> = (0..32).map(|_| Frame::boxed()).collect();
+    let mut batch = crate::swap::io::Batch::new(crate::swap::io::Direction::Read);
+    for (i, frame) in frames.iter_mut().enumerate() {
+        let place = device.place(entries[i * 2].unwrap()).unwrap();
+        // SAFETY: the frames outlive the batch, which nobody else uses.
+        unsafe { batch.push(&place, &mut frame.0) };
+    }
+    assert_eq!(batch.runs(), 32);
+    rings.run(&mut batch, &mut || {});
+    for (i, frame) in frames.iter_mut().enumerate() {
+        assert!(device.complete(entries[i * 2].unwrap(), &mut frame.0) && frame.0 == page_of(i as u64 * 2).0);
+    }
+    let seven = page_of(7);
+    let is_clear = server.data.lock().unwrap().chunks(PAGE_SIZE).any(|page| page == seven.0);
+    assert!(!is_clear, "it is encrypted on the server");
+    drop(device);
+    assert!(server.data.lock().unwrap().iter().all(|byte| *byte == 0), "emptied at the end");
+}
+
+#[test]
+fn a_full_server_and_one_that_cannot_read_are_told_apart_from_one_that_is_out_of_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    let (device, key) = open(&path);
+    let kept = store(&device, &key, 0..10);
+    server.faults.full.store(true, SeqCst);
+    assert!(store(&device, &key, 10..20).iter().all(Option::is_none) && !device.accepts());
+    server.faults.full.store(false, SeqCst);
+    server.faults.unreadable.store(true, SeqCst);
+    let mut frame = Frame::boxed();
+    let error = device.load(kept[3].unwrap(), &mut frame.0).unwrap_err();
+    assert!(matches!(error, LoadError::Io { errno: rustix::io::Errno::IO, .. }), "{error}");
+    server.faults.unreadable.store(false, SeqCst);
+    device.load(kept[3].unwrap(), &mut frame.0).unwrap();
+    // As many pages as there is room for, and no more.
+    let mut stored = 10;
+    loop {
+        let now = store(&device, &key, 0..64).iter().flatten().count();
+        stored += now;
+        if now < 64 {
+            break;
+        }
+    }
+    assert!((2048..4096).contains(&stored), "{stored} pages of {SIZE} bytes");
+}
+
+/// A server that says anything: pages get lost, nothing else.
+#[test]
+fn a_hostile_server_can_lose_pages_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut lost = 0;
+    for seed in 1..10 {
+        let path = dir.path().join(seed.to_string());
+        let server = FakeServer::start(&path);
+        let mut spec = spec(&path, ",timeout=inf");
+        spec.timeout = Some(Duration::ZERO);
+        let device = FileDevice::on_export(0, &spec).unwrap().with_encryption().unwrap();
+        let key = ContentKey::random();
+        device.check_contents(key);
+        let entries = store(&device, &key, 0..20);
+        server.faults.seed.store(seed, SeqCst);
+        for (page, entry) in (0..).zip(&entries) {
+            let mut frame = Frame::boxed();
+            match device.load(entry.unwrap(), &mut frame.0) {
+                Ok(()) => assert!(frame.0 == page_of(page).0, "seed {seed}: page {page} is another one"),
+                Err(_) => lost += 1,
+            }
+            let _ = store(&device, &key, 100 + page..101 + page);
+            device.accepts();
+        }
+    }
+    assert!(lost > 0, "nothing went wrong");
+}
+
+#[test]
+fn a_greeting_is_understood_whole_and_in_parts_and_nothing_is_believed() {
+    let header = ExportHeader::new().unwrap();
+    let good = [handshake(1 << 30), reply(0, u64::from_be_bytes(*b"header..")), header.page().to_vec()].concat();
+    for len in 0..good.len() {
+        assert_eq!(NbdGreeting::new("x").answer(&good[..len]), Answer::More, "{len} bytes");
+    }
+    let greeting = NbdGreeting::new("x");
+    assert_eq!(greeting.answer(&good), Answer::Welcome);
+    let info = greeting.info().unwrap();
+    assert!(info.size == 1 << 30 && info.many() && info.trims() && !info.read_only());
+    greeting.expect(header.id);
+    assert_eq!(greeting.answer(&good), Answer::Welcome);
+    let mut other = good.clone();
+    let at = other.len() - PAGE_SIZE;
+    other[at + 17] ^= 1;
+    assert!(matches!(greeting.answer(&other), Answer::Another(why) if why.contains("another farpage")));
+    other[at..].fill(0);
+    assert!(matches!(greeting.answer(&other), Answer::Another(why) if why.contains("not kept")));
+    let smaller = [handshake(1 << 29), good[handshake(0).len()..].to_vec()].concat();
+    assert!(matches!(greeting.answer(&smaller), Answer::Another(why) if why.contains("smaller")));
+    let start = at - 16;
+    bolero::check!().with_type().for_each(|changes: &Vec<(u16, u8)>| {
+        let mut bytes = good.clone();
+        let len = bytes.len();
+        changes.iter().for_each(|(at, byte)| bytes[usize::from(*at) % start.min(len)] = *byte);
+        let _ = NbdGreeting::new("x").answer(&bytes);
+        let _ = NbdGreeting::new("x").answer(&changes.iter().map(|change| change.1).collect::<Vec<u8>>());
+    });
+}
+
+#[test]
+fn an_export_is_taken_if_it_is_blank_or_nobody_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    let open = |id| Export::open("x".into(), Endpoint::Unix(path.clone()), "", None, id);
+    let first = open(None).ok().unwrap();
+    let Err((why, _)) = open(None) else { panic!("taken twice") };
+    assert!(why.contains(&format!("process {} swaps to it", std::process::id())), "{why}");
+    // What it starts uses it, too.
+    assert!(open(first.id()).is_ok());
+    let Err((why, _)) = open(Some([7; 16])) else { panic!("taken with another id") };
+    assert!(why.contains("another farpage"), "{why}");
+    first.give_back();
+    assert!(open(None).is_ok());
+    server.data.lock().unwrap()[..PAGE_SIZE].fill(0);
+    for at in [PAGE_SIZE, FRONT as usize - 1, SIZE - 1] {
+        server.data.lock().unwrap()[at] = 1;
+        let Err((why, _)) = open(None) else { panic!("taken with somebody's data") };
+        assert!(why.contains("not farpage's"), "{why}");
+        server.data.lock().unwrap()[at] = 0;
+    }
+    // The pages of another machine's program.
+    let mut page = ExportHeader::new().unwrap().page();
+    page[16 + 16 + 4 + 8 + 8] ^= 1;
+    page[16 + 16 + 4 + 8 + 8 + 36] ^= 1;
+    server.data.lock().unwrap()[..PAGE_SIZE].copy_from_slice(&page);
+    let Err((why, _)) = open(None) else { panic!("taken from another machine") };
+    assert!(why.contains("did not end in order"), "{why}");
+}
