@@ -13,6 +13,9 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
   zram[,alg=lz4|zstd][,size=SIZE][,prio=N]  compressed RAM, inside the budget
   file:PATH[,size=SIZE][,prio=N]            an unnamed file in the directory
                                             PATH, or a block device
+  nbd://HOST[:PORT][/EXPORT][,size=SIZE][,timeout=TIME][,prio=N]
+  nbd+unix:///PATH[?EXPORT][,...]           an NBD server, encrypted: another
+                                            machine's memory
   redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,prio=N]
                                             the memory of a Redis or Valkey server
   ram[,size=SIZE][,prio=N]                  plain memory, for measurements
@@ -117,6 +120,7 @@ Examples:
   farpage doctor
   farpage doctor --verbose
   farpage doctor --json
+  farpage doctor --swap nbd://box
   farpage doctor --swap redis://box
   sudo -u alice farpage doctor";
 

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::run::server;
+use farpage::internals::conf::nbd::NbdSpec;
 use farpage::internals::conf::size;
 use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::{Entry, SwapSpace};
@@ -36,6 +37,9 @@ pub fn look(text: &str) -> Result<()> {
         if password.is_some() {
             return Ok(()); // It can be read once.
         }
+    }
+    if let SwapSpec::Nbd(spec) = &mut specs[0] {
+        look_at_export(text, spec)?;
     }
     // SAFETY: there is no device in memory.
     let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.map_err(server::failure)?;
@@ -72,6 +76,23 @@ pub fn look(text: &str) -> Result<()> {
     let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
     println!("{text}: one page read in {:.1} us (p50), {:.1} us (p99)", us(p50), us(p99));
     println!("{text}: {WINDOW} pages together: {:.1} us a page read, {:.1} us stored", us(read), us(stored));
+    Ok(())
+}
+
+/// What its server says of it.
+fn look_at_export(text: &str, spec: &mut NbdSpec) -> Result<()> {
+    let export = server::take(spec)?;
+    let info = export.info();
+    // The first connection was given up for the program's own.
+    let many = match (export.read(0, &mut [0; PAGE_SIZE]).is_ok() && export.allows_another(), info.many()) {
+        (false, _) => "allows one connection: forked children lose what was stored before, and regions are refused",
+        (true, false) => "allows several connections, but does not promise that all see the same",
+        (true, true) => "allows several connections",
+    };
+    let trims = if info.trims() { "takes space back" } else { "does not take space back" };
+    println!("{text}: {}; {many}; {trims}", size::format(info.size));
+    export.empty();
+    spec.id = None;
     Ok(())
 }
 

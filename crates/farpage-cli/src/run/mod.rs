@@ -102,6 +102,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         conf.swap.iter().filter(|_| !args.quiet).filter_map(above_filesystem).for_each(say);
     }
     conf.trace.as_deref().map(check_trace).transpose()?;
+    let exports = server::take_all(&mut conf.swap)?;
     let conf_text = conf_text(&conf)?;
     note(&format_args!("{}={conf_text}", conf::ENV_CONF));
     if std::env::var_os(conf::ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
@@ -159,7 +160,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     };
     let ended = supervise::run(&image, outer, page.is_some().then_some(&mut look))?;
     let tree = tree.or_else(|| tree_of(ended.pid as u32));
-    server::clean_up(&conf.swap, password.as_deref(), tree.as_ref());
+    server::clean_up(&conf.swap, &exports, password.as_deref(), tree.as_ref());
     if args.stats {
         let table = report::table(&ended, &name, conf.ram, tree.as_ref());
         let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());

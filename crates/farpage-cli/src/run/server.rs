@@ -4,10 +4,12 @@
 use crate::failure::{Failure, Result, why};
 use crate::trees::Tree;
 use farpage::SwapSpec;
+use farpage::internals::conf::nbd::NbdSpec;
 use farpage::internals::conf::redis::{PasswordFrom, RedisSpec};
 use farpage::internals::swap::DeviceError;
 use farpage::internals::swap::redis::server::{Server, ServerMemory, settle};
 use farpage::internals::swap::redis::sweep::{remove, sessions};
+use farpage::internals::swap::remote::nbd::Export;
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,6 +31,12 @@ pub fn failure(error: DeviceError) -> Failure {
 pub fn resolve_all(specs: &mut [SwapSpec]) -> Result<Option<Vec<u8>>> {
     let mut given = None;
     for spec in specs {
+        if let SwapSpec::Nbd(server) = spec {
+            server.address = server.address.by_number().map_err(|why| {
+                let failure = Failure::new(format!("--swap: cannot use {}: {why}", server.name()));
+                failure.help("look whether the name is right, and the server runs")
+            })?;
+        }
         let SwapSpec::Redis(spec) = spec else { continue };
         if matches!(spec.password, Some(PasswordFrom::Descriptor(_))) {
             let read = spec.read_password().map_err(|why| Failure::new(format!("--swap: {}: {why}", spec.name())))?;
@@ -47,11 +55,12 @@ pub fn resolve_all(specs: &mut [SwapSpec]) -> Result<Option<Vec<u8>>> {
 }
 
 /// The program has ended: what it and its children have left goes, if none of them is there any more.
-pub fn clean_up(specs: &[SwapSpec], password: Option<&[u8]>, tree: Option<&Tree>) {
+pub fn clean_up(specs: &[SwapSpec], exports: &[Export], password: Option<&[u8]>, tree: Option<&Tree>) {
     let is_there = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
     if tree.is_some_and(|tree| tree.segment.living().any(|member| is_there(member.pid.load(Relaxed)))) {
         return;
     }
+    exports.iter().for_each(Export::empty);
     for spec in specs {
         let SwapSpec::Redis(spec) = spec else { continue };
         // What cannot be removed now can be later, by `farpage swapoff`.
@@ -77,4 +86,19 @@ pub fn resolve_for_running(specs: &mut [SwapSpec]) -> Result<()> {
 /// The server of a device, which will do, and the device by numbers. `password`: unless it says where its own is.
 pub fn open(spec: &RedisSpec, password: Option<&[u8]>) -> Result<(RedisSpec, Server, ServerMemory)> {
     settle(spec, password, Server::open).map_err(failure)
+}
+
+/// Makes the exports of a program its own, and gives them to those who give them back. Their addresses are numbers.
+pub fn take_all(specs: &mut [SwapSpec]) -> Result<Vec<Export>> {
+    let servers = specs.iter_mut().filter_map(|spec| if let SwapSpec::Nbd(spec) = spec { Some(spec) } else { None });
+    servers.map(take).collect()
+}
+
+/// An export that will do: it holds nothing that anybody needs, and is this program's from now on.
+pub fn take(spec: &mut NbdSpec) -> Result<Export> {
+    let export = Export::of(spec).map_err(failure)?;
+    spec.id = export.id();
+    // The program has its own connections, and some servers allow one only.
+    export.link().close();
+    Ok(export)
 }
