@@ -20,6 +20,9 @@ need javac default-jdk-headless
 # redis-tools holds the whole server binary (redis-check-rdb, which is redis-server when it is called so). The
 # package redis-server would only add a service that starts by itself.
 need redis-check-rdb redis-tools
+need nbdkit nbdkit
+need nbd-server nbd-server
+need qemu-nbd qemu-utils
 need musl-gcc musl-tools
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ -x /usr/bin/python3 ] || missing="$missing python3"

@@ -1,0 +1,364 @@
+"""Swap on NBD servers, and what they do: stop for a while, end and begin again with or without their data, have no room, allow
+one connection, are reached through a bad network. Each with the real programs."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+from situation import FARPAGE, HANG, REGIONS, ROOT, Situation, unless_root, unless_there
+
+# Fills three times its budget, says so, waits for a line, and looks at all of it twice.
+FILL = """
+import sys
+kept = [i.to_bytes(4, "little") * 1000 for i in range(12288)]
+print("full", flush=True)
+sys.stdin.readline()
+for _ in range(2):
+    for i, page in enumerate(kept):
+        assert page == i.to_bytes(4, "little") * 1000, i
+print("right", flush=True)
+"""
+# The same in a child, which also changes what it has; the parent then looks at its own.
+FORK = """
+import os
+kept = [bytearray(i.to_bytes(4, "little") * 1000) for i in range(9000)]
+pid = os.fork()
+for i, page in enumerate(kept):
+    assert page == i.to_bytes(4, "little") * 1000, i
+if pid == 0:
+    for page in kept:
+        page[:4] = b"mine"
+    for i, page in enumerate(kept):
+        assert page[:4] == b"mine" and page[4:8] == i.to_bytes(4, "little"), i
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+# Four programs at the same time.
+TREE = """
+import subprocess, sys
+some = [subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for _ in range(4)]
+print([one.communicate()[0].split()[-1] for one in some], flush=True)
+"""
+
+# An array three times the budget, looked at by a child and by its parent.
+REGION = """
+import os, sys
+import farpage, numpy
+try:
+    pager = farpage.Pager("16M", swap=[sys.argv[1]])
+except farpage.Error as error:
+    print(error)
+    raise SystemExit
+kept = pager.empty(6_000_000, dtype="u8")
+kept[:] = numpy.arange(6_000_000)
+pid = os.fork()
+right = bool((kept == numpy.arange(6_000_000)).all())
+if pid == 0:
+    kept += 1
+    os._exit(7 if right and (kept == numpy.arange(1, 6_000_001)).all() else 1)
+print(right, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+class Server:
+    """A server program, ended at the end of the test."""
+
+    def __init__(self, test, *argv, socket=None, port=None):
+        self.argv, self.socket, self.port, self.process = [str(a) for a in argv], socket, port, None
+        test.addCleanup(self.kill)
+        self.start()
+
+    def start(self):
+        if self.socket:
+            self.socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, start_new_session=True)
+        end = time.monotonic() + HANG
+        while not self.answers():
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise AssertionError(f"{self.argv}: does not start: {self.process.poll()}")
+            time.sleep(0.01)
+
+    def answers(self):
+        if self.socket:
+            return self.socket.exists()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
+
+    def kill(self):
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self):
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+
+class Program:
+    """`FILL` under farpage."""
+
+    def __init__(self, test, swap, *options, code=FILL):
+        argv = [FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, start_new_session=True)
+        test.addCleanup(self.kill)
+        self.first = self.process.stdout.readline()
+        test.assertEqual(self.first, "full\n", self.first or self.process.stderr.read() if self.first == "" else "")
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout, self.process.stderr):
+            file.close()
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        """Status, output and messages."""
+        out, err = self.process.communicate(timeout=HANG)
+        return self.process.returncode, out, re.sub(r"^farpage: the program waited for most of its time.*\n", "", err, flags=re.M)
+
+
+def run_regions(test, url):
+    env = os.environ | {"PYTHONPATH": str(ROOT / "python" / "src"), "FARPAGE_LIBRARY": str(REGIONS)}
+    return test.run_plain("/usr/bin/python3", "-c", REGION, url, env=env)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@unless_there("nbdkit")
+class Nbdkit(Situation):
+    def server(self, *plugin, options=(), port=None):
+        where = ["-p", port, "-i", "127.0.0.1"] if port else ["-U", self.dir / "socket"]
+        self.url = f"nbd://127.0.0.1:{port}" if port else f"nbd+unix://{self.dir / 'socket'}"
+        return Server(self, "nbdkit", "-f", *where, *options, *(plugin or ("memory", "256M")),
+                      socket=None if port else self.dir / "socket", port=port)
+
+    def test_a_program_has_its_pages_on_another_machines_memory(self):
+        for port in (None, free_port()):
+            server = self.server(port=port)
+            program = Program(self, self.url, "--verify")
+            program.go_on()
+            self.assertEqual(program.end(), (0, "right\n", ""))
+            server.kill()
+
+    def test_a_name_is_looked_up_before_the_program_starts(self):
+        port = free_port()
+        self.server(port=port)
+        program = Program(self, f"nbd://localhost:{port}")
+        program.go_on()
+        self.assertEqual(program.end(), (0, "right\n", ""))
+        done = self.run_farpage("true", options=["--swap", "nbd://no-such-host.invalid"])
+        self.assertEqual((done.returncode, done.stdout), (125, ""))
+        self.assertIn("no-such-host.invalid", done.stderr)
+
+    def test_a_server_that_stops_for_a_while_is_waited_for(self):
+        server = self.server()
+        program = Program(self, self.url)
+        server.stop()
+        program.go_on()
+        time.sleep(3)
+        self.assertIsNone(program.process.poll())
+        server.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+        self.assertEqual((err.count("is out of reach: no answer"), err.count("is back")), (1, 1), err)
+
+    def test_a_server_that_begins_again_with_its_data_goes_on(self):
+        file = self.dir / "data"
+        file.write_bytes(b"")
+        os.truncate(file, 256 << 20)
+        server = self.server("file", file)
+        program = Program(self, self.url)
+        server.kill()
+        program.go_on()
+        server.start()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+
+    def test_a_server_that_begins_again_without_them_has_lost_the_pages(self):
+        server = self.server()
+        program = Program(self, self.url)
+        server.kill()
+        server.start()
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (-signal.SIGBUS, ""), err)
+        self.assertIn("the server has not kept what it was given: all pages on it are lost", err)
+
+    def test_a_server_that_stays_away_is_given_up(self):
+        server = self.server()
+        program = Program(self, self.url + ",timeout=2s")
+        server.kill()
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (-signal.SIGBUS, ""), err)
+        self.assertIn("is given up", err)
+
+    def test_pages_of_a_full_server_go_to_the_next_device(self):
+        self.server("memory", "8M")
+        program = Program(self, self.url, "--swap", f"file:{self.dir}")
+        program.go_on()
+        self.assertEqual(program.end(), (0, "right\n", ""))
+
+    def test_errors_of_a_server_are_got_over(self):
+        bad = self.dir / "bad"
+        self.server("--filter=error", "memory", "256M", "error-pread-rate=2%", f"error-pread-file={bad}")
+        program = Program(self, self.url)
+        bad.touch()
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+
+    def test_what_cannot_be_used_is_refused(self):
+        self.server()
+        for url, why in [(self.url + "x", "No such file"), (f"nbd://127.0.0.1:{free_port()}", "Connection refused")]:
+            done = self.run_farpage("true", options=["--swap", url])
+            self.assertEqual((done.returncode, done.stdout), (125, ""))
+            self.assertIn(why, done.stderr)
+        program = Program(self, self.url)
+        done = self.run_farpage("true", options=["--swap", self.url])
+        self.assertEqual(done.returncode, 125)
+        self.assertIn(f"process {program.process.pid} swaps to it", done.stderr)
+        program.go_on()
+        self.assertEqual(program.end(), (0, "right\n", ""))
+        done = self.run_farpage("true", options=["--swap", self.url])
+        self.assertEqual((done.returncode, done.stderr), (0, ""), "whoever had it has ended")
+
+    def test_an_export_with_something_on_it_is_refused(self):
+        file = self.dir / "data"
+        file.write_bytes(b"\0" * 1024 + b"something" + b"\0" * (16 << 20))
+        self.server("file", file)
+        done = self.run_farpage("true", options=["--swap", self.url])
+        self.assertEqual(done.returncode, 125)
+        self.assertIn("it holds something that is not farpage's", done.stderr)
+        self.assertIn(b"something", file.read_bytes()[:2048])
+
+    def test_a_forked_child_reads_what_its_parent_has_stored(self):
+        self.server()
+        done = self.run_farpage(sys.executable, "-c", FORK, ram="16M", options=["--swap", self.url])
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "7\n", ""))
+
+    def test_regions_of_a_process_and_its_child(self):
+        server = self.server()
+        done = run_regions(self, self.url)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "True 7\n", ""))
+        done = run_regions(self, self.url)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "True 7\n", ""), "nobody has it any more")
+        self.assertIsNone(server.process.poll())
+
+    def test_doctor_measures_a_server(self):
+        self.server()
+        for _ in range(2):
+            done = self.run_plain(FARPAGE, "doctor", "--swap", self.url)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("allows several connections; takes space back", done.stdout)
+            self.assertIn("one page read in", done.stdout)
+
+    def test_a_tree_of_processes_shares_an_export(self):
+        self.server()
+        done = self.run_farpage(sys.executable, "-c", TREE, FILL, ram="48M", options=["--swap", self.url, "--stats-json",
+                                                                                      self.dir / "stats"])
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{[b'right'] * 4}\n", ""))
+
+    def test_the_stress_program_finds_every_word(self):
+        stress = FARPAGE.parent.parent / "tests" / "stress"
+        if not stress.exists():
+            self.skipTest("no stress program: make stress builds it")
+        self.server()
+        done = self.run_farpage(stress, "--mb", "64", "--seed", "12", "--seconds", "10", ram="24M",
+                                options=["--swap", self.url, "--verify"])
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+@unless_there("nbd-server")
+class NbdServer(Situation):
+    def test_an_export_of_a_name(self):
+        file, port = self.dir / "data", free_port()
+        file.write_bytes(b"")
+        os.truncate(file, 128 << 20)
+        (self.dir / "conf").write_text(f"[generic]\nport = {port}\nlistenaddr = 127.0.0.1\n[swap]\nexportname = {file}\n")
+        pid = self.dir / "pid"
+        # It goes on as a daemon; in the foreground it serves one connection.
+        self.run_plain("nbd-server", "-C", self.dir / "conf", "-p", pid)
+        end = time.monotonic() + HANG
+        while not (pid.exists() and pid.read_text().strip()) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.addCleanup(os.kill, int(pid.read_text()), signal.SIGKILL)
+        done = self.run_farpage("true", options=["--swap", f"nbd://127.0.0.1:{port}/other"])
+        self.assertEqual(done.returncode, 125)
+        self.assertIn("whether host, port and export are right", done.stderr)
+        program = Program(self, f"nbd://127.0.0.1:{port}/swap")
+        program.go_on()
+        self.assertEqual(program.end(), (0, "right\n", ""))
+
+
+@unless_there("qemu-nbd", "qemu-img")
+class QemuNbd(Situation):
+    def test_a_server_that_allows_one_connection(self):
+        disk = self.dir / "disk"
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", disk, "128M"], check=True)
+        Server(self, "qemu-nbd", "-t", "-f", "qcow2", "-k", self.dir / "socket", disk, socket=self.dir / "socket")
+        done = self.run_farpage("true", options=["--swap", f"nbd+unix://{self.dir / 'socket'}?other"])
+        self.assertIn("the server has no export of this name", done.stderr)
+        program = Program(self, f"nbd+unix://{self.dir / 'socket'}")
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+        done = run_regions(self, f"nbd+unix://{self.dir / 'socket'}")
+        self.assertIn("the server allows one connection, and a pager needs two", done.stdout)
+
+
+@unless_root
+@unless_there("nbdkit", "ip", "tc")
+class Network(Situation):
+    def test_delay_and_loss(self):
+        name = f"farpage{os.getpid() % 10000}"
+
+        def ip(*argv):
+            return subprocess.run(["ip", *argv], capture_output=True, check=False).returncode == 0
+
+        self.addCleanup(ip, "netns", "del", name)
+        made = (ip("netns", "add", name) and ip("link", "add", name, "type", "veth", "peer", "name", "in", "netns", name)
+                and ip("addr", "add", "10.213.7.1/30", "dev", name) and ip("link", "set", name, "up")
+                and ip("-n", name, "addr", "add", "10.213.7.2/30", "dev", "in") and ip("-n", name, "link", "set", "in", "up"))
+        if not made:
+            self.skipTest("no network namespaces here")
+        bad = ["tc", "qdisc", "add", "dev", name, "root", "netem", "delay", "200us", "loss", "0.5%"]
+        if subprocess.run(bad, capture_output=True, check=False).returncode != 0:
+            self.skipTest("no netem here")
+        process = subprocess.Popen(["ip", "netns", "exec", name, "nbdkit", "-f", "-p", "10809", "memory", "128M"],
+                                   stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        end = time.monotonic() + HANG
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("10.213.7.2", 10809)):
+                break
+            time.sleep(0.05)
+        program = Program(self, "nbd://10.213.7.2,timeout=inf")
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+
+
+if __name__ == "__main__":
+    unittest.main()
