@@ -90,7 +90,7 @@ impl Engine {
             space.hold_promotion(promote != 0);
         }
         space.share_sizes(tree::grow_file);
-        space.share_areas(tree::areas::areas);
+        space.share_areas(tree::export_owners);
         left_out.iter().for_each(|why| warn_once_in_tree(WarningKind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);

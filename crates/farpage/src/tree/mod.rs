@@ -28,6 +28,8 @@ pub mod strangers;
 
 use crate::PAGE_SIZE;
 use crate::conf;
+use crate::conf::nbd::ExportId;
+use crate::swap::remote::areas::Owners;
 use crate::sys::futex;
 use crate::sys::raw::Errno;
 use crate::sys::thread::without_signal;
@@ -192,7 +194,7 @@ pub struct Segment {
     /// What is said of the tree.
     pub header: Header,
     members: [Member; MEMBERS],
-    exports: [areas::ExportAreas; areas::EXPORTS],
+    exports: areas::Exports,
 }
 
 const BYTES: usize = size_of::<Segment>();
@@ -376,6 +378,11 @@ pub fn leave() {
     if let Some(member) = mine() {
         member.claim.leave();
     }
+}
+
+/// Where the owners of the areas of this export are noted; `None`: this process is in no tree, or there is no room.
+pub fn export_owners(id: ExportId) -> Option<&'static Owners> {
+    segment()?.exports.owners(id)
 }
 
 /// The segment of this process's tree.
