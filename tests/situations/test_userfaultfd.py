@@ -12,9 +12,9 @@ class Userfaultfd(Situation):
         for how in ("ioctl", "syscall"):
             with self.subTest(how=how):
                 stats = self.dir / "stats"
-                ours = self.assert_same(build("userfaultfd_late.c"), 16, how, ram="16M", options=("--verify", "--quiet"))
+                ours = self.assert_same(build("userfaultfd_late.c"), 32, how, ram="16M", options=("--verify", "--quiet"))
                 self.assertEqual(ours.returncode, 0, ours.stdout)
-                ours = self.run_farpage(build("userfaultfd_late.c"), 16, how, ram="16M", options=("--stats-json", stats))
+                ours = self.run_farpage(build("userfaultfd_late.c"), 32, how, ram="16M", options=("--stats-json", stats))
                 self.assertIn("userfaultfd of the program's own", ours.stderr)
                 self.assertGreater(json.loads(stats.read_text())["pswpout"], 0)
 
