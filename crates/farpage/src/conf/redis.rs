@@ -111,10 +111,9 @@ impl RedisSpec {
     /// What is wrong with it.
     pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
         match (name, value) {
-            ("timeout", Some("inf")) => self.timeout = None,
-            ("timeout", Some(text)) => match time::parse(text) {
-                Some(timeout) => self.timeout = Some(timeout),
-                None => return Some(Err(format!("timeout {text:?}: write 60s, 10m or inf"))),
+            ("timeout", Some(text)) => match time::timeout(text) {
+                Ok(timeout) => self.timeout = timeout,
+                Err(why) => return Some(Err(why)),
             },
             ("tag", Some(text)) => match u64::from_str_radix(text, 16) {
                 Ok(tag) => self.tag = Some(tag),

@@ -16,3 +16,14 @@ pub fn parse(text: &str) -> Option<Duration> {
     let whole = number.parse::<u64>().ok()?.checked_mul(seconds)?;
     (1..=u64::from(u32::MAX)).contains(&whole).then(|| Duration::from_secs(whole))
 }
+
+/// What `timeout=` says; `None`: for ever.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn timeout(text: &str) -> Result<Option<Duration>, String> {
+    match text {
+        "inf" => Ok(None),
+        _ => parse(text).map(Some).ok_or_else(|| format!("timeout {text:?}: write 60s, 10m or inf")),
+    }
+}
