@@ -17,7 +17,7 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
   nbd+unix:///PATH[?EXPORT][,...]           an NBD server, encrypted: another
                                             machine's memory
   redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,prio=N]
-                                            the memory of a Redis or Valkey server
+                                            a Redis or Valkey server's memory
   ram[,size=SIZE][,prio=N]                  plain memory, for measurements
   default: zram, then file:/var/tmp
 
