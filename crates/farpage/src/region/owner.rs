@@ -10,14 +10,13 @@ use super::signal::{self, Blocked};
 use super::{prefetch, reclaim, syscalls, thread_mode};
 use crate::mem::lock::lock;
 use crate::stat::PAGER_THREAD_NAME;
+use crate::sys::pthread::{self, Pthread};
 use crate::sys::thread::ForkLock;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
-use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::JoinHandle;
 
 /// Who serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,7 +66,7 @@ pub struct Owner {
     pub(super) core: ManuallyDrop<Arc<PagerCore>>,
     entry: Option<&'static RegistryEntry>,
     setting: Threads,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Pthread>>,
 }
 
 /// Which threads a pager has.
@@ -104,15 +103,15 @@ impl Owner {
         result
     }
 
-    /// In a forked child: the threads are the parent's. Their handles must not be used, not even to be dropped.
+    /// In a forked child: the threads are the parent's.
     pub(super) fn forget_threads(&self) {
-        std::mem::take(&mut *lock(&self.threads)).into_iter().for_each(std::mem::forget);
+        lock(&self.threads).clear();
         self.core.table.forget_keeper();
     }
 }
 
 /// Starts all threads; those that have started are in `threads`. In the keeper, whose table they get.
-fn start_all(core: &Arc<PagerCore>, setting: Threads, threads: &mut Vec<JoinHandle<()>>) -> Result<(), Error> {
+fn start_all(core: &Arc<PagerCore>, setting: Threads, threads: &mut Vec<Pthread>) -> Result<(), Error> {
     for i in 0..setting.reclaim {
         threads.push(start(core, PAGER_THREAD_NAME, move |core| reclaim::main(core, i))?);
     }
@@ -125,22 +124,14 @@ fn start_all(core: &Arc<PagerCore>, setting: Threads, threads: &mut Vec<JoinHand
     Ok(())
 }
 
-fn start(core: &Arc<PagerCore>, name: &str, f: impl Fn(&PagerCore) + Send + 'static) -> Result<JoinHandle<()>, Error> {
+fn start(core: &Arc<PagerCore>, name: &str, f: impl Fn(&PagerCore) + Send + 'static) -> Result<Pthread, Error> {
     let core = core.clone();
     let main = move || {
         core.table.join();
         f(&core);
         core.table.leave();
     };
-    let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
-    let thread = std::thread::Builder::new().name(name.into()).spawn(main);
-    let thread = thread.map_err(|e| Error::Os { what: "cannot start a thread", errno: errno(e) })?;
-    // It names itself when it first runs. `farpage stat` finds a pager by the name, and may look before that.
-    if let Ok(name) = std::ffi::CString::new(name) {
-        // SAFETY: the handle is held, so the thread is known to libc; the name is a string that ends with 0.
-        let _ = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
-    }
-    Ok(thread)
+    pthread::start(name, main).map_err(|errno| Error::Os { what: "cannot start a thread", errno })
 }
 
 impl Drop for Owner {
@@ -160,7 +151,7 @@ impl Drop for Owner {
             crate::sys::futex::wake_all(word);
         }
         for thread in std::mem::take(&mut *lock(&self.threads)) {
-            let _ = thread.join();
+            thread.join();
         }
         if let Some(entry) = self.entry {
             entry.release();

@@ -17,6 +17,7 @@ pub mod pass;
 pub mod pm_qos;
 pub mod privilege;
 pub mod proc;
+pub mod pthread;
 pub mod raw;
 pub mod robust;
 pub mod seccomp;

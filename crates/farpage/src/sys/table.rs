@@ -18,13 +18,13 @@
 
 use super::futex;
 use super::mutex::Mutex;
+use super::pthread::{self, Pthread};
 use super::raw::{Errno, gettid, nr, syscall};
 use super::thread::{ForkLock, close_all_but};
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize};
-use std::thread::JoinHandle;
 
 /// Threads that can have the table at the same time.
 const MEMBERS_MAX: usize = 32;
@@ -90,7 +90,7 @@ pub struct Table {
     /// What the kernel said to it.
     answer: AtomicIsize,
     job: Mutex<Option<KeeperJob>>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    keeper: Mutex<Option<Pthread>>,
 }
 
 impl std::fmt::Debug for Table {
@@ -113,7 +113,7 @@ impl Table {
         *self.copies.lock() = copies.iter().copied().filter_map(Copy::of).collect();
         let table = self.clone();
         let (ready, is_ready) = std::sync::mpsc::channel();
-        let keeper = std::thread::Builder::new().name(String::from("farpage-keeper")).spawn(move || {
+        let keeper = pthread::start("farpage-keeper", move || {
             let own = take_table(&keep);
             if own.is_ok() {
                 table.members[0].store(gettid(), SeqCst);
@@ -122,11 +122,10 @@ impl Table {
             if own.is_ok() {
                 table.keep();
             }
-        });
-        let keeper = keeper.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
+        })?;
         let own = is_ready.recv().unwrap_or(Err(Errno::AGAIN));
         if own.is_err() {
-            let _ = keeper.join();
+            keeper.join();
             return own;
         }
         *self.keeper.lock() = Some(keeper);
@@ -281,7 +280,7 @@ impl Table {
                 *self.job.lock() = Some(Box::new(last));
                 self.wait_for(END);
                 self.turn.unlock();
-                let _ = keeper.join();
+                keeper.join();
             }
             None => last(),
         }
@@ -297,9 +296,9 @@ impl Table {
         self.copies.lock().drain(..).filter(|copy| !keep(copy.fd)).for_each(|copy| copy.close());
     }
 
-    /// In a forked child: the keeper is the parent's. Its handle must not be used, not even to be dropped.
+    /// In a forked child: the keeper is the parent's.
     pub fn forget_keeper(&self) {
-        self.keeper.lock().take().into_iter().for_each(std::mem::forget);
+        *self.keeper.lock() = None;
     }
 
     /// The keeper's life.
