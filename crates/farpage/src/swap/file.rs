@@ -121,7 +121,7 @@ pub struct FileDevice {
     /// With it, what is read is compared with its check value.
     key: OnceLock<ContentKey>,
     /// With it, what is written is encrypted.
-    cipher: Option<Cipher>,
+    cipher: Option<Arc<Cipher>>,
     /// Memory for encrypted batches.
     scratch: Mutex<Vec<Box<[Bounce]>>>,
     /// Slots given back to what is below.
@@ -206,7 +206,7 @@ impl FileDevice {
     /// The kernel gives no random bytes.
     pub fn with_encryption(self) -> Result<FileDevice, DeviceError> {
         match Cipher::random() {
-            Ok(cipher) => Ok(FileDevice { cipher: Some(cipher), ..self }),
+            Ok(cipher) => Ok(FileDevice { cipher: Some(Arc::new(cipher)), ..self }),
             Err(errno) => Err(DeviceError {
                 name: self.name,
                 reason: format!("no random bytes for its key: {}", ErrnoText(errno)),
@@ -312,17 +312,8 @@ impl SwapDevice for FileDevice {
     }
 
     fn place(&self, entry: Entry) -> Option<Place> {
-        let (file, page, _) = self.find(entry)?;
-        let backing = file.backing.get().filter(|backing| backing.store().is_none())?;
-        Some(self.place_in(backing, page))
-    }
-
-    fn has_places(&self) -> bool {
-        self.stores.is_none()
-    }
-
-    fn load_some(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
-        self.read_remote(which, into, out);
+        let (file, page, value) = self.find(entry)?;
+        Some(self.place_in(file.backing.get()?, page, value.count))
     }
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
@@ -422,7 +413,7 @@ impl SwapDevice for FileDevice {
         self.server.iter().for_each(|server| server.export().link().fork_child());
         self.stores.iter().for_each(|stores| stores.fork_child());
         self.rings.fork_child();
-        self.cipher.iter().for_each(Cipher::guard);
+        self.cipher.iter().for_each(|cipher| cipher.guard());
         self.dir.iter().for_each(|dir| dir.replace(fds, true));
         let mut inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {

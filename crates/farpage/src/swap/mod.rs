@@ -199,17 +199,6 @@ pub trait SwapDevice: Send + Sync {
         None
     }
 
-    /// Whether pages are read by a queue, as far as they have a place; else by [`SwapDevice::load_some`].
-    fn has_places(&self) -> bool {
-        true
-    }
-
-    /// Reads several pages in as few exchanges as the device can: page `i` of an `(i, entry)` becomes `into[i]`, or
-    /// `out[i]` says why not.
-    fn load_some(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
-        which.iter().for_each(|&(i, entry)| out[i] = self.load(entry, into[i]).err());
-    }
-
     /// Makes what a queue has read into the page that was stored (decrypts it); whether it is that page, as far as the
     /// device can tell.
     fn complete(&self, _entry: Entry, _page: &mut Page) -> bool {

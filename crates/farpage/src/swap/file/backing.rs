@@ -92,10 +92,13 @@ impl Backing {
         self.store.as_ref()
     }
 
-    /// Byte of a slot.
+    /// Byte of a slot; on a server that keeps pages by number, the number.
     pub fn at(&self, slot: u64) -> u64 {
         if let Some((server, areas)) = &self.remote {
             return server.at(areas, slot);
+        }
+        if self.store.is_some() {
+            return slot;
         }
         self.base + slot * PAGE_SIZE as u64
     }

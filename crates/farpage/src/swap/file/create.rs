@@ -3,6 +3,7 @@
 //! Locks: `create` while it is made.
 
 use super::*;
+use crate::swap::remote::page_store::Seal;
 
 impl FileDevice {
     /// The device for an export of a server.
@@ -39,7 +40,8 @@ impl FileDevice {
             return Backing::of_server(server);
         }
         if let Some(stores) = &self.stores {
-            return Backing::of_store(stores.make()?);
+            let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
+            return Backing::of_store(stores.make(seal)?);
         }
         let dir = self.dir.as_ref().ok_or(Errno::NOENT)?;
         let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;

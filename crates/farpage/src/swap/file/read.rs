@@ -28,18 +28,14 @@ impl FileDevice {
     /// As `SwapDevice::load`.
     pub(super) fn read(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
-        let (file, page, _) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
+        let (file, page, value) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
         let backing = file.backing.get().ok_or(LoadError::NotInUse { device, slot })?;
-        if backing.store().is_some() {
-            let mut out = [None];
-            self.read_remote(&[(0, entry)], &mut [into], &mut out);
-            return out[0].map_or(Ok(()), Err);
-        }
+        let (at, count) = (page, value.count);
         let outcome = if aligned(into) || !backing.is_direct() {
-            self.transfer_one(backing, page, Direction::Read, into)
+            self.transfer_one(backing, (at, count), Direction::Read, into)
         } else {
             let mut bounce = Bounce([0; PAGE_SIZE]);
-            let outcome = self.transfer_one(backing, page, Direction::Read, &mut bounce.0);
+            let outcome = self.transfer_one(backing, (at, count), Direction::Read, &mut bounce.0);
             into.copy_from_slice(&bounce.0);
             outcome
         };
@@ -47,7 +43,7 @@ impl FileDevice {
     }
 
     /// What became of a page that was read.
-    pub(super) fn book_read(&self, entry: Entry, outcome: Transferred, page: &mut Page) -> Result<(), LoadError> {
+    fn book_read(&self, entry: Entry, outcome: Transferred, page: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         let error = match outcome {
             Transferred::Done if self.complete(entry, page) => return Ok(()),
@@ -92,13 +88,13 @@ impl FileDevice {
     pub(super) fn transfer_one(
         &self,
         backing: &Backing,
-        slot: u64,
+        (slot, count): (u64, u64),
         direction: Direction,
         page: &mut Page,
     ) -> Transferred {
         for last in [false, true] {
             let mut batch = Batch::new(direction);
-            let place = self.place_in(backing, slot);
+            let place = self.place_in(backing, slot, count);
             // SAFETY: the page is borrowed mutably until after `run`.
             unsafe { batch.push(&place, page) };
             self.rings.run(&mut batch, &mut || {});
@@ -110,13 +106,15 @@ impl FileDevice {
         Transferred::Failed(Errno::INVAL)
     }
 
-    pub(super) fn place_in(&self, backing: &Backing, slot: u64) -> Place {
+    pub(super) fn place_in(&self, backing: &Backing, slot: u64, count: u64) -> Place {
+        let export = || Some(backing.remote()?.0.export().clone() as Arc<dyn RemoteRuns>);
         Place {
             fd: backing.fd.raw().unwrap_or(-1),
             at: backing.at(slot),
             direct: backing.is_direct(),
             injector: self.injector.clone(),
-            remote: backing.remote().map(|(server, _)| server.export().clone() as Arc<dyn RemoteRuns>),
+            remote: backing.store().map(|store| store.clone() as Arc<dyn RemoteRuns>).or_else(export),
+            count,
         }
     }
 

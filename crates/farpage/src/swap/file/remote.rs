@@ -7,7 +7,7 @@
 
 use super::table::File;
 use super::*;
-use crate::swap::remote::page_store::{OutgoingPage, PageStore, Sealing, Wanted};
+use crate::swap::remote::page_store::{OutgoingPage, PageStore};
 
 /// Slots that the server is told of at once.
 const FORGET: usize = 512;
@@ -22,15 +22,10 @@ impl FileDevice {
         FileDevice { stores: Some(stores), ..FileDevice::of(index, opened) }
     }
 
-    fn sealing<'a>(&'a self, backing: &'a Backing) -> Option<Sealing<'a>> {
-        self.cipher.as_ref().map(|cipher| Sealing { cipher, salt: backing.salt() })
-    }
-
     /// As `write`, on a server.
     pub(super) fn write_remote(
         &self,
         own: &File,
-        backing: &Backing,
         store: &dyn PageStore,
         pages: &[(&Page, u128)],
         places: &[(usize, u64)],
@@ -39,41 +34,8 @@ impl FileDevice {
         let first = own.written.fetch_add(places.len() as u64, Relaxed);
         let leaving = (first..).zip(places).map(|(count, &(i, slot))| OutgoingPage { slot, count, page: pages[i].0 });
         let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
-        store.store(self.sealing(backing), &leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
+        store.store(&leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
         self.book_writes(own, pages, places, &outcomes, Some(first), out)
-    }
-
-    /// As `SwapDevice::load_some`: what is in one file, side by side in `which`, in one exchange.
-    pub(super) fn read_remote(&self, which: &[(usize, Entry)], into: &mut [&mut Page], out: &mut [Option<LoadError>]) {
-        let mut from = 0;
-        while let Some(&(_, entry)) = which.get(from) {
-            let id = entry.slot() >> PAGE_BITS;
-            let (mut wanted, mut n, mut next) = ([Wanted { slot: 0, count: 0, at: 0 }; BATCH_MAX], 0, from);
-            let mut found = None;
-            while let Some(&(at, entry)) = which.get(next).filter(|of| n < BATCH_MAX && of.1.slot() >> PAGE_BITS == id)
-            {
-                next += 1;
-                let Some((file, slot, value)) = self.find(entry) else {
-                    out[at] = Some(LoadError::NotInUse { device: self.index, slot: entry.slot() });
-                    continue;
-                };
-                wanted[n] = Wanted { slot, count: value.count, at };
-                (n, found) = (n + 1, Some(file));
-            }
-            let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
-            let backing = found.as_ref().and_then(|file| file.backing.get());
-            if let Some((backing, store)) = backing.and_then(|backing| Some((backing, backing.store()?))) {
-                store.load(self.sealing(backing), &wanted[..n], into, &mut outcomes[..n]);
-            }
-            for (wanted, outcome) in wanted[..n].iter().zip(outcomes) {
-                if let (Some(entry), Some(page)) =
-                    (Entry::new(self.index, id << PAGE_BITS | wanted.slot), into.get_mut(wanted.at))
-                {
-                    out[wanted.at] = self.book_read(entry, outcome, page).err();
-                }
-            }
-            from = next;
-        }
     }
 
     /// What is to be done now and then about a server; whether there was something.

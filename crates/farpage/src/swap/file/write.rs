@@ -164,7 +164,7 @@ impl FileDevice {
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
         if let Some(store) = backing.store() {
-            return self.write_remote(own, backing, store.as_ref(), pages, places, out);
+            return self.write_remote(own, store.as_ref(), pages, places, out);
         }
         let sealed = self.seal(own, backing, pages, places);
         let content = |at: usize| match &sealed {
@@ -174,7 +174,7 @@ impl FileDevice {
         let mut batch = Batch::new(Direction::Write);
         let mut numbers = [None; BATCH_MAX];
         for (at, (&(_, slot), number)) in places.iter().zip(&mut numbers).enumerate() {
-            let (page, place) = (content(at), self.place_in(backing, slot));
+            let (page, place) = (content(at), self.place_in(backing, slot, 0));
             if !place.direct || aligned(page) {
                 // SAFETY: the page is borrowed until after `run`, and a write does not change it.
                 *number = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
@@ -186,7 +186,7 @@ impl FileDevice {
             outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
             // What was sent to a server that is out of reach may get there later; so the slot is of no use.
             if !matches!(outcomes[at], Transferred::Done | Transferred::OutOfReach) {
-                outcomes[at] = self.transfer_one(backing, slot, Direction::Write, &mut Bounce(*content(at)).0);
+                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, &mut Bounce(*content(at)).0);
             }
         }
         let first = sealed.as_ref().map(|sealed| sealed.first);

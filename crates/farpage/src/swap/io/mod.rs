@@ -52,12 +52,31 @@ pub struct Place {
     pub injector: Option<Arc<Injector>>,
     /// The page is on a server, and there is no descriptor.
     pub remote: Option<Arc<dyn RemoteRuns>>,
+    /// Its number among all that were ever written there, for a server that needs it.
+    pub count: u64,
 }
 
 /// A server with pages.
 pub trait RemoteRuns: Send + Sync {
     /// Transfers the runs of the batch that are its own (`mine`) and have not ended; ends them.
     fn run(&self, batch: &mut Batch, mine: &[bool]);
+
+    /// Whether adjacent pages are one run.
+    fn merges(&self) -> bool {
+        true
+    }
+}
+
+/// A run as a server is asked for it.
+pub struct RemoteRequest<'a> {
+    /// Which way it goes.
+    pub direction: Direction,
+    /// See [`Place::at`].
+    pub at: u64,
+    /// See [`Place::count`].
+    pub count: u64,
+    /// Its memory; the batch's until the run has ended.
+    pub memory: &'a [iovec],
 }
 
 /// What became of one page of a batch.
@@ -90,6 +109,8 @@ struct Run {
     injector: Option<Arc<Injector>>,
     upset: Upset,
     remote: Option<Arc<dyn RemoteRuns>>,
+    /// See [`Place::count`]; of its first page.
+    count: u64,
 }
 
 impl Run {
@@ -105,6 +126,7 @@ impl Run {
         injector: None,
         upset: Upset::None,
         remote: None,
+        count: 0,
     };
 }
 
@@ -199,7 +221,7 @@ impl Batch {
         let adjacent = self.run_count.checked_sub(1).filter(|&last| {
             let run = &self.runs[last];
             let same = match (&run.remote, &place.remote) {
-                (Some(one), Some(other)) => std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)),
+                (Some(one), Some(other)) => one.merges() && std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)),
                 (None, None) => run.fd == place.fd,
                 _ => false,
             };
@@ -210,7 +232,8 @@ impl Batch {
         if adjacent.is_none() {
             let first = self.vector_count as u16;
             let (injector, remote) = (place.injector.clone(), place.remote.clone());
-            *run = Run { fd: place.fd, at: place.at, first, last: first, injector, remote, ..Run::NONE };
+            let (fd, at, count) = (place.fd, place.at, place.count);
+            *run = Run { fd, at, first, last: first, injector, remote, count, ..Run::NONE };
             self.run_count += 1;
             self.open += 1;
         }
@@ -357,29 +380,22 @@ impl Batch {
         self.runs[..self.run_count].iter().all(|run| run.remote.is_none())
     }
 
-    /// Which way a run goes, where it begins there, and its memory; `None`: it has ended.
-    pub(in crate::swap) fn remote_request(&mut self, i: usize) -> Option<(Direction, u64, &[iovec])> {
+    /// What is to be asked of a server for a run; `None`: it has ended.
+    pub(in crate::swap) fn remote_request(&mut self, i: usize) -> Option<RemoteRequest<'_>> {
         // Of injected faults those that end a run at once are of use here; a part of a run is not asked for.
         let request = self.request(i)?;
         let run = &self.runs[i];
-        let vectors = &self.vectors[usize::from(run.first)..usize::from(run.last)];
-        Some((request.direction, request.at, vectors))
+        let memory = &self.vectors[usize::from(run.first)..usize::from(run.last)];
+        Some(RemoteRequest { direction: request.direction, at: request.at, count: run.count, memory })
     }
 
-    /// Books what a server said to a run.
-    pub(in crate::swap) fn remote_ended(&mut self, i: usize, result: Result<(), Errno>) {
+    /// Books what became of a run on a server.
+    pub(in crate::swap) fn remote_ended(&mut self, i: usize, end: Transferred) {
         let run = &self.runs[i];
-        match result {
+        match end {
             _ if run.end.is_some() => {}
-            Ok(()) => _ = self.completed(i, Ok(run.want - run.done)),
-            Err(errno) => self.end(i, Transferred::Failed(errno)),
-        }
-    }
-
-    /// Books that a run's server is out of reach.
-    pub(in crate::swap) fn out_of_reach(&mut self, i: usize) {
-        if self.runs[i].end.is_none() {
-            self.end(i, Transferred::OutOfReach);
+            Transferred::Done => _ = self.completed(i, Ok(run.want - run.done)),
+            end => self.end(i, end),
         }
     }
 

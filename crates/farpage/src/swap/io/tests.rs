@@ -19,7 +19,14 @@ fn disk() -> tempfile::TempDir {
 }
 
 fn place(fd: &OwnedFd, page: u64, injector: Option<&Arc<Injector>>) -> Place {
-    Place { fd: fd.as_raw_fd(), at: page * PAGE_SIZE as u64, direct: true, injector: injector.cloned(), remote: None }
+    Place {
+        fd: fd.as_raw_fd(),
+        at: page * PAGE_SIZE as u64,
+        direct: true,
+        injector: injector.cloned(),
+        remote: None,
+        count: 0,
+    }
 }
 
 fn rings(uring: bool) -> Rings {

@@ -15,9 +15,9 @@ use super::server::Server;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
-use crate::swap::io::Transferred;
+use crate::swap::io::{BATCH_MAX, Batch, RemoteRuns, Transferred};
 use crate::swap::remote::link::{Patience, Unreachable};
-use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Sealing, Wanted};
+use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::swap::remote::wire::{Wire, now_ms};
 use crate::swap::zram::codec::{Codec, fill, same_filled};
 use crate::sys::mutex::Mutex;
@@ -64,9 +64,10 @@ impl RedisStores {
 }
 
 impl PageStores for RedisStores {
-    fn make(&self) -> Result<Arc<dyn PageStore>, Errno> {
+    fn make(&self, seal: Option<Seal>) -> Result<Arc<dyn PageStore>, Errno> {
         let (id, made_by) = (SessionId::random()?, getpid());
-        let pages = RedisPages { shared: self.0.clone(), id, next_look_ms: AtomicI64::new(0), made_by };
+        let next_look_ms = AtomicI64::new(0);
+        let pages = RedisPages { shared: self.0.clone(), id, seal, next_look_ms, made_by };
         // The first look is due at once; before anything is stored.
         if pages.say_alive() && pages.grow(0) { Ok(Arc::new(pages)) } else { Err(Errno::AGAIN) }
     }
@@ -108,20 +109,21 @@ impl PageStores for RedisStores {
 struct RedisPages {
     shared: Arc<StoresShare>,
     id: SessionId,
+    seal: Option<Seal>,
     next_look_ms: AtomicI64,
     /// A copy of this in a child that knows nothing of it has nothing to say.
     made_by: Pid,
 }
 
-impl StoresShare {
+impl RedisPages {
     /// Appends what is stored for a page.
-    fn encode(&self, sealing: Option<Sealing<'_>>, leaving: &OutgoingPage<'_>, value: &mut Vec<u8>) {
+    fn encode(&self, leaving: &OutgoingPage<'_>, value: &mut Vec<u8>) {
         let from = value.len();
         if let Some(word) = same_filled(leaving.page) {
             value.push(WORD);
             value.extend(word.to_ne_bytes());
         } else {
-            let packed = self.codec.compress(leaving.page, |bytes| {
+            let packed = self.shared.codec.compress(leaving.page, |bytes| {
                 let pays = bytes.len() < PAGE_SIZE;
                 if pays {
                     value.push(LZ4);
@@ -134,15 +136,15 @@ impl StoresShare {
                 value.extend_from_slice(leaving.page);
             }
         }
-        if let (Some(sealing), Some(value)) = (sealing, value.get_mut(from..)) {
-            sealing.cipher.apply(sealing.salt, leaving.count, value);
+        if let (Some(seal), Some(value)) = (&self.seal, value.get_mut(from..)) {
+            seal.apply(leaving.count, value);
         }
     }
 
     /// Makes a page of what was stored for it; `false`: it is something else.
-    fn decode(&self, sealing: Option<Sealing<'_>>, count: u64, value: &mut [u8], into: &mut Page) -> bool {
-        if let Some(sealing) = sealing {
-            sealing.cipher.apply(sealing.salt, count, value);
+    fn decode(&self, count: u64, value: &mut [u8], into: &mut Page) -> bool {
+        if let Some(seal) = &self.seal {
+            seal.apply(count, value);
         }
         match value.split_first() {
             Some((&WHOLE, bytes)) => bytes.try_into().is_ok_and(|page: &Page| {
@@ -153,65 +155,98 @@ impl StoresShare {
                 fill(into, u64::from_ne_bytes(word));
                 true
             }),
-            Some((&LZ4, bytes)) => self.codec.decompress(bytes, into),
+            Some((&LZ4, bytes)) => self.shared.codec.decompress(bytes, into),
             _ => false,
         }
     }
-}
 
-impl RedisPages {
     /// Whether the server has heard that we are there.
     fn say_alive(&self) -> bool {
         let (key, life) = (self.id.alive(), ALIVE_S.to_string());
         self.shared.server.ask(&[b"SET", &key, self.shared.owner.as_bytes(), b"EX", life.as_bytes()]).is_ok()
     }
+}
 
-    /// Reads up to [`MANY`] pages.
-    fn load_some(
-        &self,
-        sealing: Option<Sealing<'_>>,
-        wanted: &[Wanted],
-        into: &mut [&mut Page],
-        out: &mut [Transferred],
-    ) {
-        let shared = &*self.shared;
+impl RemoteRuns for RedisPages {
+    fn merges(&self) -> bool {
+        false
+    }
+
+    fn run(&self, batch: &mut Batch, mine: &[bool]) {
+        let patience = if batch.is_patient() { Patience::Wait } else { Patience::Now };
+        let (mut wanted, mut n) = ([Wanted::NOTHING; BATCH_MAX], 0);
+        for run in (0..batch.runs()).filter(|run| mine[*run]) {
+            let Some(request) = batch.remote_request(run) else { continue };
+            let [memory] = request.memory else { continue };
+            wanted[n] = Wanted { run, slot: request.at, count: request.count, page: memory.iov_base.cast() };
+            n += 1;
+        }
+        let mut ends = [Transferred::Failed(Errno::IO); BATCH_MAX];
+        self.read(patience, &wanted[..n], &mut ends[..n]);
+        for (wanted, end) in wanted[..n].iter().zip(ends) {
+            batch.remote_ended(wanted.run, end);
+        }
+    }
+}
+
+/// A page that is read.
+#[derive(Clone, Copy)]
+struct Wanted {
+    run: usize,
+    slot: u64,
+    count: u64,
+    /// The run's memory.
+    page: *mut Page,
+}
+
+impl Wanted {
+    const NOTHING: Wanted = Wanted { run: 0, slot: 0, count: 0, page: std::ptr::null_mut() };
+}
+
+impl RedisPages {
+    /// Reads pages of a batch; allocates nothing.
+    fn read(&self, patience: Patience, wanted: &[Wanted], ends: &mut [Transferred]) {
         let command = PagesCommand::new(b"MGET", &self.id, wanted.iter().map(|wanted| wanted.slot));
         let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| -> Result<(), RespError> {
             let mut value = [0; VALUE_MAX];
             reader.array_of(wire, wanted.len())?;
-            for (wanted, state) in wanted.iter().zip(out.iter_mut()) {
-                *state = match reader.value(wire, &mut value)? {
+            for (wanted, end) in wanted.iter().zip(ends.iter_mut()) {
+                *end = match reader.value(wire, &mut value)? {
                     None => Transferred::Gone,
                     Some(len) => {
-                        let page = into.get_mut(wanted.at);
-                        let right =
-                            page.is_some_and(|page| shared.decode(sealing, wanted.count, &mut value[..len], page));
+                        // SAFETY: a page of the batch's, and nobody else's until its run has ended (contract of
+                        // `Batch::push`).
+                        let page = unsafe { &mut *wanted.page };
                         // What is something else will be found to have another hash, or is told here.
-                        if right { Transferred::Done } else { Transferred::Failed(Errno::BADMSG) }
+                        match self.decode(wanted.count, &mut value[..len], page) {
+                            true => Transferred::Done,
+                            false => Transferred::Failed(Errno::BADMSG),
+                        }
                     }
                 };
             }
             Ok(())
         };
         for _ in 0..LATER_TRIES {
-            let failed = match shared.server.exchange(Patience::Wait, command.bytes(), &mut read) {
+            let end = match self.shared.server.exchange(patience, command.bytes(), &mut read) {
                 Ok(Ok(())) => return,
                 // Somebody's script runs, for example.
-                Ok(Err(ServerRefusal::Later)) => {
+                Ok(Err(ServerRefusal::Later)) if patience == Patience::Wait => {
                     let _ = rustix::thread::nanosleep(&LATER);
                     continue;
                 }
-                Ok(Err(_)) => Errno::PROTO,
-                Err(Unreachable::Later | Unreachable::Lost) => Errno::HOSTUNREACH,
+                Ok(Err(ServerRefusal::Later)) | Err(Unreachable::Later) => Transferred::OutOfReach,
+                Ok(Err(_)) => Transferred::Failed(Errno::PROTO),
+                Err(Unreachable::Lost) => Transferred::Failed(Errno::HOSTUNREACH),
             };
-            return out.fill(Transferred::Failed(failed));
+            return ends.fill(end);
         }
-        out.fill(Transferred::Failed(Errno::TIMEDOUT));
+        ends.fill(Transferred::Failed(Errno::TIMEDOUT));
     }
 }
 
 impl PageStore for RedisPages {
-    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
+    fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
         let shared = &*self.shared;
         out.fill(Transferred::Failed(Errno::HOSTUNREACH));
         let spare = shared.scratch.lock().pop().unwrap_or_default();
@@ -219,7 +254,7 @@ impl PageStore for RedisPages {
         let mut commands = Commands::in_memory(spare);
         for leaving in pages {
             value.clear();
-            shared.encode(sealing, leaving, &mut value);
+            self.encode(leaving, &mut value);
             commands.push(&[b"SET", &self.id.page(leaving.slot), &value]);
         }
         // If the connection breaks in between, the first may be confirmed and the others not.
@@ -237,12 +272,6 @@ impl PageStore for RedisPages {
         // What became of each is in `out`.
         let _ = shared.server.exchange(Patience::Now, commands.bytes(), &mut read);
         shared.scratch.lock().push(commands.into_memory());
-    }
-
-    fn load(&self, sealing: Option<Sealing<'_>>, wanted: &[Wanted], into: &mut [&mut Page], out: &mut [Transferred]) {
-        for (wanted, out) in wanted.chunks(MANY).zip(out.chunks_mut(MANY)) {
-            self.load_some(sealing, wanted, into, out);
-        }
     }
 
     fn forget(&self, slots: &[u64]) -> bool {
@@ -281,4 +310,4 @@ impl PageStore for RedisPages {
     }
 }
 
-const _: () = assert!(KEY_LEN == 20 && ALIVE_S as i64 * 1000 >= 4 * LOOK_MS);
+const _: () = assert!(BATCH_MAX <= MANY && KEY_LEN == 20 && ALIVE_S as i64 * 1000 >= 4 * LOOK_MS);

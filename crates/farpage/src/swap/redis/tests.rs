@@ -9,6 +9,7 @@ use crate::conf::SwapSpec;
 use crate::conf::redis::RedisSpec;
 use crate::mm::page_hash::ContentKey;
 use crate::swap::file::FileDevice;
+use crate::swap::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use crate::swap::remote::wire::Broken;
 use crate::swap::testing::{Frame, Region, page_of};
 use crate::swap::{Entry, LoadError, StoreError, SwapDevice, SwapSpace, Usage};
@@ -245,11 +246,17 @@ fn device_redis_gives_back_what_it_was_given_and_the_server_cannot_read_it() {
         let live = store(&device, &key, 0..200);
         assert_eq!((server.pages(), usage(&device).slots_in_use), (200, 200));
         let mut frames: Vec<_> = live.iter().map(|_| Frame::boxed()).collect();
-        let mut into: Vec<_> = frames.iter_mut().map(|frame| &mut frame.0).collect();
-        let which: Vec<_> = live.iter().map(|(entry, _)| *entry).enumerate().collect();
-        let mut out = vec![None; live.len()];
-        device.load_some(&which, &mut into, &mut out);
-        assert!(out.iter().all(Option::is_none));
+        for (live, frames) in live.chunks(BATCH_MAX).zip(frames.chunks_mut(BATCH_MAX)) {
+            let mut batch = Batch::new(Direction::Read);
+            for ((entry, _), frame) in live.iter().zip(frames.iter_mut()) {
+                let place = device.place(*entry).unwrap();
+                // SAFETY: the frames are borrowed until the batch has been run, and nobody looks at them.
+                unsafe { batch.push(&place, &raw mut frame.0) }.unwrap();
+            }
+            Rings::default().run(&mut batch, &mut || {});
+            assert!((0..batch.len()).all(|i| batch.outcome(i) == Transferred::Done));
+            assert!(live.iter().zip(frames).all(|((entry, _), frame)| device.complete(*entry, &mut frame.0)));
+        }
         assert!(frames.iter().zip(&live).all(|(frame, (_, seed))| frame.0 == page_of(*seed).0));
         let sizes: usize = server.content().values.values().map(Vec::len).sum();
         assert!(sizes < 200 * PAGE_SIZE * 3 / 4, "they are compressed: {sizes}");

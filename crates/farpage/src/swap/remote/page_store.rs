@@ -9,18 +9,30 @@
 
 use crate::mem::units::Page;
 use crate::swap::crypt::{Cipher, Salt};
-use crate::swap::io::Transferred;
+use crate::swap::io::{RemoteRuns, Transferred};
 use crate::sys::table::Table;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// With what a page is encrypted: the number is used for nothing else.
-#[derive(Clone, Copy)]
-pub struct Sealing<'a> {
-    /// The device's cipher.
-    pub cipher: &'a Cipher,
-    /// The file's salt.
-    pub salt: &'a Salt,
+/// With what the pages of one store are encrypted.
+pub struct Seal {
+    cipher: Arc<Cipher>,
+    salt: Salt,
+}
+
+impl Seal {
+    /// For a new store.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn new(cipher: &Arc<Cipher>) -> Result<Seal, Errno> {
+        Ok(Seal { cipher: cipher.clone(), salt: Salt::random()? })
+    }
+
+    /// Encrypts what is stored for page number `count`, or decrypts it. The number is used for nothing else.
+    pub fn apply(&self, count: u64, bytes: &mut [u8]) {
+        self.cipher.apply(&self.salt, count, bytes);
+    }
 }
 
 /// A page on its way to the server.
@@ -33,27 +45,12 @@ pub struct OutgoingPage<'a> {
     pub page: &'a Page,
 }
 
-/// A page that is wanted back.
-#[derive(Clone, Copy)]
-pub struct Wanted {
-    /// Where it is.
-    pub slot: u64,
-    /// Its number when it was written.
-    pub count: u64,
-    /// Which of the caller's pages it becomes.
-    pub at: usize,
-}
-
-/// The pages of one process on a server.
-pub trait PageStore: Send + Sync {
+/// The pages of one process on a server. They are read by batches ([`RemoteRuns`]): a place's `at` is the slot.
+pub trait PageStore: RemoteRuns {
     /// Stores pages; `out` says of each whether the server has confirmed it. Does not wait for one that is out of
     /// reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With anything else
     /// it may still get there later.
-    fn store(&self, sealing: Option<Sealing<'_>>, pages: &[OutgoingPage<'_>], out: &mut [Transferred]);
-
-    /// Reads pages: `out` says of each of `wanted` what came. Waits for a server that is out of reach until it is given
-    /// up. Allocates nothing.
-    fn load(&self, sealing: Option<Sealing<'_>>, wanted: &[Wanted], into: &mut [&mut Page], out: &mut [Transferred]);
+    fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]);
 
     /// The server need not keep these any more. `false`: nobody knows whether it still will forget them, so they must
     /// not be used again.
@@ -71,11 +68,12 @@ pub trait PageStore: Send + Sync {
 
 /// Makes the stores of one server.
 pub trait PageStores: Send + Sync {
-    /// A new one. Does not wait for a server that is out of reach.
+    /// A new one, whose pages are encrypted if there is something to do it with. Does not wait for a server that is out
+    /// of reach.
     ///
     /// # Errors
     /// It cannot be had now.
-    fn make(&self) -> Result<Arc<dyn PageStore>, Errno>;
+    fn make(&self, seal: Option<Seal>) -> Result<Arc<dyn PageStore>, Errno>;
 
     /// Whether pages can be read now, as far as is known.
     fn is_up(&self) -> bool;

@@ -125,12 +125,6 @@ impl SwapSpace {
     /// Loads pages none of which is read by a queue.
     fn load_in_place(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
         let n = entries.len();
-        if self.has_servers() {
-            let mut errors = [None; BATCH_MAX];
-            self.load_others(entries, into, &[None; BATCH_MAX][..n], &mut errors);
-            let stop = errors[..n].iter().position(Option::is_some);
-            return stop.map_or((n, None), |at| (at, errors[at]));
-        }
         for (i, (entry, page)) in entries.iter().zip(into).enumerate() {
             if let Err(error) = self.load(*entry, page) {
                 return (i, Some(error));
@@ -139,12 +133,7 @@ impl SwapSpace {
         (n, None)
     }
 
-    /// Whether there is a device that has its pages on a server.
-    fn has_servers(&self) -> bool {
-        self.files.iter().any(|file| !file.has_places())
-    }
-
-    /// Loads the pages that have no number: those on a server in as few exchanges as there can be.
+    /// Loads the pages that have no number.
     pub(in crate::swap) fn load_others(
         &self,
         entries: &[Entry],
@@ -152,36 +141,8 @@ impl SwapSpace {
         numbers: &[Option<usize>],
         out: &mut [Option<LoadError>; BATCH_MAX],
     ) {
-        let mut others = numbers.iter().zip(entries).enumerate().filter(|(_, (number, _))| number.is_none());
-        if !self.has_servers() {
-            return others.for_each(|(i, (_, entry))| out[i] = self.load(*entry, into[i]).err());
-        }
-        let (mut away, mut n) = ([None; BATCH_MAX], 0);
-        for (i, (_, entry)) in others.by_ref() {
-            let real = self.resolve(*entry);
-            if self.device(real).is_ok_and(|device| !device.has_places()) {
-                away[n] = Some((i, real));
-                n += 1;
-            } else {
-                out[i] = self.load(*entry, into[i]).err();
-            }
-        }
-        for file in self.files.iter().filter(|file| !file.has_places()) {
-            let (mut which, mut n_here) = ([(0, entries[0]); BATCH_MAX], 0);
-            for pair in away.iter().flatten().filter(|pair| pair.1.device() == file.index()) {
-                which[n_here] = *pair;
-                n_here += 1;
-            }
-            let which = &mut which[..n_here];
-            which.sort_unstable_by_key(|pair| pair.1);
-            file.load_some(which, into, out);
-            // Alone, and again.
-            for &(i, _) in which.iter() {
-                if out[i].is_some() {
-                    out[i] = self.load(entries[i], into[i]).err();
-                }
-            }
-        }
+        let others = numbers.iter().zip(entries).enumerate().filter(|(_, (number, _))| number.is_none());
+        others.for_each(|(i, (_, entry))| out[i] = self.load(*entry, into[i]).err());
     }
 
     /// Which of the entries are read by a queue, in the order of their places.
@@ -189,7 +150,7 @@ impl SwapSpace {
         let mut plan = LoadPlan { real: [None; BATCH_MAX], order: [0; BATCH_MAX], queued: 0 };
         for (i, &entry) in (0u8..).zip(entries.iter().take(BATCH_MAX)) {
             let real = self.resolve(entry);
-            if self.device(real).is_ok_and(|device| !device.caps().synchronous && device.has_places()) {
+            if self.device(real).is_ok_and(|device| !device.caps().synchronous) {
                 plan.real[usize::from(i)] = Some(Located { real, check: self.check(real) });
                 plan.order[plan.queued] = i;
                 plan.queued += 1;

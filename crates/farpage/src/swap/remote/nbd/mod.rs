@@ -28,7 +28,7 @@ use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
-use crate::swap::io::{Batch, RemoteRuns};
+use crate::swap::io::{Batch, RemoteRuns, Transferred};
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
 use header::{ExportHeader, Wrong};
@@ -229,7 +229,6 @@ impl RemoteRuns for Export {
     fn run(&self, batch: &mut Batch, mine: &[bool]) {
         let patience = if batch.is_patient() { Patience::Wait } else { Patience::Now };
         let mut results = [None; crate::swap::io::BATCH_MAX];
-        let mut begun = false;
         let talked = self.link.talk(patience, &mut |wire| {
             let mut exchange = Exchange::new();
             let mut runs = [0; crate::swap::io::BATCH_MAX];
@@ -237,33 +236,29 @@ impl RemoteRuns for Export {
                 if results[i].is_some() {
                     continue;
                 }
-                let Some((direction, at, vectors)) = batch.remote_request(i) else { continue };
-                let command = match direction {
+                let Some(request) = batch.remote_request(i) else { continue };
+                let command = match request.direction {
                     crate::swap::io::Direction::Read => NbdCommand::Read,
                     crate::swap::io::Direction::Write => NbdCommand::Write,
                 };
                 // SAFETY: the memory is the batch's until it has ended.
-                if let Some(number) = unsafe { exchange.add(command, at, vectors, 0) } {
+                if let Some(number) = unsafe { exchange.add(command, request.at, request.memory, 0) } {
                     runs[number] = i;
                 }
             }
-            begun = true;
             let ended = exchange.run(wire);
             for number in 0..exchange.len() {
                 results[runs[number]] = exchange.outcome(number);
             }
             ended
         });
-        let without = match (talked, begun) {
-            (Err(Unreachable::Later), _) => None,
-            _ => Some(Errno::TIMEDOUT),
+        let without = match talked {
+            Err(Unreachable::Later) => Transferred::OutOfReach,
+            _ => Transferred::Failed(Errno::TIMEDOUT),
         };
         for (i, result) in results.into_iter().enumerate().take(batch.runs()).filter(|(i, _)| mine[*i]) {
-            match (result, without) {
-                (Some(result), _) => batch.remote_ended(i, result),
-                (None, Some(errno)) => batch.remote_ended(i, Err(errno)),
-                (None, None) => batch.out_of_reach(i),
-            }
+            let answered = result.map(|result| result.map_or_else(Transferred::Failed, |()| Transferred::Done));
+            batch.remote_ended(i, answered.unwrap_or(without));
         }
     }
 }
