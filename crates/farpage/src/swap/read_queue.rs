@@ -1,13 +1,13 @@
 //! Reads in flight while their thread does something else.
 //!
-//! Owned by one thread (the pager), which submits windows of entries, puts [`ReadQueue::fd`] into its poll set and
-//! books what has arrived. Synchronous pages of a window are loaded in the submitting call, while the others are on
+//! Owned by one thread (the pager), which submits windows of entries, puts [`ReadQueue::fds`] into its poll set and
+//! books what has arrived. Files are read by io_uring, servers over a connection each ([`Lines`]). Synchronous pages of a window are loaded in the submitting call, while the others are on
 //! their way.
 //!
 //! ```text
 //!   queue.submit(space, tag, entries, pages) -> Submitted::Done(..)   all in place, or nothing could be queued
 //!                                            -> Submitted::InFlight   the pages are the queue's until `next` names the tag
-//!   poll([uffd, kick, queue.fd()])
+//!   poll([uffd, kick, queue.fds()..])
 //!   while let Some(arrived) = queue.next(space)   -> tag, pages loaded from the first on, why it stopped
 //! ```
 //!
@@ -22,8 +22,9 @@
 //! No locks. Memory: one record of about 6 KiB for each window in flight, reused.
 
 #[cfg(test)]
-mod tests;
+pub(in crate::swap) mod tests;
 
+use super::io::in_flight::{LINES_MAX, Lines};
 use super::io::{BATCH_MAX, Batch, Direction, IoRing};
 use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
@@ -32,7 +33,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Windows in flight at the same time.
 pub const WINDOWS_MAX: usize = 16;
-/// Requests in flight at the same time.
+/// Most of [`ReadQueue::fds`].
+pub const FDS_MAX: usize = 1 + LINES_MAX;
+/// Requests to the kernel in flight at the same time.
 const REQUESTS_MAX: usize = 256;
 
 struct Window {
@@ -76,6 +79,8 @@ pub struct ReadQueue {
     ring: Option<IoRing>,
     /// Told by the kernel of each completion; close-on-exec, in the engine's table.
     event: Option<OwnedFd>,
+    /// To servers.
+    lines: Lines,
     windows: Vec<Option<Box<Window>>>,
     /// Records for reuse.
     spare: Vec<Box<Window>>,
@@ -94,10 +99,10 @@ impl ReadQueue {
         ReadQueue::default()
     }
 
-    /// For the poll set: readable when [`ReadQueue::next`] may have something (call it until it has nothing; now and
-    /// then it has nothing at once); `None`: nothing has been in flight yet.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.event.as_ref().map(AsFd::as_fd)
+    /// For the poll set, [`FDS_MAX`] at most: one is readable when [`ReadQueue::next`] may have something (call it until
+    /// it has nothing; now and then it has nothing at once). That a server is late shows only to who calls it.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.event.iter().map(AsFd::as_fd).chain(self.lines.fds())
     }
 
     /// Windows in flight.
@@ -106,8 +111,8 @@ impl ReadQueue {
     }
 
     /// Reads a window of up to 64 pages. What is in memory (compressed pages) is loaded before the call returns, what
-    /// is on queued devices later. Where nothing can be queued (no io_uring, too much in flight), everything is done
-    /// before it returns, like [`SwapSpace::load_in_reach`].
+    /// is on queued devices later. Where nothing can be queued (no io_uring, no connection, too much in flight),
+    /// everything is done before it returns, like [`SwapSpace::load_in_reach`].
     ///
     /// # Safety
     /// With [`Submitted::InFlight`]: every page of `pages` is valid memory that nobody reads, writes or moves until
@@ -122,7 +127,7 @@ impl ReadQueue {
     ) -> Submitted {
         let count = entries.len().min(pages.len()).min(BATCH_MAX);
         let plan = space.plan(&entries[..count]);
-        if plan.queued().is_empty() || !self.has_room(space, plan.queued().len()) {
+        if plan.queued().is_empty() || self.in_flight == WINDOWS_MAX {
             let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         }
@@ -130,6 +135,7 @@ impl ReadQueue {
         window.batch = Batch::new(Direction::Read).impatient();
         window.tag = tag;
         window.count = count;
+        window.open = 0;
         for (i, page) in pages[..count].iter_mut().enumerate() {
             window.pages[i] = &mut **page;
             window.entries[i] = Some(entries[i]);
@@ -143,22 +149,14 @@ impl ReadQueue {
             window.numbers[i] = unsafe { space.push(&mut window.batch, window.real[i], window.pages[i]) };
         }
         let at = self.windows.iter().position(Option::is_none).unwrap_or(self.windows.len());
-        let Some(ring) = self.ring.as_mut() else {
-            let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
-            return Submitted::Done(Arrived { tag, loaded, error });
-        };
-        let before = ring.in_flight();
-        // SAFETY: the batch is in a box that stays until every run has ended, and so does its memory (contract).
-        unsafe { ring.queue(&mut window.batch, at as u32) };
-        window.open = ring.in_flight() - before;
-        if ring.enter(0).is_err() {
-            // Nothing at all is in flight then: the ring has never been of use, or is no longer.
-            self.lose_ring(space);
+        if !window.batch.is_away() && !self.queue(space, &mut window, at) {
             self.spare.push(window);
             let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
         }
-        // Servers answer while it waits.
+        // SAFETY: as for the ring.
+        window.open += unsafe { self.lines.send(&mut window.batch, at as u32) };
+        // Servers without a connection to spare.
         window.batch.run_remotely();
         space.load_others(&entries[..count], pages, &window.numbers[..count], &mut window.errors);
         if window.open == 0 {
@@ -190,7 +188,12 @@ impl ReadQueue {
     /// The next window that has arrived; waits for one. `None`: nothing is in flight.
     pub fn wait(&mut self, space: &SwapSpace) -> Option<Arrived> {
         while self.complete.is_empty() && self.in_flight > 0 {
-            self.reap(space, 1);
+            if self.lines.are_busy() {
+                self.lines.wait();
+                self.reap(space, 0);
+            } else {
+                self.reap(space, 1);
+            }
         }
         self.complete.pop()
     }
@@ -209,12 +212,32 @@ impl ReadQueue {
         }
         // The number may be somebody else's in the child's table.
         std::mem::forget(self.event.take());
+        self.lines.clear();
         self.windows.clear();
         self.in_flight = 0;
     }
 
+    /// Hands what is in files to the kernel; `false`: nothing of it is in flight.
+    fn queue(&mut self, space: &SwapSpace, window: &mut Window, at: usize) -> bool {
+        if !self.has_room(space, window.batch.runs()) {
+            return false;
+        }
+        let Some(ring) = self.ring.as_mut() else { return false };
+        let before = ring.in_flight();
+        // SAFETY: the batch is in a box that stays until every run has ended, and so does its memory (contract of
+        // `submit`).
+        unsafe { ring.queue(&mut window.batch, at as u32) };
+        window.open = ring.in_flight() - before;
+        if ring.enter(0).is_err() {
+            // Nothing at all is in flight then: the ring has never been of use, or is no longer.
+            self.lose_ring(space);
+            return false;
+        }
+        true
+    }
+
     fn has_room(&mut self, space: &SwapSpace, requests: usize) -> bool {
-        if space.rings().refused() || self.in_flight == WINDOWS_MAX {
+        if space.rings().refused() {
             return false;
         }
         if self.ring.is_none() {
@@ -238,8 +261,13 @@ impl ReadQueue {
         space.rings().refuse();
     }
 
-    /// Books completions, waiting for `want` of them.
+    /// Books what has ended, waiting for `want` completions of the ring.
     fn reap(&mut self, space: &SwapSpace, want: usize) {
+        while let Some(landed) = self.lines.next() {
+            let Some(Some(window)) = self.windows.get_mut(landed.window as usize) else { continue };
+            window.batch.remote_ended(landed.run, landed.end);
+            self.run_ended(space, landed.window as usize);
+        }
         let Some(ring) = self.ring.as_mut() else { return };
         if ring.enter(want).is_err() {
             // Only if all that is in flight was never taken by the kernel: it never happened.
@@ -248,23 +276,30 @@ impl ReadQueue {
             return;
         }
         while let Some((at, run, result)) = self.ring.as_mut().and_then(IoRing::reap) {
-            let Some(place) = self.windows.get_mut(at as usize) else { continue };
-            let Some(window) = place else { continue };
+            let Some(Some(window)) = self.windows.get_mut(at as usize) else { continue };
             // What is left of a short read is read through the entry (`book`): by now it may be somewhere else.
             window.batch.completed(run, result);
+            self.run_ended(space, at as usize);
+        }
+    }
+
+    /// A run of a window has ended; with the last one it is complete.
+    fn run_ended(&mut self, space: &SwapSpace, at: usize) {
+        let Some(place) = self.windows.get_mut(at) else { return };
+        let ended = place.take_if(|window| {
             window.open -= 1;
-            if window.open == 0
-                && let Some(window) = place.take()
-            {
-                self.in_flight -= 1;
-                let arrived = self.book(space, window);
-                self.complete.push(arrived);
-            }
+            window.open == 0
+        });
+        if let Some(window) = ended {
+            self.in_flight -= 1;
+            let arrived = self.book(space, window);
+            self.complete.push(arrived);
         }
     }
 
     /// Nothing in flight will arrive: every window is read in place.
     fn abandon(&mut self, space: &SwapSpace) {
+        self.lines.clear();
         for at in 0..self.windows.len() {
             if let Some(window) = self.windows[at].take() {
                 self.in_flight -= 1;

@@ -3,6 +3,7 @@
 //! Nothing in here touches libc's `errno`, thread-local storage or heap, because engine threads have none of them
 //! (see [`thread`]).
 
+pub mod clock;
 pub mod cpu;
 pub mod escape;
 pub mod fd;

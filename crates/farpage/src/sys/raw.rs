@@ -28,6 +28,7 @@ pub mod nr {
     pub const READV: u32 = 19;
     /// `sendmsg`
     pub const SENDMSG: u32 = 46;
+    pub const RECVMSG: u32 = 47;
     /// `rt_sigaction`
     pub const RT_SIGACTION: u32 = 13;
     /// `rt_sigprocmask`

@@ -14,6 +14,7 @@ use crate::run::stacks::PAGER;
 use crate::run::state::give_up;
 use crate::run::store;
 use crate::stat::{EventKind, Stat};
+use crate::swap::read_queue::FDS_MAX;
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{MESSAGES_MAX, Message};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -112,16 +113,20 @@ impl Pager {
 
     /// Waits for a message, a kick or a read, at most `timeout_ns`.
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
-        let reads = self.prefetch.queue.fd().unwrap_or(self.kick.as_fd());
         // Where nothing would wake it, it only looks.
         let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
-        let fds = [messages, self.kick.as_fd(), reads];
+        let (mut fds, mut count) = ([messages; 2 + FDS_MAX], 2);
+        fds[1] = self.kick.as_fd();
+        for (place, fd) in fds[2..].iter_mut().zip(self.prefetch.queue.fds()) {
+            (*place, count) = (fd, count + 1);
+        }
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout =
             timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 });
-        let woken = poll(&mut fds, timeout.as_ref()).is_ok();
-        let [_, kicked, read] = fds.map(|fd| woken && fd.revents().contains(PollFlags::IN));
+        let woken = poll(&mut fds[..count], timeout.as_ref()).is_ok();
+        let has_come = |fd: &PollFd<'_>| woken && !fd.revents().is_empty();
+        let (kicked, read) = (has_come(&fds[1]), fds[2..count].iter().any(has_come));
         if kicked {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);

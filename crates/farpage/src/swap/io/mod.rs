@@ -11,10 +11,13 @@
 //! A short transfer is continued, an interrupted one repeated; a run that the kernel refuses ends with the errno, the
 //! pages before the failure being complete. Repeating a failed page is the caller's business.
 //!
+//! Runs that are on servers go over their connections: at once ([`RemoteRuns::run`]), or in flight ([`in_flight`]).
+//!
 //! Callers: the file device, `space`, `read_queue`. Locks: a thread's ring is in a cell of its own ([`Rings`]), which
 //! no other thread waits for.
 
 pub mod direction;
+pub mod in_flight;
 pub mod inject;
 pub mod ring;
 #[cfg(test)]
@@ -24,6 +27,7 @@ use crate::PAGE_SIZE;
 use crate::mem::units::Page;
 use crate::sys::raw::{nr, syscall};
 use crate::sys::table::Table;
+use in_flight::{Asked, Conversation};
 use inject::{Injector, Upset};
 use libc::iovec;
 use rustix::fd::BorrowedFd;
@@ -64,6 +68,20 @@ pub trait RemoteRuns: Send + Sync {
     /// Whether adjacent pages are one run.
     fn merges(&self) -> bool {
         true
+    }
+
+    /// The same number for all that are on one server.
+    fn server(&self) -> usize;
+
+    /// Opens a connection for runs in flight; `None`: there is none now.
+    fn connect(&self) -> Option<Box<dyn Conversation>>;
+
+    /// Appends what such a connection is sent to have runs of this value's read.
+    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>);
+
+    /// Makes a page of what the server keeps for it, where that is not the page itself. `false`: it is something else.
+    fn decode(&self, _count: u64, _value: &mut [u8], _into: &mut Page) -> bool {
+        false
     }
 }
 
@@ -111,6 +129,8 @@ struct Run {
     remote: Option<Arc<dyn RemoteRuns>>,
     /// See [`Place::count`]; of its first page.
     count: u64,
+    /// A server was asked for it, and has not answered yet.
+    begun: bool,
 }
 
 impl Run {
@@ -127,6 +147,7 @@ impl Run {
         upset: Upset::None,
         remote: None,
         count: 0,
+        begun: false,
     };
 }
 
@@ -375,8 +396,13 @@ impl Batch {
         self.runs[i].remote.is_some()
     }
 
+    /// Whether all pages are on servers.
+    pub(in crate::swap) fn is_away(&self) -> bool {
+        self.runs[..self.run_count].iter().all(|run| run.remote.is_some())
+    }
+
     /// Whether all pages are in files.
-    pub(super) fn is_local(&self) -> bool {
+    pub(in crate::swap) fn is_local(&self) -> bool {
         self.runs[..self.run_count].iter().all(|run| run.remote.is_none())
     }
 
@@ -389,6 +415,17 @@ impl Batch {
         Some(RemoteRequest { direction: request.direction, at: request.at, count: run.count, memory })
     }
 
+    /// Whose run it is, if it is on a server, has not ended and was not begun.
+    pub(super) fn remote_to_begin(&self, i: usize) -> Option<Arc<dyn RemoteRuns>> {
+        let run = &self.runs[i];
+        run.remote.clone().filter(|_| run.end.is_none() && !run.begun)
+    }
+
+    /// The run is in flight from now on, until it has ended.
+    pub(super) fn begun(&mut self, i: usize) {
+        self.runs[i].begun = true;
+    }
+
     /// Books what became of a run on a server.
     pub(in crate::swap) fn remote_ended(&mut self, i: usize, end: Transferred) {
         let run = &self.runs[i];
@@ -399,16 +436,14 @@ impl Batch {
         }
     }
 
-    /// Runs what has not ended and is on servers, one after the other.
+    /// Runs what has not ended nor begun and is on servers, one after the other.
     pub(in crate::swap) fn run_remotely(&mut self) {
         for first in 0..self.run_count {
-            let Some(remote) = self.runs[first].remote.clone().filter(|_| self.runs[first].end.is_none()) else {
-                continue;
-            };
+            let Some(remote) = self.remote_to_begin(first) else { continue };
             let mut mine = [false; BATCH_MAX];
             for (mine, run) in mine.iter_mut().zip(&self.runs[..self.run_count]) {
                 let same = |other: &Arc<dyn RemoteRuns>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&remote));
-                *mine = run.end.is_none() && run.remote.as_ref().is_some_and(same);
+                *mine = run.end.is_none() && !run.begun && run.remote.as_ref().is_some_and(same);
             }
             remote.run(self, &mine);
         }

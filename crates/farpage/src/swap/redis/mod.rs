@@ -15,6 +15,7 @@
 //! | [`sweep`] | what programs that are gone have left |
 
 pub mod greeting;
+mod in_flight;
 pub mod keys;
 pub mod pages;
 pub mod resp;

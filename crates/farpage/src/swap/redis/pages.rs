@@ -9,17 +9,20 @@
 //!
 //! Callers: the file device. Locks: `scratch`, a leaf; codec states; the link's.
 
+use super::in_flight::RedisConversation;
 use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId};
 use super::resp::{Commands, Reader, RespError, ServerRefusal};
 use super::server::Server;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
+use crate::swap::io::in_flight::{Asked, Conversation};
 use crate::swap::io::{BATCH_MAX, Batch, RemoteRuns, Transferred};
 use crate::swap::remote::link::{Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
-use crate::swap::remote::wire::{Wire, now_ms};
+use crate::swap::remote::wire::Wire;
 use crate::swap::zram::codec::{Codec, fill, same_filled};
+use crate::sys::clock::now_ms;
 use crate::sys::mutex::Mutex;
 use crate::sys::table::Table;
 use rustix::io::Errno;
@@ -34,7 +37,7 @@ const WORD: u8 = 1;
 const LZ4: u8 = 2;
 
 /// Longest value.
-const VALUE_MAX: usize = PAGE_SIZE + 1;
+pub(super) const VALUE_MAX: usize = PAGE_SIZE + 1;
 /// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
 const LOOK_MS: i64 = 5000;
 /// How often a page is asked for of a server that says "later", and the pauses: a minute.
@@ -141,7 +144,32 @@ impl RedisPages {
         }
     }
 
-    /// Makes a page of what was stored for it; `false`: it is something else.
+    /// Whether the server has heard that we are there.
+    fn say_alive(&self) -> bool {
+        let (key, life) = (self.id.alive(), ALIVE_S.to_string());
+        self.shared.server.ask(&[b"SET", &key, self.shared.owner.as_bytes(), b"EX", life.as_bytes()]).is_ok()
+    }
+}
+
+impl RemoteRuns for RedisPages {
+    fn merges(&self) -> bool {
+        false
+    }
+
+    fn server(&self) -> usize {
+        std::ptr::from_ref(&*self.shared).addr()
+    }
+
+    fn connect(&self) -> Option<Box<dyn Conversation>> {
+        let conversation = RedisConversation::open(self.shared.server.link())?;
+        Some(Box::new(conversation))
+    }
+
+    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {
+        let command = PagesCommand::new(b"MGET", &self.id, asked.iter().map(|asked| asked.at));
+        bytes.extend_from_slice(command.bytes());
+    }
+
     fn decode(&self, count: u64, value: &mut [u8], into: &mut Page) -> bool {
         if let Some(seal) = &self.seal {
             seal.apply(count, value);
@@ -158,18 +186,6 @@ impl RedisPages {
             Some((&LZ4, bytes)) => self.shared.codec.decompress(bytes, into),
             _ => false,
         }
-    }
-
-    /// Whether the server has heard that we are there.
-    fn say_alive(&self) -> bool {
-        let (key, life) = (self.id.alive(), ALIVE_S.to_string());
-        self.shared.server.ask(&[b"SET", &key, self.shared.owner.as_bytes(), b"EX", life.as_bytes()]).is_ok()
-    }
-}
-
-impl RemoteRuns for RedisPages {
-    fn merges(&self) -> bool {
-        false
     }
 
     fn run(&self, batch: &mut Batch, mine: &[bool]) {

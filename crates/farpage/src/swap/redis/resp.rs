@@ -181,6 +181,49 @@ pub enum Reply {
     Array(Option<Vec<Reply>>),
 }
 
+/// A part of the reply to an MGET.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Its beginning: so many parts follow.
+    Array(usize),
+    /// The server has none.
+    NoValue,
+    /// A string between two places.
+    Value(usize, usize),
+    /// An error instead of all.
+    Refused(ServerRefusal),
+}
+
+/// The part with which `bytes` begin, and its length; `None`: it has not come whole. A string has `longest` bytes at
+/// most.
+///
+/// # Errors
+/// It is none.
+pub fn part_of(bytes: &[u8], longest: usize) -> Result<Option<(usize, Part)>, RespError> {
+    let Some(end) = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n') else {
+        return if bytes.len() < LINE_MAX { Ok(None) } else { Err(NONSENSE) };
+    };
+    let (line, behind) = (bytes[..end].strip_suffix(b"\r").ok_or(NONSENSE)?, end + 1);
+    let (kind, text) = line.split_first().ok_or(NONSENSE)?;
+    let part = match kind {
+        b'-' => Part::Refused(ServerRefusal::of(text)),
+        b'*' => Part::Array(usize::try_from(number(text)?).map_err(|_| NONSENSE)?),
+        b'$' => match number(text)? {
+            -1 => Part::NoValue,
+            len => {
+                let len = usize::try_from(len).ok().filter(|len| *len <= longest).ok_or(NONSENSE)?;
+                return match bytes.get(behind + len..behind + len + 2) {
+                    None => Ok(None),
+                    Some(b"\r\n") => Ok(Some((behind + len + 2, Part::Value(behind, behind + len)))),
+                    Some(_) => Err(NONSENSE),
+                };
+            }
+        },
+        _ => return Err(NONSENSE),
+    };
+    Ok(Some((behind, part)))
+}
+
 /// The replies of one exchange as they come in, through memory of the caller's, which has room for a line.
 pub struct Reader<'a> {
     buffer: &'a mut [u8],

@@ -14,7 +14,8 @@ use crate::conf::redis::{ENV_PASSWORD, RedisSpec};
 use crate::conf::variable;
 use crate::swap::DeviceError;
 use crate::swap::remote::link::{Link, Patience, Unreachable};
-use crate::swap::remote::wire::{Broken, Wire, now_ms};
+use crate::swap::remote::wire::{Broken, Wire};
+use crate::sys::clock::now_ms;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ pub struct ServerSpec<'a> {
 /// A server.
 pub struct Server {
     name: String,
-    link: Link,
+    link: Arc<Link>,
     greeting: Arc<RedisGreeting>,
     trust: bool,
     timeout: Option<Duration>,
@@ -132,11 +133,11 @@ impl Server {
     pub fn new(spec: ServerSpec<'_>) -> Server {
         let greeting = Arc::new(RedisGreeting::new(spec.user, spec.password.as_deref(), spec.database));
         let link = Link::new(spec.name.clone(), spec.endpoint, greeting.clone(), spec.timeout);
-        Server { name: spec.name, link, greeting, trust: spec.trust, timeout: spec.timeout }
+        Server { name: spec.name, link: Arc::new(link), greeting, trust: spec.trust, timeout: spec.timeout }
     }
 
     /// The connections.
-    pub fn link(&self) -> &Link {
+    pub fn link(&self) -> &Arc<Link> {
         &self.link
     }
 

@@ -435,6 +435,30 @@ fn device_redis_takes_compressed_pages_that_move_on_and_leaves_nothing_behind() 
 }
 
 #[test]
+fn device_redis_pages_in_flight_come_back_right_or_not_at_all() {
+    let servers = [FakeServer::start(), FakeServer::start()];
+    let specs = servers.each_ref().map(|server| SwapSpec::parse(&format!("{},size=3M", server.spec())).unwrap());
+    // SAFETY: there is no memory device.
+    let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.unwrap();
+    let key = ContentKey::random();
+    space.check_contents(key);
+    space.rings().refuse();
+    let store = |seed| space.store(&page_of(seed).0, key.hash(&page_of(seed).0)).unwrap();
+    let entries: Vec<_> = (0..1000).map(store).collect();
+    assert!((0..2).all(|device| entries.iter().any(|entry| entry.device() == device)));
+    let served = crate::swap::read_queue::tests::windows(&space, &entries, 100, true);
+    assert!(served.deferred == 100, "{served:?}");
+    for wrong in [Wrong::Foreign, Wrong::Zeros, Wrong::Cut, Wrong::Flipped, Wrong::Long, Wrong::Other, Wrong::Empty] {
+        servers[0].content().wrong = wrong;
+        let served = crate::swap::read_queue::tests::windows(&space, &entries, 20, false);
+        assert!(served.failed > 0, "{wrong:?}: {served:?}");
+    }
+    servers[0].content().wrong = Wrong::Nothing;
+    let served = crate::swap::read_queue::tests::windows(&space, &entries, 20, false);
+    assert!(served.failed < 20, "{served:?}");
+}
+
+#[test]
 fn device_redis_what_is_left_behind_can_be_found_and_removed() {
     let server = FakeServer::start();
     let (device, key) = server.device(true);

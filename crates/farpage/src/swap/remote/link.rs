@@ -24,8 +24,9 @@
 //! Both are held while the server works, and nothing is taken under them.
 
 use super::opening::{Failed, Greeting, OpeningSocket, sleep};
-use super::wire::{Broken, Wire, now_ms};
+use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
+use crate::sys::clock::now_ms;
 use crate::sys::mutex::{Guard, Mutex};
 use crate::sys::raw::gettid;
 use crate::sys::table::Table;
@@ -90,6 +91,15 @@ struct Opened {
     life: u32,
 }
 
+/// A connection of somebody's own.
+pub struct OwnWire {
+    /// The connection.
+    pub wire: Wire,
+    life: u32,
+    /// When something came last, milliseconds.
+    heard_ms: i64,
+}
+
 struct Side {
     opening: Mutex<OpeningSocket>,
     wires: [Mutex<Option<Opened>>; WIRES],
@@ -113,6 +123,8 @@ pub struct Link {
     pause: AtomicI64,
     /// Counts how often it was out of reach.
     life: AtomicU32,
+    /// One more than the life in which the server had no connection for somebody's own.
+    none_in_life: AtomicU32,
     lost: AtomicBool,
     another: AtomicBool,
     /// What is to be said, and what was said of the present failure.
@@ -139,6 +151,7 @@ impl Link {
             next_try: AtomicI64::new(0),
             pause: AtomicI64::new(PAUSE_MIN),
             life: AtomicU32::new(0),
+            none_in_life: AtomicU32::new(0),
             lost: AtomicBool::new(false),
             another: AtomicBool::new(false),
             notes: AtomicU32::new(0),
@@ -257,6 +270,41 @@ impl Link {
                 return Err(if self.is_lost() { Unreachable::Lost } else { Unreachable::Later });
             }
         }
+    }
+
+    /// Opens a connection beside those that all use. `None`: the server is out of reach, or has no more; then it is not
+    /// asked again until it has been away.
+    pub fn open_own(&self) -> Option<OwnWire> {
+        let life = self.life.load(Acquire);
+        if !self.is_up() || self.most.load(Relaxed) < WIRES || self.none_in_life.load(Relaxed) == life.wrapping_add(1) {
+            return None;
+        }
+        let mut opening = OpeningSocket::none();
+        loop {
+            match self.open_step(&mut opening) {
+                Ok(Some(wire)) => return Some(OwnWire { wire, life, heard_ms: now_ms() }),
+                Ok(None) => opening.wait(LOOK_NS),
+                Err(_) => {
+                    self.none_in_life.store(life.wrapping_add(1), Relaxed);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Whether a connection is of use for somebody who has waited for an answer since then. If that is too long, the
+    /// server is out of reach.
+    pub fn is_good(&self, own: &OwnWire, waiting_since_ms: i64) -> bool {
+        let late = now_ms() - own.heard_ms.max(waiting_since_ms) > self.deadline.as_millis() as i64;
+        if late {
+            self.lose(own, Broken::Silent);
+        }
+        !late && own.life == self.life.load(Relaxed)
+    }
+
+    /// A connection of somebody's own is of no more use: the server is out of reach.
+    pub fn lose(&self, own: &OwnWire, broken: Broken) {
+        self.broke(own.life, Failed::Broken(broken));
     }
 
     /// From now on its descriptors are ones of this table, as far as threads have it.
@@ -465,6 +513,13 @@ impl Link {
             Some(opening) => opening.wait(LOOK_NS),
             None => sleep(LOOK_NS),
         }
+    }
+}
+
+impl OwnWire {
+    /// Something has come.
+    pub fn heard(&mut self) {
+        self.heard_ms = now_ms();
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Owner: [`super::link`]. No locks.
 
-use super::wire::{Broken, now_ms};
+use super::wire::Broken;
 use crate::conf::address::Endpoint;
+use crate::sys::clock::now_ms;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;

@@ -5,11 +5,11 @@
 //!
 //! Owner: [`super::link`], which lends it to one thread at a time. No locks.
 
+use crate::sys::clock::now_ms;
 use crate::sys::raw::{nr, syscall};
 use libc::iovec;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// Why a connection is of no more use.
@@ -29,16 +29,19 @@ pub enum Broken {
     Nonsense(&'static str),
 }
 
+impl Broken {
+    fn of(errno: Errno) -> Broken {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Broken::Closed,
+            errno => Broken::Io(errno),
+        }
+    }
+}
+
 /// A server may take so many deadlines for one exchange, as long as bytes keep coming.
 const PATIENCE: u32 = 10;
 /// Parts of one message.
 pub const PARTS_MAX: usize = 256;
-
-/// Milliseconds of the monotonic clock; never 0.
-pub fn now_ms() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec * 1000 + now.tv_nsec / 1_000_000 + 1
-}
 
 /// An open connection. Closed on drop, if its number still is the socket's.
 #[derive(Debug)]
@@ -163,6 +166,32 @@ impl Wire {
         }
     }
 
+    /// Receives what has come into what the vectors name, as far as it goes; 0: nothing has. Does not wait.
+    ///
+    /// # Errors
+    /// See [`Broken`].
+    ///
+    /// # Safety
+    /// They name memory that is nobody else's meanwhile.
+    pub unsafe fn receive_now(&mut self, vectors: &mut [iovec]) -> Result<usize, Broken> {
+        const DONTWAIT: usize = 0x40;
+        // SAFETY: all zero is a message without anything.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = vectors.len().min(PARTS_MAX);
+        let args = [self.fd as usize, &raw mut message as usize, DONTWAIT, 0, 0, 0];
+        loop {
+            // SAFETY: the message is alive, and what it names is the caller's.
+            return match unsafe { syscall(nr::RECVMSG, args) } {
+                Ok(0) => Err(Broken::Closed),
+                Ok(n) => Ok(n),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(0),
+                Err(errno) => Err(Broken::of(errno)),
+            };
+        }
+    }
+
     fn outcome(&self, call: impl Fn() -> Result<usize, Errno>) -> Result<usize, Broken> {
         loop {
             let result = call();
@@ -172,8 +201,7 @@ impl Wire {
                 // A signal of the program's.
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => Err(Broken::Silent),
-                Err(Errno::PIPE | Errno::CONNRESET) => Err(Broken::Closed),
-                Err(errno) => Err(Broken::Io(errno)),
+                Err(errno) => Err(Broken::of(errno)),
             };
         }
     }
@@ -198,8 +226,8 @@ impl Drop for Wire {
 
 const NOTHING: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// Takes `bytes` off the vectors from `at` on; whether anything is left, from where on.
-fn skip(vectors: &mut [iovec], at: &mut usize, mut bytes: usize) -> bool {
+/// Takes `bytes` off the vectors from `at` on; whether anything is left, which begins at `at` then.
+pub(super) fn skip(vectors: &mut [iovec], at: &mut usize, mut bytes: usize) -> bool {
     while let Some(vector) = vectors.get_mut(*at) {
         let cut = bytes.min(vector.iov_len);
         vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(cut).cast();

@@ -12,8 +12,8 @@ use crate::swap::remote::wire::{Broken, Wire};
 use libc::iovec;
 use rustix::io::Errno;
 
-/// GreetingBytes of the head of a reply.
-const HEAD: usize = 16;
+/// Bytes of the head of a reply.
+pub const HEAD: usize = 16;
 /// Parts of memory of all requests, and their heads.
 const PARTS: usize = 2 * BATCH_MAX;
 /// The lower half of a handle is the request's number.
@@ -73,7 +73,7 @@ impl Exchange {
         let (first, last) = (self.part_count, self.part_count + memory.len());
         self.parts.get_mut(first..last)?.copy_from_slice(memory);
         let bytes = memory.iter().map(|part| part.iov_len as u32).sum::<u32>() + len;
-        *self.heads.get_mut(number)? = request(command as u16, MARK | number as u64, at, bytes);
+        *self.heads.get_mut(number)? = head_of(command, number as u64, at, bytes);
         self.asked[number] = SentRequest { command, first, last, outcome: None };
         (self.len, self.part_count) = (number + 1, last);
         Some(number)
@@ -133,25 +133,38 @@ impl Exchange {
 
     /// Which request a reply is to, and what it says.
     fn reply(&self, head: &[u8; HEAD]) -> Result<(usize, Result<(), Errno>), Broken> {
-        let [magic, error] = [0, 4].map(|at| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
-        let mut handle = [0; 8];
-        handle.copy_from_slice(&head[8..]);
-        if magic != REPLY {
-            return Err(Broken::Nonsense("no reply where one must be"));
+        let (number, result) = reply_of(head)?;
+        match self.asked[..self.len].get(number as usize) {
+            Some(SentRequest { outcome: None, .. }) => Ok((number as usize, result)),
+            _ => Err(STRAY),
         }
-        let number = (u64::from_be_bytes(handle) ^ MARK) as usize;
-        match self.asked[..self.len].get(number) {
-            Some(SentRequest { outcome: None, .. }) => {}
-            _ => return Err(Broken::Nonsense("a reply to what was not asked")),
-        }
-        match error {
-            0 => Ok((number, Ok(()))),
-            // It is shutting down.
-            108 => Err(Broken::Closed),
-            28 => Ok((number, Err(Errno::NOSPC))),
-            12 => Ok((number, Err(Errno::NOMEM))),
-            1 => Ok((number, Err(Errno::PERM))),
-            _ => Ok((number, Err(Errno::IO))),
-        }
+    }
+}
+
+/// A reply that answers nothing.
+pub const STRAY: Broken = Broken::Nonsense("a reply to what was not asked");
+
+/// The head of a request with a number.
+pub fn head_of(command: NbdCommand, number: u64, at: u64, bytes: u32) -> [u8; 28] {
+    request(command as u16, MARK ^ number, at, bytes)
+}
+
+/// The number of the request that a reply is to, and what it says.
+pub fn reply_of(head: &[u8; HEAD]) -> Result<(u64, Result<(), Errno>), Broken> {
+    let [magic, error] = [0, 4].map(|at| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
+    let mut handle = [0; 8];
+    handle.copy_from_slice(&head[8..]);
+    if magic != REPLY {
+        return Err(Broken::Nonsense("no reply where one must be"));
+    }
+    let number = u64::from_be_bytes(handle) ^ MARK;
+    match error {
+        0 => Ok((number, Ok(()))),
+        // It is shutting down.
+        108 => Err(Broken::Closed),
+        28 => Ok((number, Err(Errno::NOSPC))),
+        12 => Ok((number, Err(Errno::NOMEM))),
+        1 => Ok((number, Err(Errno::PERM))),
+        _ => Ok((number, Err(Errno::IO))),
     }
 }

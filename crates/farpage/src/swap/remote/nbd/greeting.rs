@@ -34,13 +34,13 @@ const CAN_MULTI_CONN: u16 = 1 << 8;
 /// What a server says of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExportInfo {
-    /// GreetingBytes.
+    /// Bytes.
     pub size: u64,
     /// Transmission flags.
     pub flags: u16,
-    /// GreetingBytes of a request at least; 1 if it does not say.
+    /// Bytes of a request at least; 1 if it does not say.
     pub least: u32,
-    /// GreetingBytes of a request at most.
+    /// Bytes of a request at most.
     pub most: u32,
 }
 

@@ -13,13 +13,15 @@
 //! | here | the export: batches of page I/O, discards, the header |
 //! | [`greeting`] | what a connection begins with |
 //! | [`header`] | the header page |
-//! | [`exchange`] | requests in flight on one connection |
+//! | [`exchange`] | requests on one connection, whose answers are waited for |
+//! | [`in_flight`] | requests whose answers are not waited for |
 //!
 //! Callers: the file device, by `io` ([`RemoteRuns`]), and doctor. No locks of its own.
 
 pub mod exchange;
 pub mod greeting;
 pub mod header;
+mod in_flight;
 #[cfg(test)]
 mod tests;
 
@@ -28,15 +30,17 @@ use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
+use crate::swap::io::in_flight::{Asked, Conversation};
 use crate::swap::io::{Batch, RemoteRuns, Transferred};
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
 use header::{ExportHeader, Wrong};
+use in_flight::NbdConversation;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// GreetingBytes before the first area, and behind the last one.
+/// Bytes before the first area, and behind the last one.
 pub const FRONT: u64 = 1 << 20;
 /// See [`FRONT`].
 pub const BACK: u64 = 64 << 10;
@@ -45,7 +49,7 @@ const TRIM_MAX: u64 = 64 << 20;
 
 /// See the module header.
 pub struct Export {
-    link: Link,
+    link: Arc<Link>,
     greeting: Arc<NbdGreeting>,
     info: ExportInfo,
 }
@@ -90,7 +94,7 @@ impl Export {
         let info =
             greeting.info().ok_or_else(|| (String::from("it says nothing of its size"), "use another server"))?;
         link.allow_many(info.many());
-        let export = Export { link, greeting, info };
+        let export = Export { link: Arc::new(link), greeting, info };
         if info.read_only() {
             return Err(("it can only be read".into(), "let the server export it for writing"));
         }
@@ -226,6 +230,18 @@ impl Export {
 }
 
 impl RemoteRuns for Export {
+    fn server(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn connect(&self) -> Option<Box<dyn Conversation>> {
+        NbdConversation::open(&self.link).map(|conversation| Box::new(conversation) as Box<dyn Conversation>)
+    }
+
+    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {
+        in_flight::ask(asked, bytes);
+    }
+
     fn run(&self, batch: &mut Batch, mine: &[bool]) {
         let patience = if batch.is_patient() { Patience::Wait } else { Patience::Now };
         let mut results = [None; crate::swap::io::BATCH_MAX];

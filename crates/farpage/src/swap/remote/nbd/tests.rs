@@ -4,13 +4,14 @@ use super::greeting::{HAVE_OPTION, MAGIC, NbdGreeting, OPTION_REPLY, REPLY};
 use super::header::ExportHeader;
 use super::{Export, FRONT};
 use crate::PAGE_SIZE;
+use crate::conf::SwapSpec;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::NbdSpec;
 use crate::mm::page_hash::ContentKey;
 use crate::swap::file::FileDevice;
 use crate::swap::remote::opening::{Answer, Greeting};
 use crate::swap::testing::{Frame, page_of};
-use crate::swap::{Entry, LoadError, SwapDevice};
+use crate::swap::{Entry, LoadError, SwapDevice, SwapSpace, read_queue};
 use farpage_swap::sim::Random;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -31,6 +32,8 @@ struct Faults {
     full: AtomicBool,
     /// Reads fail.
     unreadable: AtomicBool,
+    /// Reads are not answered.
+    silent: AtomicBool,
 }
 
 struct FakeServer {
@@ -122,6 +125,9 @@ fn serve(mut peer: UnixStream, data: &Mutex<Vec<u8>>, faults: &Faults) -> Option
                 reply(0, handle)
             }
         };
+        if kind == 0 && at > 0 && faults.silent.load(SeqCst) {
+            continue;
+        }
         answers.push(answer);
     }
 }
@@ -253,6 +259,38 @@ fn a_hostile_server_can_lose_pages_and_nothing_else() {
         }
     }
     assert!(lost > 0, "nothing went wrong");
+}
+
+/// Windows in flight, without io_uring, of two servers and a file, in any order; then with a server that says anything,
+/// and one that says nothing any more.
+#[test]
+fn pages_in_flight_come_back_right_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    let servers = paths.clone().map(|path| FakeServer::start(&path));
+    let mut specs = paths.clone().map(|path| SwapSpec::Nbd(spec(&path, ",size=3M,timeout=inf"))).to_vec();
+    specs.push(SwapSpec::file("/var/tmp"));
+    // SAFETY: there is no memory device.
+    let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.unwrap();
+    let key = ContentKey::random();
+    space.check_contents(key);
+    space.rings().refuse();
+    let store = |seed| space.store(&page_of(seed).0, key.hash(&page_of(seed).0)).unwrap();
+    let entries: Vec<_> = (0..1600).map(store).collect();
+    assert!((0..3).all(|device| entries.iter().any(|entry| entry.device() == device)));
+    let away: Vec<_> = entries.iter().copied().filter(|entry| entry.device() < 2).collect();
+    let served = read_queue::tests::windows(&space, &away, 100, true);
+    assert!(served.deferred == 100, "{served:?}");
+    // A window that is in a file, too, is read at once where there is no ring.
+    let served = read_queue::tests::windows(&space, &entries, 100, true);
+    assert!(served.deferred > 0 && served.at_once > 0, "{served:?}");
+    servers[0].faults.seed.store(7, SeqCst);
+    let served = read_queue::tests::windows(&space, &away, 60, false);
+    assert!(served.failed > 0 && served.failed < 60, "{served:?}");
+    servers[0].faults.seed.store(0, SeqCst);
+    servers[1].faults.silent.store(true, SeqCst);
+    let served = read_queue::tests::windows(&space, &away, 60, false);
+    assert!(served.failed > 0 && served.failed < 60, "{served:?}");
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! Reads in flight to servers, while their thread does something else.
+//!
+//! A server is asked over a connection of the queue's own, for as much as there is to ask, and answers when it can. No
+//! thread of the kernel's writes into the pages: bytes come in when [`Lines::next`] is called.
+//!
+//! Owner: a `ReadQueue`. Callers: it alone. No locks but those of a link when a connection is opened, or found broken.
+
+use super::{BATCH_MAX, Batch, Direction, RemoteRuns, Transferred};
+use crate::sys::clock::now_ms;
+use libc::iovec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Servers that can be asked at the same time; others are read synchronously.
+pub const LINES_MAX: usize = 8;
+/// How long is slept at most between two looks at what is late, nanoseconds.
+const LOOK_NS: i64 = 20_000_000;
+
+/// A run that a server was asked for.
+pub struct Asked {
+    /// Whose run it is.
+    pub remote: Arc<dyn RemoteRuns>,
+    /// Its number among all of its connection.
+    pub number: u64,
+    /// See [`super::Place::at`].
+    pub at: u64,
+    /// See [`super::Place::count`].
+    pub count: u64,
+    /// Its memory, `parts` of them; the window's until the run has ended.
+    pub memory: *const iovec,
+    /// See `memory`.
+    pub parts: usize,
+    /// Of the first run of those that were asked for at once: how many they are. Of others: 0.
+    pub group: usize,
+    window: u32,
+    run: usize,
+    since_ms: i64,
+}
+
+// SAFETY: the pointer is to memory lent for as long as the run is in flight (contract of `Lines::send`), not to
+// anything of a thread.
+unsafe impl Send for Asked {}
+
+/// What has come in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// Nothing that ends a run.
+    Nothing,
+    /// The run at this place of those that were asked for has ended.
+    Ended(usize, Transferred),
+    /// The connection is of no more use; its link knows.
+    Broken,
+}
+
+/// A connection on which runs are in flight.
+pub trait Conversation: Send {
+    /// Readable when something has come in.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Sends all; `false`: the connection is of no more use, and its link knows.
+    fn send(&mut self, bytes: &[u8]) -> bool;
+
+    /// Takes in what has come for `asked`, the oldest first; does not wait.
+    fn receive(&mut self, asked: &VecDeque<Asked>) -> Received;
+
+    /// Whether it can still be used, if something has been waited for since then. If not, its link knows.
+    fn is_good(&mut self, waiting_since_ms: i64) -> bool;
+}
+
+/// A run that has ended.
+pub struct Landed {
+    /// As given to [`Lines::send`].
+    pub window: u32,
+    /// Its number in the batch.
+    pub run: usize,
+    /// What became of it.
+    pub end: Transferred,
+}
+
+struct Line {
+    server: usize,
+    conversation: Box<dyn Conversation>,
+    asked: VecDeque<Asked>,
+    next_number: u64,
+    broken: bool,
+}
+
+/// The connections of a queue.
+#[derive(Default)]
+pub struct Lines {
+    lines: Vec<Line>,
+    /// What is sent, for reuse.
+    bytes: Vec<u8>,
+}
+
+impl Lines {
+    /// Asks servers for the runs of a batch; how many are in flight now. The others have not been begun.
+    ///
+    /// # Safety
+    /// Batch and memory stay where they are until [`Lines::next`] has named each of those runs, or [`Lines::clear`] was
+    /// called; nobody else looks at the memory.
+    pub unsafe fn send(&mut self, batch: &mut Batch, window: u32) -> usize {
+        debug_assert!(batch.direction == Direction::Read);
+        let mut flying = 0;
+        for first in 0..batch.runs() {
+            let Some(remote) = batch.remote_to_begin(first) else { continue };
+            let Some(line) =
+                self.lines.iter().position(|line| line.server == remote.server()).or_else(|| self.open(&remote))
+            else {
+                continue;
+            };
+            let line = &mut self.lines[line];
+            let (from, since_ms) = (line.asked.len(), now_ms());
+            for run in first..batch.runs() {
+                let same = |other: &Arc<dyn RemoteRuns>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&remote));
+                if !batch.remote_to_begin(run).is_some_and(|other| same(&other)) {
+                    continue;
+                }
+                let Some(request) = batch.remote_request(run) else { continue };
+                line.asked.push_back(Asked {
+                    remote: remote.clone(),
+                    number: line.next_number,
+                    at: request.at,
+                    count: request.count,
+                    memory: request.memory.as_ptr(),
+                    parts: request.memory.len().min(BATCH_MAX),
+                    group: 0,
+                    window,
+                    run,
+                    since_ms,
+                });
+                line.next_number += 1;
+                batch.begun(run);
+            }
+            let group = line.asked.len() - from;
+            let Some(first) = line.asked.get_mut(from) else { continue };
+            first.group = group;
+            flying += group;
+            self.bytes.clear();
+            remote.ask(&line.asked.make_contiguous()[from..], &mut self.bytes);
+            // What a broken line was asked for ends in `next`.
+            line.broken |= !line.conversation.send(&self.bytes);
+        }
+        flying
+    }
+
+    /// Opens a connection to a server.
+    fn open(&mut self, remote: &Arc<dyn RemoteRuns>) -> Option<usize> {
+        // Those that nobody needs any more: their server was restarted, for example.
+        self.lines.retain_mut(|line| !line.asked.is_empty() || (!line.broken && line.conversation.is_good(now_ms())));
+        if self.lines.len() == LINES_MAX {
+            return None;
+        }
+        let (server, conversation) = (remote.server(), remote.connect()?);
+        self.lines.push(Line { server, conversation, asked: VecDeque::new(), next_number: 0, broken: false });
+        Some(self.lines.len() - 1)
+    }
+
+    /// The next run that has ended; does not wait.
+    pub fn next(&mut self) -> Option<Landed> {
+        for line in &mut self.lines {
+            if let Some(oldest) = line.asked.front() {
+                let since = oldest.since_ms;
+                let received = if line.broken { Received::Broken } else { line.conversation.receive(&line.asked) };
+                let (at, end) = match received {
+                    Received::Ended(at, end) => (at, end),
+                    Received::Nothing if line.conversation.is_good(since) => continue,
+                    Received::Nothing | Received::Broken => (0, Transferred::OutOfReach),
+                };
+                line.broken |= end == Transferred::OutOfReach && received != Received::Ended(at, end);
+                let Some(Asked { window, run, .. }) = line.asked.remove(at) else { continue };
+                return Some(Landed { window, run, end });
+            }
+        }
+        self.lines.retain(|line| !line.broken || !line.asked.is_empty());
+        None
+    }
+
+    /// Whether something is in flight.
+    pub fn are_busy(&self) -> bool {
+        self.lines.iter().any(|line| !line.asked.is_empty())
+    }
+
+    /// For a poll set; [`LINES_MAX`] at most.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.lines.iter().filter(|line| !line.asked.is_empty()).map(|line| line.conversation.fd())
+    }
+
+    /// Waits until something may have come in, or is late; for a little while only.
+    pub fn wait(&self) {
+        let mut fds: Vec<PollFd<'_>> = self.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: LOOK_NS }));
+    }
+
+    /// Closes all. What was in flight will never be written to.
+    pub fn clear(&mut self) {
+        self.lines.clear();
+    }
+}
