@@ -11,7 +11,7 @@ import sys
 import time
 import unittest
 
-from situation import FARPAGE, HANG, REGIONS, ROOT, Situation, unless_root, unless_there
+from situation import FARPAGE, HANG, REGIONS, ROOT, Situation, build, unless_root, unless_there
 
 # Fills three times its budget, says so, waits for a line, and looks at all of it twice.
 FILL = """
@@ -108,8 +108,8 @@ class Server:
 class Program:
     """`FILL` under farpage."""
 
-    def __init__(self, test, swap, *options, code=FILL):
-        argv = [FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
+    def __init__(self, test, swap, *options, code=FILL, before=()):
+        argv = [*before, FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True, start_new_session=True)
         test.addCleanup(self.kill)
@@ -327,37 +327,114 @@ class QemuNbd(Situation):
         self.assertIn("the server allows one connection, and a pager needs two", done.stdout)
 
 
+@unless_there("nbdkit")
+class OtherDevices(Situation):
+    """What is on another device comes while a server is slow, or says nothing."""
+
+    def begin(self, *argv):
+        self.server = Server(self, "nbdkit", "-f", "-U", self.dir / "socket", *argv, socket=self.dir / "socket")
+        argv = [FARPAGE, "run", "--ram", "16M", "--swap", f"nbd+unix://{self.dir / 'socket'},size=24M", "--swap", "file:/var/tmp", "--",
+                build("two_places.c"), "24", "48"]
+        self.process = subprocess.Popen([str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, start_new_session=True)
+        self.addCleanup(self.end)
+        self.assertEqual(self.process.stdout.readline(), "full\n")
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def ends_well(self):
+        out, err = self.process.communicate("\n", timeout=HANG)
+        self.assertEqual((self.process.returncode, out), (0, "right\n"), err)
+
+    def test_slow(self):
+        self.begin("--filter=delay", "memory", "128M", "rdelay=200ms")
+        self.go_on()
+        # 12288 pages while the others wait for the server one by one.
+        self.assertLess(int(self.process.stdout.readline()), 1000)
+        self.ends_well()
+
+    def test_silent(self):
+        self.begin("memory", "128M")
+        self.server.stop()
+        self.go_on()
+        self.assertLess(int(self.process.stdout.readline()), 1000)
+        self.server.go_on()
+        self.ends_well()
+
+
 @unless_root
-@unless_there("nbdkit", "ip", "tc")
+@unless_there("nbdkit", "redis-server", "ip")
 class Network(Situation):
-    def test_delay_and_loss(self):
-        name = f"farpage{os.getpid() % 10000}"
+    """A server in a network namespace, behind a network that is slow, loses packets, and is gone for a while."""
 
-        def ip(*argv):
-            return subprocess.run(["ip", *argv], capture_output=True, check=False).returncode == 0
+    def setUp(self):
+        super().setUp()
+        self.names = [f"farpage{os.getpid() % 10000}{end}" for end in "ab"]
+        for name in self.names:
+            self.addCleanup(subprocess.run, ["ip", "netns", "del", name], capture_output=True, check=False)
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
+                self.skipTest("no network namespaces here")
 
-        self.addCleanup(ip, "netns", "del", name)
-        made = (ip("netns", "add", name) and ip("link", "add", name, "type", "veth", "peer", "name", "in", "netns", name)
-                and ip("addr", "add", "10.213.7.1/30", "dev", name) and ip("link", "set", name, "up")
-                and ip("-n", name, "addr", "add", "10.213.7.2/30", "dev", "in") and ip("-n", name, "link", "set", "in", "up"))
-        if not made:
-            self.skipTest("no network namespaces here")
-        bad = ["tc", "qdisc", "add", "dev", name, "root", "netem", "delay", "200us", "loss", "0.5%"]
-        if subprocess.run(bad, capture_output=True, check=False).returncode != 0:
-            self.skipTest("no netem here")
-        process = subprocess.Popen(["ip", "netns", "exec", name, "nbdkit", "-f", "-p", "10809", "memory", "128M"],
-                                   stderr=subprocess.DEVNULL)
+    def through(self, microseconds, permille, *server):
+        (here, there), ends = [f"/run/netns/{name}" for name in self.names], ["10.213.7.1", "10.213.7.2"]
+        self.link = subprocess.Popen([str(build("slow_link.c")), here, ends[0], there, ends[1], str(microseconds), str(permille)],
+                                     stdout=subprocess.PIPE)
+        self.addCleanup(self.link.stdout.close)
+        self.addCleanup(self.link.wait)
+        self.addCleanup(self.link.kill)
+        if self.link.stdout.readline() != b"ready\n":
+            self.skipTest("no tunnels here")
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[1], *server], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        end = time.monotonic() + HANG
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("10.213.7.2", 10809)):
-                break
-            time.sleep(0.05)
-        program = Program(self, "nbd://10.213.7.2,timeout=inf")
-        program.go_on()
+        inside = ["ip", "netns", "exec", self.names[0]]
+        look = "import socket, sys; socket.create_connection(('10.213.7.2', int(sys.argv[1])))"
+        port = "6379" if server[0] == "redis-server" else "10809"
+        self.wait_until("the server answers", lambda: subprocess.run([*inside, sys.executable, "-c", look, port], capture_output=True,
+                                                                     check=False).returncode == 0)
+        spec = "redis" if server[0] == "redis-server" else "nbd"
+        return Program(self, f"{spec}://10.213.7.2,timeout=inf", before=inside)
+
+    def nbd(self, microseconds, permille):
+        return self.through(microseconds, permille, "nbdkit", "-f", "memory", "128M")
+
+    def redis(self, microseconds, permille):
+        return self.through(microseconds, permille, "redis-server", "--save", "", "--protected-mode", "no", "--maxmemory", "256mb")
+
+    def right(self, program):
         status, out, err = program.end()
         self.assertEqual((status, out), (0, "right\n"), err)
+        return err
+
+    def test_delay_and_loss(self):
+        for server in (self.nbd, self.redis):
+            with self.subTest(server=server.__name__):
+                program = server(200, 2)
+                program.go_on()
+                self.right(program)
+                self.doCleanups()
+                self.setUp()
+
+    def test_the_cable_is_pulled(self):
+        for server in (self.nbd, self.redis):
+            with self.subTest(server=server.__name__):
+                program = server(100, 0)
+                self.link.send_signal(signal.SIGUSR1)
+                program.go_on()
+                for line in program.process.stderr:
+                    if "is out of reach" in line:
+                        break
+                self.link.send_signal(signal.SIGUSR1)
+                self.assertIn("is back", self.right(program))
+                self.doCleanups()
+                self.setUp()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ pub mod conf {
         Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle, parse_idle_poll,
         parse_readahead,
     };
+    pub mod address {
+        pub use crate::conf::address::Endpoint;
+    }
     pub mod nbd {
         pub use crate::conf::nbd::NbdSpec;
     }

@@ -63,7 +63,7 @@ pub fn rows(space: &SwapSpace, file: &Path, source: &[Page], key: &ContentKey, r
 }
 
 /// The row of the round that was neither fast nor slow.
-fn middle(mut rounds: Vec<Row>) -> Option<Row> {
+pub fn middle(mut rounds: Vec<Row>) -> Option<Row> {
     rounds.sort_by(|a, b| a.mib_per_s.total_cmp(&b.mib_per_s));
     let at = rounds.len() / 2;
     (at < rounds.len()).then(|| rounds.swap_remove(at))
@@ -71,7 +71,7 @@ fn middle(mut rounds: Vec<Row>) -> Option<Row> {
 
 /// An operation is: take the next window that has arrived (its pages have been compared with their hashes), and have
 /// another one read into its place. A page of each is compared with the original, outside of the timed part.
-fn read<const N: usize>(
+pub fn read<const N: usize>(
     space: &SwapSpace,
     source: &[Page],
     entries: &[Entry],

@@ -7,11 +7,13 @@
 //! what was written, outside of the timed part (not what fio reads).
 
 mod ahead;
+mod bare;
 mod fio;
 mod measure;
 mod orders;
 mod queue;
 mod sample;
+mod server;
 
 use crate::failure::Result;
 use crate::output::SCHEMA;
@@ -27,7 +29,8 @@ use sample::Row;
 pub const EXAMPLES: &str = "\
 Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request from the heap, completed by the \
     caller or by another thread; uring: io_uring; ahead, ahead16: io_uring, 4 or 16 windows in flight; plain: \
-    pread and pwrite; crypt: encrypted; raw: the kernel alone; unit: BATCH pages compressed as one; depth4, \
+    pread and pwrite; bare: a client of a server that does nothing else; depth1, depth8: so many pages of a \
+    server in flight; t1 to t8: threads that read, 64 pages each in an operation; crypt: encrypted; raw: the kernel alone; unit: BATCH pages compressed as one; depth4, \
     depth32: so many requests of fio in flight), OP (free: what was stored earlier in place of a page just \
     written), BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an operation), MiB/s, RATIO \
     (pages to what they are stored in).
@@ -38,6 +41,7 @@ The file is also read by fio, if that is installed: each of its rows is below th
 Examples:
   farpage-bench io
   farpage-bench io --dir /mnt/nvme --pages 65536 --json io.json
+  farpage-bench io --server nbd+unix:///run/nbd.sock
   farpage-bench io --sample core.1234     # pages as a program has them";
 
 /// `farpage-bench io`.
@@ -52,6 +56,9 @@ pub struct IoArgs {
     /// Alternated repetitions of the memory devices, and of fio
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
+    /// Also a server as in --swap, and a bare client of it; may be given several times
+    #[arg(long = "server", value_name = "SPEC")]
+    pub servers: Vec<String>,
     /// Take the pages from FILE, those that are not zero, instead of making them up
     #[arg(long, value_name = "FILE")]
     pub sample: Option<PathBuf>,
@@ -73,6 +80,10 @@ pub fn main(args: &IoArgs) -> Result<ExitCode> {
     rows.extend(orders::rows(source, args.rounds as usize)?);
     progress::step("a file");
     rows.extend(measure::file(&args.dir, source, args.rounds as usize)?);
+    for server in &args.servers {
+        progress::step("a server");
+        rows.extend(server::rows(server, source, args.rounds as usize)?);
+    }
     crate::output::table_or_json(args.json.as_deref(), || table(&rows), || format!("{:#}", object(args, &rows)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -299,6 +299,10 @@ impl SwapDevice for FileDevice {
         out[0].ok_or_else(|| result.err().unwrap_or(StoreError::Full))
     }
 
+    fn is_remote(&self) -> bool {
+        self.server.is_some() || self.stores.is_some()
+    }
+
     fn in_reach(&self) -> bool {
         self.server.as_ref().is_none_or(|server| server.reach() != InReach::Waiting)
     }

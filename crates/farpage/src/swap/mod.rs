@@ -208,6 +208,11 @@ pub trait SwapDevice: Send + Sync {
     /// From now on, check values are hashes of the page with this key, and what is read back is compared.
     fn check_contents(&self, _key: crate::mm::page_hash::ContentKey) {}
 
+    /// Whether pages are on a server.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// Whether a load would not have to wait for a server that is out of reach.
     fn in_reach(&self) -> bool {
         true

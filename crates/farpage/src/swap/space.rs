@@ -278,6 +278,13 @@ impl SwapSpace {
         self.device(real).is_ok_and(|device| device.is_synchronous(real))
     }
 
+    /// Whether its read can be in flight while its thread does something else, as far as is known.
+    pub fn may_be_in_flight(&self, entry: Entry) -> bool {
+        let real = self.resolve(entry);
+        let waits = |device: &dyn SwapDevice| device.is_remote() || !self.rings.refused();
+        self.device(real).is_ok_and(|device| !device.is_synchronous(real) && waits(device))
+    }
+
     /// Whether the entry's device has heads to move (read ahead in slot order).
     pub fn is_rotational(&self, entry: Entry) -> bool {
         self.device(entry).is_ok_and(|device| self.has_heads(device))

@@ -89,9 +89,9 @@ impl Pager {
     /// asked for. `false`: they are better read at once, by the caller.
     pub(crate) fn submit_demand(&mut self, vpn: Vpn, (start, end): (Vpn, Vpn), stream: readahead::Window) -> bool {
         let e = self.e;
-        let queued = || e.table.swapped(vpn).is_some_and(|entry| !e.space.is_synchronous(entry));
+        let queued = || e.table.swapped(vpn).is_some_and(|entry| e.space.may_be_in_flight(entry));
         let crowded = e.controls.decide(Controller::Crowd, self.prefetch.concurrency.is_there());
-        if !crowded || e.space.rings().refused() || !queued() {
+        if !crowded || !queued() {
             return false;
         }
         if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one(None) {
