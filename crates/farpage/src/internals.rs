@@ -115,7 +115,7 @@ pub mod stat {
 pub mod swap {
     pub use crate::swap::{DeviceError, Entry, SwapSpace};
     pub mod file {
-        pub use crate::swap::file::check;
+        pub use crate::swap::file::{check, check_mirror};
     }
     pub mod io {
         pub use crate::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};

@@ -381,6 +381,11 @@ fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
 /// The same for a device that the user named. A file that does not exist can be used where one can be made; it is made
 /// when nothing else can be refused any more.
 fn resolve_named(spec: &mut SwapSpec) -> Result<()> {
+    if let Some(mirror) = spec.mirror() {
+        *mirror = absolute(mirror);
+        let checked = farpage::internals::swap::file::check_mirror(mirror);
+        checked.map_err(|e| Failure::new(format!("--swap: cannot use {}: {}", e.name, e.reason)).help(e.remedy))?;
+    }
     let SwapSpec::File { path, .. } = spec else { return Ok(()) };
     *path = absolute(path);
     check_file(path, directory_of_new(path).unwrap_or(path))

@@ -5,6 +5,7 @@
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
 pub mod address;
+mod mirror;
 pub mod nbd;
 pub mod redis;
 pub mod size;
@@ -134,6 +135,14 @@ pub enum SwapSpec {
 }
 
 impl SwapSpec {
+    /// The directory in which a second copy of every page is kept.
+    pub fn mirror(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            SwapSpec::Nbd(NbdSpec { mirror, .. }) | SwapSpec::Redis(RedisSpec { mirror, .. }) => mirror.as_mut(),
+            _ => None,
+        }
+    }
+
     /// What was given as its priority.
     pub fn prio(&self) -> Option<i32> {
         match self {
@@ -269,7 +278,7 @@ impl SwapSpec {
 
     /// Reads `zram[,alg=lz4|zstd][,recompress=zstd][,size=SIZE][,prio=N]`, `ram[,size=SIZE][,prio=N]`,
     /// `file:PATH[,size=SIZE][,free=SIZE][,encrypt][,prio=N]`,
-    /// `nbd://HOST[:PORT][/EXPORT][,size=SIZE][,timeout=TIME][,noencrypt][,prio=N]`, the same with
+    /// `nbd://HOST[:PORT][/EXPORT][,size=SIZE][,timeout=TIME][,noencrypt][,mirror=file:DIR][,prio=N]`, the same with
     /// `nbd+unix:///PATH[?EXPORT]`, or
     /// `redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,trust][,noencrypt][,password-file=PATH][,prio=N]`.
     ///
@@ -354,8 +363,10 @@ impl SwapSpec {
                         SwapSpec::Zram { .. } => "alg, recompress, size and prio",
                         SwapSpec::Ram { .. } => "size and prio",
                         SwapSpec::File { .. } => "size, free, encrypt and prio",
-                        SwapSpec::Nbd(_) => "size, timeout, noencrypt and prio",
-                        SwapSpec::Redis(_) => "size, timeout, trust, noencrypt, password-file, password-fd and prio",
+                        SwapSpec::Nbd(_) => "size, timeout, noencrypt, mirror and prio",
+                        SwapSpec::Redis(_) => {
+                            "size, timeout, trust, noencrypt, mirror, password-file, password-fd and prio"
+                        }
                     };
                     return Err(err(format!("unknown option {part:?}; it has {known}")));
                 }
@@ -556,11 +567,12 @@ mod tests {
     /// Pieces of what people write, in any order.
     #[test]
     fn fuzz_swap_spec() {
-        const PIECES: [&str; 30] = [
+        const PIECES: [&str; 31] = [
             "nbd://",
             "nbd+unix:///",
             "?socket=/x",
             ",timeout=",
+            ",mirror=file:",
             ",id=",
             "[::1]",
             "zram",

@@ -3,8 +3,10 @@
 //! Callers: `conf`, the command, `swap`. No locks.
 
 use super::address::{ServerAddress, TIMEOUT};
+use super::mirror::{mirror, write_mirror};
 use super::time;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const PORT: u16 = 10809;
@@ -29,6 +31,8 @@ pub struct NbdSpec {
     pub size: Option<u64>,
     /// Higher is used first; `None`: order of the command line.
     pub prio: Option<i32>,
+    /// The directory in which a second copy of every page is kept.
+    pub mirror: Option<PathBuf>,
     /// Set by the launcher, which has made the export ours: what its header says.
     pub id: Option<ExportId>,
 }
@@ -66,7 +70,8 @@ impl NbdSpec {
             return Err(String::from("this is no name of an export"));
         }
         let export = export.into();
-        Ok(NbdSpec { address, export, timeout: Some(TIMEOUT), encrypt: true, size: None, prio: None, id: None })
+        let timeout = Some(TIMEOUT);
+        Ok(NbdSpec { address, export, timeout, encrypt: true, size: None, prio: None, mirror: None, id: None })
     }
 
     /// Reads one of its options but `size` and `prio`. `None`: it is none.
@@ -81,7 +86,10 @@ impl NbdSpec {
             },
             ("encrypt", None) => self.encrypt = true,
             ("noencrypt", None) => self.encrypt = false,
-            ("mirror", _) => return Some(Err("mirror= is not supported".into())),
+            ("mirror", Some(text)) => match mirror(text) {
+                Ok(path) => self.mirror = Some(path),
+                Err(why) => return Some(Err(why)),
+            },
             ("id", Some(text)) => {
                 let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
                 let Some(number) = number else { return Some(Err(format!("{text:?} is no id"))) };
@@ -113,6 +121,7 @@ impl fmt::Display for NbdSpec {
             None => f.write_str(",timeout=inf")?,
         }
         f.write_str(if self.encrypt { "" } else { ",noencrypt" })?;
+        write_mirror(f, self.mirror.as_deref())?;
         self.id.map_or(Ok(()), |id| write!(f, ",id={:032x}", u128::from_be_bytes(id)))
     }
 }
@@ -126,7 +135,7 @@ mod tests {
         for text in [
             "nbd://box:10809",
             "nbd://10.0.0.1:7000/some/name,timeout=5s,noencrypt,size=8388608,prio=4",
-            "nbd://[fd00::2]:10809/x,timeout=inf",
+            "nbd://[fd00::2]:10809/x,timeout=inf,mirror=file:/var/tmp",
             "nbd+unix:///run/nbd.sock",
             "nbd+unix:///run/nbd.sock?name,id=000102030405060708090a0b0c0d0e0f",
         ] {
@@ -146,7 +155,8 @@ mod tests {
             ("nbd+unix://tmp/x", "absolute"),
             ("nbd+unix:///x?socket=/y?z", "question mark"),
             ("nbd://box,timeout=soon", "60s, 10m or inf"),
-            ("nbd://box,mirror=file:/var/tmp", "not supported"),
+            ("nbd://box,mirror=/var/tmp", "mirror=file:/var/tmp"),
+            ("nbd://box,mirror=file:", "mirror=file:/var/tmp"),
             ("nbd://box,id=1", "no id"),
             ("nbd://box,free=1", "free=1"),
         ] {

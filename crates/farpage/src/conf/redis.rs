@@ -6,6 +6,7 @@
 //! Callers: `conf`, the command, `swap`. No locks.
 
 use super::address::{ServerAddress, TIMEOUT};
+use super::mirror::{mirror, write_mirror};
 use super::time;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{BorrowedFd, RawFd};
@@ -52,6 +53,8 @@ pub struct RedisSpec {
     pub size: Option<u64>,
     /// Higher is used first; `None`: order of the command line.
     pub prio: Option<i32>,
+    /// The directory in which a second copy of every page is kept.
+    pub mirror: Option<PathBuf>,
     /// Names all processes of one run (`tag=`, undocumented).
     pub tag: Option<u64>,
 }
@@ -101,6 +104,7 @@ impl RedisSpec {
             encrypt: true,
             size: None,
             prio: None,
+            mirror: None,
             tag: None,
         }
     }
@@ -118,6 +122,10 @@ impl RedisSpec {
             ("tag", Some(text)) => match u64::from_str_radix(text, 16) {
                 Ok(tag) => self.tag = Some(tag),
                 Err(_) => return Some(Err(format!("tag {text:?} is no number"))),
+            },
+            ("mirror", Some(text)) => match mirror(text) {
+                Ok(path) => self.mirror = Some(path),
+                Err(why) => return Some(Err(why)),
             },
             ("trust", None) => self.trust = true,
             ("encrypt", None) => self.encrypt = true,
@@ -214,6 +222,7 @@ impl fmt::Display for RedisSpec {
         }
         f.write_str(if self.trust { ",trust" } else { "" })?;
         f.write_str(if self.encrypt { "" } else { ",noencrypt" })?;
+        write_mirror(f, self.mirror.as_deref())?;
         self.tag.map_or(Ok(()), |tag| write!(f, ",tag={tag:x}"))
     }
 }
@@ -228,7 +237,7 @@ mod tests {
         for text in [
             "redis://box:6379",
             "redis://me@10.0.0.1:7000/3,timeout=5s,trust,noencrypt,size=8192,prio=4",
-            "redis://[fd00::2]:6379,password-file=/run/secret,timeout=inf",
+            "redis://[fd00::2]:6379,password-file=/run/secret,timeout=inf,mirror=file:/var/tmp",
             "redis+unix:///run/redis.sock,password-fd=7",
             "redis+unix:///run/redis.sock?db=2",
             "redis://[::1]:1,tag=ab12",

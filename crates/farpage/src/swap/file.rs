@@ -40,7 +40,7 @@ mod table;
 mod tests;
 mod write;
 
-pub use open::{check, file_name};
+pub use open::{check, check_mirror, file_name};
 pub use server::SharedAreas;
 
 use super::crypt::Cipher;
@@ -88,6 +88,10 @@ pub struct FileDevice {
     server: Option<Arc<ExportSpace>>,
     /// The server that keeps pages by number.
     stores: Option<Box<dyn PageStores>>,
+    /// Where second copies are kept of what is on a server.
+    mirror: Option<Fd>,
+    /// Second copies could not be written.
+    mirror_failed: AtomicBool,
     caps: Caps,
     /// Slots of a file at most, header included.
     slots_max: u64,
@@ -153,6 +157,8 @@ impl FileDevice {
             dir: opened.dir,
             server: None,
             stores: None,
+            mirror: None,
+            mirror_failed: AtomicBool::new(false),
             caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
             slots_max: opened.slots_max,
             sharing: OnceLock::new(),
@@ -227,12 +233,18 @@ impl FileDevice {
 
     /// From now on its descriptors are ones of this table.
     pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.dir.iter().for_each(|dir| dir.belongs_to(table));
         self.server.iter().for_each(|server| server.export().link().belongs_to(table));
         self.stores.iter().for_each(|stores| stores.belongs_to(table));
+        self.each_fd(&mut |fd| fd.belongs_to(table));
+    }
+
+    /// Shows all descriptors but a server's.
+    fn each_fd(&self, look: &mut dyn FnMut(&Fd)) {
+        self.dir.iter().chain(&self.mirror).for_each(&mut *look);
         let inner = self.inner.lock();
         for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
-            backing.fd.belongs_to(table);
+            look(&backing.fd);
+            backing.mirror().iter().for_each(|mirror| look(&mirror.file.fd));
         }
     }
 
@@ -259,6 +271,8 @@ enum Warning {
     Failed(&'static str, Errno),
     /// Why it must not be used any longer.
     Unfit(&'static str),
+    /// Second copies are not kept, and why.
+    NoCopy(&'static str, Errno),
 }
 
 /// Pages that were transferred. In a cache line of its own: each transfer writes here.
@@ -304,7 +318,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn in_reach(&self) -> bool {
-        self.server.as_ref().is_none_or(|server| server.reach() != InReach::Waiting)
+        self.mirror.is_some() || self.server.as_ref().is_none_or(|server| server.reach() != InReach::Waiting)
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -321,13 +335,11 @@ impl SwapDevice for FileDevice {
     }
 
     fn complete(&self, entry: Entry, page: &mut Page) -> bool {
-        let right = self.unseal(entry, page);
-        self.transfers.read.fetch_add(1, Relaxed);
-        // Mostly it is zero, and its line stays with all who read.
-        if right && self.reads_failed.load(Relaxed) != 0 {
-            self.reads_failed.store(0, Relaxed);
-        }
-        right
+        self.complete_from(entry, page, false)
+    }
+
+    fn has_copy(&self, _entry: Entry) -> bool {
+        self.mirror.is_some()
     }
 
     fn resolve(&self, entry: Entry) -> Entry {
@@ -418,13 +430,8 @@ impl SwapDevice for FileDevice {
         self.stores.iter().for_each(|stores| stores.fork_child());
         self.rings.fork_child();
         self.cipher.iter().for_each(|cipher| cipher.guard());
-        self.dir.iter().for_each(|dir| dir.replace(fds, true));
-        let mut inner = self.inner.lock();
-        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
-            backing.fd.replace(fds, true);
-        }
-        inner.become_child(&self.own);
-        drop(inner);
+        self.each_fd(&mut |fd| fd.replace(fds, true));
+        self.inner.lock().become_child(&self.own);
         self.epoch.store(0, Relaxed);
         self.frozen_below.store(0, Relaxed);
         self.retry_second.store(0, Relaxed);
@@ -440,23 +447,18 @@ impl SwapDevice for FileDevice {
     }
 
     fn fds(&self, out: &mut Vec<RawFd>) {
-        out.extend(self.dir.as_ref().and_then(Fd::raw));
-        let inner = self.inner.lock();
-        out.extend(inner.files.iter().flatten().filter_map(|f| f.backing.get()?.fd.raw()));
+        self.each_fd(&mut |fd| out.extend(fd.raw()));
     }
 
     fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
-        self.dir.iter().for_each(|dir| dir.replace(fds, false));
-        let inner = self.inner.lock();
-        for backing in inner.files.iter().flatten().filter_map(|f| f.backing.get()) {
-            backing.fd.replace(fds, false);
-        }
+        self.each_fd(&mut |fd| fd.replace(fds, false));
     }
 
     fn take_warning(&self) -> Option<String> {
         let Some(warning) = self.warning.lock().take() else {
-            let note = self.server.as_ref().and_then(|server| server.export().link().take_note());
-            return note.or_else(|| self.stores.as_ref()?.take_note());
+            let mirrored = self.mirror.is_some();
+            let note = self.server.as_ref().and_then(|server| server.export().link().take_note(mirrored));
+            return note.or_else(|| self.stores.as_ref()?.take_note(mirrored));
         };
         Some(match warning {
             Warning::Odd(text) => text,
@@ -465,6 +467,9 @@ impl SwapDevice for FileDevice {
                 self.name,
                 ErrnoText(errno)
             ),
+            Warning::NoCopy(what, errno) => {
+                format!("swap device {:?}: {what}: {}; some pages are on the server only", self.name, ErrnoText(errno))
+            }
             Warning::Unfit(why) => {
                 format!(
                     "swap device {:?}: {why}; it takes no more pages, and those on it go to other devices",

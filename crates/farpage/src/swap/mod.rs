@@ -208,6 +208,11 @@ pub trait SwapDevice: Send + Sync {
     /// From now on, check values are hashes of the page with this key, and what is read back is compared.
     fn check_contents(&self, _key: crate::mm::page_hash::ContentKey) {}
 
+    /// Whether there is a second copy of a page, where a load looks if the first one cannot be had.
+    fn has_copy(&self, _entry: Entry) -> bool {
+        false
+    }
+
     /// Whether pages are on a server.
     fn is_remote(&self) -> bool {
         false

@@ -320,7 +320,7 @@ impl ReadQueue {
                     // SAFETY: the page is the queue's until this window has been named (contract of `submit`), and the
                     // kernel is done with it: every run of the window has ended.
                     let page = unsafe { &mut *window.pages[i] };
-                    space.finish(entry, window.real[i], window.batch.outcome(number), page).err()
+                    space.finish(entry, window.real[i], window.batch.outcome(number), page, false).err()
                 }
             };
             if error.is_some() {

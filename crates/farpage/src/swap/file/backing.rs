@@ -15,7 +15,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The header page of a block device begins with this: it is ours to overwrite. So did files with a name in earlier
 /// versions.
@@ -37,6 +37,16 @@ pub struct Backing {
     remote: Option<(Arc<ExportSpace>, Areas)>,
     /// It is no file: the pages are on a server.
     store: Option<Arc<dyn PageStore>>,
+    /// Second copies of what is on a server.
+    mirror: Option<Mirror>,
+}
+
+/// Second copies, each at the slot that the first one has on the server.
+pub struct Mirror {
+    /// Their file.
+    pub file: Box<Backing>,
+    /// Slots that there is room for on the disk.
+    pub end: AtomicU64,
 }
 
 impl Backing {
@@ -53,6 +63,7 @@ impl Backing {
             salt,
             remote: None,
             store: None,
+            mirror: None,
         })
     }
 
@@ -67,6 +78,7 @@ impl Backing {
             salt: Salt::random()?,
             remote: Some((server.clone(), Areas::new(server.areas()))),
             store: None,
+            mirror: None,
         })
     }
 
@@ -84,7 +96,18 @@ impl Backing {
     pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
         let (fd, salt) = (Fd::none(), Salt::random()?);
         let (direct, keeps_space) = (AtomicBool::new(false), AtomicBool::new(true));
-        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, remote: None, store: Some(store) })
+        let (remote, store, mirror) = (None, Some(store), None);
+        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, remote, store, mirror })
+    }
+
+    /// The same with second copies.
+    pub fn with_mirror(self, mirror: Backing) -> Backing {
+        Backing { mirror: Some(Mirror { file: Box::new(mirror), end: AtomicU64::new(0) }), ..self }
+    }
+
+    /// Where second copies are.
+    pub fn mirror(&self) -> Option<&Mirror> {
+        self.mirror.as_ref()
     }
 
     /// Where the pages are, if that is on a server.
@@ -123,6 +146,7 @@ impl Backing {
         let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
         if let Some((server, _)) = &self.remote {
             let done = server.export().trim(at, len).ok()?;
+            self.mirror().into_iter().for_each(|mirror| _ = mirror.file.discard(slot, count));
             self.keeps_space.store(!done, Relaxed);
             return Some(done);
         }

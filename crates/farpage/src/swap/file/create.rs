@@ -19,6 +19,15 @@ impl FileDevice {
         Ok(FileDevice { server: Some(server), ..FileDevice::of(index, opened) })
     }
 
+    /// The same device, keeping a second copy of every page in a directory.
+    ///
+    /// # Errors
+    /// No files can be made there.
+    pub fn with_mirror(self, path: &Path) -> Result<FileDevice, DeviceError> {
+        let mirror = Some(open::directory(path)?);
+        Ok(FileDevice { mirror, ..self })
+    }
+
     /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
     pub fn create(&self) {
         let Some(own) = self.own.get().filter(|_| self.makes_files()) else { return };
@@ -36,14 +45,19 @@ impl FileDevice {
     }
 
     pub(super) fn new_file(&self) -> Result<Backing, Errno> {
-        if let Some(server) = &self.server {
-            return Backing::of_server(server);
-        }
-        if let Some(stores) = &self.stores {
-            let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
-            return Backing::of_store(stores.make(seal)?);
-        }
-        let dir = self.dir.as_ref().ok_or(Errno::NOENT)?;
+        let on_server = match (&self.server, &self.stores) {
+            (Some(server), _) => Backing::of_server(server)?,
+            (None, Some(stores)) => {
+                let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
+                Backing::of_store(stores.make(seal)?)?
+            }
+            (None, None) => return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?),
+        };
+        let Some(mirror) = &self.mirror else { return Ok(on_server) };
+        Ok(on_server.with_mirror(self.new_file_in(mirror)?))
+    }
+
+    fn new_file_in(&self, dir: &Fd) -> Result<Backing, Errno> {
         let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
         self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
         Ok(backing)

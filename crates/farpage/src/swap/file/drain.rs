@@ -15,7 +15,7 @@ impl FileDevice {
     /// The device has failed, and pages on it have not been looked at yet.
     pub fn wants_drain(&self) -> bool {
         self.server_accepts();
-        let is_there = || self.is_there() && self.stores.as_ref().is_none_or(|stores| stores.is_up());
+        let is_there = || self.is_there() || self.mirror.is_some();
         self.failed.load(Relaxed) && !self.drained.load(Relaxed) && is_there()
     }
 

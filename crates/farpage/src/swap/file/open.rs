@@ -76,6 +76,28 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<OpenedFile, DeviceError> {
     Ok(OpenedFile { name, dir: Some(Fd::new(dir)), block: None, slots_max, rotational, block_size, warning })
 }
 
+/// A directory in which files can be made.
+///
+/// # Errors
+/// It is none.
+pub fn directory(path: &Path) -> Result<Fd, DeviceError> {
+    let error = |reason: String, remedy: &str| {
+        let name = format!("mirror={}", file_name(path));
+        DeviceError { name, reason, remedy: remedy.into() }
+    };
+    let dir = open_directory(path, &error)?;
+    may_create(&dir, &error)?;
+    Ok(Fd::new(dir))
+}
+
+/// Whether second copies can be kept in a directory.
+///
+/// # Errors
+/// They cannot.
+pub fn check_mirror(path: &Path) -> Result<(), DeviceError> {
+    directory(path).map(drop)
+}
+
 /// What the launcher can see to before the program starts, without changing anything.
 ///
 /// # Errors

@@ -39,9 +39,10 @@ impl FileDevice {
         up && !lost
     }
 
-    /// Whether pages can be read now.
+    /// Whether its server, if it has one, can be reached now.
     pub(super) fn is_there(&self) -> bool {
         self.server.as_ref().is_none_or(|server| server.reach() == InReach::Up)
+            && self.stores.as_ref().is_none_or(|stores| stores.is_up())
     }
 
     /// Whether children may need what was stored so far.

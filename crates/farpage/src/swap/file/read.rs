@@ -31,6 +31,10 @@ impl FileDevice {
         let (file, page, value) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
         let backing = file.backing.get().ok_or(LoadError::NotInUse { device, slot })?;
         let (at, count) = (page, value.count);
+        let mirror = backing.mirror();
+        if let Some(mirror) = mirror.filter(|_| !self.is_there()) {
+            return self.read_mirror(entry, &mirror.file, at, into);
+        }
         let outcome = if aligned(into) || !backing.is_direct() {
             self.transfer_one(backing, (at, count), Direction::Read, into)
         } else {
@@ -39,7 +43,33 @@ impl FileDevice {
             into.copy_from_slice(&bounce.0);
             outcome
         };
-        self.book_read(entry, outcome, into)
+        let result = self.book_read(entry, outcome, into);
+        match mirror {
+            Some(mirror) if result.is_err() => self.read_mirror(entry, &mirror.file, at, into).or(result),
+            _ => result,
+        }
+    }
+
+    /// Reads the second copy of a page.
+    fn read_mirror(&self, entry: Entry, mirror: &Backing, slot: u64, into: &mut Page) -> Result<(), LoadError> {
+        let mut bounce = Bounce([0; PAGE_SIZE]);
+        let outcome = self.transfer_one(mirror, (slot, 0), Direction::Read, &mut bounce.0);
+        into.copy_from_slice(&bounce.0);
+        match outcome {
+            Transferred::Done if self.complete_from(entry, into, true) => Ok(()),
+            _ => Err(LoadError::Gone { device: self.index, slot: entry.slot() }),
+        }
+    }
+
+    /// Makes what was read into the page that was stored; whether it is that page. `mirrored`: it is the second copy.
+    pub(super) fn complete_from(&self, entry: Entry, page: &mut Page, mirrored: bool) -> bool {
+        let right = self.unseal(entry, page, mirrored);
+        self.transfers.read.fetch_add(1, Relaxed);
+        // Mostly it is zero, and its line stays with all who read.
+        if right && self.reads_failed.load(Relaxed) != 0 {
+            self.reads_failed.store(0, Relaxed);
+        }
+        right
     }
 
     /// What became of a page that was read.
@@ -69,15 +99,15 @@ impl FileDevice {
     }
 
     /// Whether a page that was read is the one that was stored, decrypted if need be.
-    pub(super) fn unseal(&self, entry: Entry, page: &mut Page) -> bool {
+    fn unseal(&self, entry: Entry, page: &mut Page, mirrored: bool) -> bool {
         if self.cipher.is_none() && self.key.get().is_none() {
             return true;
         }
         let Some((file, _, slot)) = self.find(entry) else { return false };
         if let Some(cipher) = &self.cipher {
             let Some(backing) = file.backing.get() else { return false };
-            // What is on a server has been through the cipher already.
-            if backing.store().is_none() {
+            // What is on a server that keeps pages by number has been through the cipher already.
+            if mirrored || backing.store().is_none() {
                 cipher.apply(backing.salt(), slot.count, page);
             }
         }
@@ -115,6 +145,7 @@ impl FileDevice {
             injector: self.injector.clone(),
             remote: backing.store().map(|store| store.clone() as Arc<dyn RemoteRuns>).or_else(export),
             count,
+            has_copy: backing.mirror().is_some(),
         }
     }
 

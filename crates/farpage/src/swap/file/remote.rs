@@ -26,6 +26,7 @@ impl FileDevice {
     pub(super) fn write_remote(
         &self,
         own: &File,
+        backing: &Backing,
         store: &dyn PageStore,
         pages: &[(&Page, u128)],
         places: &[(usize, u64)],
@@ -35,6 +36,7 @@ impl FileDevice {
         let leaving = (first..).zip(places).map(|(count, &(i, slot))| OutgoingPage { slot, count, page: pages[i].0 });
         let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
         store.store(&leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
+        self.mirror_sealed(backing, first, pages, places, &outcomes);
         self.book_writes(own, pages, places, &outcomes, Some(first), out)
     }
 

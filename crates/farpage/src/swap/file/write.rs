@@ -13,12 +13,6 @@ const GROW_PART: u64 = 16;
 
 const _: () = assert!(GROW_SLOTS.is_multiple_of(CLUSTER_SLOTS as u64));
 
-/// Encrypted copies of the pages of one batch, and the count of the first.
-struct Sealed {
-    pages: Box<[Bounce]>,
-    first: u64,
-}
-
 impl FileDevice {
     /// Stores the pages whose `out` is `None`: as `SwapDevice::store_batch`.
     pub(super) fn write_all(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -121,6 +115,9 @@ impl FileDevice {
             self.retry_second.store(now_second() + 1, Relaxed);
             return false;
         }
+        if let Some(mirror) = backing.mirror() {
+            mirror.end.store(open::grant(&mirror.file, end, granted - end, self.keep_free), Relaxed);
+        }
         own.slots.grow(granted);
         true
     }
@@ -164,13 +161,28 @@ impl FileDevice {
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
         if let Some(store) = backing.store() {
-            return self.write_remote(own, store.as_ref(), pages, places, out);
+            return self.write_remote(own, backing, store.as_ref(), pages, places, out);
         }
-        let sealed = self.seal(own, backing, pages, places);
+        let first = self.cipher.as_ref().map(|_| own.written.fetch_add(places.len() as u64, Relaxed));
+        let sealed = first.and_then(|first| self.seal(backing, first, pages, places));
         let content = |at: usize| match &sealed {
-            Some(sealed) => &sealed.pages[at].0,
+            Some(sealed) => &sealed[at].0,
             None => pages[places[at].0].0,
         };
+        let outcomes = self.write_pages(backing, places, &content);
+        self.write_mirror(backing, places, &outcomes, &content);
+        let result = self.book_writes(own, pages, places, &outcomes, first, out);
+        self.scratch.lock().extend(sealed);
+        result
+    }
+
+    /// Writes pages to their places in one batch; one that fails is tried once more by itself.
+    fn write_pages<'a>(
+        &self,
+        backing: &Backing,
+        places: &[(usize, u64)],
+        content: &dyn Fn(usize) -> &'a Page,
+    ) -> [Transferred; BATCH_MAX] {
         let mut batch = Batch::new(Direction::Write);
         let mut numbers = [None; BATCH_MAX];
         for (at, (&(_, slot), number)) in places.iter().zip(&mut numbers).enumerate() {
@@ -186,15 +198,63 @@ impl FileDevice {
             outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
             // What was sent to a server that is out of reach may get there later; so the slot is of no use.
             if !matches!(outcomes[at], Transferred::Done | Transferred::OutOfReach) {
-                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, &mut Bounce(*content(at)).0);
+                let page = &mut Bounce(*content(at)).0;
+                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, page);
             }
         }
-        let first = sealed.as_ref().map(|sealed| sealed.first);
-        let result = self.book_writes(own, pages, places, &outcomes, first, out);
-        if let Some(sealed) = sealed {
-            self.scratch.lock().push(sealed.pages);
+        outcomes
+    }
+
+    /// Writes the second copy of pages that a server has confirmed, if the device keeps one. What cannot be written has
+    /// none: what is in its place has another hash.
+    fn write_mirror<'a>(
+        &self,
+        backing: &Backing,
+        places: &[(usize, u64)],
+        outcomes: &[Transferred],
+        content: &dyn Fn(usize) -> &'a Page,
+    ) {
+        let Some(mirror) = backing.mirror() else { return };
+        let end = mirror.end.load(Relaxed);
+        let confirmed = |at: &usize| outcomes[*at] == Transferred::Done;
+        let has_room = |at: &usize| places[*at].1 < end;
+        let (mut which, mut kept, mut n) = ([0; BATCH_MAX], [(0, 0); BATCH_MAX], 0);
+        for at in (0..places.len()).filter(confirmed).filter(has_room) {
+            (which[n], kept[n]) = (at, places[at]);
+            n += 1;
         }
-        result
+        let copied = self.write_pages(&mirror.file, &kept[..n], &|at| content(which[at]));
+        let no_room = (0..places.len()).filter(confirmed).count() > n;
+        let failed = copied[..n].iter().find_map(|copied| match copied {
+            Transferred::Failed(errno) => Some(*errno),
+            _ => None,
+        });
+        if let Some(errno) = failed.or(no_room.then_some(Errno::NOSPC))
+            && !self.mirror_failed.swap(true, Relaxed)
+        {
+            let why = "the mirror cannot be written";
+            *self.warning.lock() = Some(Warning::NoCopy(why, errno));
+        }
+    }
+
+    /// Writes the second copies of what a server that keeps pages by number has confirmed.
+    pub(super) fn mirror_sealed(
+        &self,
+        backing: &Backing,
+        first: u64,
+        pages: &[(&Page, u128)],
+        places: &[(usize, u64)],
+        outcomes: &[Transferred],
+    ) {
+        if backing.mirror().is_none() {
+            return;
+        }
+        let sealed = self.seal(backing, first, pages, places);
+        self.write_mirror(backing, places, outcomes, &|at| match &sealed {
+            Some(sealed) => &sealed[at].0,
+            None => pages[places[at].0].0,
+        });
+        self.scratch.lock().extend(sealed);
     }
 
     /// Books a batch of which each page's outcome is known. `first`: the number of the first of them.
@@ -245,16 +305,22 @@ impl FileDevice {
         result
     }
 
-    /// Encrypts the pages of a batch into memory of the device's own; `None`: this device does not encrypt.
-    fn seal(&self, own: &File, backing: &Backing, pages: &[(&Page, u128)], places: &[(usize, u64)]) -> Option<Sealed> {
+    /// Encrypts the pages of a batch, numbered from `first` on, into memory of the device's own; `None`: this device does
+    /// not encrypt.
+    fn seal(
+        &self,
+        backing: &Backing,
+        first: u64,
+        pages: &[(&Page, u128)],
+        places: &[(usize, u64)],
+    ) -> Option<Box<[Bounce]>> {
         let cipher = self.cipher.as_ref()?;
         let spare = self.scratch.lock().pop();
         let mut copies = spare.unwrap_or_else(|| (0..BATCH_MAX).map(|_| Bounce([0; PAGE_SIZE])).collect());
-        let first = own.written.fetch_add(places.len() as u64, Relaxed);
         for (count, (&(i, _), copy)) in (first..).zip(places.iter().zip(copies.iter_mut())) {
             copy.0 = *pages[i].0;
             cipher.apply(backing.salt(), count, &mut copy.0);
         }
-        Some(Sealed { pages: copies, first })
+        Some(copies)
     }
 }

@@ -58,6 +58,8 @@ pub struct Place {
     pub remote: Option<Arc<dyn RemoteRuns>>,
     /// Its number among all that were ever written there, for a server that needs it.
     pub count: u64,
+    /// There is another copy: a server that is out of reach is not waited for.
+    pub has_copy: bool,
 }
 
 /// A server with pages.
@@ -239,6 +241,7 @@ impl Batch {
             return None;
         }
         let memory = page.cast::<u8>();
+        self.patient &= !place.has_copy;
         let adjacent = self.run_count.checked_sub(1).filter(|&last| {
             let run = &self.runs[last];
             let same = match (&run.remote, &place.remote) {

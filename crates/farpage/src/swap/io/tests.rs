@@ -26,6 +26,7 @@ fn place(fd: &OwnedFd, page: u64, injector: Option<&Arc<Injector>>) -> Place {
         injector: injector.cloned(),
         remote: None,
         count: 0,
+        has_copy: false,
     }
 }
 

@@ -103,8 +103,8 @@ impl PageStores for RedisStores {
         self.0.server.link().fork_child();
     }
 
-    fn take_note(&self) -> Option<String> {
-        self.0.server.link().take_note()
+    fn take_note(&self, mirrored: bool) -> Option<String> {
+        self.0.server.link().take_note(mirrored)
     }
 }
 

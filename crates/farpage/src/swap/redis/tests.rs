@@ -459,6 +459,26 @@ fn device_redis_pages_in_flight_come_back_right_or_not_at_all() {
 }
 
 #[test]
+fn device_redis_a_mirror_has_what_the_server_has_lost() {
+    for encrypt in ["", ",noencrypt"] {
+        let server = FakeServer::start();
+        let text = format!("{}{encrypt},mirror=file:/var/tmp", server.spec());
+        // SAFETY: there is no memory device.
+        let space =
+            unsafe { SwapSpace::build(&[SwapSpec::parse(&text).unwrap()], std::ptr::null_mut(), 0, 0) }.unwrap();
+        let key = ContentKey::random();
+        space.check_contents(key);
+        let store = |seed| space.store(&page_of(seed).0, key.hash(&page_of(seed).0)).unwrap();
+        let entries: Vec<_> = (0..400).map(store).collect();
+        for wrong in [Wrong::Nothing, Wrong::Empty, Wrong::Foreign, Wrong::Other] {
+            server.content().wrong = wrong;
+            let served = crate::swap::read_queue::tests::windows(&space, &entries, 10, true);
+            assert_eq!(served.failed, 0, "{wrong:?}");
+        }
+    }
+}
+
+#[test]
 fn device_redis_what_is_left_behind_can_be_found_and_removed() {
     let server = FakeServer::start();
     let (device, key) = server.device(true);

@@ -39,7 +39,7 @@ use std::time::Duration;
 /// For how long a server may say nothing.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 /// Connections of a side.
-const WIRES: usize = 4;
+const WIRES: usize = 8;
 /// First and longest pause between two tries, milliseconds.
 const PAUSE_MIN: i64 = 20;
 const PAUSE_MAX: i64 = 2000;
@@ -338,8 +338,8 @@ impl Link {
         self.notes.store(0, Relaxed);
     }
 
-    /// Something that the user should know, once; one line.
-    pub fn take_note(&self) -> Option<String> {
+    /// Something that the user should know, once; one line. `mirrored`: there is a second copy of every page.
+    pub fn take_note(&self, mirrored: bool) -> Option<String> {
         let notes = self.notes.load(Relaxed);
         let one = notes & notes.wrapping_neg();
         if one == 0 || self.notes.fetch_and(!one, Relaxed) & one == 0 {
@@ -356,16 +356,26 @@ impl Link {
                     Some(timeout) => format!("for {} s at most", timeout.as_secs()),
                     None => "until it is back".into(),
                 };
-                format!("swap device {name:?} is out of reach: {why}; threads that need pages from it wait, {until}")
+                match mirrored {
+                    true => format!("swap device {name:?} is out of reach: {why}; its pages come from the mirror"),
+                    false => format!(
+                        "swap device {name:?} is out of reach: {why}; threads that need pages from it wait, {until}"
+                    ),
+                }
             }
             SAY_BACK => format!("swap device {name:?} is back"),
+            SAY_LOST if mirrored => format!(
+                "swap device {name:?} is given up: it was out of reach for too long (timeout=); it takes no more \
+                 pages, and those on it come from the mirror"
+            ),
             SAY_LOST => format!(
                 "swap device {name:?} is given up: it was out of reach for too long (timeout=); it takes no more \
                  pages, and those on it are lost unless it comes back"
             ),
             _ => {
                 let why = if let Failed::Another(why) = *self.why.lock() { why } else { "it is another one" };
-                format!("swap device {name:?}: {why}: all pages on it are lost")
+                let then = if mirrored { "its pages come from the mirror" } else { "all pages on it are lost" };
+                format!("swap device {name:?}: {why}: {then}")
             }
         })
     }

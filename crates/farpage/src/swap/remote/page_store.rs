@@ -90,6 +90,6 @@ pub trait PageStores: Send + Sync {
     /// In a forked child, whose only thread this is.
     fn fork_child(&self);
 
-    /// Something that the user should know, once.
-    fn take_note(&self) -> Option<String>;
+    /// Something that the user should know, once. `mirrored`: there is a second copy of every page.
+    fn take_note(&self, mirrored: bool) -> Option<String>;
 }

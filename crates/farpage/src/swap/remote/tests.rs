@@ -95,7 +95,7 @@ fn ask(wire: &mut Wire) -> Result<u8, Broken> {
 }
 
 fn notes(link: &Link) -> Vec<String> {
-    std::iter::from_fn(|| link.take_note()).collect()
+    std::iter::from_fn(|| link.take_note(false)).collect()
 }
 
 #[test]

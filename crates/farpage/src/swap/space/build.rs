@@ -8,6 +8,7 @@ use crate::swap::file::file_name;
 use crate::swap::redis::pages::RedisStores;
 use crate::swap::redis::server::Server;
 use crate::sys::message::message_fmt;
+use std::path::Path;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
 pub const fn memory_most(budget: u64) -> u64 {
@@ -189,8 +190,8 @@ fn open_file(
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
     if let SwapSpec::Nbd(spec) = spec {
-        let device = FileDevice::on_export(index, spec)?.with_rings(rings.clone()).with_priority(prio);
-        return Ok(Some(Arc::new(if spec.encrypt { device.with_encryption()? } else { device })));
+        let device = FileDevice::on_export(index, spec)?;
+        return served(device, spec.encrypt, spec.mirror.as_deref(), prio, rings).map(Some);
     }
     let SwapSpec::File { path, size, keep_free, encrypt, fault, .. } = spec else { return Ok(None) };
     let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio);
@@ -226,12 +227,26 @@ fn open_server(
     let server = Server::of(spec, None)?;
     server.open()?;
     let stores = Box::new(RedisStores::new(server, spec.owner()));
-    let mut device = FileDevice::on_server(index, spec.name(), spec.size, stores);
-    device = device.with_rings(rings.clone()).with_priority(prio);
-    if spec.encrypt {
+    let device = FileDevice::on_server(index, spec.name(), spec.size, stores);
+    served(device, spec.encrypt, spec.mirror.as_deref(), prio, rings).map(Some)
+}
+
+/// What devices on servers have in common.
+fn served(
+    device: FileDevice,
+    encrypt: bool,
+    mirror: Option<&Path>,
+    prio: i32,
+    rings: &Arc<Rings>,
+) -> Result<Arc<FileDevice>, DeviceError> {
+    let mut device = device.with_rings(rings.clone()).with_priority(prio);
+    if encrypt {
         device = device.with_encryption()?;
     }
-    Ok(Some(Arc::new(device)))
+    if let Some(mirror) = mirror {
+        device = device.with_mirror(mirror)?;
+    }
+    Ok(Arc::new(device))
 }
 
 /// `fault=lost:SEED`: so many of 65536 places cannot be read.

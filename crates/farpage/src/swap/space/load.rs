@@ -113,7 +113,9 @@ impl SwapSpace {
         for i in 0..n {
             let error = match numbers[i] {
                 None => in_place[i],
-                Some(number) => self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i]).err(),
+                Some(number) => {
+                    self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i], patient).err()
+                }
             };
             if error.is_some() {
                 return (i, error);
@@ -184,7 +186,8 @@ impl SwapSpace {
     /// Books a page that a batch has read: looks at it, and reads it again, alone, if it is not right. `at`: as
     /// planned.
     ///
-    /// The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
+    /// A page of a server that is out of reach is asked for again if that is waited for (`patient`), or if there is a
+    /// second copy. The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
     /// page, half written: [`LoadError::NotInUse`], and no fault of the device.
     pub(in crate::swap) fn finish(
         &self,
@@ -192,8 +195,10 @@ impl SwapSpace {
         at: Option<Located>,
         outcome: Transferred,
         page: &mut Page,
+        patient: bool,
     ) -> Result<(), LoadError> {
-        if outcome == Transferred::OutOfReach {
+        let has_copy = || at.is_some_and(|at| self.device(at.real).is_ok_and(|device| device.has_copy(at.real)));
+        if outcome == Transferred::OutOfReach && !patient && !has_copy() {
             return Err(LoadError::OutOfReach { device: entry.device(), slot: entry.slot() });
         }
         if let Some(Located { real, check }) = at {

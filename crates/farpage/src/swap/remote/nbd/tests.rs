@@ -261,6 +261,50 @@ fn a_hostile_server_can_lose_pages_and_nothing_else() {
     assert!(lost > 0, "nothing went wrong");
 }
 
+/// Whatever becomes of the server: pages come from the mirror, in windows and alone, without waiting.
+#[test]
+fn a_mirror_has_what_the_server_has_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    for encrypt in ["", ",noencrypt"] {
+        let _ = std::fs::remove_file(&path);
+        let server = FakeServer::start(&path);
+        let text = format!("nbd+unix://{}{encrypt},mirror=file:/var/tmp,timeout=inf", path.display());
+        // SAFETY: there is no memory device.
+        let space =
+            unsafe { SwapSpace::build(&[SwapSpec::parse(&text).unwrap()], std::ptr::null_mut(), 0, 0) }.unwrap();
+        let key = ContentKey::random();
+        space.check_contents(key);
+        let store = |seed| space.store(&page_of(seed).0, key.hash(&page_of(seed).0)).unwrap();
+        let entries: Vec<_> = (0..150).map(store).collect();
+        let all_right = || {
+            for (seed, entry) in (0..).zip(&entries).take(20) {
+                let mut frame = Frame::boxed();
+                space.load(*entry, &mut frame.0).unwrap();
+                assert!(frame.0 == page_of(seed).0, "page {seed}");
+            }
+            let mut frames: Vec<_> = entries.iter().map(|_| Frame::boxed()).collect();
+            let mut pages: Vec<_> = frames.iter_mut().map(|frame| &mut frame.0).collect();
+            assert_eq!(space.load_many(&entries, &mut pages), (150, None));
+            assert!((0..).zip(&frames).all(|(seed, frame)| frame.0 == page_of(seed).0));
+            let served = read_queue::tests::windows(&space, &entries, 6, true);
+            assert_eq!(served.failed, 0);
+        };
+        all_right();
+        server.faults.unreadable.store(true, SeqCst);
+        all_right();
+        server.faults.unreadable.store(false, SeqCst);
+        server.data.lock().unwrap()[FRONT as usize..].fill(0);
+        all_right();
+        server.faults.silent.store(true, SeqCst);
+        let mut frame = Frame::boxed();
+        space.load(entries[7], &mut frame.0).unwrap();
+        assert!(frame.0 == page_of(7).0);
+        assert_eq!(space.load_in_reach(&entries[9..10], &mut [&mut frame.0]), (1, None));
+        assert!(frame.0 == page_of(9).0);
+    }
+}
+
 /// Windows in flight, without io_uring, of two servers and a file, in any order; then with a server that says anything,
 /// and one that says nothing any more.
 #[test]
