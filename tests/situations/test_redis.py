@@ -224,18 +224,31 @@ class Redis(Situation):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "filled\nkeeper: 6144 right, 0 lost, 0 wrong\n")
 
+    def test_a_mirror_has_what_a_server_has_lost(self):
+        self.start()
+        keeper = Keeper(self, "--verify", "--swap", f"{self.spec},timeout=2s,mirror=file:{self.dir}")
+        self.assertEqual(keeper.check(), (PAGES, 0, 0))
+        self.stop()
+        self.assertEqual(keeper.check(), (PAGES, 0, 0))
+        self.start()
+        self.assertEqual(keeper.check(), (PAGES, 0, 0))
+        keeper.tell("fork")
+        self.assertEqual(keeper.hear(), (PAGES, 0, 0))
+
     def test_what_a_killed_program_leaves_can_be_removed(self):
         self.start()
         keeper = Keeper(self, "--swap", self.spec)
         stays = Keeper(self, "--swap", self.spec, mib=24)
+        program = int(Path(f"/proc/{keeper.process.pid}/task/{keeper.process.pid}/children").read_text())
         keeper.process.kill()
         keeper.process.wait()
+        os.kill(program, signal.SIGKILL)
         before = self.pages()
         done = self.run_plain(FARPAGE, "swapoff", self.spec)
         self.assertEqual((done.returncode, done.stdout.count("it runs")), (0, 2), done.stderr)
         self.assertGreaterEqual(self.pages(), before)
         # As if it had not been heard of for a minute.
-        gone = next(id for id in self.alive() if f" {keeper.process.pid}" in self.cli("hget", "farpage:sessions", id))
+        gone = next(id for id in self.alive() if f" {program}" in self.cli("hget", "farpage:sessions", id))
         self.cli("del", f"farpage:alive:{gone}")
         done = self.run_plain(FARPAGE, "swapoff", "-n", self.spec)
         self.assertIn("would remove", done.stdout)
@@ -244,12 +257,11 @@ class Redis(Situation):
         self.assertLess(self.pages(), before - PAGES // 2)
         self.assertEqual(stays.check(), (24 * 256, 0, 0))
 
-    def test_a_run_that_is_waited_for_leaves_nothing(self):
+    def test_a_run_leaves_nothing(self):
         self.start()
         stays = Keeper(self, "--swap", self.spec, mib=24)
         before = len(self.alive())
-        done = self.run_farpage(build("keeper.c"), 24, "check", "fork", ram="16M",
-                                options=["--stats-json", self.dir / "stats", "--swap", self.spec])
+        done = self.run_farpage(build("keeper.c"), 24, "check", "fork", ram="16M", options=["--swap", self.spec])
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(len(self.alive()), before)
         self.assertLess(self.pages(), 24 * 256 + 1)

@@ -193,6 +193,22 @@ class Nbdkit(Situation):
         server.start()
         status, out, err = program.end()
         self.assertEqual((status, out), (0, "right\n"), err)
+        self.assertEqual(file.read_bytes().strip(b"\0"), b"", "nothing is left there")
+
+    def test_a_mirror_has_what_a_server_has_lost(self):
+        server = self.server()
+        for again in (True, False):
+            program = Program(self, self.url + f",timeout=2s,mirror=file:{self.dir}")
+            server.kill()
+            if again:
+                server.start()
+            program.go_on()
+            status, out, err = program.end()
+            self.assertEqual((status, out), (0, "right\n"), err)
+            self.assertIn("from the mirror", err)
+        done = self.run_farpage("true", options=["--swap", self.url + ",mirror=file:/no/such"])
+        self.assertEqual((done.returncode, done.stdout), (125, ""))
+        self.assertIn("cannot use mirror=file:/no/such: cannot open the directory", done.stderr)
 
     def test_a_server_that_begins_again_without_them_has_lost_the_pages(self):
         server = self.server()

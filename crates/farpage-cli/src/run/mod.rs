@@ -46,7 +46,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Runs the subcommand. Without `--stats` it returns only on failure.
+/// Runs the subcommand. Where nothing is to be done after the program it returns only on failure.
 pub fn main(args: RunArgs) -> Result<ExitCode> {
     let note = |text: &dyn std::fmt::Display| {
         if args.verbose {
@@ -144,7 +144,9 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     if !args.engine.swap.is_empty() {
         conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
     }
-    if !args.stats && target.is_none() && page.is_none() {
+    // Somebody has to be there afterwards: to report, or to remove what is left on servers.
+    let has_servers = conf.swap.iter().any(|spec| matches!(spec, SwapSpec::Nbd(_) | SwapSpec::Redis(_)));
+    if !args.stats && target.is_none() && page.is_none() && !has_servers {
         early::restore_sigpipe();
         return Err(image.failure(&image.exec()));
     }
