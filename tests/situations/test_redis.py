@@ -36,6 +36,11 @@ class Keeper:
     def errors(self):
         return "".join(self.said)
 
+    @property
+    def program(self):
+        """Its process: farpage stays as the parent."""
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text())
+
     def tell(self, command):
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
@@ -213,10 +218,10 @@ class Redis(Situation):
                              ((f"{self.spec},password-file={secret}",), {})]:
             keeper = Keeper(self, "--swap", *options, env=env, mib=24)
             self.assertEqual(keeper.check(), (24 * 256, 0, 0))
-            process = f"/proc/{keeper.process.pid}"
+            process = f"/proc/{keeper.program}"
             environment = Path(f"{process}/environ").read_text().split("\0")
             configuration = next(v for v in environment if v.startswith("FARPAGE_CONF="))
-            shown = Path(f"{process}/cmdline").read_text() + configuration
+            shown = Path(f"{process}/cmdline").read_text() + configuration + Path(f"/proc/{keeper.process.pid}/cmdline").read_text()
             self.assertNotIn("cr,et", shown)
         by_descriptor = f'exec 9< {secret}; exec "$@"'
         done = self.run_plain("sh", "-c", by_descriptor, "sh", FARPAGE, "run", "--ram", "16M", "--swap",
@@ -239,7 +244,7 @@ class Redis(Situation):
         self.start()
         keeper = Keeper(self, "--swap", self.spec)
         stays = Keeper(self, "--swap", self.spec, mib=24)
-        program = int(Path(f"/proc/{keeper.process.pid}/task/{keeper.process.pid}/children").read_text())
+        program = keeper.program
         keeper.process.kill()
         keeper.process.wait()
         os.kill(program, signal.SIGKILL)

@@ -205,7 +205,9 @@ class Nbdkit(Situation):
             program.go_on()
             status, out, err = program.end()
             self.assertEqual((status, out), (0, "right\n"), err)
-            self.assertIn("from the mirror", err)
+            # One that is away for less than a second is not worth a word.
+            if again:
+                self.assertIn("the server has not kept what it was given: its pages come from the mirror", err)
         done = self.run_farpage("true", options=["--swap", self.url + ",mirror=file:/no/such"])
         self.assertEqual((done.returncode, done.stdout), (125, ""))
         self.assertIn("cannot use mirror=file:/no/such: cannot open the directory", done.stderr)

@@ -318,7 +318,10 @@ impl SwapDevice for FileDevice {
     }
 
     fn in_reach(&self) -> bool {
-        self.mirror.is_some() || self.server.as_ref().is_none_or(|server| server.reach() != InReach::Waiting)
+        let waits = |reach: InReach| reach == InReach::Waiting;
+        self.mirror.is_some()
+            || !(self.server.as_ref().is_some_and(|server| waits(server.reach()))
+                || self.stores.as_ref().is_some_and(|stores| waits(stores.reach())))
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -326,7 +329,11 @@ impl SwapDevice for FileDevice {
     }
 
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
-        self.read(entry, into)
+        self.read(entry, into, true)
+    }
+
+    fn load_with(&self, entry: Entry, into: &mut Page, patient: bool) -> Result<(), LoadError> {
+        self.read(entry, into, patient)
     }
 
     fn place(&self, entry: Entry) -> Option<Place> {
@@ -338,8 +345,8 @@ impl SwapDevice for FileDevice {
         self.complete_from(entry, page, false)
     }
 
-    fn has_copy(&self, _entry: Entry) -> bool {
-        self.mirror.is_some()
+    fn has_copy(&self, entry: Entry) -> bool {
+        self.find(entry).is_some_and(|(file, ..)| file.backing.get().is_some_and(|backing| backing.mirror().is_some()))
     }
 
     fn resolve(&self, entry: Entry) -> Entry {

@@ -193,6 +193,14 @@ pub trait SwapDevice: Send + Sync {
     /// See [`LoadError`]; the content of `into` is then unspecified.
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError>;
 
+    /// The same; `patient`: waits for a server that is out of reach.
+    ///
+    /// # Errors
+    /// As [`SwapDevice::load`]; [`LoadError::OutOfReach`] if it does not wait.
+    fn load_with(&self, entry: Entry, into: &mut Page, _patient: bool) -> Result<(), LoadError> {
+        self.load(entry, into)
+    }
+
     /// Where the page is, if it is to be read by a queue ([`io::Batch`]); `None`: by [`SwapDevice::load`]. Stays true
     /// while the entry is in use.
     fn place(&self, _entry: Entry) -> Option<io::Place> {

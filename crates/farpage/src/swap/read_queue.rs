@@ -28,7 +28,7 @@ use super::io::in_flight::{LINES_MAX, Lines};
 use super::io::{BATCH_MAX, Batch, Direction, IoRing};
 use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Windows in flight at the same time.
@@ -37,6 +37,9 @@ pub const WINDOWS_MAX: usize = 16;
 pub const FDS_MAX: usize = 1 + LINES_MAX;
 /// Requests to the kernel in flight at the same time.
 const REQUESTS_MAX: usize = 256;
+
+/// How long is slept at most between two looks at servers that may be late.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 struct Window {
     tag: u64,
@@ -175,9 +178,7 @@ impl ReadQueue {
     pub fn next(&mut self, space: &SwapSpace) -> Option<Arrived> {
         if self.complete.is_empty() {
             // Before the look, so that what comes later is announced anew.
-            if let Some(event) = &self.event {
-                let _ = rustix::io::read(event, &mut [0; 8]);
-            }
+            self.clear_event();
             if self.in_flight > 0 {
                 self.reap(space, 0);
             }
@@ -185,11 +186,21 @@ impl ReadQueue {
         self.complete.pop()
     }
 
+    /// What comes later is announced anew.
+    fn clear_event(&self) {
+        if let Some(event) = &self.event {
+            let _ = rustix::io::read(event, &mut [0; 8]);
+        }
+    }
+
     /// The next window that has arrived; waits for one. `None`: nothing is in flight.
     pub fn wait(&mut self, space: &SwapSpace) -> Option<Arrived> {
         while self.complete.is_empty() && self.in_flight > 0 {
             if self.lines.are_busy() {
-                self.lines.wait();
+                let mut fds: Vec<_> = self.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+                let _ = poll(&mut fds, Some(&LOOK));
+                drop(fds);
+                self.clear_event();
                 self.reap(space, 0);
             } else {
                 self.reap(space, 1);

@@ -256,13 +256,13 @@ impl Pager {
         let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
         let (loaded, error) = e.space.load_in_reach(&entries, &mut pages);
         drop(pages);
+        if let (0, Some(LoadError::OutOfReach { .. })) = (loaded, error) {
+            return Ran::nothing(None);
+        }
         if wanted && entries.len() == 1 {
             e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
         }
         Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
-        if let (0, Some(LoadError::OutOfReach { .. })) = (loaded, error) {
-            return Ran::nothing(None);
-        }
         if let (0, true, Some(error)) = (loaded, wanted, error) {
             // Perhaps it is not the first page that cannot be read.
             if n > 1 && e.space.load(entries[0], &mut self.scratch.0[0]).is_ok() {

@@ -24,8 +24,14 @@ impl FileDevice {
     /// # Errors
     /// No files can be made there.
     pub fn with_mirror(self, path: &Path) -> Result<FileDevice, DeviceError> {
-        let mirror = Some(open::directory(path)?);
-        Ok(FileDevice { mirror, ..self })
+        let of_device = |error: DeviceError| DeviceError {
+            reason: format!("{}: {}", error.name, error.reason),
+            name: self.name.clone(),
+            remedy: error.remedy,
+        };
+        let (mirror, warning) = open::directory(path).map_err(of_device)?;
+        let warning = Mutex::new(warning.map(Warning::Odd));
+        Ok(FileDevice { mirror: Some(mirror), warning, ..self })
     }
 
     /// Creates the own file now, if that is possible, so that the caller's descriptor table has it.
@@ -45,6 +51,11 @@ impl FileDevice {
     }
 
     pub(super) fn new_file(&self) -> Result<Backing, Errno> {
+        // The second copies first: what is on the server by then would stay there.
+        let mirror = self.mirror.as_ref().and_then(|mirror| {
+            let made = self.new_file_in(mirror);
+            made.map_err(|errno| self.no_copies("the mirror's file cannot be made", errno)).ok()
+        });
         let on_server = match (&self.server, &self.stores) {
             (Some(server), _) => Backing::of_server(server)?,
             (None, Some(stores)) => {
@@ -53,8 +64,10 @@ impl FileDevice {
             }
             (None, None) => return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?),
         };
-        let Some(mirror) = &self.mirror else { return Ok(on_server) };
-        Ok(on_server.with_mirror(self.new_file_in(mirror)?))
+        Ok(match mirror {
+            Some(mirror) => on_server.with_mirror(mirror),
+            None => on_server,
+        })
     }
 
     fn new_file_in(&self, dir: &Fd) -> Result<Backing, Errno> {

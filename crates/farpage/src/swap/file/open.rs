@@ -39,6 +39,13 @@ pub struct OpenedFile {
     pub warning: Option<String>,
 }
 
+/// What is to be said of a directory whose filesystem takes the memory that is to be saved.
+fn in_memory(dir: &OwnedFd, name: &str) -> Option<String> {
+    let is_memory = rustix::fs::fstatfs(dir).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
+    is_memory
+        .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"))
+}
+
 /// What a device of this path is called.
 pub fn file_name(path: &Path) -> String {
     format!("file:{}", path.display())
@@ -69,25 +76,24 @@ pub fn open(path: &Path, size: Option<u64>) -> Result<OpenedFile, DeviceError> {
         _ => return Err(error(String::from(NEITHER), "use a directory, as in file:/var/tmp")),
     };
     may_create(&dir, &error)?;
-    let in_memory = rustix::fs::fstatfs(&dir).is_ok_and(|s| MEMORY_FILESYSTEMS.contains(&(s.f_type as u32)));
-    let warning = in_memory
-        .then(|| format!("swap device {name:?}: this filesystem is itself memory; use a directory on a disk instead"));
+    let warning = in_memory(&dir, &name);
     let (rotational, block_size) = (is_rotational(stat.st_dev), block_size(stat.st_dev).min(PAGE_SIZE as u32));
     Ok(OpenedFile { name, dir: Some(Fd::new(dir)), block: None, slots_max, rotational, block_size, warning })
 }
 
-/// A directory in which files can be made.
+/// A directory in which files can be made, and what is odd about it.
 ///
 /// # Errors
 /// It is none.
-pub fn directory(path: &Path) -> Result<Fd, DeviceError> {
+pub fn directory(path: &Path) -> Result<(Fd, Option<String>), DeviceError> {
     let error = |reason: String, remedy: &str| {
         let name = format!("mirror={}", file_name(path));
         DeviceError { name, reason, remedy: remedy.into() }
     };
     let dir = open_directory(path, &error)?;
     may_create(&dir, &error)?;
-    Ok(Fd::new(dir))
+    let warning = in_memory(&dir, &format!("mirror={}", file_name(path)));
+    Ok((Fd::new(dir), warning))
 }
 
 /// Whether second copies can be kept in a directory.

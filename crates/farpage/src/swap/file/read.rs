@@ -25,40 +25,52 @@ impl Deref for FoundFile<'_> {
 }
 
 impl FileDevice {
-    /// As `SwapDevice::load`.
-    pub(super) fn read(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+    /// As `SwapDevice::load_with`.
+    pub(super) fn read(&self, entry: Entry, into: &mut Page, patient: bool) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         let (file, page, value) = self.find(entry).ok_or(LoadError::NotInUse { device, slot })?;
         let backing = file.backing.get().ok_or(LoadError::NotInUse { device, slot })?;
-        let (at, count) = (page, value.count);
-        let mirror = backing.mirror();
-        if let Some(mirror) = mirror.filter(|_| !self.is_there()) {
-            return self.read_mirror(entry, &mirror.file, at, into);
-        }
-        let outcome = if aligned(into) || !backing.is_direct() {
-            self.transfer_one(backing, (at, count), Direction::Read, into)
-        } else {
-            let mut bounce = Bounce([0; PAGE_SIZE]);
-            let outcome = self.transfer_one(backing, (at, count), Direction::Read, &mut bounce.0);
-            into.copy_from_slice(&bounce.0);
-            outcome
+        let at = (page, value.count);
+        let Some(mirror) = backing.mirror() else { return self.read_first(entry, backing, at, into, patient) };
+        // What has another copy is not waited for, unless that one is not there.
+        let first = match self.is_there() {
+            true => self.read_first(entry, backing, at, into, false),
+            false => Err(LoadError::OutOfReach { device, slot }),
         };
-        let result = self.book_read(entry, outcome, into);
-        match mirror {
-            Some(mirror) if result.is_err() => self.read_mirror(entry, &mirror.file, at, into).or(result),
-            _ => result,
+        match first {
+            Ok(()) => Ok(()),
+            Err(_) if self.read_mirror(entry, &mirror.file, page, into) => Ok(()),
+            Err(LoadError::OutOfReach { .. }) => self.read_first(entry, backing, at, into, patient),
+            first => first,
         }
     }
 
-    /// Reads the second copy of a page.
-    fn read_mirror(&self, entry: Entry, mirror: &Backing, slot: u64, into: &mut Page) -> Result<(), LoadError> {
+    /// Reads a page from its file, or its server.
+    fn read_first(
+        &self,
+        entry: Entry,
+        backing: &Backing,
+        at: (u64, u64),
+        into: &mut Page,
+        patient: bool,
+    ) -> Result<(), LoadError> {
+        let outcome = if aligned(into) || !backing.is_direct() {
+            self.transfer_one(backing, at, Direction::Read, into, patient)
+        } else {
+            let mut bounce = Bounce([0; PAGE_SIZE]);
+            let outcome = self.transfer_one(backing, at, Direction::Read, &mut bounce.0, patient);
+            into.copy_from_slice(&bounce.0);
+            outcome
+        };
+        self.book_read(entry, outcome, into)
+    }
+
+    /// Reads the second copy of a page; whether it is there, and right.
+    fn read_mirror(&self, entry: Entry, mirror: &Backing, slot: u64, into: &mut Page) -> bool {
         let mut bounce = Bounce([0; PAGE_SIZE]);
-        let outcome = self.transfer_one(mirror, (slot, 0), Direction::Read, &mut bounce.0);
+        let outcome = self.transfer_one(mirror, (slot, 0), Direction::Read, &mut bounce.0, false);
         into.copy_from_slice(&bounce.0);
-        match outcome {
-            Transferred::Done if self.complete_from(entry, into, true) => Ok(()),
-            _ => Err(LoadError::Gone { device: self.index, slot: entry.slot() }),
-        }
+        outcome == Transferred::Done && self.complete_from(entry, into, true)
     }
 
     /// Makes what was read into the page that was stored; whether it is that page. `mirrored`: it is the second copy.
@@ -121,10 +133,12 @@ impl FileDevice {
         (slot, count): (u64, u64),
         direction: Direction,
         page: &mut Page,
+        patient: bool,
     ) -> Transferred {
         for last in [false, true] {
-            let mut batch = Batch::new(direction);
-            let place = self.place_in(backing, slot, count);
+            let batch = Batch::new(direction);
+            let mut batch = if patient { batch } else { batch.impatient() };
+            let place = Place { has_copy: false, ..self.place_in(backing, slot, count) };
             // SAFETY: the page is borrowed mutably until after `run`.
             unsafe { batch.push(&place, page) };
             self.rings.run(&mut batch, &mut || {});

@@ -116,7 +116,9 @@ impl FileDevice {
             return false;
         }
         if let Some(mirror) = backing.mirror() {
-            mirror.end.store(open::grant(&mirror.file, end, granted - end, self.keep_free), Relaxed);
+            let end = mirror.end.load(Relaxed);
+            let step = granted.saturating_sub(end);
+            mirror.end.store(open::grant(&mirror.file, end, step, self.keep_free), Relaxed);
         }
         own.slots.grow(granted);
         true
@@ -199,7 +201,7 @@ impl FileDevice {
             // What was sent to a server that is out of reach may get there later; so the slot is of no use.
             if !matches!(outcomes[at], Transferred::Done | Transferred::OutOfReach) {
                 let page = &mut Bounce(*content(at)).0;
-                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, page);
+                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, page, false);
             }
         }
         outcomes
@@ -229,11 +231,15 @@ impl FileDevice {
             Transferred::Failed(errno) => Some(*errno),
             _ => None,
         });
-        if let Some(errno) = failed.or(no_room.then_some(Errno::NOSPC))
-            && !self.mirror_failed.swap(true, Relaxed)
-        {
-            let why = "the mirror cannot be written";
-            *self.warning.lock() = Some(Warning::NoCopy(why, errno));
+        if let Some(errno) = failed.or(no_room.then_some(Errno::NOSPC)) {
+            self.no_copies("the mirror cannot be written", errno);
+        }
+    }
+
+    /// Some pages are on the server only, which is said once.
+    pub(super) fn no_copies(&self, what: &'static str, errno: Errno) {
+        if !self.mirror_failed.swap(true, Relaxed) {
+            self.warning.lock().get_or_insert(Warning::NoCopy(what, errno));
         }
     }
 

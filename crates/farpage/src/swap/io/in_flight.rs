@@ -8,15 +8,12 @@
 use super::{BATCH_MAX, Batch, Direction, RemoteRuns, Transferred};
 use crate::sys::clock::now_ms;
 use libc::iovec;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Servers that can be asked at the same time; others are read synchronously.
 pub const LINES_MAX: usize = 8;
-/// How long is slept at most between two looks at what is late, nanoseconds.
-const LOOK_NS: i64 = 20_000_000;
 
 /// A run that a server was asked for.
 pub struct Asked {
@@ -32,8 +29,6 @@ pub struct Asked {
     pub memory: *const iovec,
     /// See `memory`.
     pub parts: usize,
-    /// Of the first run of those that were asked for at once: how many they are. Of others: 0.
-    pub group: usize,
     window: u32,
     run: usize,
     since_ms: i64,
@@ -59,14 +54,17 @@ pub trait Conversation: Send {
     /// Readable when something has come in.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Sends all; `false`: the connection is of no more use, and its link knows.
-    fn send(&mut self, bytes: &[u8]) -> bool;
+    /// Sends what asks for so many runs; `false`: the connection is of no more use, and its link knows.
+    fn send(&mut self, bytes: &[u8], runs: usize) -> bool;
 
     /// Takes in what has come for `asked`, the oldest first; does not wait.
     fn receive(&mut self, asked: &VecDeque<Asked>) -> Received;
 
     /// Whether it can still be used, if something has been waited for since then. If not, its link knows.
     fn is_good(&mut self, waiting_since_ms: i64) -> bool;
+
+    /// Whether it can still be used, if nothing is in flight.
+    fn is_ready(&mut self) -> bool;
 }
 
 /// A run that has ended.
@@ -106,11 +104,7 @@ impl Lines {
         let mut flying = 0;
         for first in 0..batch.runs() {
             let Some(remote) = batch.remote_to_begin(first) else { continue };
-            let Some(line) =
-                self.lines.iter().position(|line| line.server == remote.server()).or_else(|| self.open(&remote))
-            else {
-                continue;
-            };
+            let Some(line) = self.line(&remote) else { continue };
             let line = &mut self.lines[line];
             let (from, since_ms) = (line.asked.len(), now_ms());
             for run in first..batch.runs() {
@@ -126,7 +120,6 @@ impl Lines {
                     count: request.count,
                     memory: request.memory.as_ptr(),
                     parts: request.memory.len().min(BATCH_MAX),
-                    group: 0,
                     window,
                     run,
                     since_ms,
@@ -134,24 +127,26 @@ impl Lines {
                 line.next_number += 1;
                 batch.begun(run);
             }
-            let group = line.asked.len() - from;
-            let Some(first) = line.asked.get_mut(from) else { continue };
-            first.group = group;
-            flying += group;
+            let runs = line.asked.len() - from;
+            if runs == 0 {
+                continue;
+            }
+            flying += runs;
             self.bytes.clear();
             remote.ask(&line.asked.make_contiguous()[from..], &mut self.bytes);
             // What a broken line was asked for ends in `next`.
-            line.broken |= !line.conversation.send(&self.bytes);
+            line.broken |= !line.conversation.send(&self.bytes, runs);
         }
         flying
     }
 
-    /// Opens a connection to a server.
-    fn open(&mut self, remote: &Arc<dyn RemoteRuns>) -> Option<usize> {
-        // Those that nobody needs any more: their server was restarted, for example.
-        self.lines.retain_mut(|line| !line.asked.is_empty() || (!line.broken && line.conversation.is_good(now_ms())));
-        if self.lines.len() == LINES_MAX {
-            return None;
+    /// The connection to a server, opened if there is none.
+    fn line(&mut self, remote: &Arc<dyn RemoteRuns>) -> Option<usize> {
+        // Without those that nobody needs any more: their server was restarted, for example.
+        self.lines.retain_mut(|line| !line.asked.is_empty() || (!line.broken && line.conversation.is_ready()));
+        let there = self.lines.iter().position(|line| line.server == remote.server());
+        if there.is_some() || self.lines.len() == LINES_MAX {
+            return there;
         }
         let (server, conversation) = (remote.server(), remote.connect()?);
         self.lines.push(Line { server, conversation, asked: VecDeque::new(), next_number: 0, broken: false });
@@ -186,12 +181,6 @@ impl Lines {
     /// For a poll set; [`LINES_MAX`] at most.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.lines.iter().filter(|line| !line.asked.is_empty()).map(|line| line.conversation.fd())
-    }
-
-    /// Waits until something may have come in, or is late; for a little while only.
-    pub fn wait(&self) {
-        let mut fds: Vec<PollFd<'_>> = self.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: LOOK_NS }));
     }
 
     /// Closes all. What was in flight will never be written to.

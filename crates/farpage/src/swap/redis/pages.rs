@@ -9,7 +9,7 @@
 //!
 //! Callers: the file device. Locks: `scratch`, a leaf; codec states; the link's.
 
-use super::in_flight::RedisConversation;
+use super::in_flight::RedisReplies;
 use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId};
 use super::resp::{Commands, Reader, RespError, ServerRefusal};
 use super::server::Server;
@@ -17,8 +17,9 @@ use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::swap::io::in_flight::{Asked, Conversation};
-use crate::swap::io::{BATCH_MAX, Batch, RemoteRuns, Transferred};
-use crate::swap::remote::link::{Patience, Unreachable};
+use crate::swap::io::{BATCH_MAX, Batch, Direction, RemoteRuns, Transferred};
+use crate::swap::remote::conversation;
+use crate::swap::remote::link::{InReach, Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::swap::remote::wire::Wire;
 use crate::swap::zram::codec::{Codec, fill, same_filled};
@@ -40,9 +41,9 @@ const LZ4: u8 = 2;
 pub(super) const VALUE_MAX: usize = PAGE_SIZE + 1;
 /// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
 const LOOK_MS: i64 = 5000;
-/// How often a page is asked for of a server that says "later", and the pauses: a minute.
-const LATER_TRIES: u32 = 1200;
-const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// For how long a server may say "later", and until it is asked again, milliseconds.
+const LATER_MOST_MS: i64 = 60_000;
+const LATER_MS: i64 = 50;
 
 /// What the stores of a device have in common.
 struct StoresShare {
@@ -52,6 +53,10 @@ struct StoresShare {
     scratch: Mutex<Vec<Vec<u8>>>,
     /// Who we are, for those who look at the server.
     owner: String,
+    /// Since when it says "later", milliseconds; 0: it does not.
+    later_since_ms: AtomicI64,
+    /// When it is asked again.
+    later_until_ms: AtomicI64,
 }
 
 /// The stores of one server.
@@ -62,7 +67,14 @@ impl RedisStores {
     pub fn new(server: Server, owner: String) -> RedisStores {
         let codec = Codec::new(Alg::Lz4);
         codec.warm();
-        RedisStores(Arc::new(StoresShare { server, codec, scratch: Mutex::new(Vec::new()), owner }))
+        RedisStores(Arc::new(StoresShare {
+            server,
+            codec,
+            scratch: Mutex::new(Vec::new()),
+            owner,
+            later_since_ms: AtomicI64::new(0),
+            later_until_ms: AtomicI64::new(0),
+        }))
     }
 }
 
@@ -77,6 +89,13 @@ impl PageStores for RedisStores {
 
     fn is_up(&self) -> bool {
         self.0.server.link().is_up()
+    }
+
+    fn reach(&self) -> InReach {
+        match self.0.server.link().reach() {
+            InReach::Up if now_ms() < self.0.later_until_ms.load(Relaxed) => InReach::Waiting,
+            reach => reach,
+        }
     }
 
     fn is_lost(&self) -> bool {
@@ -161,8 +180,7 @@ impl RemoteRuns for RedisPages {
     }
 
     fn connect(&self) -> Option<Box<dyn Conversation>> {
-        let conversation = RedisConversation::open(self.shared.server.link())?;
-        Some(Box::new(conversation))
+        conversation::open(self.shared.server.link(), RedisReplies::new())
     }
 
     fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {
@@ -193,6 +211,11 @@ impl RemoteRuns for RedisPages {
         let (mut wanted, mut n) = ([Wanted::NOTHING; BATCH_MAX], 0);
         for run in (0..batch.runs()).filter(|run| mine[*run]) {
             let Some(request) = batch.remote_request(run) else { continue };
+            // Pages are stored by `store`.
+            if request.direction == Direction::Write {
+                batch.remote_ended(run, Transferred::Failed(Errno::INVAL));
+                continue;
+            }
             let [memory] = request.memory else { continue };
             wanted[n] = Wanted { run, slot: request.at, count: request.count, page: memory.iov_base.cast() };
             n += 1;
@@ -243,21 +266,39 @@ impl RedisPages {
             }
             Ok(())
         };
-        for _ in 0..LATER_TRIES {
+        loop {
             let end = match self.shared.server.exchange(patience, command.bytes(), &mut read) {
-                Ok(Ok(())) => return,
-                // Somebody's script runs, for example.
-                Ok(Err(ServerRefusal::Later)) if patience == Patience::Wait => {
-                    let _ = rustix::thread::nanosleep(&LATER);
-                    continue;
+                Ok(Ok(())) => {
+                    if self.shared.later_since_ms.load(Relaxed) != 0 {
+                        self.shared.later_since_ms.store(0, Relaxed);
+                    }
+                    return;
                 }
-                Ok(Err(ServerRefusal::Later)) | Err(Unreachable::Later) => Transferred::OutOfReach,
+                Ok(Err(ServerRefusal::Later)) => match (self.shared.later(), patience) {
+                    (false, _) => Transferred::Failed(Errno::TIMEDOUT),
+                    (true, Patience::Now) => Transferred::OutOfReach,
+                    (true, Patience::Wait) => {
+                        let pause = Timespec { tv_sec: 0, tv_nsec: LATER_MS * 1_000_000 };
+                        let _ = rustix::thread::nanosleep(&pause);
+                        continue;
+                    }
+                },
+                Err(Unreachable::Later) => Transferred::OutOfReach,
                 Ok(Err(_)) => Transferred::Failed(Errno::PROTO),
                 Err(Unreachable::Lost) => Transferred::Failed(Errno::HOSTUNREACH),
             };
             return ends.fill(end);
         }
-        ends.fill(Transferred::Failed(Errno::TIMEDOUT));
+    }
+}
+
+impl StoresShare {
+    /// The server has said "later" (somebody's script runs, for example); whether that is to be waited for.
+    fn later(&self) -> bool {
+        let now = now_ms();
+        let first = self.later_since_ms.compare_exchange(0, now, Relaxed, Relaxed);
+        self.later_until_ms.store(now + LATER_MS, Relaxed);
+        first.is_ok() || first.is_err_and(|since| now - since < LATER_MOST_MS)
     }
 }
 

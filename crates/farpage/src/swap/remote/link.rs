@@ -24,7 +24,7 @@
 //! Both are held while the server works, and nothing is taken under them.
 
 use super::opening::{Failed, Greeting, OpeningSocket, sleep};
-use super::wire::{Broken, Wire};
+use super::wire::{Broken, PATIENCE, Wire};
 use crate::conf::address::Endpoint;
 use crate::sys::clock::now_ms;
 use crate::sys::mutex::{Guard, Mutex};
@@ -295,11 +295,23 @@ impl Link {
     /// Whether a connection is of use for somebody who has waited for an answer since then. If that is too long, the
     /// server is out of reach.
     pub fn is_good(&self, own: &OwnWire, waiting_since_ms: i64) -> bool {
-        let late = now_ms() - own.heard_ms.max(waiting_since_ms) > self.deadline.as_millis() as i64;
+        let (now, deadline) = (now_ms(), self.deadline.as_millis() as i64);
+        let silent = now - own.heard_ms.max(waiting_since_ms) > deadline;
+        // As much time as an exchange has.
+        let late = silent || now - waiting_since_ms > deadline * i64::from(PATIENCE);
         if late {
             self.lose(own, Broken::Silent);
         }
         !late && own.life == self.life.load(Relaxed)
+    }
+
+    /// Whether a connection on which nothing is in flight is as it was when it was opened.
+    pub fn is_ready(&self, own: &mut OwnWire) -> bool {
+        let mut byte = [0];
+        let mut part = [libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 }];
+        // SAFETY: borrowed for the call.
+        let nothing = unsafe { own.wire.receive_now(&mut part) } == Ok(0);
+        nothing && own.life == self.life.load(Relaxed)
     }
 
     /// A connection of somebody's own is of no more use: the server is out of reach.
@@ -406,7 +418,12 @@ impl Link {
         let mine = gettid() as usize % wires.len();
         let each = || (0..wires.len()).filter_map(|i| wires[(mine + i) % wires.len()].try_lock());
         // One that is open, or else a new one, or else one that is in use.
-        let free = each().find(is_good).or_else(|| each().next());
+        let free = each().find(is_good).or_else(|| {
+            let no_more = self.none_in_life.load(Relaxed) == life.wrapping_add(1);
+            // A good one that is in use comes free.
+            let used = || wires.iter().filter(|wire| wire.try_lock().is_none()).map(Mutex::lock).find(is_good);
+            no_more.then(used).flatten().or_else(|| each().next())
+        });
         let mut place = free.unwrap_or_else(|| wires[mine].lock());
         if !is_good(&place) {
             *place = None;
@@ -416,6 +433,12 @@ impl Link {
                 match self.open_step(&mut opening) {
                     Ok(Some(wire)) => break Some(Opened { wire, life }),
                     Ok(None) => opening.wait(LOOK_NS),
+                    // It has no more of them; that is no reason to do without the others.
+                    Err(failed) if !matches!(failed, Failed::Another(_)) && self.has_wire(side, life, &is_good) => {
+                        drop(place);
+                        self.none_in_life.store(life.wrapping_add(1), Relaxed);
+                        return self.wire_of(side, first);
+                    }
                     Err(failed) => return Err(failed),
                 }
             };
@@ -431,6 +454,7 @@ impl Link {
         if now_ms() < self.next_try.load(Relaxed) {
             return;
         }
+        self.drop_old();
         let side = self.side();
         let Some(mut opening) = self.sides[side].opening.try_lock() else { return };
         match self.open_step(&mut opening) {
@@ -452,6 +476,22 @@ impl Link {
                     self.lost.store(true, Relaxed);
                     self.say(SAY_LOST);
                 }
+            }
+        }
+    }
+
+    /// Whether another connection of this life is there, in use or not.
+    fn has_wire(&self, side: usize, life: u32, is_good: &dyn Fn(&Guard<'_, Option<Opened>>) -> bool) -> bool {
+        let looked = |wire: &Mutex<Option<Opened>>| wire.try_lock().is_none_or(|place| is_good(&place));
+        self.life.load(Acquire) == life && self.wires(side).iter().filter(|wire| looked(wire)).count() > 1
+    }
+
+    /// Closes connections of lives that are over: some servers allow few.
+    fn drop_old(&self) {
+        let life = self.life.load(Acquire);
+        for wire in &self.sides[self.side()].wires {
+            if let Some(mut place) = wire.try_lock() {
+                place.take_if(|opened| opened.life != life);
             }
         }
     }

@@ -6,6 +6,7 @@
 //! | [`opening`] | how a connection begins |
 //! | [`wire`] | one connection, and how long an answer may take |
 //! | [`link`] | the connections to one server; when it is out of reach, when it is back, when it is given up |
+//! | [`conversation`] | a connection on which reads are in flight |
 //! | [`nbd`] | exports of NBD servers |
 //! | [`page_store`] | pages by number on a server, as a file device sees them |
 //!
@@ -13,6 +14,7 @@
 //! free. This one cannot. It is no part of the kernel's reclaim, and what it sends lies in memory that it never manages.
 
 pub mod areas;
+pub mod conversation;
 pub mod link;
 pub mod nbd;
 pub mod opening;

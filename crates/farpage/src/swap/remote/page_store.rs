@@ -7,6 +7,7 @@
 //!
 //! Callers: the file device. No locks.
 
+use super::link::InReach;
 use crate::mem::units::Page;
 use crate::swap::crypt::{Cipher, Salt};
 use crate::swap::io::{RemoteRuns, Transferred};
@@ -77,6 +78,9 @@ pub trait PageStores: Send + Sync {
 
     /// Whether pages can be read now, as far as is known.
     fn is_up(&self) -> bool;
+
+    /// The same; takes a step to get there. Does not wait.
+    fn reach(&self) -> InReach;
 
     /// Whether the server was given up, which [`PageStores::take_note`] says.
     fn is_lost(&self) -> bool;

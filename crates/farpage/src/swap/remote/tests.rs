@@ -4,10 +4,11 @@ use super::link::{InReach, Link, Patience, Unreachable};
 use super::opening::{Answer, Greeting};
 use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
+use crate::sys::clock::now_ms;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,6 +38,8 @@ struct WordServer {
     /// Says nothing while it is held.
     stopped: Arc<Mutex<()>>,
     accepts: Option<JoinHandle<()>>,
+    /// Connections that it welcomes; with others it says nothing.
+    most: Arc<AtomicUsize>,
 }
 
 impl WordServer {
@@ -45,12 +48,17 @@ impl WordServer {
         let listener = UnixListener::bind(path).unwrap();
         let (ended, open, stopped) = <(Arc<AtomicBool>, Arc<Mutex<Vec<UnixStream>>>, Arc<Mutex<()>>)>::default();
         let (end, all, stop) = (ended.clone(), open.clone(), stopped.clone());
+        let most = Arc::new(AtomicUsize::new(usize::MAX));
+        let room = most.clone();
         let accepts = std::thread::spawn(move || {
             while let Ok((mut peer, _)) = listener.accept() {
                 if end.load(SeqCst) {
                     return;
                 }
                 all.lock().unwrap().push(peer.try_clone().unwrap());
+                if all.lock().unwrap().len() > room.load(SeqCst) {
+                    continue;
+                }
                 let stop = stop.clone();
                 std::thread::spawn(move || {
                     let mut hello = [0; 5];
@@ -67,7 +75,7 @@ impl WordServer {
                 });
             }
         });
-        WordServer { path: path.into(), ended, open, stopped, accepts: Some(accepts) }
+        WordServer { path: path.into(), ended, open, stopped, accepts: Some(accepts), most }
     }
 }
 
@@ -110,6 +118,50 @@ fn what_cannot_be_opened_says_why() {
     }
     let _server = WordServer::start(&path, Box::leak(vec![b'x'; 100_000].into()));
     assert!(link(&path, None).open().unwrap_err().contains("no end"));
+}
+
+/// However little comes, and however often.
+#[test]
+fn what_is_in_flight_has_a_time_in_which_it_must_be_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = WordServer::start(&dir.path().join("s"), b"good");
+    let link = link(&server.path, Some(Duration::from_secs(60)));
+    link.open().unwrap();
+    let mut own = link.open_own().unwrap();
+    assert!(link.is_ready(&mut own));
+    own.heard();
+    assert!(link.is_good(&own, now_ms() - 900) && !link.is_good(&own, now_ms() - 1100) && !link.is_up());
+    assert!(!link.is_ready(&mut own));
+    while link.reach() != InReach::Up {}
+    let mut own = link.open_own().unwrap();
+    server.open.lock().unwrap().iter().for_each(|peer| _ = peer.shutdown(std::net::Shutdown::Both));
+    // Closed by the server while nothing was in flight: no reason to think that it is away.
+    assert!(!link.is_ready(&mut own) && link.is_up());
+}
+
+/// More threads than connections: they wait for each other, and the server is in reach.
+#[test]
+fn a_server_may_have_fewer_connections_than_there_are_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = WordServer::start(&dir.path().join("s"), b"good");
+    server.most.store(2, SeqCst);
+    let link = link(&server.path, Some(Duration::ZERO));
+    link.open().unwrap();
+    std::thread::scope(|threads| {
+        for _ in 0..8 {
+            threads.spawn(|| {
+                for _ in 0..20 {
+                    let mut talk = |wire: &mut Wire| {
+                        std::thread::sleep(Duration::from_millis(1));
+                        ask(wire)
+                    };
+                    assert_eq!(link.talk(Patience::Wait, &mut talk), Ok(b'b'));
+                }
+            });
+        }
+    });
+    assert!(link.is_up() && link.open_own().is_none());
+    assert!(notes(&link).is_empty());
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl Broken {
 }
 
 /// A server may take so many deadlines for one exchange, as long as bytes keep coming.
-const PATIENCE: u32 = 10;
+pub(super) const PATIENCE: u32 = 10;
 /// Parts of one message.
 pub const PARTS_MAX: usize = 256;
 

@@ -41,10 +41,14 @@ impl SwapSpace {
     /// # Errors
     /// See [`LoadError`]; the content of `into` is then unspecified.
     pub fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        self.load_with(entry, into, true)
+    }
+
+    fn load_with(&self, entry: Entry, into: &mut Page, patient: bool) -> Result<(), LoadError> {
         // Where it is may change between two tries: a failing device is being drained.
         retry(|| {
             let real = self.resolve(entry);
-            self.device(real)?.load(real, into)
+            self.device(real)?.load_with(real, into, patient)
         })
     }
 
@@ -216,7 +220,7 @@ impl SwapSpace {
                 self.queued_failures.fetch_add(1, Relaxed);
             }
         }
-        self.load(entry, page)
+        self.load_with(entry, page, patient)
     }
 }
 

@@ -5,14 +5,13 @@
 //! Owner: a queue's `Lines`. No locks but the link's.
 
 use super::exchange::{HEAD, NbdCommand, STRAY, head_of, reply_of};
-use crate::swap::io::in_flight::{Asked, Conversation, Received};
+use crate::swap::io::in_flight::{Asked, Received};
 use crate::swap::io::{BATCH_MAX, Transferred};
-use crate::swap::remote::link::{Link, OwnWire};
+use crate::swap::remote::conversation::Replies;
+use crate::swap::remote::link::OwnWire;
 use crate::swap::remote::wire::{Broken, skip};
 use libc::iovec;
-use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 const NOTHING: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
@@ -35,36 +34,31 @@ struct Data {
 }
 
 /// See the module header.
-pub struct NbdConversation {
-    link: Arc<Link>,
-    own: OwnWire,
+#[derive(Default)]
+pub struct NbdReplies {
     head: [u8; HEAD],
     head_len: usize,
     data: Option<Data>,
 }
 
 // SAFETY: the pointers in it are to memory lent for as long as a run is in flight, not to anything of a thread.
-unsafe impl Send for NbdConversation {}
+unsafe impl Send for NbdReplies {}
 
-impl NbdConversation {
-    /// Opens a connection; `None`: there is none now.
-    pub fn open(link: &Arc<Link>) -> Option<NbdConversation> {
-        let own = link.open_own()?;
-        Some(NbdConversation { link: link.clone(), own, head: [0; HEAD], head_len: 0, data: None })
-    }
+impl Replies for NbdReplies {
+    fn asked(&mut self, _runs: usize) {}
 
-    fn take_in(&mut self, asked: &VecDeque<Asked>) -> Result<Received, Broken> {
+    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<Asked>) -> Result<Received, Broken> {
         let place = |number| asked.iter().position(|asked| asked.number == number).ok_or(STRAY);
         loop {
             let Some(data) = &mut self.data else {
                 let rest = &mut self.head[self.head_len..];
                 let mut part = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
                 // SAFETY: borrowed for the call.
-                match unsafe { self.own.wire.receive_now(&mut part) }? {
+                match unsafe { own.wire.receive_now(&mut part) }? {
                     0 => return Ok(Received::Nothing),
                     n => self.head_len += n,
                 }
-                self.own.heard();
+                own.heard();
                 if self.head_len < HEAD {
                     continue;
                 }
@@ -82,39 +76,16 @@ impl NbdConversation {
                 continue;
             };
             // SAFETY: memory of a run that is in flight: nobody else's.
-            match unsafe { self.own.wire.receive_now(&mut data.parts[data.at..data.count]) }? {
+            match unsafe { own.wire.receive_now(&mut data.parts[data.at..data.count]) }? {
                 0 => return Ok(Received::Nothing),
-                n if skip(&mut data.parts[..data.count], &mut data.at, n) => self.own.heard(),
+                n if skip(&mut data.parts[..data.count], &mut data.at, n) => own.heard(),
                 _ => {
                     let at = place(data.number)?;
                     self.data = None;
-                    self.own.heard();
+                    own.heard();
                     return Ok(Received::Ended(at, Transferred::Done));
                 }
             }
         }
-    }
-}
-
-impl Conversation for NbdConversation {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.own.wire.as_fd()
-    }
-
-    fn send(&mut self, bytes: &[u8]) -> bool {
-        self.own.wire.begin();
-        let sent = self.own.wire.send(&[bytes]);
-        sent.map_err(|broken| self.link.lose(&self.own, broken)).is_ok()
-    }
-
-    fn receive(&mut self, asked: &VecDeque<Asked>) -> Received {
-        self.take_in(asked).unwrap_or_else(|broken| {
-            self.link.lose(&self.own, broken);
-            Received::Broken
-        })
-    }
-
-    fn is_good(&mut self, waiting_since_ms: i64) -> bool {
-        self.link.is_good(&self.own, waiting_since_ms)
     }
 }

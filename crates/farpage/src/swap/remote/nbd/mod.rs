@@ -25,6 +25,7 @@ mod in_flight;
 #[cfg(test)]
 mod tests;
 
+use super::conversation;
 use super::link::{Link, Patience, Unreachable};
 use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
@@ -35,7 +36,7 @@ use crate::swap::io::{Batch, RemoteRuns, Transferred};
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
 use header::{ExportHeader, Wrong};
-use in_flight::NbdConversation;
+use in_flight::NbdReplies;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -235,7 +236,7 @@ impl RemoteRuns for Export {
     }
 
     fn connect(&self) -> Option<Box<dyn Conversation>> {
-        NbdConversation::open(&self.link).map(|conversation| Box::new(conversation) as Box<dyn Conversation>)
+        conversation::open(&self.link, NbdReplies::default())
     }
 
     fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {

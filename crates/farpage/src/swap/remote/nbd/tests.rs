@@ -261,6 +261,10 @@ fn a_hostile_server_can_lose_pages_and_nothing_else() {
     assert!(lost > 0, "nothing went wrong");
 }
 
+fn fd_len(fd: i32) -> u64 {
+    std::fs::metadata(format!("/proc/self/fd/{fd}")).map_or(0, |file| if file.is_file() { file.len() } else { 0 })
+}
+
 /// Whatever becomes of the server: pages come from the mirror, in windows and alone, without waiting.
 #[test]
 fn a_mirror_has_what_the_server_has_lost() {
@@ -296,12 +300,22 @@ fn a_mirror_has_what_the_server_has_lost() {
         server.faults.unreadable.store(false, SeqCst);
         server.data.lock().unwrap()[FRONT as usize..].fill(0);
         all_right();
+        let fresh = store(500);
         server.faults.silent.store(true, SeqCst);
         let mut frame = Frame::boxed();
         space.load(entries[7], &mut frame.0).unwrap();
         assert!(frame.0 == page_of(7).0);
         assert_eq!(space.load_in_reach(&entries[9..10], &mut [&mut frame.0]), (1, None));
         assert!(frame.0 == page_of(9).0);
+        // What has no second copy is not lost while the server may come back.
+        let mirror = space.fds().into_iter().find(|fd| fd_len(*fd) > PAGE_SIZE as u64).unwrap();
+        // SAFETY: open, the space's, and a file of no name.
+        rustix::fs::ftruncate(unsafe { std::os::fd::BorrowedFd::borrow_raw(mirror) }, 0).unwrap();
+        let (loaded, error) = space.load_in_reach(&[fresh], &mut [&mut frame.0]);
+        assert!(loaded == 0 && matches!(error, Some(LoadError::OutOfReach { .. })), "{error:?}");
+        server.faults.silent.store(false, SeqCst);
+        space.load(fresh, &mut frame.0).unwrap();
+        assert!(frame.0 == page_of(500).0);
     }
 }
 

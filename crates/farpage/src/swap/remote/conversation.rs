@@ -1,0 +1,61 @@
+//! A connection on which reads are in flight: what the protocols have in common.
+//!
+//! Owner: a queue's `Lines`. No locks but the link's.
+
+use super::link::{Link, OwnWire};
+use super::wire::Broken;
+use crate::swap::io::in_flight::{Asked, Conversation, Received};
+use rustix::fd::{AsFd, BorrowedFd};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How replies are understood.
+pub trait Replies: Send {
+    /// So many runs were asked for at once.
+    fn asked(&mut self, runs: usize);
+
+    /// Takes in what has come, until a run has ended or nothing more is there.
+    ///
+    /// # Errors
+    /// The connection is of no more use.
+    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<Asked>) -> Result<Received, Broken>;
+}
+
+struct Talk<R> {
+    link: Arc<Link>,
+    own: OwnWire,
+    replies: R,
+}
+
+/// Opens a connection; `None`: there is none now.
+pub fn open<R: Replies + 'static>(link: &Arc<Link>, replies: R) -> Option<Box<dyn Conversation>> {
+    Some(Box::new(Talk { own: link.open_own()?, link: link.clone(), replies }))
+}
+
+impl<R: Replies> Conversation for Talk<R> {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.own.wire.as_fd()
+    }
+
+    fn send(&mut self, bytes: &[u8], runs: usize) -> bool {
+        self.replies.asked(runs);
+        self.own.wire.begin();
+        let sent = self.own.wire.send(&[bytes]);
+        sent.map_err(|broken| self.link.lose(&self.own, broken)).is_ok()
+    }
+
+    fn receive(&mut self, asked: &VecDeque<Asked>) -> Received {
+        self.replies.take_in(&mut self.own, asked).unwrap_or_else(|broken| {
+            self.link.lose(&self.own, broken);
+            Received::Broken
+        })
+    }
+
+    fn is_good(&mut self, waiting_since_ms: i64) -> bool {
+        self.link.is_good(&self.own, waiting_since_ms)
+    }
+
+    fn is_ready(&mut self) -> bool {
+        self.link.is_ready(&mut self.own)
+    }
+}
