@@ -21,13 +21,14 @@
 //!
 //! No locks. Memory: one record of about 6 KiB for each window in flight, reused.
 
+mod lines;
 #[cfg(test)]
 pub(in crate::swap) mod tests;
 
-use super::io::in_flight::{LINES_MAX, Lines};
 use super::io::{BATCH_MAX, Batch, Direction, IoRing};
 use super::space::Located;
 use super::{Entry, LoadError, Page, SwapSpace};
+use lines::{LINES_MAX, Lines};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 

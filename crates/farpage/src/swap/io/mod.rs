@@ -11,13 +11,12 @@
 //! A short transfer is continued, an interrupted one repeated; a run that the kernel refuses ends with the errno, the
 //! pages before the failure being complete. Repeating a failed page is the caller's business.
 //!
-//! Runs that are on servers go over their connections: at once ([`RemoteRuns::run`]), or in flight ([`in_flight`]).
+//! Runs that are on servers go over their connections: at once ([`RemoteRuns::run`]), or in flight ([`Conversation`]).
 //!
 //! Callers: the file device, `space`, `read_queue`. Locks: a thread's ring is in a cell of its own ([`Rings`]), which
 //! no other thread waits for.
 
 pub mod direction;
-pub mod in_flight;
 pub mod inject;
 pub mod ring;
 #[cfg(test)]
@@ -27,11 +26,11 @@ use crate::PAGE_SIZE;
 use crate::mem::units::Page;
 use crate::sys::raw::{nr, syscall};
 use crate::sys::table::Table;
-use in_flight::{Asked, Conversation};
 use inject::{Injector, Upset};
 use libc::iovec;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -79,12 +78,67 @@ pub trait RemoteRuns: Send + Sync {
     fn connect(&self) -> Option<Box<dyn Conversation>>;
 
     /// Appends what such a connection is sent to have runs of this value's read.
-    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>);
+    fn ask(&self, asked: &[RemoteRead], bytes: &mut Vec<u8>);
 
     /// Makes a page of what the server keeps for it, where that is not the page itself. `false`: it is something else.
     fn decode(&self, _count: u64, _value: &mut [u8], _into: &mut Page) -> bool {
         false
     }
+}
+
+/// A run that a server was asked for.
+pub struct RemoteRead {
+    /// Whose run it is.
+    pub remote: Arc<dyn RemoteRuns>,
+    /// Its number among all of its connection.
+    pub number: u64,
+    /// See [`Place::at`].
+    pub at: u64,
+    /// See [`Place::count`].
+    pub count: u64,
+    /// Its memory, `parts` of them; the window's until the run has ended.
+    pub memory: *const iovec,
+    /// See `memory`.
+    pub parts: usize,
+    /// Whose run it is: its window, and the run's number in the batch.
+    pub window: u32,
+    /// See `window`.
+    pub run: usize,
+    /// Since when it is waited for, milliseconds.
+    pub since_ms: i64,
+}
+
+// SAFETY: the pointer is to memory lent for as long as the run is in flight (contract of `Batch::push`), not to
+// anything of a thread.
+unsafe impl Send for RemoteRead {}
+
+/// What has come in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// Nothing that ends a run.
+    Nothing,
+    /// The run at this place of those that were asked for has ended.
+    Ended(usize, Transferred),
+    /// The connection is of no more use; its link knows.
+    Broken,
+}
+
+/// A connection on which runs are in flight.
+pub trait Conversation: Send {
+    /// Readable when something has come in.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Sends what asks for so many runs; `false`: the connection is of no more use, and its link knows.
+    fn send(&mut self, bytes: &[u8], runs: usize) -> bool;
+
+    /// Takes in what has come for `asked`, the oldest first; does not wait.
+    fn receive(&mut self, asked: &VecDeque<RemoteRead>) -> Received;
+
+    /// Whether it can still be used, if something has been waited for since then. If not, its link knows.
+    fn is_good(&mut self, waiting_since_ms: i64) -> bool;
+
+    /// Whether it can still be used, if nothing is in flight.
+    fn is_ready(&mut self) -> bool;
 }
 
 /// A run as a server is asked for it.
@@ -419,13 +473,13 @@ impl Batch {
     }
 
     /// Whose run it is, if it is on a server, has not ended and was not begun.
-    pub(super) fn remote_to_begin(&self, i: usize) -> Option<Arc<dyn RemoteRuns>> {
+    pub(in crate::swap) fn remote_to_begin(&self, i: usize) -> Option<Arc<dyn RemoteRuns>> {
         let run = &self.runs[i];
         run.remote.clone().filter(|_| run.end.is_none() && !run.begun)
     }
 
     /// The run is in flight from now on, until it has ended.
-    pub(super) fn begun(&mut self, i: usize) {
+    pub(in crate::swap) fn begun(&mut self, i: usize) {
         self.runs[i].begun = true;
     }
 

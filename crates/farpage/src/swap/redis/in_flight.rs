@@ -2,12 +2,11 @@
 //!
 //! Owner: a queue's `Lines`. No locks but the link's.
 
-use super::pages::VALUE_MAX;
-use super::resp::{LINE_MAX, Part, RespError, ServerRefusal, part_of};
+use super::keys::VALUE_MAX;
+use super::resp::{LINE_MAX, MgetPart, RespError, ServerRefusal, part_of};
 use crate::mem::units::Page;
-use crate::swap::io::Transferred;
-use crate::swap::io::in_flight::{Asked, Received};
-use crate::swap::remote::conversation::Replies;
+use crate::swap::io::{Received, RemoteRead, Transferred};
+use crate::swap::remote::conversation::ReplyReader;
 use crate::swap::remote::link::OwnWire;
 use crate::swap::remote::wire::Broken;
 use libc::iovec;
@@ -55,12 +54,12 @@ impl RedisReplies {
     }
 }
 
-impl Replies for RedisReplies {
+impl ReplyReader for RedisReplies {
     fn asked(&mut self, runs: usize) {
         self.commands.push_back(runs);
     }
 
-    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<Asked>) -> Result<Received, Broken> {
+    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<RemoteRead>) -> Result<Received, Broken> {
         const NONSENSE: Broken = Broken::Nonsense("this is no reply");
         let Some(oldest) = asked.front() else { return Ok(Received::Nothing) };
         loop {
@@ -82,11 +81,11 @@ impl Replies for RedisReplies {
             let begin = self.from;
             self.from += used;
             let end = match (self.left, part) {
-                (0, Part::Array(parts)) if Some(parts) == self.commands.pop_front() => {
+                (0, MgetPart::Array(parts)) if Some(parts) == self.commands.pop_front() => {
                     self.left = parts;
                     continue;
                 }
-                (0, Part::Refused(refusal)) => {
+                (0, MgetPart::Refused(refusal)) => {
                     self.left = self.commands.pop_front().unwrap_or(0);
                     self.refused = Some(match refusal {
                         ServerRefusal::Later => Transferred::OutOfReach,
@@ -94,8 +93,8 @@ impl Replies for RedisReplies {
                     });
                     continue;
                 }
-                (1.., Part::NoValue) => Transferred::Gone,
-                (1.., Part::Value(from, to)) => {
+                (1.., MgetPart::NoValue) => Transferred::Gone,
+                (1.., MgetPart::Value(from, to)) => {
                     let value = &mut self.buffer[begin + from..begin + to];
                     // SAFETY: the window's memory, a page, and nobody else's until the run has ended.
                     let page = unsafe { &mut *(*oldest.memory).iov_base.cast::<Page>() };

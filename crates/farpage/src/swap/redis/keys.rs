@@ -10,6 +10,7 @@
 //! Callers: the other files here. No locks.
 
 use super::resp::digits;
+use crate::PAGE_SIZE;
 use crate::sys::raw::random_bytes;
 use rustix::io::Errno;
 
@@ -23,6 +24,9 @@ pub const ALIVE_S: u32 = 60;
 pub const KEY_LEN: usize = 20;
 /// Most pages that are asked for at once.
 pub const MANY: usize = 64;
+
+/// Longest value of a page: what it is, and all of it.
+pub const VALUE_MAX: usize = PAGE_SIZE + 1;
 
 /// The number of a session: the pages of one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

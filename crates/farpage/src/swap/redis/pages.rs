@@ -10,14 +10,13 @@
 //! Callers: the file device. Locks: `scratch`, a leaf; codec states; the link's.
 
 use super::in_flight::RedisReplies;
-use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId};
+use super::keys::{ALIVE_S, KEY_LEN, MANY, PagesCommand, SESSIONS, SessionId, VALUE_MAX};
 use super::resp::{Commands, Reader, RespError, ServerRefusal};
 use super::server::Server;
 use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
-use crate::swap::io::in_flight::{Asked, Conversation};
-use crate::swap::io::{BATCH_MAX, Batch, Direction, RemoteRuns, Transferred};
+use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
 use crate::swap::remote::conversation;
 use crate::swap::remote::link::{InReach, Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
@@ -37,8 +36,6 @@ const WHOLE: u8 = 0;
 const WORD: u8 = 1;
 const LZ4: u8 = 2;
 
-/// Longest value.
-pub(super) const VALUE_MAX: usize = PAGE_SIZE + 1;
 /// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
 const LOOK_MS: i64 = 5000;
 /// For how long a server may say "later", and until it is asked again, milliseconds.
@@ -183,7 +180,7 @@ impl RemoteRuns for RedisPages {
         conversation::open(self.shared.server.link(), RedisReplies::new())
     }
 
-    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {
+    fn ask(&self, asked: &[RemoteRead], bytes: &mut Vec<u8>) {
         let command = PagesCommand::new(b"MGET", &self.id, asked.iter().map(|asked| asked.at));
         bytes.extend_from_slice(command.bytes());
     }

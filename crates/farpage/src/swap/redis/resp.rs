@@ -183,7 +183,7 @@ pub enum Reply {
 
 /// A part of the reply to an MGET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum MgetPart {
     /// Its beginning: so many parts follow.
     Array(usize),
     /// The server has none.
@@ -199,22 +199,22 @@ pub enum Part {
 ///
 /// # Errors
 /// It is none.
-pub fn part_of(bytes: &[u8], longest: usize) -> Result<Option<(usize, Part)>, RespError> {
+pub fn part_of(bytes: &[u8], longest: usize) -> Result<Option<(usize, MgetPart)>, RespError> {
     let Some(end) = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n') else {
         return if bytes.len() < LINE_MAX { Ok(None) } else { Err(NONSENSE) };
     };
     let (line, behind) = (bytes[..end].strip_suffix(b"\r").ok_or(NONSENSE)?, end + 1);
     let (kind, text) = line.split_first().ok_or(NONSENSE)?;
     let part = match kind {
-        b'-' => Part::Refused(ServerRefusal::of(text)),
-        b'*' => Part::Array(usize::try_from(number(text)?).map_err(|_| NONSENSE)?),
+        b'-' => MgetPart::Refused(ServerRefusal::of(text)),
+        b'*' => MgetPart::Array(usize::try_from(number(text)?).map_err(|_| NONSENSE)?),
         b'$' => match number(text)? {
-            -1 => Part::NoValue,
+            -1 => MgetPart::NoValue,
             len => {
                 let len = usize::try_from(len).ok().filter(|len| *len <= longest).ok_or(NONSENSE)?;
                 return match bytes.get(behind + len..behind + len + 2) {
                     None => Ok(None),
-                    Some(b"\r\n") => Ok(Some((behind + len + 2, Part::Value(behind, behind + len)))),
+                    Some(b"\r\n") => Ok(Some((behind + len + 2, MgetPart::Value(behind, behind + len)))),
                     Some(_) => Err(NONSENSE),
                 };
             }

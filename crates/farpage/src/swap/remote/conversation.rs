@@ -4,13 +4,13 @@
 
 use super::link::{Link, OwnWire};
 use super::wire::Broken;
-use crate::swap::io::in_flight::{Asked, Conversation, Received};
+use crate::swap::io::{Conversation, Received, RemoteRead};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// How replies are understood.
-pub trait Replies: Send {
+pub trait ReplyReader: Send {
     /// So many runs were asked for at once.
     fn asked(&mut self, runs: usize);
 
@@ -18,7 +18,7 @@ pub trait Replies: Send {
     ///
     /// # Errors
     /// The connection is of no more use.
-    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<Asked>) -> Result<Received, Broken>;
+    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<RemoteRead>) -> Result<Received, Broken>;
 }
 
 struct Talk<R> {
@@ -28,11 +28,11 @@ struct Talk<R> {
 }
 
 /// Opens a connection; `None`: there is none now.
-pub fn open<R: Replies + 'static>(link: &Arc<Link>, replies: R) -> Option<Box<dyn Conversation>> {
+pub fn open<R: ReplyReader + 'static>(link: &Arc<Link>, replies: R) -> Option<Box<dyn Conversation>> {
     Some(Box::new(Talk { own: link.open_own()?, link: link.clone(), replies }))
 }
 
-impl<R: Replies> Conversation for Talk<R> {
+impl<R: ReplyReader> Conversation for Talk<R> {
     fn fd(&self) -> BorrowedFd<'_> {
         self.own.wire.as_fd()
     }
@@ -44,7 +44,7 @@ impl<R: Replies> Conversation for Talk<R> {
         sent.map_err(|broken| self.link.lose(&self.own, broken)).is_ok()
     }
 
-    fn receive(&mut self, asked: &VecDeque<Asked>) -> Received {
+    fn receive(&mut self, asked: &VecDeque<RemoteRead>) -> Received {
         self.replies.take_in(&mut self.own, asked).unwrap_or_else(|broken| {
             self.link.lose(&self.own, broken);
             Received::Broken

@@ -23,8 +23,12 @@
 //! Callers: the devices. Locks: `opening`, only tried; a connection, which a thread waits for only where all are in use.
 //! Both are held while the server works, and nothing is taken under them.
 
+mod own;
+
+pub use own::OwnWire;
+
 use super::opening::{Failed, Greeting, OpeningSocket, sleep};
-use super::wire::{Broken, PATIENCE, Wire};
+use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
 use crate::sys::clock::now_ms;
 use crate::sys::mutex::{Guard, Mutex};
@@ -89,15 +93,6 @@ const SAY_ANOTHER: u32 = 8;
 struct Opened {
     wire: Wire,
     life: u32,
-}
-
-/// A connection of somebody's own.
-pub struct OwnWire {
-    /// The connection.
-    pub wire: Wire,
-    life: u32,
-    /// When something came last, milliseconds.
-    heard_ms: i64,
 }
 
 struct Side {
@@ -270,53 +265,6 @@ impl Link {
                 return Err(if self.is_lost() { Unreachable::Lost } else { Unreachable::Later });
             }
         }
-    }
-
-    /// Opens a connection beside those that all use. `None`: the server is out of reach, or has no more; then it is not
-    /// asked again until it has been away.
-    pub fn open_own(&self) -> Option<OwnWire> {
-        let life = self.life.load(Acquire);
-        if !self.is_up() || self.most.load(Relaxed) < WIRES || self.none_in_life.load(Relaxed) == life.wrapping_add(1) {
-            return None;
-        }
-        let mut opening = OpeningSocket::none();
-        loop {
-            match self.open_step(&mut opening) {
-                Ok(Some(wire)) => return Some(OwnWire { wire, life, heard_ms: now_ms() }),
-                Ok(None) => opening.wait(LOOK_NS),
-                Err(_) => {
-                    self.none_in_life.store(life.wrapping_add(1), Relaxed);
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Whether a connection is of use for somebody who has waited for an answer since then. If that is too long, the
-    /// server is out of reach.
-    pub fn is_good(&self, own: &OwnWire, waiting_since_ms: i64) -> bool {
-        let (now, deadline) = (now_ms(), self.deadline.as_millis() as i64);
-        let silent = now - own.heard_ms.max(waiting_since_ms) > deadline;
-        // As much time as an exchange has.
-        let late = silent || now - waiting_since_ms > deadline * i64::from(PATIENCE);
-        if late {
-            self.lose(own, Broken::Silent);
-        }
-        !late && own.life == self.life.load(Relaxed)
-    }
-
-    /// Whether a connection on which nothing is in flight is as it was when it was opened.
-    pub fn is_ready(&self, own: &mut OwnWire) -> bool {
-        let mut byte = [0];
-        let mut part = [libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 }];
-        // SAFETY: borrowed for the call.
-        let nothing = unsafe { own.wire.receive_now(&mut part) } == Ok(0);
-        nothing && own.life == self.life.load(Relaxed)
-    }
-
-    /// A connection of somebody's own is of no more use: the server is out of reach.
-    pub fn lose(&self, own: &OwnWire, broken: Broken) {
-        self.broke(own.life, Failed::Broken(broken));
     }
 
     /// From now on its descriptors are ones of this table, as far as threads have it.
@@ -563,13 +511,6 @@ impl Link {
             Some(opening) => opening.wait(LOOK_NS),
             None => sleep(LOOK_NS),
         }
-    }
-}
-
-impl OwnWire {
-    /// Something has come.
-    pub fn heard(&mut self) {
-        self.heard_ms = now_ms();
     }
 }
 

@@ -5,9 +5,8 @@
 //! Owner: a queue's `Lines`. No locks but the link's.
 
 use super::exchange::{HEAD, NbdCommand, STRAY, head_of, reply_of};
-use crate::swap::io::in_flight::{Asked, Received};
-use crate::swap::io::{BATCH_MAX, Transferred};
-use crate::swap::remote::conversation::Replies;
+use crate::swap::io::{BATCH_MAX, Received, RemoteRead, Transferred};
+use crate::swap::remote::conversation::ReplyReader;
 use crate::swap::remote::link::OwnWire;
 use crate::swap::remote::wire::{Broken, skip};
 use libc::iovec;
@@ -16,7 +15,7 @@ use std::collections::VecDeque;
 const NOTHING: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// Appends requests to read.
-pub fn ask(asked: &[Asked], bytes: &mut Vec<u8>) {
+pub fn ask(asked: &[RemoteRead], bytes: &mut Vec<u8>) {
     for one in asked {
         // SAFETY: the window's, until the run has ended.
         let memory = unsafe { std::slice::from_raw_parts(one.memory, one.parts) };
@@ -44,10 +43,10 @@ pub struct NbdReplies {
 // SAFETY: the pointers in it are to memory lent for as long as a run is in flight, not to anything of a thread.
 unsafe impl Send for NbdReplies {}
 
-impl Replies for NbdReplies {
+impl ReplyReader for NbdReplies {
     fn asked(&mut self, _runs: usize) {}
 
-    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<Asked>) -> Result<Received, Broken> {
+    fn take_in(&mut self, own: &mut OwnWire, asked: &VecDeque<RemoteRead>) -> Result<Received, Broken> {
         let place = |number| asked.iter().position(|asked| asked.number == number).ok_or(STRAY);
         loop {
             let Some(data) = &mut self.data else {

@@ -31,8 +31,7 @@ use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
-use crate::swap::io::in_flight::{Asked, Conversation};
-use crate::swap::io::{Batch, RemoteRuns, Transferred};
+use crate::swap::io::{Batch, Conversation, RemoteRead, RemoteRuns, Transferred};
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
 use header::{ExportHeader, Wrong};
@@ -239,7 +238,7 @@ impl RemoteRuns for Export {
         conversation::open(&self.link, NbdReplies::default())
     }
 
-    fn ask(&self, asked: &[Asked], bytes: &mut Vec<u8>) {
+    fn ask(&self, asked: &[RemoteRead], bytes: &mut Vec<u8>) {
         in_flight::ask(asked, bytes);
     }
 

@@ -5,67 +5,14 @@
 //!
 //! Owner: a `ReadQueue`. Callers: it alone. No locks but those of a link when a connection is opened, or found broken.
 
-use super::{BATCH_MAX, Batch, Direction, RemoteRuns, Transferred};
+use crate::swap::io::{BATCH_MAX, Batch, Conversation, Received, RemoteRead, RemoteRuns, Transferred};
 use crate::sys::clock::now_ms;
-use libc::iovec;
 use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Servers that can be asked at the same time; others are read synchronously.
 pub const LINES_MAX: usize = 8;
-
-/// A run that a server was asked for.
-pub struct Asked {
-    /// Whose run it is.
-    pub remote: Arc<dyn RemoteRuns>,
-    /// Its number among all of its connection.
-    pub number: u64,
-    /// See [`super::Place::at`].
-    pub at: u64,
-    /// See [`super::Place::count`].
-    pub count: u64,
-    /// Its memory, `parts` of them; the window's until the run has ended.
-    pub memory: *const iovec,
-    /// See `memory`.
-    pub parts: usize,
-    window: u32,
-    run: usize,
-    since_ms: i64,
-}
-
-// SAFETY: the pointer is to memory lent for as long as the run is in flight (contract of `Lines::send`), not to
-// anything of a thread.
-unsafe impl Send for Asked {}
-
-/// What has come in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Received {
-    /// Nothing that ends a run.
-    Nothing,
-    /// The run at this place of those that were asked for has ended.
-    Ended(usize, Transferred),
-    /// The connection is of no more use; its link knows.
-    Broken,
-}
-
-/// A connection on which runs are in flight.
-pub trait Conversation: Send {
-    /// Readable when something has come in.
-    fn fd(&self) -> BorrowedFd<'_>;
-
-    /// Sends what asks for so many runs; `false`: the connection is of no more use, and its link knows.
-    fn send(&mut self, bytes: &[u8], runs: usize) -> bool;
-
-    /// Takes in what has come for `asked`, the oldest first; does not wait.
-    fn receive(&mut self, asked: &VecDeque<Asked>) -> Received;
-
-    /// Whether it can still be used, if something has been waited for since then. If not, its link knows.
-    fn is_good(&mut self, waiting_since_ms: i64) -> bool;
-
-    /// Whether it can still be used, if nothing is in flight.
-    fn is_ready(&mut self) -> bool;
-}
 
 /// A run that has ended.
 pub struct Landed {
@@ -77,10 +24,10 @@ pub struct Landed {
     pub end: Transferred,
 }
 
-struct Line {
+struct ServerLine {
     server: usize,
     conversation: Box<dyn Conversation>,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RemoteRead>,
     next_number: u64,
     broken: bool,
 }
@@ -88,7 +35,7 @@ struct Line {
 /// The connections of a queue.
 #[derive(Default)]
 pub struct Lines {
-    lines: Vec<Line>,
+    lines: Vec<ServerLine>,
     /// What is sent, for reuse.
     bytes: Vec<u8>,
 }
@@ -100,7 +47,6 @@ impl Lines {
     /// Batch and memory stay where they are until [`Lines::next`] has named each of those runs, or [`Lines::clear`] was
     /// called; nobody else looks at the memory.
     pub unsafe fn send(&mut self, batch: &mut Batch, window: u32) -> usize {
-        debug_assert!(batch.direction == Direction::Read);
         let mut flying = 0;
         for first in 0..batch.runs() {
             let Some(remote) = batch.remote_to_begin(first) else { continue };
@@ -113,7 +59,7 @@ impl Lines {
                     continue;
                 }
                 let Some(request) = batch.remote_request(run) else { continue };
-                line.asked.push_back(Asked {
+                line.asked.push_back(RemoteRead {
                     remote: remote.clone(),
                     number: line.next_number,
                     at: request.at,
@@ -149,7 +95,7 @@ impl Lines {
             return there;
         }
         let (server, conversation) = (remote.server(), remote.connect()?);
-        self.lines.push(Line { server, conversation, asked: VecDeque::new(), next_number: 0, broken: false });
+        self.lines.push(ServerLine { server, conversation, asked: VecDeque::new(), next_number: 0, broken: false });
         Some(self.lines.len() - 1)
     }
 
@@ -165,7 +111,7 @@ impl Lines {
                     Received::Nothing | Received::Broken => (0, Transferred::OutOfReach),
                 };
                 line.broken |= end == Transferred::OutOfReach && received != Received::Ended(at, end);
-                let Some(Asked { window, run, .. }) = line.asked.remove(at) else { continue };
+                let Some(RemoteRead { window, run, .. }) = line.asked.remove(at) else { continue };
                 return Some(Landed { window, run, end });
             }
         }
