@@ -108,10 +108,10 @@ class Server:
 class Program:
     """`FILL` under farpage."""
 
-    def __init__(self, test, swap, *options, code=FILL, before=()):
+    def __init__(self, test, swap, *options, code=FILL, before=(), preexec_fn=None):
         argv = [*before, FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True, start_new_session=True)
+                                        text=True, start_new_session=True, preexec_fn=preexec_fn)
         test.addCleanup(self.kill)
         self.first = self.process.stdout.readline()
         test.assertEqual(self.first, "full\n", self.first or self.process.stderr.read() if self.first == "" else "")
@@ -385,6 +385,25 @@ class OtherDevices(Situation):
         self.assertLess(int(self.process.stdout.readline()), 1000)
         self.server.go_on()
         self.ends_well()
+
+
+@unless_root
+@unless_there("nbdkit")
+class TightMemory(Situation):
+    def test_a_cgroup_whose_memory_is_used_up_does_not_stop_the_swapping(self):
+        """Somebody writes files there, so each allocation for a socket has to wait for the kernel's reclaim. Nothing that this
+        reclaim needs waits for farpage."""
+        Server(self, "nbdkit", "-f", "-U", self.dir / "socket", "memory", "256M", socket=self.dir / "socket")
+        group = self.cgroup("memory", memory_limit_in_bytes=24 << 20)
+        writer = subprocess.Popen(["sh", "-c", f"while head -c 64M /dev/zero > {self.dir / 'file'}; do :; done"],
+                                  preexec_fn=self.enter(group))
+        self.addCleanup(writer.wait)
+        self.addCleanup(writer.kill)
+        program = Program(self, f"nbd+unix://{self.dir / 'socket'}", preexec_fn=self.enter(group))
+        program.go_on()
+        status, out, err = program.end()
+        self.assertEqual((status, out), (0, "right\n"), err)
+        self.assertGreater(int((group / "memory.failcnt").read_text()), 100, "it was never short of memory")
 
 
 @unless_root
