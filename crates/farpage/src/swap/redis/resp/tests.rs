@@ -137,7 +137,25 @@ fn fuzz_replies() {
     }
 }
 
+/// Parts of a reply as they come in: what is told of a beginning stays true when there is more of it.
+fn read_parts(bytes: &[u8]) {
+    let mut rest = bytes;
+    loop {
+        let whole = part_of(rest, 100);
+        for cut in 0..rest.len().min(2 * LINE_MAX) {
+            let early = part_of(&rest[..cut], 100);
+            assert!(early == Ok(None) || early == whole, "{cut} bytes of {rest:?}: {early:?}, and then {whole:?}");
+        }
+        let Ok(Some((used, part))) = whole else { return };
+        if let MgetPart::Value(from, to) = part {
+            assert!(from <= to && to - from <= 100 && to < used, "{part:?} of {used}");
+        }
+        rest = &rest[used..];
+    }
+}
+
 fn read_all(bytes: &[u8]) {
+    read_parts(bytes);
     for (piece, what) in [(1, 0), (7, 1), (1 << 20, 2), (5, 3)] {
         let mut buffer = [0; LINE_MAX];
         let (mut script, mut reader) = (Script::new(bytes, piece), Reader::new(&mut buffer));
