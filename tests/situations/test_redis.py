@@ -207,6 +207,15 @@ class Redis(Situation):
         self.assertLess(self.pages(), PAGES // 2)
         self.assertEqual(keeper.errors, "")
 
+    def test_the_stress_program_finds_every_word(self):
+        stress = FARPAGE.parent.parent / "tests" / "stress"
+        if not stress.exists():
+            self.skipTest("no stress program: make stress builds it")
+        self.start()
+        done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "13", "--seconds", "8", ram="24M",
+                                options=["--verify", "--swap", self.spec])
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_passwords(self):
         self.start("--requirepass", "se:cr,et")
         self.assertIn("it wants a password", self.refused("--swap", self.spec))

@@ -302,7 +302,7 @@ class Nbdkit(Situation):
         if not stress.exists():
             self.skipTest("no stress program: make stress builds it")
         self.server()
-        done = self.run_farpage(stress, "--mb", "64", "--seed", "12", "--seconds", "10", ram="24M",
+        done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "12", "--seconds", "10", ram="24M",
                                 options=["--swap", self.url, "--verify"])
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
