@@ -230,7 +230,8 @@ class Redis(Situation):
             process = f"/proc/{keeper.program}"
             environment = Path(f"{process}/environ").read_text().split("\0")
             configuration = next(v for v in environment if v.startswith("FARPAGE_CONF="))
-            shown = Path(f"{process}/cmdline").read_text() + configuration + Path(f"/proc/{keeper.process.pid}/cmdline").read_text()
+            ours = Path(f"/proc/{keeper.process.pid}/cmdline").read_text()
+            shown = Path(f"{process}/cmdline").read_text() + configuration + ours
             self.assertNotIn("cr,et", shown)
         by_descriptor = f'exec 9< {secret}; exec "$@"'
         done = self.run_plain("sh", "-c", by_descriptor, "sh", FARPAGE, "run", "--ram", "16M", "--swap",

@@ -351,10 +351,10 @@ class OtherDevices(Situation):
 
     def begin(self, *argv):
         self.server = Server(self, "nbdkit", "-f", "-U", self.dir / "socket", *argv, socket=self.dir / "socket")
-        argv = [FARPAGE, "run", "--ram", "16M", "--swap", f"nbd+unix://{self.dir / 'socket'},size=24M", "--swap", "file:/var/tmp", "--",
-                build("two_places.c"), "24", "48"]
-        self.process = subprocess.Popen([str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True, start_new_session=True)
+        swaps = ["--swap", f"nbd+unix://{self.dir / 'socket'},size=24M", "--swap", "file:/var/tmp"]
+        argv = [FARPAGE, "run", "--ram", "16M", *swaps, "--", build("two_places.c"), "24", "48"]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen([str(a) for a in argv], **pipes, text=True, start_new_session=True)
         self.addCleanup(self.end)
         self.assertEqual(self.process.stdout.readline(), "full\n")
 
@@ -421,21 +421,23 @@ class Network(Situation):
 
     def through(self, microseconds, permille, *server):
         (here, there), ends = [f"/run/netns/{name}" for name in self.names], ["10.213.7.1", "10.213.7.2"]
-        self.link = subprocess.Popen([str(build("slow_link.c")), here, ends[0], there, ends[1], str(microseconds), str(permille)],
-                                     stdout=subprocess.PIPE)
+        link = [build("slow_link.c"), here, ends[0], there, ends[1], microseconds, permille]
+        self.link = subprocess.Popen([str(a) for a in link], stdout=subprocess.PIPE)
         self.addCleanup(self.link.stdout.close)
         self.addCleanup(self.link.wait)
         self.addCleanup(self.link.kill)
         if self.link.stdout.readline() != b"ready\n":
             self.skipTest("no tunnels here")
-        process = subprocess.Popen(["ip", "netns", "exec", self.names[1], *server], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[1], *server], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         inside = ["ip", "netns", "exec", self.names[0]]
         look = "import socket, sys; socket.create_connection(('10.213.7.2', int(sys.argv[1])))"
         port = "6379" if server[0] == "redis-server" else "10809"
-        self.wait_until("the server answers", lambda: subprocess.run([*inside, sys.executable, "-c", look, port], capture_output=True,
-                                                                     check=False).returncode == 0)
+        asked = [*inside, sys.executable, "-c", look, port]
+        self.wait_until("the server answers",
+                        lambda: subprocess.run(asked, capture_output=True, check=False).returncode == 0)
         spec = "redis" if server[0] == "redis-server" else "nbd"
         # What Python does at its end is no use here, and takes most of the time.
         code = FILL + "import os\nos._exit(0)\n"
@@ -445,7 +447,8 @@ class Network(Situation):
         return self.through(microseconds, permille, "nbdkit", "-f", "memory", "128M")
 
     def redis(self, microseconds, permille):
-        return self.through(microseconds, permille, "redis-server", "--save", "", "--protected-mode", "no", "--maxmemory", "256mb")
+        return self.through(microseconds, permille, "redis-server", "--save", "", "--protected-mode", "no",
+                            "--maxmemory", "256mb")
 
     def right(self, program):
         status, out, err = program.end()
