@@ -39,7 +39,10 @@ def build(name, *flags, output=None):
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")
-        subprocess.run([compiler, "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", out, source, *flags], check=True)
+        # Another process of tests may want it at the same time.
+        new = out.with_name(f"{out.name}.{os.getpid()}")
+        subprocess.run([compiler, "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", new, source, *flags], check=True)
+        new.replace(out)
     return out
 
 
@@ -48,8 +51,9 @@ def build_with_regions(name):
     BUILT.mkdir(parents=True, exist_ok=True)
     link = BUILT / "libfarpage.so.0"
     if not link.exists():
-        link.unlink(missing_ok=True)
-        link.symlink_to(REGIONS)
+        new = link.with_name(f"{link.name}.{os.getpid()}")
+        new.symlink_to(REGIONS)
+        new.replace(link)
     return build(name, f"-I{ROOT / 'crates' / 'farpage-c' / 'include'}", str(REGIONS), f"-Wl,-rpath,{BUILT}")
 
 
