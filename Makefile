@@ -286,12 +286,8 @@ stress: build build-checked test-programs
 
 # What once broke programs under farpage, one kind a file. To run some: make situations ONLY=descriptors
 ONLY ?=
-# Those with servers mostly wait for them, so they run beside the others, and are shown after them.
 situations: build
-	nice -n 5 python3 -B -m unittest discover -s tests/situations -p 'servers_*.py' $(addprefix -k ,$(ONLY)) \
-		> target/servers.log 2>&1 & servers=$$!; status=0; \
-	python3 -B -m unittest discover -s tests/situations $(addprefix -k ,$(ONLY)) || status=1; \
-	wait $$servers || status=1; cat target/servers.log; exit $$status
+	python3 -B -m unittest discover -s tests/situations $(addprefix -k ,$(ONLY))
 
 # Real programs, each compared with its plain run: those that pass within CI's time.
 PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess cc node java stress_ng

@@ -212,7 +212,7 @@ class Redis(Situation):
         if not stress.exists():
             self.skipTest("no stress program: make stress builds it")
         self.start()
-        done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "13", "--seconds", "8", ram="24M",
+        done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "13", "--seconds", "6", ram="24M",
                                 options=["--verify", "--swap", self.spec])
         self.assertEqual(done.returncode, 0, done.stderr)
 
