@@ -13,8 +13,8 @@ import unittest
 
 from situation import FARPAGE, HANG, REGIONS, ROOT, Situation, build, unless_root, unless_there
 
-# Fills three times its budget, says so, waits for a line, and looks at all of it twice. What Python does at its end, going through
-# all of it three times more, is left out.
+# Fills three times its budget, says so, waits for a line, and looks at all of it twice. What Python does at its end,
+# going through all of it three times more, is left out.
 FILL = """
 import os, sys
 kept = [i.to_bytes(4, "little") * 1000 for i in range(12288)]
@@ -393,8 +393,8 @@ class OtherDevices(Situation):
 @unless_there("nbdkit")
 class TightMemory(Situation):
     def test_a_cgroup_whose_memory_is_used_up_does_not_stop_the_swapping(self):
-        """Somebody writes files there, so each allocation for a socket has to wait for the kernel's reclaim. Nothing that this
-        reclaim needs waits for farpage."""
+        """Somebody writes files there, so each allocation for a socket has to wait for the kernel's reclaim. Nothing
+        that this reclaim needs waits for farpage."""
         Server(self, "nbdkit", "-f", "-U", self.dir / "socket", "memory", "256M", socket=self.dir / "socket")
         group = self.cgroup("memory", memory_limit_in_bytes=24 << 20)
         writer = subprocess.Popen(["sh", "-c", f"while head -c 64M /dev/zero > {self.dir / 'file'}; do :; done"],

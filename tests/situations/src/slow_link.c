@@ -1,11 +1,11 @@
-/* A slow network: two network interfaces, of which each is in a network namespace of its own, and what one sends the other
- * receives later, or never. For kernels without netem.
+/* A slow network: two network interfaces, of which each is in a network namespace of its own, and what one sends the
+ * other receives later, or never. For kernels without netem.
  *
  *     slow_link NAMESPACE ADDRESS NAMESPACE ADDRESS MICROSECONDS PERMILLE
  *
- * Namespaces are files, as in /run/netns; an address is one of version 4, the other's is its peer. MICROSECONDS: until a packet is
- * there; PERMILLE: of so many of a thousand nothing is heard again. Says "ready", and ends when it is killed, and the interfaces
- * with it. SIGUSR1: the cable is pulled, or put in again. */
+ * Namespaces are files, as in /run/netns; an address is one of version 4, the other's is its peer. MICROSECONDS: until
+ * a packet is there; PERMILLE: of so many of a thousand nothing is heard again. Says "ready", and ends when it is
+ * killed, and the interfaces with it. SIGUSR1: the cable is pulled, or put in again. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <err.h>

@@ -2,8 +2,9 @@
  *
  *     two_places MB MB
  *
- * Writes both, says "full" and waits for a line. Then the threads begin, each pages of its part. When the second has read all of
- * its own it says how many pages the first has read by then. After another line the first one ends, too. */
+ * Writes both, says "full" and waits for a line. Then the threads begin, each with pages of its part. When the second
+ * has read all of its own it says how many pages the first has read by then. After another line the first one ends,
+ * too. */
 #include <err.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -5,9 +5,9 @@
 //! The same text works without the launcher (`LD_PRELOAD=... FARPAGE_CONF=ram:512M program`).
 
 pub mod address;
-mod mirror;
 pub mod nbd;
 pub mod redis;
+mod server_options;
 pub mod size;
 mod time;
 pub mod tuning;
@@ -138,7 +138,7 @@ impl SwapSpec {
     /// The directory in which a second copy of every page is kept.
     pub fn mirror(&mut self) -> Option<&mut PathBuf> {
         match self {
-            SwapSpec::Nbd(NbdSpec { mirror, .. }) | SwapSpec::Redis(RedisSpec { mirror, .. }) => mirror.as_mut(),
+            SwapSpec::Nbd(NbdSpec { served, .. }) | SwapSpec::Redis(RedisSpec { served, .. }) => served.mirror.as_mut(),
             _ => None,
         }
     }

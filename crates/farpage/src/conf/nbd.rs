@@ -2,12 +2,9 @@
 //!
 //! Callers: `conf`, the command, `swap`. No locks.
 
-use super::address::{ServerAddress, TIMEOUT};
-use super::mirror::{mirror, write_mirror};
-use super::time;
+use super::address::ServerAddress;
+use super::server_options::ServerOptions;
 use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
 
 const PORT: u16 = 10809;
 /// Longest name of an export: a greeting has to fit.
@@ -23,16 +20,12 @@ pub struct NbdSpec {
     pub address: ServerAddress,
     /// The export's name; empty: the server's default.
     pub export: String,
-    /// For how long a page is waited for while the server is out of reach; `None`: for ever.
-    pub timeout: Option<Duration>,
-    /// Pages are encrypted with a key that exists only in memory.
-    pub encrypt: bool,
+    /// How the server is to be used.
+    pub served: ServerOptions,
     /// Most bytes that are used of it, by all processes together.
     pub size: Option<u64>,
     /// Higher is used first; `None`: order of the command line.
     pub prio: Option<i32>,
-    /// The directory in which a second copy of every page is kept.
-    pub mirror: Option<PathBuf>,
     /// Set by the launcher, which has made the export ours: what its header says.
     pub id: Option<ExportId>,
 }
@@ -70,8 +63,7 @@ impl NbdSpec {
             return Err(String::from("this is no name of an export"));
         }
         let export = export.into();
-        let timeout = Some(TIMEOUT);
-        Ok(NbdSpec { address, export, timeout, encrypt: true, size: None, prio: None, mirror: None, id: None })
+        Ok(NbdSpec { address, export, served: ServerOptions::default(), size: None, prio: None, id: None })
     }
 
     /// Reads one of its options but `size` and `prio`. `None`: it is none.
@@ -80,22 +72,12 @@ impl NbdSpec {
     /// What is wrong with it.
     pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
         match (name, value) {
-            ("timeout", Some(text)) => match time::timeout(text) {
-                Ok(timeout) => self.timeout = timeout,
-                Err(why) => return Some(Err(why)),
-            },
-            ("encrypt", None) => self.encrypt = true,
-            ("noencrypt", None) => self.encrypt = false,
-            ("mirror", Some(text)) => match mirror(text) {
-                Ok(path) => self.mirror = Some(path),
-                Err(why) => return Some(Err(why)),
-            },
             ("id", Some(text)) => {
                 let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
                 let Some(number) = number else { return Some(Err(format!("{text:?} is no id"))) };
                 self.id = Some(number.to_be_bytes());
             }
-            _ => return None,
+            _ => return self.served.option(name, value),
         }
         Some(Ok(()))
     }
@@ -115,13 +97,8 @@ impl fmt::Display for NbdSpec {
     /// Without `size` and `prio`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())?;
-        match self.timeout {
-            Some(TIMEOUT) => {}
-            Some(timeout) => write!(f, ",timeout={}s", timeout.as_secs())?,
-            None => f.write_str(",timeout=inf")?,
-        }
-        f.write_str(if self.encrypt { "" } else { ",noencrypt" })?;
-        write_mirror(f, self.mirror.as_deref())?;
+        self.served.write_timeout(f)?;
+        self.served.write_others(f)?;
         self.id.map_or(Ok(()), |id| write!(f, ",id={:032x}", u128::from_be_bytes(id)))
     }
 }

@@ -5,16 +5,14 @@
 //!
 //! Callers: `conf`, the command, `swap`. No locks.
 
-use super::address::{ServerAddress, TIMEOUT};
-use super::mirror::{mirror, write_mirror};
-use super::time;
+use super::address::ServerAddress;
+use super::server_options::ServerOptions;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// The password, if nothing else is said.
 pub const ENV_PASSWORD: &str = "FARPAGE_REDIS_PASSWORD";
@@ -43,18 +41,14 @@ pub struct RedisSpec {
     pub database: u32,
     /// `None`: the environment, if it has one.
     pub password: Option<PasswordFrom>,
-    /// For how long a page is waited for while the server is out of reach; `None`: for ever.
-    pub timeout: Option<Duration>,
+    /// How the server is to be used.
+    pub served: ServerOptions,
     /// Believe that the server keeps what it is given.
     pub trust: bool,
-    /// Pages are encrypted with a key that exists only in memory.
-    pub encrypt: bool,
     /// Most bytes of pages, as they are before they are compressed.
     pub size: Option<u64>,
     /// Higher is used first; `None`: order of the command line.
     pub prio: Option<i32>,
-    /// The directory in which a second copy of every page is kept.
-    pub mirror: Option<PathBuf>,
     /// Names all processes of one run (`tag=`, undocumented).
     pub tag: Option<u64>,
 }
@@ -99,12 +93,10 @@ impl RedisSpec {
             user,
             database,
             password: None,
-            timeout: Some(TIMEOUT),
+            served: ServerOptions::default(),
             trust: false,
-            encrypt: true,
             size: None,
             prio: None,
-            mirror: None,
             tag: None,
         }
     }
@@ -115,27 +107,17 @@ impl RedisSpec {
     /// What is wrong with it.
     pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
         match (name, value) {
-            ("timeout", Some(text)) => match time::timeout(text) {
-                Ok(timeout) => self.timeout = timeout,
-                Err(why) => return Some(Err(why)),
-            },
             ("tag", Some(text)) => match u64::from_str_radix(text, 16) {
                 Ok(tag) => self.tag = Some(tag),
                 Err(_) => return Some(Err(format!("tag {text:?} is no number"))),
             },
-            ("mirror", Some(text)) => match mirror(text) {
-                Ok(path) => self.mirror = Some(path),
-                Err(why) => return Some(Err(why)),
-            },
             ("trust", None) => self.trust = true,
-            ("encrypt", None) => self.encrypt = true,
-            ("noencrypt", None) => self.encrypt = false,
             ("password-file", Some(path)) if !path.is_empty() => self.password = Some(PasswordFrom::File(path.into())),
             ("password-fd", Some(text)) => match text.parse() {
                 Ok(fd) if fd >= 0 => self.password = Some(PasswordFrom::Descriptor(fd)),
                 _ => return Some(Err(format!("password-fd {text:?} is no number of a descriptor"))),
             },
-            _ => return None,
+            _ => return self.served.option(name, value),
         }
         Some(Ok(()))
     }
@@ -215,14 +197,9 @@ impl fmt::Display for RedisSpec {
             Some(PasswordFrom::File(path)) => write!(f, ",password-file={}", path.display())?,
             Some(PasswordFrom::Descriptor(fd)) => write!(f, ",password-fd={fd}")?,
         }
-        match self.timeout {
-            Some(TIMEOUT) => {}
-            Some(timeout) => write!(f, ",timeout={}s", timeout.as_secs())?,
-            None => f.write_str(",timeout=inf")?,
-        }
+        self.served.write_timeout(f)?;
         f.write_str(if self.trust { ",trust" } else { "" })?;
-        f.write_str(if self.encrypt { "" } else { ",noencrypt" })?;
-        write_mirror(f, self.mirror.as_deref())?;
+        self.served.write_others(f)?;
         self.tag.map_or(Ok(()), |tag| write!(f, ",tag={tag:x}"))
     }
 }

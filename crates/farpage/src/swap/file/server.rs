@@ -42,7 +42,7 @@ impl ExportSpace {
         let endpoint = spec.address.endpoint().ok_or_else(|| {
             error("its name was not looked up".into(), "write its address in numbers, or start it by farpage run")
         })?;
-        let export = Export::open(spec.name(), endpoint, &spec.export, spec.timeout, spec.id)
+        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, spec.id)
             .map_err(|(reason, remedy)| error(reason, remedy))?;
         let bytes = (export.info().size - FRONT - BACK).min(spec.size.unwrap_or(u64::MAX));
         let (area_slots, areas) = divide(bytes / PAGE_SIZE as u64);

@@ -124,7 +124,7 @@ impl Server {
             user: spec.user.as_deref(),
             password,
             database: spec.database,
-            timeout: spec.timeout,
+            timeout: spec.served.timeout,
             trust: spec.trust,
         }))
     }

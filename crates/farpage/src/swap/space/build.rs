@@ -8,7 +8,6 @@ use crate::swap::file::file_name;
 use crate::swap::redis::pages::RedisStores;
 use crate::swap::redis::server::Server;
 use crate::sys::message::message_fmt;
-use std::path::Path;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
 pub const fn memory_most(budget: u64) -> u64 {
@@ -182,17 +181,13 @@ impl SwapSpace {
     }
 }
 
-/// The device of a specification of a file, or of a server.
+/// The device of a `file:` specification.
 fn open_file(
     index: u8,
     spec: &SwapSpec,
     prio: i32,
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
-    if let SwapSpec::Nbd(spec) = spec {
-        let device = FileDevice::on_export(index, spec)?;
-        return served(device, spec.encrypt, spec.mirror.as_deref(), prio, rings).map(Some);
-    }
     let SwapSpec::File { path, size, keep_free, encrypt, fault, .. } = spec else { return Ok(None) };
     let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio);
     file = file.with_keep_free(*keep_free);
@@ -216,37 +211,31 @@ fn open_file(
     Ok(Some(Arc::new(file)))
 }
 
-/// The device of a `redis:` specification.
+/// The device of a specification of a server.
 fn open_server(
     index: u8,
     spec: &SwapSpec,
     prio: i32,
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
-    let SwapSpec::Redis(spec) = spec else { return Ok(None) };
-    let server = Server::of(spec, None)?;
-    server.open()?;
-    let stores = Box::new(RedisStores::new(server, spec.owner()));
-    let device = FileDevice::on_server(index, spec.name(), spec.size, stores);
-    served(device, spec.encrypt, spec.mirror.as_deref(), prio, rings).map(Some)
-}
-
-/// What devices on servers have in common.
-fn served(
-    device: FileDevice,
-    encrypt: bool,
-    mirror: Option<&Path>,
-    prio: i32,
-    rings: &Arc<Rings>,
-) -> Result<Arc<FileDevice>, DeviceError> {
+    let (device, served) = match spec {
+        SwapSpec::Nbd(spec) => (FileDevice::on_export(index, spec)?, &spec.served),
+        SwapSpec::Redis(spec) => {
+            let server = Server::of(spec, None)?;
+            server.open()?;
+            let stores = Box::new(RedisStores::new(server, spec.owner()));
+            (FileDevice::on_server(index, spec.name(), spec.size, stores), &spec.served)
+        }
+        _ => return Ok(None),
+    };
     let mut device = device.with_rings(rings.clone()).with_priority(prio);
-    if encrypt {
+    if served.encrypt {
         device = device.with_encryption()?;
     }
-    if let Some(mirror) = mirror {
+    if let Some(mirror) = &served.mirror {
         device = device.with_mirror(mirror)?;
     }
-    Ok(Arc::new(device))
+    Ok(Some(Arc::new(device)))
 }
 
 /// `fault=lost:SEED`: so many of 65536 places cannot be read.

@@ -8,6 +8,14 @@ const READ_TRIES: usize = 3;
 /// How a batch is run.
 type RunBatch = fn(&Rings, &mut Batch, &mut dyn FnMut());
 
+/// How a window is loaded.
+#[derive(Clone, Copy)]
+struct LoadWay {
+    run: RunBatch,
+    /// Waits for a server that is out of reach.
+    patient: bool,
+}
+
 /// Where a page was, and which, when its read was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::swap) struct Located {
@@ -56,31 +64,25 @@ impl SwapSpace {
     /// the others meanwhile, so that the whole costs about one read. Returns how many were loaded,
     /// from the first on, and why it stopped if not all were; the content of the others is unspecified.
     pub fn load_many(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        self.load_by(entries, into, Rings::run, true)
+        self.load_by(entries, into, LoadWay { run: Rings::run, patient: true })
     }
 
     /// As [`SwapSpace::load_many`], but does not wait for a server that is out of reach
     /// ([`LoadError::OutOfReach`]).
     pub fn load_in_reach(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        self.load_by(entries, into, Rings::run, false)
+        self.load_by(entries, into, LoadWay { run: Rings::run, patient: false })
     }
 
     /// As [`SwapSpace::load_many`], for a signal handler: one request after the other where pages do not lie side by
     /// side, and only calls that such a handler may make.
     pub fn load_plainly(&self, entries: &[Entry], into: &mut [&mut Page]) -> (usize, Option<LoadError>) {
-        self.load_by(entries, into, Rings::run_plainly, true)
+        self.load_by(entries, into, LoadWay { run: Rings::run_plainly, patient: true })
     }
 
-    fn load_by(
-        &self,
-        entries: &[Entry],
-        into: &mut [&mut Page],
-        run: RunBatch,
-        patient: bool,
-    ) -> (usize, Option<LoadError>) {
+    fn load_by(&self, entries: &[Entry], into: &mut [&mut Page], way: LoadWay) -> (usize, Option<LoadError>) {
         let mut done = 0;
         for (entries, into) in entries.chunks(BATCH_MAX).zip(into.chunks_mut(BATCH_MAX)) {
-            let (n, error) = self.load_batch(entries, into, run, patient);
+            let (n, error) = self.load_batch(entries, into, way);
             done += n;
             if error.is_some() {
                 return (done, error);
@@ -89,20 +91,14 @@ impl SwapSpace {
         (done, None)
     }
 
-    fn load_batch(
-        &self,
-        entries: &[Entry],
-        into: &mut [&mut Page],
-        run: RunBatch,
-        patient: bool,
-    ) -> (usize, Option<LoadError>) {
+    fn load_batch(&self, entries: &[Entry], into: &mut [&mut Page], way: LoadWay) -> (usize, Option<LoadError>) {
         let n = entries.len().min(into.len());
         let plan = self.plan(&entries[..n]);
         if plan.queued().is_empty() {
             return self.load_in_place(&entries[..n], into);
         }
         let batch = Batch::new(Direction::Read);
-        let mut batch = if patient { batch } else { batch.impatient() };
+        let mut batch = if way.patient { batch } else { batch.impatient() };
         let mut numbers = [None; BATCH_MAX];
         for &i in plan.queued() {
             let page: *mut Page = &mut *into[usize::from(i)];
@@ -111,14 +107,14 @@ impl SwapSpace {
             numbers[usize::from(i)] = unsafe { self.push(&mut batch, plan.real(i), page) };
         }
         let mut in_place: [Option<LoadError>; BATCH_MAX] = [None; BATCH_MAX];
-        run(&self.rings, &mut batch, &mut || {
+        (way.run)(&self.rings, &mut batch, &mut || {
             self.load_others(&entries[..n], into, &numbers[..n], &mut in_place);
         });
         for i in 0..n {
             let error = match numbers[i] {
                 None => in_place[i],
                 Some(number) => {
-                    self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i], patient).err()
+                    self.finish(entries[i], plan.real(i as u8), batch.outcome(number), into[i], way.patient).err()
                 }
             };
             if error.is_some() {
@@ -191,7 +187,9 @@ impl SwapSpace {
     /// planned.
     ///
     /// A page of a server that is out of reach is asked for again if that is waited for (`patient`), or if there is a
-    /// second copy. The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
+    /// second copy.
+    ///
+    /// The caller may have given the entry up meanwhile, if it reads in advance; then its place may belong to another
     /// page, half written: [`LoadError::NotInUse`], and no fault of the device.
     pub(in crate::swap) fn finish(
         &self,

@@ -63,7 +63,7 @@ impl Export {
         let error = |reason: String, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
         let endpoint = spec.address.endpoint();
         let endpoint = endpoint.ok_or_else(|| error("its name was not looked up".into(), "give its address"))?;
-        let export = Export::open(spec.name(), endpoint, &spec.export, spec.timeout, None);
+        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, None);
         export.map_err(|(reason, remedy)| error(reason, remedy))
     }
 

@@ -242,7 +242,7 @@ fn a_hostile_server_can_lose_pages_and_nothing_else() {
         let path = dir.path().join(seed.to_string());
         let server = FakeServer::start(&path);
         let mut spec = spec(&path, ",timeout=inf");
-        spec.timeout = Some(Duration::ZERO);
+        spec.served.timeout = Some(Duration::ZERO);
         let device = FileDevice::on_export(0, &spec).unwrap().with_encryption().unwrap();
         let key = ContentKey::random();
         device.check_contents(key);
