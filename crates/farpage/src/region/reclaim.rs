@@ -51,6 +51,17 @@ struct CachedPage {
     shadow: Shadow,
 }
 
+/// What a step of reclaim has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Something was freed, or others have freed what was wanted.
+    Gained,
+    /// Frames are few, and other threads have them.
+    NoFrames,
+    /// The budget has no room, and no page can go: whoever needs one takes it above the budget.
+    Stuck,
+}
+
 /// One reclaim thread.
 pub fn main(e: &PagerCore, index: usize) {
     let first = index == 0;
@@ -71,12 +82,13 @@ pub fn main(e: &PagerCore, index: usize) {
             w.stuck.store(false, SeqCst);
         }
         if wanted {
-            if e.reclaim_step() {
+            let step = e.reclaim_step();
+            if step == Step::Gained {
                 w.stuck.store(false, SeqCst);
                 continue;
             }
             if first {
-                w.stuck.store(true, SeqCst);
+                w.stuck.store(step == Step::Stuck, SeqCst);
                 e.tell_waiters();
             }
         }
@@ -140,17 +152,21 @@ impl PagerCore {
         }
     }
 
-    /// One step of reclaim; whether anything was gained.
-    fn reclaim_step(&self) -> bool {
+    /// One step of reclaim.
+    pub(super) fn reclaim_step(&self) -> Step {
         self.free_now();
         let short = self.is_short();
         self.give_back_surplus();
-        let marks = self.watermarks();
-        let batch = marks.batch(self.room());
+        // Read once: with nothing gained, what the step saw says whether it is stuck.
+        let (marks, room) = (self.watermarks(), self.room());
+        let few = marks.goes_on(room);
+        if !few && !short {
+            return Step::Gained;
+        }
+        let batch = marks.batch(room);
         let mut moved = 0;
         let mut frames: Vec<FrameNo> = Vec::with_capacity(STORE_BATCH);
         if self.wp_sweeps {
-            let few = marks.goes_on(self.room());
             if few {
                 moved = self.evict(batch, 0);
             }
@@ -190,7 +206,11 @@ impl PagerCore {
         if moved > 0 && self.room() > 0 {
             self.tell_waiters(); // pages that were stored in place make room, not frames
         }
-        moved + freed > 0
+        match moved + freed {
+            0 if few => Step::Stuck,
+            0 => Step::NoFrames,
+            _ => Step::Gained,
+        }
     }
 
     /// Stores the oldest pages of the swap cache until there are `n` frames in `free`, if there are as many. `in_turn`:

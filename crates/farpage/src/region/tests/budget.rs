@@ -1,6 +1,7 @@
 //! The budget: what the kernel says to it, and when it gives way.
 
 use super::*;
+use crate::region::reclaim::Step;
 
 /// Resident anonymous memory is what the budget promises, by the kernel's own count.
 #[test]
@@ -119,5 +120,14 @@ fn helpers_stop_at_the_mark() {
         core.wakeups.waiting.fetch_sub(1, Ordering::SeqCst);
         let stats = pager.stats().unwrap();
         assert!(stats.resident_bytes > 20 << 20, "{mode:?}: {stats:?}");
+    }
+}
+
+/// Another thread of reclaim has freed what this one was to free: nothing is stuck, so nobody goes above the budget.
+#[test]
+fn a_step_with_nothing_left_to_do_is_not_stuck() {
+    for mode in [FaultMode::Signal, FaultMode::Thread] {
+        let Some(pager) = built_in(mode, Pager::builder().budget(4 << 20)) else { return };
+        assert_eq!(pager.owner.core.reclaim_step(), Step::Gained, "{mode:?}");
     }
 }
