@@ -47,7 +47,6 @@ use super::crypt::Cipher;
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
 use super::remote::link::InReach;
-use super::remote::page_store::PageStores;
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::conf::nbd::NbdSpec;
@@ -60,8 +59,8 @@ use crate::sys::table::Table;
 use backing::Backing;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use open::OpenedFile;
+use reach::PageServer;
 use rustix::io::Errno;
-use server::ExportSpace;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -84,10 +83,8 @@ pub struct FileDevice {
     name: String,
     /// Where files are made; `None`: the device is a block device, or on a server.
     dir: Option<Fd>,
-    /// The server in whose space pages are.
-    server: Option<Arc<ExportSpace>>,
-    /// The server that keeps pages by number.
-    stores: Option<Box<dyn PageStores>>,
+    /// The server that has its pages.
+    server: Option<PageServer>,
     /// Where second copies are kept of what is on a server.
     mirror: Option<Fd>,
     /// Second copies could not be written.
@@ -156,7 +153,6 @@ impl FileDevice {
             name: opened.name,
             dir: opened.dir,
             server: None,
-            stores: None,
             mirror: None,
             mirror_failed: AtomicBool::new(false),
             caps: Caps { rotational: opened.rotational, block_size: opened.block_size, ..Caps::default() },
@@ -233,8 +229,7 @@ impl FileDevice {
 
     /// From now on its descriptors are ones of this table.
     pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.server.iter().for_each(|server| server.export().link().belongs_to(table));
-        self.stores.iter().for_each(|stores| stores.belongs_to(table));
+        self.server.iter().for_each(|server| server.belongs_to(table));
         self.each_fd(&mut |fd| fd.belongs_to(table));
     }
 
@@ -301,10 +296,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn accepts(&self) -> bool {
-        self.server_accepts()
-            && !self.failed.load(Relaxed)
-            && self.stores.as_ref().is_none_or(|stores| stores.accepts())
-            && (!self.full.load(Relaxed) || self.may_have_grown())
+        self.server_accepts() && !self.failed.load(Relaxed) && (!self.full.load(Relaxed) || self.may_have_grown())
     }
 
     fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
@@ -314,14 +306,12 @@ impl SwapDevice for FileDevice {
     }
 
     fn is_remote(&self) -> bool {
-        self.server.is_some() || self.stores.is_some()
+        self.server.is_some()
     }
 
     fn in_reach(&self) -> bool {
-        let waits = |reach: InReach| reach == InReach::Waiting;
-        self.mirror.is_some()
-            || !(self.server.as_ref().is_some_and(|server| waits(server.reach()))
-                || self.stores.as_ref().is_some_and(|stores| waits(stores.reach())))
+        let waits = |server: &PageServer| server.reach() == InReach::Waiting;
+        self.mirror.is_some() || !self.server.as_ref().is_some_and(waits)
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -433,8 +423,7 @@ impl SwapDevice for FileDevice {
             self.warning.free_in_child();
             self.own.get().iter().for_each(|own| own.retired.free_in_child());
         }
-        self.server.iter().for_each(|server| server.export().link().fork_child());
-        self.stores.iter().for_each(|stores| stores.fork_child());
+        self.server.iter().for_each(PageServer::fork_child);
         self.rings.fork_child();
         self.cipher.iter().for_each(|cipher| cipher.guard());
         self.each_fd(&mut |fd| fd.replace(fds, true));
@@ -463,9 +452,7 @@ impl SwapDevice for FileDevice {
 
     fn take_warning(&self) -> Option<String> {
         let Some(warning) = self.warning.lock().take() else {
-            let mirrored = self.mirror.is_some();
-            let note = self.server.as_ref().and_then(|server| server.export().link().take_note(mirrored));
-            return note.or_else(|| self.stores.as_ref()?.take_note(mirrored));
+            return self.server.as_ref()?.take_note(self.mirror.is_some());
         };
         Some(match warning {
             Warning::Odd(text) => text,

@@ -6,6 +6,7 @@
 use super::server::ExportSpace;
 use crate::PAGE_SIZE;
 use crate::swap::crypt::Salt;
+use crate::swap::io::RemoteRuns;
 use crate::swap::remote::areas::Areas;
 use crate::swap::remote::page_store::PageStore;
 use crate::sys::fd::Fd;
@@ -33,12 +34,18 @@ pub struct Backing {
     pub(super) keeps_space: AtomicBool,
     /// Part of the nonce of every page in this file.
     salt: Salt,
-    /// It is no file, but these areas of a server's space.
-    remote: Option<(Arc<ExportSpace>, Areas)>,
     /// It is no file: the pages are on a server.
-    store: Option<Arc<dyn PageStore>>,
+    on_server: Option<OnServer>,
     /// Second copies of what is on a server.
     mirror: Option<Mirror>,
+}
+
+/// What stands for a file.
+enum OnServer {
+    /// Areas of a server's space.
+    Areas(Arc<ExportSpace>, Areas),
+    /// Pages by number.
+    Numbers(Arc<dyn PageStore>),
 }
 
 /// Second copies, each at the slot that the first one has on the server.
@@ -61,30 +68,41 @@ impl Backing {
             is_block: false,
             keeps_space: AtomicBool::new(false),
             salt,
-            remote: None,
-            store: None,
+            on_server: None,
             mirror: None,
         })
     }
 
     /// A part of a server's space, empty yet.
     pub fn of_server(server: &Arc<ExportSpace>) -> Result<Backing, Errno> {
+        let keeps_space = !server.export().info().trims();
+        Backing::of(OnServer::Areas(server.clone(), Areas::new(server.areas())), keeps_space)
+    }
+
+    /// Pages on a server. What is freed there is told one by one.
+    pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
+        Backing::of(OnServer::Numbers(store), true)
+    }
+
+    fn of(on_server: OnServer, keeps_space: bool) -> Result<Backing, Errno> {
         Ok(Backing {
             fd: Fd::none(),
             direct: AtomicBool::new(false),
             base: 0,
             is_block: false,
-            keeps_space: AtomicBool::new(!server.export().info().trims()),
+            keeps_space: AtomicBool::new(keeps_space),
             salt: Salt::random()?,
-            remote: Some((server.clone(), Areas::new(server.areas()))),
-            store: None,
+            on_server: Some(on_server),
             mirror: None,
         })
     }
 
-    /// The server and the areas there, if it is no file.
-    pub fn remote(&self) -> Option<(&Arc<ExportSpace>, &Areas)> {
-        self.remote.as_ref().map(|(server, areas)| (server, areas))
+    /// The server and the areas of its space, if the pages are there.
+    pub fn areas(&self) -> Option<(&Arc<ExportSpace>, &Areas)> {
+        match &self.on_server {
+            Some(OnServer::Areas(server, areas)) => Some((server, areas)),
+            _ => None,
+        }
     }
 
     /// Takes over an open block device whose first `base` bytes are not for pages.
@@ -92,17 +110,17 @@ impl Backing {
         Ok(Backing { base, is_block: true, ..Backing::new(fd)? })
     }
 
-    /// Pages on a server. What is freed there is told one by one.
-    pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
-        let (fd, salt) = (Fd::none(), Salt::random()?);
-        let (direct, keeps_space) = (AtomicBool::new(false), AtomicBool::new(true));
-        let (remote, store, mirror) = (None, Some(store), None);
-        Ok(Backing { fd, direct, base: 0, is_block: false, keeps_space, salt, remote, store, mirror })
-    }
-
     /// The same with second copies.
     pub fn with_mirror(self, mirror: Backing) -> Backing {
         Backing { mirror: Some(Mirror { file: Box::new(mirror), end: AtomicU64::new(0) }), ..self }
+    }
+
+    /// Who does the I/O, if that is a server's connection.
+    pub fn remote_runs(&self) -> Option<Arc<dyn RemoteRuns>> {
+        match self.on_server.as_ref()? {
+            OnServer::Areas(server, _) => Some(server.export().clone()),
+            OnServer::Numbers(store) => Some(store.clone()),
+        }
     }
 
     /// Where second copies are.
@@ -110,20 +128,21 @@ impl Backing {
         self.mirror.as_ref()
     }
 
-    /// Where the pages are, if that is on a server.
+    /// The pages on a server that keeps them by number.
     pub fn store(&self) -> Option<&Arc<dyn PageStore>> {
-        self.store.as_ref()
+        match &self.on_server {
+            Some(OnServer::Numbers(store)) => Some(store),
+            _ => None,
+        }
     }
 
     /// Byte of a slot; on a server that keeps pages by number, the number.
     pub fn at(&self, slot: u64) -> u64 {
-        if let Some((server, areas)) = &self.remote {
-            return server.at(areas, slot);
+        match &self.on_server {
+            Some(OnServer::Areas(server, areas)) => server.at(areas, slot),
+            Some(OnServer::Numbers(_)) => slot,
+            None => self.base + slot * PAGE_SIZE as u64,
         }
-        if self.store.is_some() {
-            return slot;
-        }
-        self.base + slot * PAGE_SIZE as u64
     }
 
     /// Whether it is a block device.
@@ -136,19 +155,20 @@ impl Backing {
         &self.salt
     }
 
-    /// Gives the space of `count` slots back to what is below, where it is new space when it is written again: a hole
-    /// in a file, a discard of a block device. `Some(false)`: it does not do that, and is not asked again. `None`: nobody
-    /// knows; it may still happen, and the slots must not be used again.
+    /// Gives the space of `count` slots back to what is below, and of their second copies: whether any of it did that.
+    /// It is new space when it is written again. `None`: nobody knows; it may still happen, and the slots must not be
+    /// used again.
     pub fn discard(&self, slot: u64, count: u64) -> Option<bool> {
-        if !self.discards() {
-            return Some(false);
-        }
-        let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
-        if let Some((server, _)) = &self.remote {
-            let done = server.export().trim(at, len).ok()?;
-            self.mirror().into_iter().for_each(|mirror| _ = mirror.file.discard(slot, count));
-            self.keeps_space.store(!done, Relaxed);
-            return Some(done);
+        let done = self.discards() && self.discard_below(self.at(slot), count * PAGE_SIZE as u64)?;
+        self.keeps_space.store(!done, Relaxed);
+        let of_copies = self.mirror().and_then(|mirror| mirror.file.discard(slot, count));
+        Some(done || of_copies == Some(true))
+    }
+
+    /// A hole in a file, a discard of a block device, a trim of a server's space. `Some(false)`: that is refused.
+    fn discard_below(&self, at: u64, len: u64) -> Option<bool> {
+        if let Some((server, _)) = self.areas() {
+            return server.export().trim(at, len).ok();
         }
         let result = self.fd.borrow().and_then(|fd| {
             if self.is_block {
@@ -156,13 +176,10 @@ impl Backing {
             }
             rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
         });
-        if result.is_err() {
-            self.keeps_space.store(true, Relaxed);
-        }
         Some(result.is_ok())
     }
 
-    /// Whether [`Backing::discard`] has not been refused yet.
+    /// Whether what is below takes space back, as far as is known.
     pub fn discards(&self) -> bool {
         !self.keeps_space.load(Relaxed)
     }

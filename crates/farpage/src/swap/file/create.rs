@@ -2,8 +2,9 @@
 //!
 //! Locks: `create` while it is made.
 
+use super::server::ExportSpace;
 use super::*;
-use crate::swap::remote::page_store::Seal;
+use crate::swap::remote::page_store::{PageStores, Seal};
 
 impl FileDevice {
     /// The device for an export of a server.
@@ -11,12 +12,21 @@ impl FileDevice {
     /// # Errors
     /// It cannot be used; the message says what to do.
     pub fn on_export(index: u8, spec: &NbdSpec) -> Result<FileDevice, DeviceError> {
-        let server = Arc::new(ExportSpace::open(spec)?);
-        let (slots_max, block_size) = (server.slots().min(1 << PAGE_BITS), PAGE_SIZE as u32);
-        let name = spec.name();
+        let space = ExportSpace::open(spec)?;
+        Ok(FileDevice::on(index, spec.name(), space.slots(), PageServer::Space(Arc::new(space))))
+    }
+
+    /// The device of this name for pages that a server keeps by number, `size` bytes of them at most.
+    pub fn on_store(index: u8, name: String, size: Option<u64>, stores: Box<dyn PageStores>) -> FileDevice {
+        let slots = size.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64);
+        FileDevice::on(index, name, slots, PageServer::Numbers(stores))
+    }
+
+    fn on(index: u8, name: String, slots: u64, server: PageServer) -> FileDevice {
+        let (slots_max, block_size) = (slots.min(1 << PAGE_BITS), PAGE_SIZE as u32);
         let opened =
             OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
-        Ok(FileDevice { server: Some(server), ..FileDevice::of(index, opened) })
+        FileDevice { server: Some(server), ..FileDevice::of(index, opened) }
     }
 
     /// The same device, keeping a second copy of every page in a directory.
@@ -47,7 +57,7 @@ impl FileDevice {
 
     /// Whether its own part can be made when it is wanted: not that of a block device.
     pub(super) fn makes_files(&self) -> bool {
-        self.dir.is_some() || self.server.is_some() || self.stores.is_some()
+        self.dir.is_some() || self.server.is_some()
     }
 
     pub(super) fn new_file(&self) -> Result<Backing, Errno> {
@@ -56,13 +66,13 @@ impl FileDevice {
             let made = self.new_file_in(mirror);
             made.map_err(|errno| self.no_copies("the mirror's file cannot be made", errno)).ok()
         });
-        let on_server = match (&self.server, &self.stores) {
-            (Some(server), _) => Backing::of_server(server)?,
-            (None, Some(stores)) => {
+        let on_server = match &self.server {
+            Some(PageServer::Space(space)) => Backing::of_server(space)?,
+            Some(PageServer::Numbers(stores)) => {
                 let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
                 Backing::of_store(stores.make(seal)?)?
             }
-            (None, None) => return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?),
+            None => return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?),
         };
         Ok(match mirror {
             Some(mirror) => on_server.with_mirror(mirror),

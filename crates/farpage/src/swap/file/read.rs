@@ -4,7 +4,6 @@
 
 use super::table::{File, FileSlot};
 use super::*;
-use crate::swap::io::RemoteRuns;
 use std::ops::Deref;
 
 /// A file that stays there as long as this lives.
@@ -151,13 +150,12 @@ impl FileDevice {
     }
 
     pub(super) fn place_in(&self, backing: &Backing, slot: u64, count: u64) -> Place {
-        let export = || Some(backing.remote()?.0.export().clone() as Arc<dyn RemoteRuns>);
         Place {
             fd: backing.fd.raw().unwrap_or(-1),
             at: backing.at(slot),
             direct: backing.is_direct(),
             injector: self.injector.clone(),
-            remote: backing.store().map(|store| store.clone() as Arc<dyn RemoteRuns>).or_else(export),
+            remote: backing.remote_runs(),
             count,
             has_copy: backing.mirror().is_some(),
         }

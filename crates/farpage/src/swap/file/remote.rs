@@ -1,4 +1,4 @@
-//! A file device whose pages are on a server: making it, batches to and from the server, and what is told to it.
+//! A file device whose pages a server keeps by number: batches to the server, and what is told to it.
 //!
 //! A slot that was freed is *retired*: it has no value, and is not given out before the server has forgotten it. What
 //! nobody knows the end of (a connection broke) is never used again.
@@ -13,15 +13,6 @@ use crate::swap::remote::page_store::{OutgoingPage, PageStore};
 const FORGET: usize = 512;
 
 impl FileDevice {
-    /// A device of this name for pages on a server, `size` bytes at most.
-    pub fn on_server(index: u8, name: String, size: Option<u64>, stores: Box<dyn PageStores>) -> FileDevice {
-        let slots_max = size.map_or(1 << PAGE_BITS, |bytes| (bytes / PAGE_SIZE as u64).min(1 << PAGE_BITS));
-        let block_size = PAGE_SIZE as u32;
-        let opened =
-            OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
-        FileDevice { stores: Some(stores), ..FileDevice::of(index, opened) }
-    }
-
     /// As `write`, on a server.
     pub(super) fn write_remote(
         &self,
@@ -42,7 +33,9 @@ impl FileDevice {
 
     /// What is to be done now and then about a server; whether there was something.
     pub fn look_after_server(&self) -> bool {
-        let Some(stores) = &self.stores else { return false };
+        if self.server.is_none() {
+            return false;
+        }
         // Inherited ones, too: whoever made them may be gone.
         for id in 0.. {
             let Some(file) = self.inner.lock().files.get(id).cloned() else { break };
@@ -52,10 +45,7 @@ impl FileDevice {
                 *self.warning.lock() = Some(Warning::Unfit(why));
             }
         }
-        if stores.is_lost() {
-            self.failed.store(true, Relaxed);
-        }
-        self.own.get().filter(|_| stores.accepts()).is_some_and(|own| self.forget_retired(own))
+        self.own.get().filter(|_| self.server_accepts()).is_some_and(|own| self.forget_retired(own))
     }
 
     /// Tells the server what it need not keep; whether there was something.
@@ -80,7 +70,7 @@ impl FileDevice {
 
     /// The pages are wanted by nobody any more.
     pub fn remove_from_server(&self) {
-        let Some(own) = self.own.get().filter(|_| self.stores.is_some()) else { return };
+        let Some(own) = self.own.get() else { return };
         // A child may need what is there; it says that it is alive, and the rest is for `farpage swapoff`.
         if let Some(store) = own.store().filter(|_| self.inner.lock().leases.is_empty()) {
             store.remove(own.slots.slots());

@@ -7,7 +7,6 @@ use crate::PAGE_SIZE;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
 use crate::swap::remote::areas::{self, AREAS_MAX, Areas, Owners};
-use crate::swap::remote::link::InReach;
 use crate::swap::remote::nbd::{BACK, Export, FRONT};
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use std::sync::atomic::AtomicBool;
@@ -118,11 +117,6 @@ impl ExportSpace {
     pub fn keep(&self, areas: &Areas, keep: bool) {
         self.has_children.store(keep, Relaxed);
         self.owners.get().into_iter().for_each(|owners| areas.keep(owners, keep));
-    }
-
-    /// Whether it is in reach; does not wait.
-    pub fn reach(&self) -> InReach {
-        self.export.link().reach()
     }
 }
 

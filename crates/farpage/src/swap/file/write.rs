@@ -16,10 +16,6 @@ const _: () = assert!(GROW_SLOTS.is_multiple_of(CLUSTER_SLOTS as u64));
 impl FileDevice {
     /// Stores the pages whose `out` is `None`: as `SwapDevice::store_batch`.
     pub(super) fn write_all(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
-        if self.stores.as_ref().is_some_and(|stores| !stores.accepts()) {
-            // For now.
-            return Err(StoreError::Full);
-        }
         let (mut at, end) = (0, pages.len().min(out.len()));
         let mut result = Ok(());
         while at < end {
@@ -72,7 +68,7 @@ impl FileDevice {
         let _create = self.create.lock();
         if own.backing.get().is_none() {
             let made = self.new_file();
-            if self.stores.is_some() && made.is_err() {
+            if matches!(self.server, Some(PageServer::Numbers(_))) && made.is_err() {
                 self.retry_second.store(now_second() + 1, Relaxed);
                 return Err(self.no_room());
             }
@@ -102,7 +98,7 @@ impl FileDevice {
         }
         let whole = |slots: u64| slots / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
         let step = whole(self.slots_max / GROW_PART).clamp(CLUSTER_SLOTS as u64, GROW_SLOTS);
-        let granted = match backing.remote() {
+        let granted = match backing.areas() {
             Some((server, areas)) => server.grow(areas, end),
             None => open::grant(backing, end, step, self.keep_free),
         };

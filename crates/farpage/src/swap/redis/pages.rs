@@ -18,13 +18,12 @@ use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
 use crate::swap::remote::conversation;
-use crate::swap::remote::link::{InReach, Patience, Unreachable};
+use crate::swap::remote::link::{InReach, Link, Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::swap::remote::wire::Wire;
 use crate::swap::zram::codec::{Codec, fill, same_filled};
 use crate::sys::clock::now_ms;
 use crate::sys::mutex::Mutex;
-use crate::sys::table::Table;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use rustix::time::Timespec;
@@ -84,8 +83,8 @@ impl PageStores for RedisStores {
         if pages.say_alive() && pages.grow(0) { Ok(Arc::new(pages)) } else { Err(Errno::AGAIN) }
     }
 
-    fn is_up(&self) -> bool {
-        self.0.server.link().is_up()
+    fn link(&self) -> &Link {
+        self.0.server.link()
     }
 
     fn reach(&self) -> InReach {
@@ -93,19 +92,6 @@ impl PageStores for RedisStores {
             InReach::Up if now_ms() < self.0.later_until_ms.load(Relaxed) => InReach::Waiting,
             reach => reach,
         }
-    }
-
-    fn is_lost(&self) -> bool {
-        self.0.server.link().is_lost()
-    }
-
-    fn accepts(&self) -> bool {
-        let link = self.0.server.link();
-        link.is_up() && !link.is_lost()
-    }
-
-    fn belongs_to(&self, table: &Arc<Table>) {
-        self.0.server.link().belongs_to(table);
     }
 
     fn fork_child(&self) {
@@ -117,10 +103,6 @@ impl PageStores for RedisStores {
         }
         std::mem::forget(std::mem::take(&mut *self.0.scratch.lock()));
         self.0.server.link().fork_child();
-    }
-
-    fn take_note(&self, mirrored: bool) -> Option<String> {
-        self.0.server.link().take_note(mirrored)
     }
 }
 

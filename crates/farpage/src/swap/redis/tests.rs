@@ -103,7 +103,7 @@ impl FakeServer {
     fn device_of(&self, encrypt: bool, size: Option<u64>) -> (FileDevice, ContentKey) {
         let server = Server::of(&self.redis(), None).unwrap();
         server.open().unwrap();
-        let mut device = FileDevice::on_server(0, "r".into(), size, Box::new(RedisStores::new(server, "me 1".into())));
+        let mut device = FileDevice::on_store(0, "r".into(), size, Box::new(RedisStores::new(server, "me 1".into())));
         if encrypt {
             device = device.with_encryption().unwrap();
         }
@@ -476,6 +476,32 @@ fn device_redis_a_mirror_has_what_the_server_has_lost() {
             assert_eq!(served.failed, 0, "{wrong:?}");
         }
     }
+}
+
+/// The server is told of every page; the disk of the second copies gets whole clusters back.
+#[test]
+fn device_redis_a_mirror_gives_back_what_is_freed() {
+    let server = FakeServer::start();
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (device, key) = server.device(true);
+    let device = device.with_mirror(dir.path()).unwrap();
+    let live = store(&device, &key, 0..512 * 5);
+    let on_disk = || {
+        let mut fds = Vec::new();
+        device.fds(&mut fds);
+        // SAFETY: the device's, which is there.
+        let stat = |fd| rustix::fs::fstat(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }).unwrap();
+        fds.into_iter().map(|fd| stat(fd).st_blocks as u64 * 512).max().unwrap()
+    };
+    let before = on_disk();
+    assert!(before >= 512 * 5 * PAGE_SIZE as u64 && !device.discard_one());
+    live.iter().for_each(|(entry, _)| assert!(device.free(*entry)));
+    assert!(!device.discard_one(), "the server was not told yet");
+    while device.look_after_server() {}
+    while device.discard_one() {}
+    let (discarded, after) = (usage(&device).discarded_bytes, on_disk());
+    // The last clusters were only begun, by each CPU.
+    assert!(discarded >= 512 * 2 * PAGE_SIZE as u64 && after * 2 <= before, "{before} {after} {discarded}");
 }
 
 #[test]

@@ -7,11 +7,10 @@
 //!
 //! Callers: the file device. No locks.
 
-use super::link::InReach;
+use super::link::{InReach, Link};
 use crate::mem::units::Page;
 use crate::swap::crypt::{Cipher, Salt};
 use crate::swap::io::{RemoteRuns, Transferred};
-use crate::sys::table::Table;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -76,24 +75,12 @@ pub trait PageStores: Send + Sync {
     /// It cannot be had now.
     fn make(&self, seal: Option<Seal>) -> Result<Arc<dyn PageStore>, Errno>;
 
-    /// Whether pages can be read now, as far as is known.
-    fn is_up(&self) -> bool;
+    /// The way to it.
+    fn link(&self) -> &Link;
 
-    /// The same; takes a step to get there. Does not wait.
+    /// Whether pages can be read and stored now; takes a step to get there. Does not wait.
     fn reach(&self) -> InReach;
-
-    /// Whether the server was given up, which [`PageStores::take_note`] says.
-    fn is_lost(&self) -> bool;
-
-    /// Whether pages can be stored now, as far as is known. Takes no time.
-    fn accepts(&self) -> bool;
-
-    /// From now on its descriptors are ones of this table.
-    fn belongs_to(&self, table: &Arc<Table>);
 
     /// In a forked child, whose only thread this is.
     fn fork_child(&self);
-
-    /// Something that the user should know, once. `mirrored`: there is a second copy of every page.
-    fn take_note(&self, mirrored: bool) -> Option<String>;
 }

@@ -224,7 +224,7 @@ fn open_server(
             let server = Server::of(spec, None)?;
             server.open()?;
             let stores = Box::new(RedisStores::new(server, spec.owner()));
-            (FileDevice::on_server(index, spec.name(), spec.size, stores), &spec.served)
+            (FileDevice::on_store(index, spec.name(), spec.size, stores), &spec.served)
         }
         _ => return Ok(None),
     };
