@@ -62,7 +62,8 @@ impl LoadTimes {
     pub fn note(&self, from_file: bool, ns: u64) {
         let mean = if from_file { &self.file_ns } else { &self.pool_ns };
         let old = mean.load(Relaxed);
-        mean.store(old - old / 64 + ns.min(10_000_000) / 64, Relaxed);
+        // Who lost his CPU in between says nothing about loads.
+        mean.store(old - old / 64 + ns.min(8 * old) / 64, Relaxed);
     }
 
     /// Means for the pool and for files, ns.

@@ -82,13 +82,20 @@ pub fn main(e: &PagerCore, index: usize) {
             w.stuck.store(false, SeqCst);
         }
         if wanted {
+            let freed = w.freed.load(SeqCst);
+            w.in_step.fetch_add(1, SeqCst);
             let step = e.reclaim_step();
+            let alone = w.in_step.fetch_sub(1, SeqCst) == 1;
             if step == Step::Gained {
                 w.stuck.store(false, SeqCst);
                 continue;
             }
             if first {
-                w.stuck.store(step == Step::Stuck, SeqCst);
+                // What others have in their hands may be all that could go.
+                w.stuck.store(step == Step::Stuck && alone, SeqCst);
+                if w.freed.load(SeqCst) != freed {
+                    w.stuck.store(false, SeqCst);
+                }
                 e.tell_waiters();
             }
         }
