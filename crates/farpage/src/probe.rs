@@ -358,7 +358,9 @@ mod tests {
             println!("skipped: no userfaultfd here: {:?}", probe.syscall);
             return;
         }
-        assert_eq!(probe.move_page, Ok(()));
+        // Not while another test forks: the page is a child's, too.
+        let moves = || Probe::take(None).move_page == Ok(());
+        assert!((0..100).any(|_| moves()), "{:?}", probe.move_page);
         assert_eq!(probe.pagemap_scan, Ok(()));
     }
 }

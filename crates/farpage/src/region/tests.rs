@@ -23,6 +23,7 @@ use super::word::PageState;
 use super::*;
 use crate::PAGE_SIZE;
 use crate::conf::{Alg, SwapSpec};
+use crate::swap::testing;
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -86,13 +87,18 @@ pub(super) fn soon(f: impl Fn() -> bool) -> bool {
     true
 }
 
+/// Whether the pages of regions that are gone are, too; reclaim may be about to free the last ones.
+pub(super) fn nothing_is_left(pager: &Pager) -> bool {
+    let bytes = |s: Stats| s.resident_bytes + s.cached_bytes + s.pool_orig_bytes + s.file_bytes;
+    soon(|| pager.stats().is_ok_and(|stats| bytes(stats) == 0))
+}
+
 /// Threads that own every n-th page each, so that neighbours belong to others, and know what is in them.
 pub(super) fn stress(pager: &Pager, bytes: usize, threads: usize, rounds: usize, seed: u64) {
     let region = pager.region(bytes).unwrap();
     stress_region(pager, &region, threads, rounds, seed);
     drop(region);
-    let stats = pager.stats().unwrap();
-    assert_eq!((stats.resident_bytes, stats.cached_bytes, stats.pool_orig_bytes), (0, 0, 0), "{stats:?}");
+    assert!(nothing_is_left(pager), "{:?}", pager.stats());
     // No frame is lost; the thread that reads ahead may have some for a moment.
     let frames = &pager.owner.core.frames;
     let all_back = soon(|| frames.unused_count() == frames.len());
@@ -345,13 +351,7 @@ fn many_regions_and_pagers_come_and_go_in_many_threads() {
 
 /// Runs an ignored test of this module in a process of its own; how it ended, and what it said.
 pub(super) fn in_a_process(name: &str) -> std::process::Output {
-    let exe = std::env::current_exe().unwrap();
-    let name = format!("region::tests::{name}");
-    let mut command = std::process::Command::new(exe);
-    let out = command.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &name]).output().unwrap();
-    // A name that there is not would succeed.
-    assert!(String::from_utf8_lossy(&out.stdout).contains("running 1 test\n"), "{name}");
-    out
+    testing::in_a_process(&format!("region::tests::{name}"), true)
 }
 
 /// `madvise` behind the engine's back discards pages, as it does for any memory: they read as zeros.

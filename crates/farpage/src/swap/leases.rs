@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_lease_ends_with_the_last_holder_of_the_other_end() {
-        let specs = [SwapSpec::parse("file:/tmp").unwrap()];
+        let specs = [SwapSpec::parse("file:/tmp,size=8M").unwrap()];
         // SAFETY: there is no memory device.
         let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.unwrap();
         let entry = space.store(&[7; crate::PAGE_SIZE], 1).unwrap();
@@ -100,20 +100,21 @@ mod tests {
             }
             *closed.borrow()
         };
-        let store = || space.store(&[8; crate::PAGE_SIZE], 2).unwrap();
+        let store = || space.store(&[8; crate::PAGE_SIZE], 2).ok();
         // Both children may read the slot: it is not given out.
         space.free(entry);
         assert_eq!(collect(0), 0);
-        assert!((0..3).all(|_| store() != entry));
+        assert!((0..3).all(|_| store().unwrap() != entry));
         let copy = rustix::io::dup(&short.1).unwrap();
         drop(short.1);
         assert_eq!(collect(0), 0, "somebody has a copy of the end");
         drop(copy);
         assert!(collect(1) == 1 && !leases.is_empty());
-        assert!((0..3).all(|_| store() != entry));
+        assert!((0..3).all(|_| store().unwrap() != entry));
         drop(long.1);
         assert!(collect(2) == 2 && leases.is_empty());
-        assert!((0..2000).any(|_| store() == entry));
+        // Sooner or later: each CPU has slots of its own.
+        assert!(std::iter::from_fn(store).any(|new| new == entry));
         leases.add(-1, space.fork_parent());
         leases.forget();
         assert!(leases.is_empty());

@@ -1,9 +1,11 @@
-//! What the device tests share: a region for the pool, pages of known content.
+//! What tests share: a region for the pool, pages of known content, a CPU or a process of their own.
 
 use super::Page;
 use crate::PAGE_SIZE;
 use farpage_swap::sim::Random;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use std::process::{Command, Output};
 use std::ptr::NonNull;
 
 /// Private zero memory, unmapped on drop.
@@ -81,4 +83,33 @@ pub fn fill(seed: u64, page: &mut Page) {
 /// The check value the tests store with the page of `seed`.
 pub fn check_of(seed: u64) -> u128 {
     u128::from(seed) << 64 | u128::from(!seed)
+}
+
+/// Binds this thread to the CPU that it is on, until it is dropped: slots come from a cluster for each.
+pub struct OnOneCpu(CpuSet);
+
+impl OnOneCpu {
+    pub fn here() -> OnOneCpu {
+        let before = sched_getaffinity(None).unwrap();
+        let mut here = CpuSet::new();
+        here.set(sched_getcpu());
+        sched_setaffinity(None, &here).unwrap();
+        OnOneCpu(before)
+    }
+}
+
+impl Drop for OnOneCpu {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(None, &self.0);
+    }
+}
+
+/// Runs ignored tests, those with `filter` in their names or the one of that name, one after the other in a process of
+/// their own, where nobody forks or opens what others look at: how it ended, and what it said. None would succeed.
+pub fn in_a_process(filter: &str, exact: bool) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--nocapture", "--test-threads", "1", filter]).args(exact.then_some("--exact"));
+    let out = command.output().unwrap();
+    assert!(!String::from_utf8_lossy(&out.stdout).contains("running 0 tests\n"), "{filter}");
+    out
 }

@@ -4,7 +4,7 @@ mod damage;
 
 use super::*;
 use crate::swap::io::inject::Injector;
-use crate::swap::testing::{Frame, Region, check_of, page_of};
+use crate::swap::testing::{Frame, OnOneCpu, Region, check_of, page_of};
 use farpage_swap::sim::Random;
 use std::collections::HashMap;
 use std::sync::Barrier;
@@ -112,6 +112,8 @@ fn device_zram_same_filled_pages_take_no_pool_memory_and_raw_pages_are_kept_whol
 
 #[test]
 fn device_zram_writeback_moves_the_oldest_and_entries_stay_valid() {
+    // What is oldest is told by the slot.
+    let _here = OnOneCpu::here();
     let dir = tempfile::tempdir().unwrap();
     let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
     let region = Region::new(64 << 20);
@@ -176,6 +178,8 @@ fn device_zram_pages_taken_back_from_a_file_leave_again_without_a_write() {
 
 #[test]
 fn device_zram_pages_as_they_are_are_taken_back_from_a_file_and_leave_again_without_a_write() {
+    // What is oldest is told by the slot.
+    let _here = OnOneCpu::here();
     let dir = tempfile::tempdir().unwrap();
     let file = Arc::new(FileDevice::open(1, dir.path(), None).unwrap());
     let region = Region::new(64 << 20);

@@ -7,6 +7,9 @@ fn tree_of(pages: u64) -> &'static Segment {
     tree::open(tree::create(pages * 4096, None).unwrap().as_fd()).unwrap()
 }
 
+/// More than any test takes.
+const LATER_US: u64 = 3_600_000_000;
+
 struct Process {
     share: TreeShare,
     budget: Budget,
@@ -18,6 +21,7 @@ impl Process {
         let mine = segment.member_for_test(pid);
         mine.claim.add(pages as u64);
         let seen = TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64 };
+        mine.looked_us.store(now_us() + LATER_US, Relaxed);
         Process { share: TreeShare::new(segment, mine), budget: Budget::new(pages as u64), seen }
     }
 
@@ -27,7 +31,11 @@ impl Process {
         self.budget.sample(used, self.budget.grown());
         self.share.mine.price.store(price, Relaxed);
         self.share.gave = false;
-        self.share.look(&self.budget, self.seen)
+        // The test's price stands, and it is busy, and looks, however long it is until the next look.
+        (self.share.price.since_us, self.share.price.busy_us) = (now_us() + LATER_US, now_us() + LATER_US);
+        let gives = self.share.look(&self.budget, self.seen);
+        self.share.mine.looked_us.store(now_us() + LATER_US, Relaxed);
+        gives
     }
 }
 

@@ -1,11 +1,11 @@
 //! Block devices: loop devices, where the tests may have them.
 
 use super::*;
+use crate::swap::testing::in_a_process;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 /// A loop device over a sparse file, taken down on drop.
 struct Loop {
@@ -24,9 +24,6 @@ impl Loop {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let file = dir.path().join("disk");
         File::create(&file).unwrap().set_len(bytes).unwrap();
-        // Two at a time may choose the same device; the kernel claims it for the loser, too, for a moment.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let out = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &sector.to_string()])
             .arg(&file)
@@ -70,12 +67,22 @@ impl Drop for Loop {
     }
 }
 
+/// In a process of their own: a child that another test forks has what is claimed here, too, until it ends.
+#[test]
+fn block_devices() {
+    let out = in_a_process("swap::file::tests::block::device_block", false);
+    let said = String::from_utf8_lossy(&out.stdout);
+    print!("{said}");
+    assert!(out.status.success(), "{said}");
+}
+
 /// Runs a program that the test needs; `false`: it is not here, or failed.
 fn ran(program: &str, args: &[&str]) -> bool {
     Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_keeps_pages_for_one_user_at_a_time() {
     let Some(disk) = Loop::new(16 << 20) else { return };
     for round in 0..2u64 {
@@ -115,6 +122,7 @@ fn device_block_keeps_pages_for_one_user_at_a_time() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_sectors_of_a_page_are_taken_and_larger_ones_refused() {
     let Some(disk) = Loop::with_sectors(8 << 20, 4096) else { return };
     let device = FileDevice::open(1, &disk.path, None).unwrap();
@@ -132,6 +140,7 @@ fn device_block_sectors_of_a_page_are_taken_and_larger_ones_refused() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_that_holds_something_is_refused_and_left_alone() {
     let Some(disk) = Loop::new(8 << 20) else { return };
     let end = 8 << 20;
@@ -151,6 +160,7 @@ fn device_block_that_holds_something_is_refused_and_left_alone() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_too_small_or_no_device_at_all() {
     let Some(disk) = Loop::new(1 << 20) else { return };
     assert!(disk.refusal().contains("too small"));
@@ -161,6 +171,7 @@ fn device_block_too_small_or_no_device_at_all() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_in_use_is_refused_by_name() {
     let Some(disk) = Loop::new(16 << 20) else { return };
     let path = disk.path.to_str().unwrap().to_owned();
@@ -179,6 +190,7 @@ fn device_block_in_use_is_refused_by_name() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_discards_what_is_not_in_use() {
     let Some(disk) = Loop::new(16 << 20) else { return };
     disk.write(4 << 20, &[7; 1 << 20]);
@@ -249,6 +261,7 @@ fn device_file_that_the_kernel_swaps_to_is_refused() {
 }
 
 #[test]
+#[ignore = "run by block_devices"]
 fn device_block_that_the_kernel_swaps_to_is_refused() {
     let Some(disk) = Loop::new(4 << 20) else { return };
     if !ran("mkswap", &[disk.path.to_str().unwrap()]) {
