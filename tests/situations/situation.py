@@ -67,6 +67,11 @@ def unless_there(*commands):
     return unittest.skipIf(missing, f"not installed: {' '.join(missing)}")
 
 
+def without_waiting(messages):
+    """Messages but for the one of a program that waited for most of its time: on a busy machine any program may."""
+    return re.sub(r"^farpage: the program waited for most of its time.*\n", "", messages, flags=re.M)
+
+
 class Situation(unittest.TestCase):
     """A test with runs, a directory of its own (`self.dir`), and nothing left behind."""
 
@@ -92,10 +97,10 @@ class Situation(unittest.TestCase):
 
     def run_farpage(self, *argv, ram="32M", options=(), waited=False, **rest):
         """The same under `farpage run --ram RAM OPTIONS --`. Without `waited`, what it says of a program that waited for
-        most of its time is left out: on a busy machine any program may."""
+        most of its time is left out."""
         done = self.run_plain(FARPAGE, "run", "--ram", ram, *options, "--", *argv, **rest)
         if isinstance(done.stderr, str) and not waited:
-            done.stderr = re.sub(r"^farpage: the program waited for most of its time.*\n", "", done.stderr, flags=re.M)
+            done.stderr = without_waiting(done.stderr)
         return done
 
     def assert_same(self, *argv, ram="32M", options=(), **rest):

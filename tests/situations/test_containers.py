@@ -3,7 +3,7 @@
 import errno
 import unittest
 
-from situation import FARPAGE, TARGET, Situation, build
+from situation import FARPAGE, TARGET, Situation, build, without_waiting
 
 CALLS = {
     "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "ptrace": 101, "userfaultfd": 323,
@@ -27,7 +27,9 @@ PODMAN = [refusing([*CONTAINER, "clone3"], errno.ENOSYS)]
 
 class Containers(Situation):
     def run_refused(self, filters, *argv, ram="24M", options=("--verify",)):
-        return self.run_plain(build("refuse.c"), *filters, "--", FARPAGE, "run", "--ram", ram, *options, "--", *argv)
+        done = self.run_plain(build("refuse.c"), *filters, "--", FARPAGE, "run", "--ram", ram, *options, "--", *argv)
+        done.stderr = without_waiting(done.stderr)
+        return done
 
     def stress(self, filters, *options, program="stress"):
         stress = self.stress_program(program)

@@ -1,5 +1,6 @@
 """Messages that many processes, or many pages, would repeat; what a command says of its progress."""
 
+import concurrent.futures
 import os
 import pty
 import threading
@@ -39,14 +40,18 @@ class Messages(Situation):
         closed = "import atexit, os; atexit.register(os.close, 2)\n" + SLOW
         replaced = "import os; os.dup2(os.open(os.environ['FILE'], os.O_WRONLY | os.O_CREAT), 2)\n" + SLOW
         file = self.dir / "other"
-        for what, done in {
-            "who does not want it": self.slow(6, "-q"),
-            "who has somebody to say more": self.slow(6, "--stats-json", self.dir / "stats"),
-            "whose standard error is closed": self.slow(6, program=closed),
-            "whose standard error is another file": self.slow(6, program=replaced, env=os.environ | {"FILE": str(file)}),
-            "who was started by another one": self.slow(6, before=["sh", "-c", '"$@"; true', "sh"]),
-            "who took no time": self.slow(1),
-        }.items():
+        # All at the same time: so they wait the more.
+        with concurrent.futures.ThreadPoolExecutor(5) as at_once:
+            slow = lambda *options, **rest: at_once.submit(self.slow, 6, *options, **rest)
+            quiet = {
+                "who does not want it": slow("-q"),
+                "who has somebody to say more": slow("--stats-json", self.dir / "stats"),
+                "whose standard error is closed": slow(program=closed),
+                "whose standard error is another file": slow(program=replaced, env=os.environ | {"FILE": str(file)}),
+                "who was started by another one": slow(before=["sh", "-c", '"$@"; true', "sh"]),
+            }
+        done = {what: run.result() for what, run in quiet.items()} | {"who took no time": self.slow(1)}
+        for what, done in done.items():
             with self.subTest(what):
                 self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
         self.assertEqual(file.read_text(), "")

@@ -144,12 +144,14 @@ def shapes():
 
 def another_budget():
     tree = Tree(64, MEMBER, 100, 3, 1000)
+    while not tree.members():
+        time.sleep(0.01)
     time.sleep(0.7)
     for ram in (32, 48):
         subprocess.run([FARPAGE, "set", str(tree.program.pid), "--ram", f"{ram}M"], check=True, timeout=60)
         assert tree.members()["budget_bytes"] == ram << 20
         time.sleep(0.2)
-        last = tree.sums[-1]
+        last = tree.meter.anonymous(tree.program.pid)
         assert last <= ram * 1.1, f"{last:.1f} MiB of {ram}"
     tree.end(out="right\n")
 
