@@ -53,7 +53,7 @@ struct CachedPage {
 
 /// What a step of reclaim has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReclaimStep {
     /// Something was freed, or others have freed what was wanted.
     Gained,
     /// Frames are few, and other threads have them.
@@ -86,13 +86,13 @@ pub fn main(e: &PagerCore, index: usize) {
             w.in_step.fetch_add(1, SeqCst);
             let step = e.reclaim_step();
             let alone = w.in_step.fetch_sub(1, SeqCst) == 1;
-            if step == Step::Gained {
+            if step == ReclaimStep::Gained {
                 w.stuck.store(false, SeqCst);
                 continue;
             }
             if first {
                 // What others have in their hands may be all that could go.
-                w.stuck.store(step == Step::Stuck && alone, SeqCst);
+                w.stuck.store(step == ReclaimStep::Stuck && alone, SeqCst);
                 if w.freed.load(SeqCst) != freed {
                     w.stuck.store(false, SeqCst);
                 }
@@ -160,7 +160,7 @@ impl PagerCore {
     }
 
     /// One step of reclaim.
-    pub(super) fn reclaim_step(&self) -> Step {
+    pub(super) fn reclaim_step(&self) -> ReclaimStep {
         self.free_now();
         let short = self.is_short();
         self.give_back_surplus();
@@ -168,7 +168,7 @@ impl PagerCore {
         let (marks, room) = (self.watermarks(), self.room());
         let few = marks.goes_on(room);
         if !few && !short {
-            return Step::Gained;
+            return ReclaimStep::Gained;
         }
         let batch = marks.batch(room);
         let mut moved = 0;
@@ -214,9 +214,9 @@ impl PagerCore {
             self.tell_waiters(); // pages that were stored in place make room, not frames
         }
         match moved + freed {
-            0 if few => Step::Stuck,
-            0 => Step::NoFrames,
-            _ => Step::Gained,
+            0 if few => ReclaimStep::Stuck,
+            0 => ReclaimStep::NoFrames,
+            _ => ReclaimStep::Gained,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The budget: what the kernel says to it, and when it gives way.
 
 use super::*;
-use crate::region::reclaim::Step;
+use crate::region::reclaim::ReclaimStep;
 
 /// Resident anonymous memory is what the budget promises, by the kernel's own count.
 #[test]
@@ -128,6 +128,6 @@ fn helpers_stop_at_the_mark() {
 fn a_step_with_nothing_left_to_do_is_not_stuck() {
     for mode in [FaultMode::Signal, FaultMode::Thread] {
         let Some(pager) = built_in(mode, Pager::builder().budget(4 << 20)) else { return };
-        assert_eq!(pager.owner.core.reclaim_step(), Step::Gained, "{mode:?}");
+        assert_eq!(pager.owner.core.reclaim_step(), ReclaimStep::Gained, "{mode:?}");
     }
 }
