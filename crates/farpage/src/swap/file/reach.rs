@@ -2,58 +2,7 @@
 //!
 //! Callers: the device. No locks.
 
-use super::server::ExportSpace;
 use super::*;
-use crate::swap::remote::link::Link;
-use crate::swap::remote::page_store::PageStores;
-
-/// The server that has a device's pages.
-pub(super) enum PageServer {
-    /// In a space of its own that looks like a file.
-    Space(Arc<ExportSpace>),
-    /// By number.
-    Numbers(Box<dyn PageStores>),
-}
-
-impl PageServer {
-    fn link(&self) -> &Link {
-        match self {
-            PageServer::Space(space) => space.export().link(),
-            PageServer::Numbers(stores) => stores.link(),
-        }
-    }
-
-    /// Whether it is in reach; takes a step to get there. Does not wait.
-    pub fn reach(&self) -> InReach {
-        match self {
-            PageServer::Space(space) => space.export().link().reach(),
-            PageServer::Numbers(stores) => stores.reach(),
-        }
-    }
-
-    /// Whether it was given up.
-    pub fn is_lost(&self) -> bool {
-        self.link().is_lost()
-    }
-
-    /// From now on its descriptors are ones of this table.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.link().belongs_to(table);
-    }
-
-    /// In a forked child, whose only thread this is.
-    pub fn fork_child(&self) {
-        match self {
-            PageServer::Space(space) => space.export().link().fork_child(),
-            PageServer::Numbers(stores) => stores.fork_child(),
-        }
-    }
-
-    /// Something that the user should know, once. `mirrored`: there is a second copy of every page.
-    pub fn take_note(&self, mirrored: bool) -> Option<String> {
-        self.link().take_note(mirrored)
-    }
-}
 
 impl FileDevice {
     /// From now on the space on its server is for several processes together, and this says who has what.
