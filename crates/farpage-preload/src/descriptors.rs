@@ -13,7 +13,8 @@
 use crate::interpose::{found, next, no_such_function};
 use crate::userfaultfds::registered;
 use farpage::internals::probe::inherited_device;
-use farpage::internals::tree::{self, FileId};
+use farpage::internals::sys::descriptor::FileId;
+use farpage::internals::tree;
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};

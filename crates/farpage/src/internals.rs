@@ -152,6 +152,9 @@ pub mod sys {
     pub mod cpu {
         pub use crate::sys::cpu::count;
     }
+    pub mod descriptor {
+        pub use crate::sys::descriptor::{FileId, keep_across_exec};
+    }
     pub mod escape {
         pub use crate::sys::escape::unescape;
     }
@@ -174,8 +177,8 @@ pub mod sys {
 
 pub mod tree {
     pub use crate::tree::{
-        ENV_TREE_FD, FileId, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited,
-        is_in_nest, keep_across_exec, named, nest, open,
+        ENV_TREE_FD, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited, is_in_nest,
+        named, nest, open,
     };
     pub mod mapped {
         pub use crate::tree::mapped::{MappedSegment, open};

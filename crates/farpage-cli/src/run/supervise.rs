@@ -5,10 +5,10 @@
 //! `sigwaitinfo`: no handler, no race.
 
 use super::exec::Image;
-use super::keep_across_exec;
 use crate::failure::{Failure, Result, why};
 use crate::page::{Found, Page};
 use crate::process;
+use farpage::internals::sys::descriptor::keep_across_exec;
 use farpage::internals::tree::{self, Segment};
 use farpage::internals::{conf, stat};
 use rustix::fd::{AsFd, AsRawFd};

@@ -10,10 +10,11 @@ use crate::mem::heap::Heap;
 use crate::run::outcome::StartOutcome;
 use crate::run::told::{self, hear};
 use crate::run::{pager::robust, preload, start};
+use crate::sys::descriptor::keep_across_exec;
 use crate::sys::message::set_quiet;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES, Uffd};
-use crate::tree::{self, ENV_TREE_FD, keep_across_exec};
+use crate::tree::{self, ENV_TREE_FD};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ffi::c_int;
 

@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod cpu;
+pub mod descriptor;
 pub mod escape;
 pub mod fd;
 pub mod futex;

@@ -3,7 +3,8 @@
 //! Callers: the initialiser, forked children. No locks.
 
 use super::strangers;
-use super::{Member, MemberKind, SEGMENT, Segment, inherited, now_us, open, own_namespace, segment, settle_at};
+use super::{Member, MemberKind, SEGMENT, Segment, inherited, open, own_namespace, segment, settle_at};
+use crate::sys::clock::now_us;
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -6,7 +6,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | here | the segment: how it is made, found and mapped; members, and their places |
+//! | here | the segment: how it is made, found and mapped, and the places in it |
+//! | `member` | what a process says of itself |
 //! | [`areas`] | which process has which part of an export |
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what the dead have left |
@@ -24,23 +25,27 @@ pub mod areas;
 pub mod joining;
 pub mod largest;
 pub mod mapped;
+mod member;
 pub mod strangers;
 
 use crate::PAGE_SIZE;
 use crate::conf;
 use crate::conf::nbd::ExportId;
 use crate::swap::remote::areas::Owners;
+use crate::sys::clock::now_us;
+use crate::sys::descriptor::FileId;
 use crate::sys::futex;
 use crate::sys::raw::Errno;
 use crate::sys::thread::without_signal;
-use farpage_swap::claims::{self, Claim};
+use farpage_swap::claims;
 use largest::Largest;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+pub use member::{Member, MemberKind};
 
 /// Names the segment's descriptor for programs that are started: `NUMBER:DEVICE:INODE`.
 pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
@@ -50,109 +55,12 @@ pub const SEGMENT_NAME: &str = "farpage-tree";
 const MAGIC: u64 = u64::from_le_bytes(*b"farpagT2");
 /// Processes of a tree that can be members at the same time.
 pub const MEMBERS: usize = 1024;
-/// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
-const ABSENT_US: u64 = 300_000;
 /// What a forked child of a process with managed memory takes for itself at first, pages.
 const CHILD: u64 = 2048;
 /// How long a fork waits for them at most, microseconds.
 const CHILD_WAIT_US: u64 = 500_000;
-/// How long they are kept at most: the wait and a fork...
+/// How long they are kept at most: the wait and a fork.
 const CHILD_MOST_US: u64 = 1_000_000;
-/// ... and after the fork, until the child has claimed them.
-const CHILD_CLAIMS_US: u64 = 20_000;
-/// Swap devices whose size is for the tree: the first ones.
-const FILES: usize = 4;
-
-/// What a member is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum MemberKind {
-    /// It has the library and no engine: it claims all that it could fill, and gives nothing.
-    Dormant = 1,
-    /// Its engine watches it, and manages nothing yet.
-    Watched = 2,
-    /// Its memory is managed.
-    Managed = 3,
-    /// It is about to become another program, which may have the library or not.
-    Leaving = 4,
-    /// It has no library: others look what it has.
-    Stranger = 5,
-    /// The first process of a tree within this one, on behalf of which its launcher claims that tree's budget.
-    Nested = 6,
-}
-
-impl MemberKind {
-    fn of(number: u32) -> MemberKind {
-        match number {
-            2 => MemberKind::Watched,
-            3 => MemberKind::Managed,
-            4 => MemberKind::Leaving,
-            5 => MemberKind::Stranger,
-            6 => MemberKind::Nested,
-            _ => MemberKind::Dormant,
-        }
-    }
-
-    /// In words.
-    pub fn name(self) -> &'static str {
-        match self {
-            MemberKind::Dormant => "small",
-            MemberKind::Watched => "watched",
-            MemberKind::Managed => "managed",
-            MemberKind::Leaving => "starting",
-            MemberKind::Stranger => "stranger",
-            MemberKind::Nested => "nested",
-        }
-    }
-}
-
-/// A member's place. All numbers are pages where nothing else is said.
-#[repr(C, align(256))]
-#[derive(Debug)]
-pub struct Member {
-    /// What it may hold.
-    pub claim: Claim,
-    /// Its process id, as it sees itself.
-    pub pid: AtomicU32,
-    kind: AtomicU32,
-    /// The pid namespace of that id (its inode).
-    namespace: AtomicU64,
-    /// When the place was taken or last looked at by others, microseconds.
-    pub since_us: AtomicU64,
-    /// What it steers at: the claim, or less while it gives.
-    pub target: AtomicU64,
-    /// What it has.
-    pub used: AtomicU64,
-    /// Of its resident memory, what others pay for.
-    pub shared: AtomicU64,
-    /// What it has swapped out.
-    pub swapped: AtomicU64,
-    /// Its faults that had to wait for reclaim so far (a number).
-    pub stalls: AtomicU64,
-    /// What it cannot go below.
-    pub floor: AtomicU64,
-    /// What it was refused, while it still wants it.
-    pub wants: AtomicU64,
-    /// What a page less would cost it, in nanoseconds a second.
-    pub price: AtomicU64,
-    /// When it last looked, or will look again if it is idle, microseconds.
-    pub looked_us: AtomicU64,
-    /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
-    pub need: AtomicU64,
-    /// Who has waited longest comes first: since when it waits for its turn.
-    pub turn_us: AtomicU64,
-    /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
-    pub for_child_until_us: AtomicU64,
-    /// Slots that its files have, by swap device.
-    files: [AtomicU64; FILES],
-    /// 1: it waits for others.
-    pub held: AtomicU32,
-    /// See [`crate::run::budget::park`].
-    pub park: AtomicU32,
-    /// Its engine waits here.
-    pub wake: AtomicU32,
-}
-
 /// What is said of the tree. Pages.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -205,12 +113,6 @@ static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(std::ptr::null_mut());
 static MINE: AtomicU32 = AtomicU32::new(0);
 /// Whose place that is: a child that shares this memory (`vfork`) has none.
 static HOME: AtomicU32 = AtomicU32::new(0);
-
-/// Microseconds of the clock that all processes share, and by which the kernel says when they began.
-pub fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
-}
 
 /// A tree without a budget for all.
 pub const UNLIMITED: u64 = 1 << 50;
@@ -298,55 +200,12 @@ fn is_segment(fd: BorrowedFd<'_>) -> bool {
     sealed && fstat(fd).is_ok_and(|stat| stat.st_size == BYTES as i64)
 }
 
-/// Which file a descriptor is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileId {
-    /// The device that has it.
-    pub device: u64,
-    /// Its inode there.
-    pub inode: u64,
-}
-
-impl FileId {
-    /// Of a descriptor that is open.
-    ///
-    /// # Errors
-    /// As fstat.
-    pub fn of(fd: BorrowedFd<'_>) -> Result<FileId, Errno> {
-        fstat(fd).map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino })
-    }
-
-    /// Whether this number still is a descriptor of it. One system call; nothing is allocated.
-    pub fn is_at(self, fd: RawFd) -> bool {
-        // SAFETY: only asked what it is; if it is not open, the answer is no.
-        fd >= 0 && FileId::of(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(self)
-    }
-}
-
 /// What [`ENV_TREE_FD`] is to say of a descriptor.
 ///
 /// # Errors
 /// As fstat.
 pub fn named(fd: BorrowedFd<'_>) -> Result<String, Errno> {
     FileId::of(fd).map(|file| format!("{}:{}:{}", fd.as_raw_fd(), file.device, file.inode))
-}
-
-/// Descriptors meant for the program get numbers from here on, out of the way of the ones it opens.
-const HIGH_FD: i32 = 457;
-
-/// A copy of a descriptor with a high number that stays open across exec.
-///
-/// # Errors
-/// As `F_DUPFD`.
-pub fn keep_across_exec(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let lowest = i32::try_from(limit.saturating_sub(8)).map_or(HIGH_FD, |most| most.clamp(3, HIGH_FD));
-    // SAFETY: F_DUPFD makes a new descriptor and changes nothing else.
-    let copy = unsafe {
-        crate::sys::raw::syscall(libc::SYS_fcntl as u32, [fd.as_raw_fd() as usize, 0, lowest as usize, 0, 0, 0])
-    }?;
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
 /// What [`ENV_TREE_FD`] says, if it is still true.
@@ -406,56 +265,6 @@ pub fn place() -> Option<&'static Member> {
 /// The inode of the caller's pid namespace; 0: not to be found out.
 fn own_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
-}
-
-impl Member {
-    fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let numbers = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.stalls];
-        numbers.iter().for_each(|number| number.store(0, Relaxed));
-        self.says_nothing();
-        self.park.store(0, SeqCst);
-        self.pid.store(pid, Relaxed);
-        self.namespace.store(namespace, Relaxed);
-        self.since_us.store(now_us(), Relaxed);
-        self.looked_us.store(now_us(), Relaxed);
-        self.set_kind(kind);
-    }
-
-    /// What it is.
-    pub fn kind(&self) -> MemberKind {
-        MemberKind::of(self.kind.load(SeqCst))
-    }
-
-    /// It is something else now.
-    pub fn set_kind(&self, kind: MemberKind) {
-        self.kind.store(kind as u32, SeqCst);
-    }
-
-    /// Its engine looks, so that what it wants and needs is true.
-    pub(crate) fn is_looking(&self, now_us: u64) -> bool {
-        let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
-        has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
-    }
-
-    /// Nobody looks in process `pid` any more, and it goes on: others look what it has.
-    pub(crate) fn is_left_to_others(&self, pid: u32) {
-        self.claim.owner.store(pid, SeqCst);
-        self.says_nothing();
-        self.set_kind(MemberKind::Stranger);
-    }
-
-    /// It wants and needs nothing, and has nothing in files.
-    fn says_nothing(&self) {
-        [&self.wants, &self.need, &self.price, &self.for_child_until_us]
-            .iter()
-            .for_each(|number| number.store(0, Relaxed));
-        self.held.store(0, Relaxed);
-        self.files.iter().for_each(|slots| slots.store(0, SeqCst));
-    }
-
-    fn is(&self, pid: u32, namespace: u64) -> bool {
-        self.pid.load(Relaxed) == pid && self.namespace.load(Relaxed) == namespace
-    }
 }
 
 impl Segment {
@@ -583,19 +392,6 @@ impl Segment {
     /// Notes that the warnings of these bits are given; whether they were before.
     pub fn note_said(&self, bits: u32) -> bool {
         self.header.said.fetch_or(bits, SeqCst) & bits == bits
-    }
-}
-
-impl Member {
-    /// A child was forked: it will claim for itself in a moment.
-    pub(crate) fn has_forked(&self) {
-        self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
-    }
-
-    /// Its engine is to look.
-    pub fn ring(&self) {
-        self.wake.fetch_add(1, SeqCst);
-        futex::wake_shared(&self.wake);
     }
 }
 

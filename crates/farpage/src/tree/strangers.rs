@@ -9,7 +9,8 @@
 //! library around exec. No locks: the look is taken by one of them at a time, by a word with the time of the last one.
 //! No allocation.
 
-use super::{Member, MemberKind, Segment, mine, now_us, own_namespace, segment};
+use super::{Member, MemberKind, Segment, mine, own_namespace, segment};
+use crate::sys::clock::now_us;
 use crate::sys::proc::{children_of, pages_of, started_us_of};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

@@ -1,5 +1,6 @@
 //! The segment of a tree: members and their places.
 
+use super::member::{CHILD_CLAIMS_US, FILES};
 use super::*;
 
 fn segment_of(bytes: u64) -> &'static Segment {

@@ -11,7 +11,8 @@
 //! Callers: the monitor; `farpage park` and `farpage unpark`, from outside. No locks.
 
 use crate::run::budget::Budget;
-use crate::tree::{Member, now_us};
+use crate::sys::clock::now_us;
+use crate::tree::Member;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 

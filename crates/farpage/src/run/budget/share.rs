@@ -22,8 +22,9 @@ use crate::run::budget::Budget;
 use crate::run::budget::park::{self, Park, Parking};
 use crate::run::budget::turns::{Turn, Turns};
 use crate::run::state::Engine;
+use crate::sys::clock::now_us;
 use crate::sys::futex;
-use crate::tree::{self, Member, MemberKind, Segment, now_us, strangers};
+use crate::tree::{self, Member, MemberKind, Segment, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 

@@ -20,6 +20,7 @@ use crate::mem::lock::lock;
 use crate::run::fork::protocol::{Fork, ForkState, room_for_start};
 use crate::run::state::{Engine, engine};
 use crate::run::uffd_device;
+use crate::sys::clock::now_us;
 use crate::sys::futex;
 use crate::sys::limit::with_room;
 use crate::sys::message::warn;
@@ -232,8 +233,8 @@ pub fn release() {
 fn wait_for_room_of_child() {
     static NOT_BEFORE_US: AtomicU64 = AtomicU64::new(0);
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return };
-    if tree::now_us() >= NOT_BEFORE_US.load(SeqCst) && !segment.wait_for_room_of_child(mine) {
-        NOT_BEFORE_US.store(tree::now_us() + IN_VAIN_US, SeqCst);
+    if now_us() >= NOT_BEFORE_US.load(SeqCst) && !segment.wait_for_room_of_child(mine) {
+        NOT_BEFORE_US.store(now_us() + IN_VAIN_US, SeqCst);
     }
 }
 
