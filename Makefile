@@ -39,7 +39,7 @@ NAME ?=
 test-one: build
 	@[ -n "$(NAME)" ] || { echo "make test-one NAME=part-of-a-name" >&2; exit 1; }
 	cargo test --workspace --profile checked --quiet $(NAME)
-	python3 -B -m unittest discover -s tests/situations -k $(NAME)
+	tests/situations/run.py $(NAME)
 
 ## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second); coverage-guided
 ## with cargo install cargo-bolero: cargo bolero test -p farpage conf::tests::fuzz_conf_text
@@ -287,17 +287,19 @@ stress: build build-checked test-programs
 # What once broke programs under farpage, one kind a file. To run some: make situations ONLY=descriptors
 ONLY ?=
 situations: build
-	python3 -B -m unittest discover -s tests/situations $(addprefix -k ,$(ONLY))
+	tests/situations/run.py $(ONLY)
 
 # Real programs, each compared with its plain run: those that pass within CI's time.
 PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess cc node java stress_ng
+ATTACHED ?= storm_malloc python_subprocess node java
 programs: build test-programs
 	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
-	tests/programs/run.py --quick --attach $(addprefix --case ,$(PROGRAMS))
+	tests/programs/run.py --quick --attach $(addprefix --case ,$(ATTACHED))
 
 ## make programs-all: every real program, also those that are known to fail or to be slow
 programs-all: build test-programs
 	tests/programs/run.py --quick
+	tests/programs/run.py --quick --attach $(addprefix --case ,$(PROGRAMS))
 
 ## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
 soak: build test-programs

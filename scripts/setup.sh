@@ -24,6 +24,7 @@ need nbdkit nbdkit
 need nbd-server nbd-server
 need qemu-nbd qemu-utils
 need musl-gcc musl-tools
+need ip iproute2
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ -x /usr/bin/python3 ] || missing="$missing python3"
 need_module numpy python3-numpy

@@ -4,8 +4,8 @@ A situation is something about a program or its surroundings that once broke it 
 limit that it meets, a library that is preloaded beside ours. Each `test_*.py` has one kind of situation; small C programs lie in
 `src`. A test compares the run under farpage with the plain one wherever that is possible.
 
-    python3 -m unittest discover -s tests/situations                    # all
-    python3 -m unittest discover -s tests/situations -k descriptors     # those with "descriptors" in their name
+    tests/situations/run.py                 # all
+    tests/situations/run.py descriptors     # those with "descriptors" in their name
 
 No test measures time. A run that does not end is killed after `HANG` seconds and fails. What comes about by and by, as
 what is shown of a process, is waited for (`wait_until`)."""
@@ -44,6 +44,21 @@ def build(name, *flags, output=None):
         subprocess.run([compiler, "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", new, source, *flags], check=True)
         new.replace(out)
     return out
+
+
+def find_redis_server():
+    """Debian's redis-tools has the server, too: it is what it is called."""
+    binary = shutil.which("redis-check-rdb")
+    if shutil.which("redis-server") or not binary:
+        return
+    BUILT.mkdir(parents=True, exist_ok=True)
+    new = BUILT / f"redis-server.{os.getpid()}"
+    new.symlink_to(binary)
+    new.replace(BUILT / "redis-server")
+    os.environ["PATH"] += f":{BUILT}"
+
+
+find_redis_server()
 
 
 def build_with_regions(name):

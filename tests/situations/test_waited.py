@@ -1,0 +1,58 @@
+"""What is said of a program that waited for memory for most of its time. Run before the others: on a busy machine a
+program also waits for a CPU, which is no matter of memory."""
+
+import concurrent.futures
+import os
+import unittest
+
+from holder import PYTHON
+from situation import Situation, unless_there
+
+# Touches pages of three times its budget at random, for so many seconds.
+SLOW = """import sys, time
+end = time.monotonic() + float(sys.argv[1])
+kept, at = bytearray(72 << 20), 0
+for i in range(0, len(kept), 4096): kept[i] = 1 + i % 251
+while time.monotonic() < end:
+    for _ in range(256):
+        at = (at * 5 + 12289) % (72 << 8)
+        kept[at << 12] |= 1
+"""
+WAITED = "farpage: the program waited for most of its time"
+
+
+class Waited(Situation):
+    def slow(self, seconds, *options, before=(), program=SLOW, **rest):
+        argv = [*before, PYTHON, "-c", program, str(seconds)]
+        return self.run_farpage(*argv, ram="24M", options=("--swap", "zram", *options), waited=True, **rest)
+
+    @unless_there(PYTHON)
+    def test_a_program_that_waited_for_most_of_its_time_is_told(self):
+        done = self.slow(6)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertRegex(done.stderr, f"\\A{WAITED}: give it more --ram; [^\n]*\n\\Z")
+
+    @unless_there(PYTHON)
+    def test_who_is_not_told_that_it_waited(self):
+        closed = "import atexit, os; atexit.register(os.close, 2)\n" + SLOW
+        replaced = "import os; os.dup2(os.open(os.environ['FILE'], os.O_WRONLY | os.O_CREAT), 2)\n" + SLOW
+        file = self.dir / "other"
+        # All at the same time: so they wait the more.
+        with concurrent.futures.ThreadPoolExecutor(5) as at_once:
+            slow = lambda *options, **rest: at_once.submit(self.slow, 6, *options, **rest)
+            quiet = {
+                "who does not want it": slow("-q"),
+                "who has somebody to say more": slow("--stats-json", self.dir / "stats"),
+                "whose standard error is closed": slow(program=closed),
+                "whose standard error is another file": slow(program=replaced, env=os.environ | {"FILE": str(file)}),
+                "who was started by another one": slow(before=["sh", "-c", '"$@"; true', "sh"]),
+            }
+        done = {what: run.result() for what, run in quiet.items()} | {"who took no time": self.slow(1)}
+        for what, done in done.items():
+            with self.subTest(what):
+                self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(file.read_text(), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
