@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""All situations, or those with some word in their names: first what a busy machine would change, then those with
-servers, which mostly wait, beside the others.
+"""All situations, or those with some word in their names: those with servers, which mostly wait, beside the others.
 
 Usage: run.py [WORD...]
 """
@@ -11,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FIRST = ["test_waited"]
 SERVERS = ["test_redis", "test_remote"]
 # Since Python 3.12: none was found.
 NONE = 5
@@ -23,11 +21,10 @@ def begin(modules, **options):
 
 
 def main():
-    others = [file.stem for file in sorted(HERE.glob("test_*.py")) if file.stem not in FIRST + SERVERS]
-    found = [begin(FIRST).wait()]
+    others = [file.stem for file in sorted(HERE.glob("test_*.py")) if file.stem not in SERVERS]
     with tempfile.TemporaryFile("w+") as said:
         servers = begin(SERVERS, stdout=said, stderr=said)
-        found += [begin(others).wait(), servers.wait()]
+        found = [begin(others).wait(), servers.wait()]
         said.seek(0)
         print(said.read(), file=sys.stderr)
     if all(status == NONE for status in found):
