@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -131,11 +132,13 @@ class Program:
 
     def says(self, text):
         """Waits until it says that; its messages up to there."""
-        lines = []
+        lines, hangs = [], threading.Timer(HANG, self.process.kill)
+        hangs.start()
         for line in self.process.stderr:
             lines.append(line)
             if text in line:
                 break
+        hangs.cancel()
         return "".join(lines)
 
     def end(self):

@@ -62,8 +62,9 @@ impl LoadTimes {
     pub fn note(&self, from_file: bool, ns: u64) {
         let mean = if from_file { &self.file_ns } else { &self.pool_ns };
         let old = mean.load(Relaxed);
-        // Who lost his CPU in between says nothing about loads.
-        mean.store(old - old / 64 + ns.min(8 * old) / 64, Relaxed);
+        // Who has lost his CPU meanwhile says nothing about the pool. What a disk takes may differ that much.
+        let most = if from_file { 10_000_000 } else { 8 * old };
+        mean.store(old - old / 64 + ns.min(most) / 64, Relaxed);
     }
 
     /// Means for the pool and for files, ns.

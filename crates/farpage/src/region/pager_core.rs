@@ -72,8 +72,6 @@ pub struct ReclaimWakeups {
     pub freed: AtomicU32,
     /// Threads that wait for `freed`.
     pub waiting: AtomicU32,
-    /// Threads of reclaim in the middle of a step.
-    pub in_step: AtomicU32,
     /// Reclaim found nothing that could go: the budget gives way.
     pub stuck: AtomicBool,
     /// The pager is being dropped.

@@ -54,9 +54,9 @@ struct CachedPage {
 /// What a step of reclaim has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReclaimStep {
-    /// Something was freed, or others have freed what was wanted.
+    /// Something was freed, or nothing is wanted any more.
     Gained,
-    /// Frames are few, and other threads have them.
+    /// Frames are few, and none comes free: faulting threads have them, or pages that no device takes.
     NoFrames,
     /// The budget has no room, and no page can go: whoever needs one takes it above the budget.
     Stuck,
@@ -83,16 +83,14 @@ pub fn main(e: &PagerCore, index: usize) {
         }
         if wanted {
             let freed = w.freed.load(SeqCst);
-            w.in_step.fetch_add(1, SeqCst);
             let step = e.reclaim_step();
-            let alone = w.in_step.fetch_sub(1, SeqCst) == 1;
             if step == ReclaimStep::Gained {
                 w.stuck.store(false, SeqCst);
                 continue;
             }
             if first {
-                // What others have in their hands may be all that could go.
-                w.stuck.store(step == ReclaimStep::Stuck && alone, SeqCst);
+                w.stuck.store(step == ReclaimStep::Stuck, SeqCst);
+                // Another one has freed something meanwhile, and said so already.
                 if w.freed.load(SeqCst) != freed {
                     w.stuck.store(false, SeqCst);
                 }
