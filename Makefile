@@ -304,7 +304,7 @@ programs-all: build test-programs
 ## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
 soak: build test-programs
 	tests/stress/attach.py $(FARPAGE) $(TESTS)/stress 1 50
-	ATTACHES=200 python3 -B -m unittest discover -s tests/situations -k again_and_again
+	ATTACHES=200 ROUNDS=20 tests/situations/run.py again_and_again signals_meanwhile
 	@for seed in $(SEED); do \
 		for threads in 2 4 16; do \
 			echo "seed $$seed, $$threads threads"; \

@@ -154,6 +154,13 @@ class Situation(unittest.TestCase):
         """For `preexec_fn`: the child is in this cgroup from its start on."""
         return lambda: (group / "tasks").write_text(str(os.getpid()))
 
+    def stress_program(self, name="stress"):
+        """The path of a program of `tests/stress`."""
+        path = TARGET / "tests" / name
+        if not path.exists():
+            self.skipTest(f"{name} is not built: make test-programs")
+        return path
+
     def wait_until(self, what, true):
         """Waits until it is so; fails if that hangs."""
         end = time.monotonic() + HANG

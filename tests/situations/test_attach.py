@@ -87,7 +87,7 @@ class Attach(Holding):
     def test_signals_meanwhile(self):
         seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
         chance = random.Random(seed)
-        for what in [signal.SIGINT, signal.SIGTERM, signal.SIGSTOP] * 2:
+        for what in [signal.SIGINT, signal.SIGTERM, signal.SIGSTOP] * int(os.environ.get("ROUNDS", "2")):
             process = self.holder()
             attaching = subprocess.Popen([FARPAGE, "attach", str(process.pid), "--ram", "32M", "-v"], text=True,
                                          stderr=subprocess.PIPE)

@@ -3,7 +3,7 @@
 import errno
 import unittest
 
-from situation import FARPAGE, TARGET, Situation, build, without_waiting
+from situation import FARPAGE, Situation, build, without_waiting
 
 CALLS = {
     "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "ptrace": 101, "userfaultfd": 323,
@@ -36,12 +36,6 @@ class Containers(Situation):
         arguments = ["--threads", 2, "--mb", 64, "--ops", 60, "--seed", 12, *options] if program == "stress" else [32, 1]
         ran = self.run_refused(filters, stress, *arguments)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""), ran.stdout)
-
-    def stress_program(self, name):
-        path = TARGET / "tests" / name
-        if not path.exists():
-            self.skipTest(f"{name} is not built: make test-programs")
-        return path
 
     def test_docker(self):
         self.stress(DOCKER)

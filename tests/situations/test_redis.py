@@ -208,9 +208,7 @@ class Redis(Situation):
         self.assertEqual(keeper.errors, "")
 
     def test_the_stress_program_finds_every_word(self):
-        stress = FARPAGE.parent.parent / "tests" / "stress"
-        if not stress.exists():
-            self.skipTest("no stress program: make stress builds it")
+        stress = self.stress_program()
         self.start()
         done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "13", "--seconds", "6", ram="24M",
                                 options=["--verify", "--swap", self.spec])

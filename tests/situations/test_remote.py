@@ -3,7 +3,6 @@ one connection, are reached through a bad network. Each with the real programs."
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -89,9 +88,9 @@ class Server:
             time.sleep(0.01)
 
     def answers(self):
-        family, address = (socket.AF_UNIX, str(self.socket)) if self.socket else (socket.AF_INET, ("127.0.0.1", self.port))
-        with contextlib.suppress(OSError), socket.socket(family) as client:
-            client.connect(address)
+        unix = self.socket is not None
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as client:
+            client.connect(str(self.socket) if unix else ("127.0.0.1", self.port))
             return True
         return False
 
@@ -115,6 +114,7 @@ class Program:
         argv = [*before, FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True, start_new_session=True, preexec_fn=preexec_fn)
+        self.test = test
         test.addCleanup(self.kill)
         self.first = self.process.stdout.readline()
         test.assertEqual(self.first, "full\n", self.first or self.process.stderr.read() if self.first == "" else "")
@@ -145,6 +145,12 @@ class Program:
         """Status, output and messages."""
         out, err = self.process.communicate(timeout=HANG)
         return self.process.returncode, out, without_waiting(err)
+
+    def ends(self, status, output):
+        """Waits until it ends like this; its messages."""
+        ended, out, err = self.end()
+        self.test.assertEqual((ended, out), (status, output), err)
+        return err
 
 
 def run_regions(test, url):
@@ -193,8 +199,7 @@ class Nbdkit(Situation):
         before = program.says("is out of reach: no answer")
         self.assertIsNone(program.process.poll())
         server.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
+        err = program.ends(0, "right\n")
         self.assertEqual(((before + err).count("is out of reach"), err.count("is back")), (1, 1), before + err)
 
     def test_a_server_that_begins_again_with_its_data_goes_on(self):
@@ -206,8 +211,7 @@ class Nbdkit(Situation):
         server.kill()
         program.go_on()
         server.start()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
+        program.ends(0, "right\n")
         self.assertEqual(file.read_bytes().strip(b"\0"), b"", "nothing is left there")
 
     def test_a_mirror_has_what_a_server_has_lost(self):
@@ -218,8 +222,7 @@ class Nbdkit(Situation):
             if again:
                 server.start()
             program.go_on()
-            status, out, err = program.end()
-            self.assertEqual((status, out), (0, "right\n"), err)
+            err = program.ends(0, "right\n")
             # One that is away for less than a second is not worth a word.
             if again:
                 self.assertIn("the server has not kept what it was given: its pages come from the mirror", err)
@@ -233,8 +236,7 @@ class Nbdkit(Situation):
         server.kill()
         server.start()
         program.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (-signal.SIGBUS, ""), err)
+        err = program.ends(-signal.SIGBUS, "")
         self.assertIn("the server has not kept what it was given: all pages on it are lost", err)
 
     def test_a_server_that_stays_away_is_given_up(self):
@@ -242,8 +244,7 @@ class Nbdkit(Situation):
         program = Program(self, self.url + ",timeout=2s")
         server.kill()
         program.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (-signal.SIGBUS, ""), err)
+        err = program.ends(-signal.SIGBUS, "")
         self.assertIn("is given up", err)
 
     def test_pages_of_a_full_server_go_to_the_next_device(self):
@@ -258,8 +259,7 @@ class Nbdkit(Situation):
         program = Program(self, self.url)
         bad.touch()
         program.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
+        program.ends(0, "right\n")
 
     def test_what_cannot_be_used_is_refused(self):
         self.server()
@@ -313,9 +313,7 @@ class Nbdkit(Situation):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{[b'right'] * 4}\n", ""))
 
     def test_the_stress_program_finds_every_word(self):
-        stress = FARPAGE.parent.parent / "tests" / "stress"
-        if not stress.exists():
-            self.skipTest("no stress program: make stress builds it")
+        stress = self.stress_program()
         self.server()
         done = self.run_farpage(stress, "--threads", "4", "--mb", "64", "--seed", "12", "--seconds", "6", ram="24M",
                                 options=["--swap", self.url, "--verify"])
@@ -354,8 +352,7 @@ class QemuNbd(Situation):
         self.assertIn("the server has no export of this name", done.stderr)
         program = Program(self, f"nbd+unix://{self.dir / 'socket'}")
         program.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
+        program.ends(0, "right\n")
         done = run_regions(self, f"nbd+unix://{self.dir / 'socket'}")
         self.assertIn("the server allows one connection, and a pager needs two", done.stdout)
 
@@ -416,8 +413,7 @@ class TightMemory(Situation):
         self.addCleanup(writer.kill)
         program = Program(self, f"nbd+unix://{self.dir / 'socket'}", preexec_fn=self.enter(group))
         program.go_on()
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
+        program.ends(0, "right\n")
         self.assertGreater(int((group / "memory.failcnt").read_text()), 100, "it was never short of memory")
 
 
@@ -463,17 +459,12 @@ class Network(Situation):
         return self.through(microseconds, permille, "redis-server", "--save", "", "--protected-mode", "no",
                             "--maxmemory", "256mb")
 
-    def right(self, program):
-        status, out, err = program.end()
-        self.assertEqual((status, out), (0, "right\n"), err)
-        return err
-
     def test_delay_and_loss(self):
         for server in (self.nbd, self.redis):
             with self.subTest(server=server.__name__):
                 program = server(200, 2)
                 program.go_on()
-                self.right(program)
+                program.ends(0, "right\n")
                 self.doCleanups()
                 self.setUp()
 
@@ -485,7 +476,7 @@ class Network(Situation):
                 program.go_on()
                 program.says("is out of reach")
                 self.link.send_signal(signal.SIGUSR1)
-                self.assertIn("is back", self.right(program))
+                self.assertIn("is back", program.ends(0, "right\n"))
                 self.doCleanups()
                 self.setUp()
 

@@ -24,7 +24,8 @@ WAITED = "farpage: the program waited for most of its time"
 class Waited(Situation):
     def slow(self, seconds, *options, before=(), program=SLOW, **rest):
         argv = [*before, PYTHON, "-c", program, str(seconds)]
-        return self.run_farpage(*argv, ram="24M", options=("--swap", "file:/var/tmp,fault=seeks:500", *options), waited=True, **rest)
+        options = ("--swap", "file:/var/tmp,fault=seeks:500", *options)
+        return self.run_farpage(*argv, ram="24M", options=options, waited=True, **rest)
 
     @unless_there(PYTHON)
     def test_a_program_that_waited_for_most_of_its_time_is_told(self):

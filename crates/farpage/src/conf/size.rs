@@ -1,18 +1,9 @@
 //! Sizes as users write them: `512M` is 512 MiB, `512MB` is 512 000 000 bytes, a bare number is bytes.
 
-use std::fmt;
-
 /// Why a size was refused; `Display` is one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct SizeError(String);
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for SizeError {}
 
 /// Reads a size in bytes: digits with an optional fraction, then nothing, `K M G T` (any case, powers of 1024),
 /// `KiB ...` (the same) or `KB ...` (powers of 1000). Zero, negatives and overflow are refused.
