@@ -17,6 +17,9 @@ need tmux tmux
 need node nodejs
 need bwrap bubblewrap
 need javac default-jdk-headless
+need valgrind valgrind
+need gdb gdb
+need strace strace
 # redis-tools holds the whole server binary (redis-check-rdb, which is redis-server when it is called so). The
 # package redis-server would only add a service that starts by itself.
 need redis-check-rdb redis-tools

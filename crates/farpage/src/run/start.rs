@@ -25,6 +25,7 @@ use crate::sys::descriptor::FileId;
 use crate::sys::futex;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
+use crate::sys::valgrind;
 use crate::tree;
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
@@ -184,6 +185,9 @@ fn wake(plan: &'static StartPlan, and_wait: bool) {
 fn begin(plan: &'static StartPlan) -> Result<(), String> {
     if FILTERED.load(SeqCst) {
         return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
+    }
+    if valgrind::is_here() {
+        return Err("valgrind runs this program, and cannot run the engine's threads".into());
     }
     let arena = match plan.arena.get() {
         Some(arena) => *arena,

@@ -4,6 +4,7 @@
 
 use super::raw::{gettid, nr, syscall};
 use super::thread::{fetch_fd_of_process, is_engine_thread, without_signal};
+use super::valgrind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -30,7 +31,11 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     let _ = line.write_str("\n");
     let bytes = &line.bytes[..line.len];
     // An engine's and a pager's threads have tables of their own, in which 2 is something else, or nothing.
-    let of_process = fetch_fd_of_process(2).or_else(|_| standard_error_anew());
+    // (Where there are none, because valgrind is here, it would say that it does not know the call.)
+    let of_process = match valgrind::is_here() {
+        true => Err(Errno::NOSYS),
+        false => fetch_fd_of_process(2).or_else(|_| standard_error_anew()),
+    };
     // SAFETY: borrowed for these calls, which fail if it is not open, or is no file to write to.
     let own = (!is_engine_thread()).then(|| unsafe { BorrowedFd::borrow_raw(2) });
     if let Some(to) = of_process.as_ref().ok().map(AsFd::as_fd).or(own) {

@@ -26,3 +26,4 @@ pub mod seccomp;
 pub mod table;
 pub mod thread;
 pub mod uffd;
+pub mod valgrind;

@@ -1,0 +1,47 @@
+"""Programs that something else runs, or watches: what stands between them and the kernel need not know what an engine asks
+of the kernel, and may have another idea of what the kernel has told the program at its start."""
+
+import unittest
+
+from situation import Situation, build, unless_there
+
+SWAPS = ("40", "2", "1")
+
+
+class Observed(Situation):
+    def observed(self, *observer, says=""):
+        """A program that swaps does so right under this one."""
+        done = self.run_farpage(*observer, build("swaps.c"), *SWAPS, ram="20M")
+        self.assertEqual((done.returncode, done.stderr), (0, says), done.stdout)
+        self.assertIn("0 wrong\n", done.stdout)
+
+    @unless_there("valgrind")
+    def test_valgrind(self):
+        for program in (["true"], ["sh", "-c", "echo a; (exit 3)"]):
+            self.assert_same("valgrind", "-q", "--trace-children=yes", *program, ram="1G")
+        says = "farpage: valgrind runs this program, and cannot run the engine's threads; this process goes on without a budget\n"
+        self.observed("valgrind", "-q", says=says)
+
+    @unless_there("qemu-x86_64")
+    def test_qemu(self):
+        """The emulator is a program with a budget; the one in it has none of its own."""
+        self.assert_same("qemu-x86_64", "/bin/true", ram="1G")
+        done = self.run_farpage("qemu-x86_64", build("swaps.c"), *SWAPS, ram="64M")
+        says = "farpage: cannot start an engine thread: Invalid argument (os error 22); this process goes on without a budget\n"
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "0 wrong\n", says))
+
+    @unless_there("gdb")
+    def test_gdb(self):
+        self.observed("gdb", "-q", "-nx", "-batch", "-ex", "run", "--args")
+
+    @unless_there("strace")
+    def test_strace(self):
+        self.observed("strace", "-f", "-o", self.dir / "calls")
+
+    @unless_there("setarch")
+    def test_addresses_that_are_not_random(self):
+        self.observed("setarch", "-R")
+
+
+if __name__ == "__main__":
+    unittest.main()
