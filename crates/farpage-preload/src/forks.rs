@@ -19,7 +19,6 @@ use crate::late::slots::take_over_new;
 use crate::pagemaps;
 use crate::privileges;
 use farpage::PAGE_SIZE;
-use farpage::internals::run::dormant;
 use farpage::internals::run::fork;
 use farpage::internals::run::preload::follow_forks;
 use farpage::internals::run::start;
@@ -64,7 +63,7 @@ fn followed(flags: usize) -> bool {
 fn unfollowed(flags: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
     result.inspect(|pid| {
         if *pid == 0 && flags & SHARES == 0 {
-            dormant::fork_child();
+            start::fork_child();
         }
     })
 }
@@ -284,7 +283,7 @@ pub extern "C" fn _Fork() -> libc::pid_t {
     if !followed(0) {
         let pid = real();
         if pid == 0 {
-            dormant::fork_child();
+            start::fork_child();
         }
         return pid;
     }

@@ -68,9 +68,9 @@ followed! {
 
 static PRCTL: AtomicUsize = AtomicUsize::new(0);
 
-/// Tells the engine, if there is one. `errno` stays what it was.
+/// Tells the engine, if there is one or its first thread is there. `errno` stays what it was.
 fn told(what: impl FnOnce(&Engine)) {
-    if let Some(engine) = engine() {
+    if let Some(engine) = engine().or_else(start::engine_that_dozes) {
         // SAFETY: the calling thread's errno.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above.

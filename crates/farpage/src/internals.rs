@@ -71,7 +71,7 @@ pub mod run {
         }
     }
     pub mod dormant {
-        pub use crate::run::dormant::{fork_child, leave_alone, wipes};
+        pub use crate::run::dormant::{leave_alone, wipes};
     }
     pub mod ended {
         pub use crate::run::ended::end;
@@ -98,7 +98,9 @@ pub mod run {
         pub use crate::run::program::{handed_out, thread_started};
     }
     pub mod start {
-        pub use crate::run::start::{before_filter, engine_for, grown, handed_out, shared, wake_now};
+        pub use crate::run::start::{
+            before_filter, engine_for, engine_that_dozes, fork_child, grown, handed_out, shared, wake_now,
+        };
     }
     pub mod state {
         pub use crate::run::state::{Engine, engine};

@@ -41,7 +41,7 @@ use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
 use crate::sys::descriptor::FileId;
 use crate::sys::futex;
-use crate::sys::proc::{Reach, reach};
+use crate::sys::proc::{Reach, hold as hold_proc, minor_faults, reach};
 use crate::tree;
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
@@ -86,6 +86,22 @@ pub(super) const LOOK_BYTES_MIN: u64 = 128 << 10;
 
 /// A first thread's stack, usually.
 const STACK: u64 = 8 << 20;
+
+/// 1: the engine's first thread is there, and sleeps. A forked child has it that could copy more of its parent's memory
+/// than there is room for. When it has copied some, is given more, or lives for longer than [`DOZE`], an engine is made.
+pub(super) static DOZES: AtomicU32 = AtomicU32::new(0);
+
+/// Forked children that are short have ended or become another program by then, also on a busy machine.
+const DOZE: Duration = Duration::from_millis(100);
+
+/// Between two looks.
+const DOZE_LOOK: Duration = Duration::from_millis(4);
+
+/// Who is about to become another program has not had as many faults.
+const DOZE_FAULTS: u64 = 512;
+
+/// What a child may be given meanwhile, bytes.
+const DOZE_BYTES: u64 = 1 << 20;
 
 /// What the engine will be started with.
 pub struct StartPlan {
@@ -138,11 +154,11 @@ impl StartPlan {
 impl StartPlan {
     /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what
     /// they were. On the engine's first thread.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+    pub(crate) fn descriptors(&self) -> [Option<RawFd>; 2] {
         // SAFETY: only asked what it is; if it is not open, the answer is no.
         let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
         let page = self.stat().and_then(|_| StatPage::still_there());
-        [self.uffd].into_iter().filter(is_device).chain(page).collect()
+        [Some(self.uffd).filter(is_device), page]
     }
 
     /// The `/dev/userfaultfd` among [`StartPlan::descriptors`], or -1.
@@ -308,25 +324,56 @@ pub(crate) fn fork_parent() {
 }
 
 /// In a child with memory of its own, made while there was no engine: it is as far from the budget as its parent. Also
-/// for one that was not announced.
-pub fn fork_child() {
-    FORKS.store(0, SeqCst);
+/// for one that was not announced. False: in its tree it is not, somebody is to watch it. (`reach`: pages, where its
+/// parent's place does not say what the child could fill.)
+pub(super) fn fork_child(reach: Option<u64>) -> bool {
+    let was_announced = FORKS.swap(0, SeqCst) > 0;
+    DOZES.store(0, SeqCst);
+    hold_proc(-1);
     match STAGE.load(SeqCst) {
         DORMANT => HOME.store(std::process::id(), SeqCst),
+        // Who would have started it would have found the fork.
+        STARTING if was_announced => {
+            HOME.store(std::process::id(), SeqCst);
+            STAGE.store(DORMANT, SeqCst);
+        }
         STARTING => enter(OFF), // half a start, and nobody to end it
         _ => {}
     }
-    share::forked();
+    let holds = share::forked(reach);
     if tree::mine().is_some() {
         // What its parent may still be given is not its own.
         CHARGES.drain();
-        CHARGES.allow(LOOK_BYTES_MIN);
+        CHARGES.allow(if holds { LOOK_BYTES_MIN } else { DOZE_BYTES });
     }
     StatPage::forget();
     if let Some(plan) = PLAN.get() {
         plan.stat.store(std::ptr::null_mut(), SeqCst);
         plan.is_child.store(true, SeqCst);
     }
+    holds
+}
+
+/// On an engine's first thread, in a child that is to have an engine by and by: returns when it is to be made. Allocates
+/// nothing: the process may be copied meanwhile.
+pub(crate) fn doze() {
+    let since = Instant::now();
+    while DOZES.load(SeqCst) != 0 {
+        let is_over = since.elapsed() > DOZE || minor_faults() > DOZE_FAULTS;
+        if is_over && STAGE.compare_exchange(DORMANT, STARTING, SeqCst, SeqCst).is_ok() {
+            if FORKS.load(SeqCst) == 0 {
+                DOZES.store(0, SeqCst);
+                return;
+            }
+            enter(DORMANT);
+        }
+        futex::wait(&DOZES, 1, Some(DOZE_LOOK.as_nanos() as u64));
+    }
+}
+
+/// Whether the engine's first thread sleeps.
+pub(crate) fn dozes() -> bool {
+    DOZES.load(SeqCst) != 0
 }
 
 /// Control blocks that are remembered, a power of two.

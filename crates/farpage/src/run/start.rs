@@ -11,8 +11,9 @@ use crate::mem::heap::Heap;
 use crate::run::budget::{Budget, share};
 use crate::run::build::arena_sizes;
 use crate::run::dormant::{
-    CHARGES, DORMANT, FILTERED, FORKS, GIVEN, HOME, LOOK_BYTES_MIN, OFF, PLAN, SHARED, STAGE, START_WAIT_MAX, STARTING,
-    StartPlan, dormant, enter, failed, fork_child, here, is_home, publish, remember, threshold, wait_for_start,
+    self, CHARGES, DORMANT, DOZES, FILTERED, FORKS, GIVEN, HOME, LOOK_BYTES_MIN, OFF, PLAN, SHARED, STAGE,
+    START_WAIT_MAX, STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, remember, threshold,
+    wait_for_start,
 };
 use crate::run::images::{own_images, program_needs_libc};
 use crate::run::stacks::MONITOR;
@@ -117,6 +118,13 @@ pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
     engine()
 }
 
+/// The engine of a forked child whose first thread sleeps ([`fork_child`]): it is made now.
+pub fn engine_that_dozes() -> Option<&'static Engine> {
+    let plan = dormant().filter(|_| dormant::dozes())?;
+    wake(plan, true);
+    engine()
+}
+
 /// Looks how far the budget is, and starts the engine if `more` bytes might come near to it.
 fn look(more: u64) {
     let Some(plan) = dormant() else { return wait_for_start() };
@@ -163,7 +171,7 @@ fn wake(plan: &'static StartPlan, and_wait: bool) {
         let mine = STAGE.compare_exchange(DORMANT, STARTING, SeqCst, SeqCst).is_ok();
         let forks = if mine { FORKS.load(SeqCst) } else { 0 };
         if mine && forks == 0 {
-            if let Err(why) = begin(plan) {
+            if let Err(why) = begin_or_rouse(plan) {
                 failed(&why);
             }
         } else if mine {
@@ -179,6 +187,43 @@ fn wake(plan: &'static StartPlan, and_wait: bool) {
     if and_wait {
         wait_for_start();
     }
+}
+
+/// In a child with memory of its own, made while there was no engine.
+pub fn fork_child() {
+    if !dormant::fork_child(None) {
+        doze();
+    }
+}
+
+/// In a forked child that could pass what its tree has without another word: the engine's first thread is there, and
+/// makes the engine if the child lives for longer than a moment.
+fn doze() {
+    let Some(plan) = dormant() else { return };
+    let mask = block_signals();
+    DOZES.store(1, SeqCst);
+    if let Err(why) = begin(plan) {
+        DOZES.store(0, SeqCst);
+        failed(&why);
+    }
+    restore_signals(mask);
+}
+
+/// The parent has forked a child, and may fork others.
+pub(crate) fn fork_parent() {
+    dormant::fork_parent();
+    if let Some(plan) = dormant().filter(|_| share::leaves_no_room_for_a_child()) {
+        wake(plan, false);
+    }
+}
+
+/// The engine's first thread is started, or does not sleep any longer.
+fn begin_or_rouse(plan: &'static StartPlan) -> Result<(), String> {
+    if DOZES.swap(0, SeqCst) == 0 {
+        return begin(plan);
+    }
+    futex::wake_all(&DOZES);
+    Ok(())
 }
 
 /// Starts the engine's first thread.
@@ -235,12 +280,15 @@ pub(crate) fn fork_child_of(e: &Engine) {
     let hopeless = e.hopeless.load(SeqCst);
     forget_engine();
     STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
-    fork_child();
+    let reach = here(GIVEN.load(SeqCst)).bytes();
+    let holds = dormant::fork_child(Some(reach / PAGE_SIZE as u64));
     let Some(plan) = dormant() else { return };
     if tree::mine().is_some() {
+        if !holds {
+            doze();
+        }
         return; // it looks soon
     }
-    let reach = here(GIVEN.load(SeqCst)).bytes();
     let near = Budget::new(plan.conf.ram.div_ceil(PAGE_SIZE as u64)).activation() as u64 * PAGE_SIZE as u64;
     if reach > near {
         wake(plan, false);

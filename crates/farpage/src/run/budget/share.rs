@@ -57,13 +57,16 @@ const SMALL_PART: u64 = 10;
 /// The pages that the parent had when this process was forked: its children share them until somebody writes.
 static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 
-/// In a forked child without an engine: takes a place of its own. What it has so far is its parent's.
-pub(crate) fn forked() {
-    let pages = tree::place().map_or(0, |member| member.claim.held());
+/// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
+/// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
+pub(crate) fn forked(reach: Option<u64>) -> bool {
+    let of_parent = || tree::place().map_or(0, |parent| parent.used.load(Relaxed));
+    let pages = reach.unwrap_or_else(of_parent);
     FORKED_WITH.store(pages, Relaxed);
     if !tree::joining::fork_child() && tree::segment().is_some() {
         FORKED_WITH.store(0, Relaxed);
     }
+    hold(pages)
 }
 
 /// The pages of the parent that this process, a forked child, began with.
@@ -78,7 +81,6 @@ pub(crate) fn hold(pages: u64) -> bool {
     if mine.kind() == MemberKind::Nested {
         return true; // the launcher of another tree, which claims for that
     }
-    let pages = pages.saturating_sub(forked_with());
     let now = mine.claim.held();
     mine.used.store(pages, Relaxed);
     if pages <= now {
@@ -94,9 +96,9 @@ pub(crate) fn hold(pages: u64) -> bool {
         }
         return true;
     }
-    // A quarter of the budget is for those who can give.
-    if segment.free() < segment.budget() / 4 + want {
-        strangers::look_after(segment);
+    // A quarter of the budget is for those who can give. Those who ended without a word have nothing any more.
+    let is_full = || segment.free() < segment.budget() / 4 + want;
+    if is_full() && (strangers::look_after(segment).is_none() || is_full()) {
         return false;
     }
     let got = segment.grow(mine, want);
@@ -104,6 +106,14 @@ pub(crate) fn hold(pages: u64) -> bool {
         mine.claim.sub(got);
     }
     got == want
+}
+
+/// Whether this process has so much that there is no room for a child which could copy all of it: one that is forked
+/// gets an engine, and what it has then only this process can give.
+pub(crate) fn leaves_no_room_for_a_child() -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
+    let (pages, budget) = (mine.claim.held(), segment.budget());
+    pages > SMALL.max(budget / SMALL_PART) && segment.free() < budget / 4 + pages
 }
 
 /// Whether others make room for a process without an engine that could fill `pages`, `want` more than it claims: an

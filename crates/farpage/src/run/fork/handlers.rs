@@ -139,7 +139,7 @@ pub fn touch(at: usize) -> bool {
 
 /// libc calls this in the parent after the fork (also if it failed).
 pub extern "C" fn parent() {
-    let Some(e) = engine() else { return dormant::fork_parent() };
+    let Some(e) = engine() else { return start::fork_parent() };
     let f = &e.fork;
     if !f.is_home() || f.prepared.load(SeqCst) != thread_pointer() {
         return;
@@ -177,7 +177,7 @@ pub extern "C" fn child() {
 
 /// In the child of the thread with this control block, which the child may have exchanged for another.
 pub fn child_of(forker: usize) {
-    let Some(e) = engine() else { return dormant::fork_child() };
+    let Some(e) = engine() else { return start::fork_child() };
     let f = &e.fork;
     if f.prepared.load(SeqCst) != forker {
         return;

@@ -31,6 +31,7 @@ use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::maps::mappings;
 use crate::sys::message::{message, warn};
+use crate::sys::privilege::Privileges;
 use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blocks};
 use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::robust;
@@ -95,6 +96,11 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn_first passed the address of the plan, which is never freed.
     let plan: &'static StartPlan = unsafe { &*(plan as *const StartPlan) };
+    close_program_files(plan.descriptors());
+    if let Ok(proc) = Proc::open() {
+        proc.hold();
+    }
+    dormant::doze();
     match make(plan) {
         Ok(mut monitor) => {
             monitor.work();
@@ -108,10 +114,11 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
     }
 }
 
-/// Makes the engine and its monitor. What was copied of the program's descriptors goes first.
+/// Makes the engine and its monitor.
 fn make(plan: &'static StartPlan) -> Result<Monitor, String> {
     plan.give_heap()?;
-    close_program_files(plan.descriptors());
+    take_on_privileges()
+        .map_err(|why| format!("an engine thread cannot give up privileges: {}", ErrnoText::from(why)))?;
     // Refused: perhaps the limit is enough.
     let _room = room_for_start(0);
     let e = Engine::build(plan)?;
@@ -127,7 +134,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    close_program_files(vec![e.fork.inherited_end()]);
+    close_program_files([Some(e.fork.inherited_end()).filter(|fd| *fd >= 0), None]);
     // Refused: perhaps the limit is enough.
     let room = room_for_start(e.given_to_children().len());
     let mut monitor = match e.inherit().and_then(|()| Monitor::new(e, true)) {
@@ -141,11 +148,20 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
 }
 
 /// Leaves only the engine's own descriptors in the table, which was copied from the program's.
-fn close_program_files(mut keep: Vec<RawFd>) {
-    keep.retain(|fd| *fd >= 0);
+fn close_program_files(mut keep: [Option<RawFd>; 2]) {
     keep.sort_unstable();
-    keep.dedup();
-    close_all_but(&keep);
+    match keep {
+        [Some(one), Some(other)] if one != other => close_all_but(&[one, other]),
+        [_, Some(one)] => close_all_but(&[one]),
+        _ => close_all_but(&[]),
+    }
+}
+
+/// What the program's main thread holds now, if this one, which it has made, holds something else: it may have slept.
+fn take_on_privileges() -> Result<(), rustix::io::Errno> {
+    let proc = Proc::held()?;
+    let (Ok(main), Ok(own)) = (Privileges::of(&proc, None), Privileges::of_caller(&proc)) else { return Ok(()) };
+    if own.are_those_of(&main) { Ok(()) } else { main.take_on(&proc) }
 }
 
 /// Takes this thread's part in the tree: the kernel marks the place when the process ends.
@@ -192,7 +208,7 @@ impl Monitor {
     fn new(e: &'static Engine, is_child: bool) -> Result<Monitor, rustix::io::Errno> {
         if is_child {
             StatPage::renew(e.stat, e.most_bytes());
-        } else {
+        } else if Proc::held().is_err() {
             Proc::open()?.hold();
         }
         uffd_device::hold();
