@@ -7,19 +7,25 @@ from situation import Situation, build
 
 
 class Prefork(Situation):
-    def settle(self, ram, parent, workers, lives=0):
+    def settle(self, ram, parent, workers, lives=0, own=0):
         """They come to the budget and 5 % of it, and every word is right."""
-        ours = self.run_farpage(build("prefork.c"), parent, workers, ram * 105 // 100, lives, ram=f"{ram}M")
+        ours = self.run_farpage(build("prefork.c"), parent, workers, ram * 105 // 100, lives, own, ram=f"{ram}M")
         self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "right\n", ""))
 
     def test_a_parent_of_a_third_of_the_budget(self):
         self.settle(60, 20, 4)
+
+    def test_many_workers_of_a_small_parent(self):
+        self.settle(64, 5, 24)
 
     def test_a_parent_with_an_engine(self):
         self.settle(64, 40, 3)
 
     def test_after_many_that_ended_at_once(self):
         self.settle(60, 20, 4, lives=100)
+
+    def test_many_workers_with_memory_of_their_own(self):
+        self.settle(32, 0, 12, own=12)
 
 
 if __name__ == "__main__":

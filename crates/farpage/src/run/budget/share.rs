@@ -28,13 +28,13 @@ use crate::tree::{self, Member, MemberKind, Segment, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// The least that a process whose memory can be managed is left with, pages: what its engine and a few pages of all
-/// that it uses take.
-pub(crate) const FLOOR: i64 = 1024;
+/// The least that a process whose memory can be managed is left with, pages: what its engine (about 1 MiB: heap 0.4,
+/// frames and stacks 0.3, page table and the pool's smallest parts 0.2) and a few pages of all that it uses take.
+pub(crate) const FLOOR: i64 = 384;
 /// A step is this part of what a process has...
 const STEP_PART: i64 = 8;
 /// ... and at least so many pages.
-const STEP_MIN: i64 = 256;
+const STEP_MIN: i64 = 64;
 /// ... or this part of what nobody claims.
 const FREE_PART: i64 = 4;
 /// Memory goes to somebody for whom it is worth more by so many eighths.
@@ -49,8 +49,8 @@ const PRICE_US: u64 = 20_000;
 /// Who has had no fault for so long is idle, microseconds.
 const BUSY_US: u64 = 200_000;
 
-/// What a process may always claim, however full the tree is: a few of its own, and less than an engine takes.
-pub(crate) const SMALL: u64 = 1024;
+/// What a process may always claim, however full the tree is: about what an engine takes.
+pub(crate) const SMALL: u64 = 512;
 /// And up to this part of the budget as long as all processes without an engine claim less than half of it.
 const SMALL_PART: u64 = 10;
 
