@@ -1,9 +1,10 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`execs`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its
+//! [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its
 //! own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;
+pub mod environment;
 pub mod execs;
 pub mod forks;
 pub mod interpose;
@@ -34,12 +35,13 @@ extern "C" fn init() {
     find();
     // A library that comes later is told what to do ([`late`]).
     if farpage::internals::run::preload::is_asked() && is_first() {
-        farpage::internals::run::preload::start(&HEAP);
+        environment::set(&farpage::internals::run::preload::start(&HEAP));
     }
 }
 
 /// Looks the functions up that the library stands in front of.
 fn find() {
+    environment::find();
     interpose::find();
     allocate::find();
     forks::find();

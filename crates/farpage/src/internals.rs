@@ -99,7 +99,8 @@ pub mod run {
     }
     pub mod start {
         pub use crate::run::start::{
-            before_filter, engine_for, engine_that_dozes, fork_child, grown, handed_out, shared, wake_now,
+            before_filter, engine_for, engine_that_dozes, fork_child, grown, handed_out, shared, waits_for_children,
+            wake_now,
         };
     }
     pub mod state {
@@ -161,7 +162,7 @@ pub mod sys {
         pub use crate::sys::escape::unescape;
     }
     pub mod loader {
-        pub use crate::sys::loader::{is_glibcs, is_program};
+        pub use crate::sys::loader::{LoaderKind, is_library_here, is_program, kind};
     }
     pub mod pagemap {
         pub use crate::sys::pagemap::is_of_this_process;

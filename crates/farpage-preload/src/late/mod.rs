@@ -5,17 +5,17 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`slots`] | the calls of what is loaded already come to the functions of this library |
-//! | [`environment`] | what the program starts from now on is started with the library |
+//! | [`crate::environment`] | what the program starts from now on is started with the library |
 //!
 //! What cannot be made up for: handlers of forks that others have registered before run before ours in a child. Pages
 //! that they touched before the copy, in the parent, are there (`docs/dev/late.md`).
 //!
 //! Callers: `farpage attach`, through a thread of the program that it borrows; the program itself. No locks.
 
-pub mod environment;
 pub mod slots;
 
-use crate::{execs, find, is_first, is_started};
+use crate::environment::{self, NAME};
+use crate::{find, is_first, is_started};
 use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
@@ -23,8 +23,6 @@ use std::io::{BufRead, BufReader};
 
 /// Longer than a line of `/proc/self/maps`, whose path has at most `PATH_MAX` bytes.
 const LINE: usize = 8192;
-/// Part of the name of libraries of this kind.
-const NAME: &[u8] = b"libfarpage_preload";
 
 /// What became of the start. `farpage attach` reads it from outside.
 #[unsafe(no_mangle)]
@@ -94,7 +92,7 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> 
     find();
     let variables = prepared.variables.clone();
     late::start(prepared, &crate::HEAP, &farpage_start_outcome, wait)?;
-    environment::set(execs::library(), &variables);
+    environment::set(&variables);
     slots::take_over();
     Ok(())
 }

@@ -42,7 +42,7 @@ use crate::stat::{Stat, StatPage};
 use crate::sys::descriptor::FileId;
 use crate::sys::futex;
 use crate::sys::proc::{Reach, hold as hold_proc, minor_faults, reach};
-use crate::tree;
+use crate::tree::{self, Member};
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
 use std::sync::OnceLock;
@@ -311,7 +311,10 @@ pub(crate) fn fork_prepare() -> Option<&'static Engine> {
                 fork_parent();
                 return engine();
             }
-            _ => return None,
+            _ => {
+                tree::mine().into_iter().for_each(Member::forks);
+                return None;
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Inside a program, before its `main`.
 
-use crate::conf::{Conf, ENV_CONF, ENV_DISABLE, RAM_MIN, size};
+use crate::conf::redis::ENV_PASSWORD;
+use crate::conf::{Conf, ENV_CONF, ENV_DISABLE, ENV_UFFD_FD, RAM_MIN, size};
 use crate::mem::heap::Heap;
 use crate::run::start;
 use crate::run::told::{WarningKind, warn_once_in_tree};
@@ -14,15 +15,16 @@ pub fn is_asked() -> bool {
 }
 
 /// Begins as `FARPAGE_CONF` says; does nothing without it. A program that was told to have a budget and
-/// cannot have one goes on without, and says so: the launcher has checked everything before.
+/// cannot have one goes on without, and says so: the launcher has checked everything before. The variables that the
+/// programs are to have that it starts.
 ///
 /// Called once, by the library's initialiser, while the process has one thread; `heap` is the library's global
 /// allocator.
-pub fn start(heap: &'static Heap) {
+pub fn start(heap: &'static Heap) -> Vec<(&'static str, String)> {
     if std::env::var_os(ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
-        return;
+        return Vec::new();
     }
-    let Ok(text) = std::env::var(ENV_CONF) else { return };
+    let Ok(text) = std::env::var(ENV_CONF) else { return Vec::new() };
     match Conf::parse(&text) {
         Ok(mut conf) => {
             if !tree::joining::join() && std::env::var_os(tree::ENV_TREE_FD).is_some() {
@@ -41,6 +43,8 @@ pub fn start(heap: &'static Heap) {
             &format!("{ENV_CONF}: {why}; this process goes on without a budget"),
         ),
     }
+    let names = [ENV_CONF, tree::ENV_TREE_FD, ENV_UFFD_FD, ENV_PASSWORD];
+    names.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()
 }
 
 /// A program of a tree that has lost the tree: it has a small budget of its own, because others have theirs.

@@ -24,15 +24,17 @@ use crate::run::uffd_device;
 use crate::stat::StatPage;
 use crate::sys::descriptor::FileId;
 use crate::sys::futex;
-use crate::sys::raw::ErrnoText;
+use crate::sys::proc::has_ended_child;
+use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
 use crate::sys::valgrind;
 use crate::tree;
+use crate::tree::strangers::{self, Watch};
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
+use std::time::{Duration, Instant};
 
 /// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on
 /// the only thread; `heap` is the library's global allocator.
@@ -161,6 +163,35 @@ pub fn wake_now() {
         wake(plan, false);
     }
 }
+
+/// The program is about to wait for children, or (`blocks` is false) to ask for them. Some may be unable to load the
+/// library: then somebody of the tree has to look after them, and this process, which has nothing else to do, gets a
+/// monitor, unless there is one in the tree. Of a child that has just been forked it is not known yet: it is waited
+/// for, but not for long. On a program thread.
+pub fn waits_for_children(blocks: bool) {
+    let Some(plan) = dormant().filter(|_| !FILTERED.load(SeqCst)) else { return };
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return };
+    let since = Instant::now();
+    let mut has_looked = !blocks;
+    loop {
+        match strangers::watch(segment, mine) {
+            Watch::Settled if has_looked => return,
+            Watch::Settled => {
+                strangers::find_own_children(segment, mine, gettid());
+                has_looked = true;
+            }
+            Watch::Undecided if !blocks || has_ended_child() => return,
+            Watch::Undecided if since.elapsed() < UNDECIDED_MAX => {
+                futex::wait(&AtomicU32::new(0), 0, Some(UNDECIDED_PAUSE_NS));
+            }
+            Watch::Undecided | Watch::Missing => return wake(plan, false),
+        }
+    }
+}
+
+/// How long a process waits to hear what a child becomes, and between two looks.
+const UNDECIDED_MAX: Duration = Duration::from_millis(5);
+const UNDECIDED_PAUSE_NS: u64 = 100_000;
 
 /// Starts the engine, and waits for it if that is wanted.
 fn wake(plan: &'static StartPlan, and_wait: bool) {

@@ -1,11 +1,11 @@
-//! Whether the loader of a program can load a library made for glibc, before the program is started.
+//! What the loader of a program makes of a library for glibc that it is told to preload, before the program is started.
 //!
 //! Called between `vfork` and exec, so it allocates nothing, takes no lock, and leaves `errno` alone. What cannot be
-//! looked at is taken for a program that can: so nothing changes for it.
+//! looked at is taken for a program of glibc's: so nothing changes for it.
 
 use super::raw::{Errno, syscall};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
-use rustix::fs::{Access, FileType};
+use rustix::fs::{Access, AtFlags, FileType};
 use rustix::io::pread;
 use std::ffi::{CStr, c_char, c_int};
 
@@ -24,27 +24,55 @@ const NAME: usize = 512;
 /// How glibc's loader is called.
 const GLIBC: [&[u8]; 3] = [b"ld-linux-x86-64.so", b"ld-lsb-x86-64.so", b"ld-2."];
 
-/// Whether the program at `path`, as `execveat` takes it, would load such a library that it is told to preload. A
-/// program without a loader does not care.
+/// Who loads a program, as far as libraries to preload are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoaderKind {
+    /// glibc's, which loads them.
+    Glibc,
+    /// Another one, which complains, or gives up.
+    Other,
+    /// Nobody (a static program), or glibc's, which leaves them out (a program with more rights).
+    Ignores,
+}
+
+/// Who would load the program at `path`, as `execveat` takes it.
 ///
 /// # Safety
 /// `path` is for the kernel: it may be anything.
-pub unsafe fn is_glibcs(dir: c_int, path: *const c_char, flags: c_int) -> bool {
+pub unsafe fn kind(dir: c_int, path: *const c_char, flags: c_int) -> LoaderKind {
     // SAFETY: caller's promise.
-    let Ok(mut file) = (unsafe { open(dir, path, flags) }) else { return true };
+    let Ok(mut file) = (unsafe { open(dir, path, flags) }) else { return LoaderKind::Glibc };
     let mut head = [0; LINE];
     for _ in 0..SCRIPTS {
-        let Ok(n) = pread(&file, &mut head, 0) else { return true };
-        let Some(line) = head[..n].strip_prefix(b"#!") else { return elf(&file, &head[..n]).unwrap_or(true) };
+        let Ok(n) = pread(&file, &mut head, 0) else { break };
+        let Some(line) = head[..n].strip_prefix(b"#!") else {
+            return match elf(&file, &head[..n]).unwrap_or(LoaderKind::Glibc) {
+                LoaderKind::Glibc if gives_rights(&file) => LoaderKind::Ignores,
+                kind => kind,
+            };
+        };
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_start();
         let end = line.iter().position(|byte| b" \t\0".contains(byte)).unwrap_or(line.len());
         let mut name = [0; LINE];
         name[..end].copy_from_slice(&line[..end]);
         // SAFETY: a string that ends in zero, as the line is shorter than the array.
-        let Ok(next) = (unsafe { open(libc::AT_FDCWD, name.as_ptr().cast(), 0) }) else { return true };
+        let Ok(next) = (unsafe { open(libc::AT_FDCWD, name.as_ptr().cast(), 0) }) else { break };
         file = next;
     }
-    true
+    LoaderKind::Glibc
+}
+
+/// Whether the program is executed with another user's or group's rights.
+fn gives_rights(file: impl AsFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(file) else { return false };
+    let user = stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != rustix::process::getuid().as_raw();
+    let group = libc::S_ISGID | libc::S_IXGRP;
+    user || stat.st_mode & group == group && stat.st_gid != rustix::process::getgid().as_raw()
+}
+
+/// Whether a library at this path can be loaded from here, with this process's effective rights.
+pub fn is_library_here(path: &CStr) -> bool {
+    rustix::fs::accessat(rustix::fs::CWD, path, Access::READ_OK, AtFlags::EACCESS).is_ok()
 }
 
 /// Whether `execvp` would take this for the program that it looks for.
@@ -81,12 +109,12 @@ unsafe fn open(dir: c_int, path: *const c_char, flags: c_int) -> Result<OwnedFd,
 }
 
 /// Of an ELF file; `None`: it is none, or damaged.
-fn elf(file: impl AsFd, head: &[u8]) -> Option<bool> {
+fn elf(file: impl AsFd, head: &[u8]) -> Option<LoaderKind> {
     if !head.starts_with(b"\x7fELF") || head.len() < HEADER {
         return None;
     }
     if !head.starts_with(&IDENT) || u16_at(head, 18) != X86_64 {
-        return Some(false);
+        return Some(LoaderKind::Other);
     }
     let (table, size, count) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56));
     if usize::from(size) != PHDR {
@@ -105,10 +133,11 @@ fn elf(file: impl AsFd, head: &[u8]) -> Option<bool> {
             }
             let name = CStr::from_bytes_until_nul(name).ok()?.to_bytes();
             let name = name.rsplit(|byte| *byte == b'/').next()?;
-            return Some(GLIBC.iter().any(|known| name.starts_with(known)));
+            let is_glibcs = GLIBC.iter().any(|known| name.starts_with(known));
+            return Some(if is_glibcs { LoaderKind::Glibc } else { LoaderKind::Other });
         }
     }
-    Some(true)
+    Some(LoaderKind::Ignores)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -126,10 +155,31 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::path::Path;
 
-    fn at(path: &Path) -> bool {
+    fn kind_at(path: &Path) -> LoaderKind {
         let path = CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
         // SAFETY: a path.
-        unsafe { is_glibcs(libc::AT_FDCWD, path.as_ptr(), 0) }
+        unsafe { kind(libc::AT_FDCWD, path.as_ptr(), 0) }
+    }
+
+    fn at(path: &Path) -> bool {
+        kind_at(path) == LoaderKind::Glibc
+    }
+
+    #[test]
+    fn who_gets_more_rights_preloads_nothing() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let dir = tempfile::tempdir().unwrap();
+        let (own, others) = (dir.path().join("own"), dir.path().join("others"));
+        for path in [&own, &others] {
+            std::fs::copy("/proc/self/exe", path).unwrap();
+        }
+        if chown(&others, Some(1), None).is_err() {
+            return; // not root
+        }
+        for path in [&own, &others] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        }
+        assert_eq!([&own, &others].map(|path| kind_at(path)), [LoaderKind::Glibc, LoaderKind::Ignores]);
     }
 
     #[test]
@@ -157,12 +207,18 @@ mod tests {
         for end in [64, 100, 500] {
             assert!(at(&file("cut", &exe[..end])));
         }
+        // A program without a header that names a loader.
+        let mut alone = exe.clone();
+        alone[56] = 0;
+        alone[57] = 0;
+        assert_eq!(kind_at(&file("static", &alone)), LoaderKind::Ignores);
+        assert_eq!(kind_at(&musl), LoaderKind::Other);
         let open = std::fs::File::open(&musl).unwrap();
         // SAFETY: an empty path; then one that is none.
         let (by_number, nowhere) = unsafe {
-            let by_number = is_glibcs(open.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
-            (by_number, is_glibcs(libc::AT_FDCWD, std::ptr::null(), 0))
+            let by_number = kind(open.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
+            (by_number, kind(libc::AT_FDCWD, std::ptr::null(), 0))
         };
-        assert!(!by_number && nowhere);
+        assert_eq!((by_number, nowhere), (LoaderKind::Other, LoaderKind::Glibc));
     }
 }

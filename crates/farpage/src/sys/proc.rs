@@ -262,13 +262,36 @@ pub fn name_of(pid: u32) -> [u8; 16] {
     name
 }
 
-/// Calls `each` with the process ids of the children of another process's first thread, as far as they fit a page.
-pub fn children_of(pid: u32, each: impl FnMut(u32)) {
+/// Whether a process has become another program than the one of process `pid`, and counts processes as that one does;
+/// false where that is not to be seen.
+pub fn is_other_program(pid: u32, process: u32) -> bool {
+    let file = |pid: u32, name: &str| {
+        let mut path = [0u8; 48];
+        let mut cursor = std::io::Cursor::new(&mut path[..]);
+        std::io::Write::write_fmt(&mut cursor, format_args!("/proc/{pid}/{name}\0")).ok()?;
+        let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+        rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+    };
+    let both = |name: &str| file(pid, name).zip(file(process, name));
+    both("exe").is_some_and(|(one, other)| one != other) && both("ns/pid").is_some_and(|(one, other)| one == other)
+}
+
+/// Calls `each` with the process ids of the children of a thread of a process, as far as they fit a page.
+pub fn children_of(pid: u32, thread: u32, each: impl FnMut(u32)) {
     let mut buf = [0u8; 4096];
-    let Some(text) = read_of(pid, format_args!("task/{pid}/children"), &mut buf) else { return };
+    let Some(text) = read_of(pid, format_args!("task/{thread}/children"), &mut buf) else { return };
     // Each number ends with a space; what is behind the last one was cut off.
     let whole = text.iter().rposition(|b| *b == b' ').map_or(&[][..], |end| &text[..end]);
     whole.split(|b| *b == b' ').filter_map(number).map(|pid| pid as u32).for_each(each);
+}
+
+/// Whether a child of this process has ended, or was stopped, and its status is there to be fetched.
+pub fn has_ended_child() -> bool {
+    let mut info = [0u64; 16];
+    let how = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+    let args = [libc::P_ALL as usize, 0, info.as_mut_ptr() as usize, how as usize, 0, 0];
+    // SAFETY: the kernel fills a siginfo_t (128 bytes), and leaves the status where it is.
+    unsafe { syscall(libc::SYS_waitid as u32, args) }.is_ok_and(|_| info[0] != 0)
 }
 
 /// When a process began, microseconds since the system did, rounded to what the kernel tells (10 ms).
@@ -443,7 +466,8 @@ mod tests {
         let here = Thread { listed: own, tid: own };
         let (name, mut children) = (name_of(std::process::id()), Vec::new());
         assert!(name[0] != 0 && name_of(0x0fff_ffff) == [0; 16]);
-        children_of(std::process::id(), |pid| children.push(pid));
+        children_of(std::process::id(), std::process::id(), |pid| children.push(pid));
+        assert!(!is_other_program(std::process::id(), std::process::id()));
         assert!(!children.contains(&std::process::id()) && !children.contains(&0));
         assert!(!is_foreign(&proc) && own_number(&proc, own) == Some(own));
         let mut listed = false;

@@ -34,7 +34,15 @@ pub fn join() -> bool {
 pub fn fork_child() -> bool {
     let Some(segment) = segment() else { return false };
     let pid = std::process::id();
-    settle_at(take(segment, pid, own_namespace()), pid)
+    let place = take(segment, pid, own_namespace());
+    if let Some(place) = place {
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        segment.members[place].parent.store(parent, SeqCst);
+    }
+    if let Some(parent) = super::place() {
+        let _ = parent.unborn.fetch_update(SeqCst, SeqCst, |unborn| unborn.checked_sub(1));
+    }
+    settle_at(place, pid)
 }
 
 /// Takes a free place. A shell's children end without a word, and perhaps nobody has an engine to look for them.

@@ -66,6 +66,10 @@ pub struct Member {
     /// Its process id, as it sees itself.
     pub pid: AtomicU32,
     kind: AtomicU32,
+    /// The process that has forked it, until it becomes another program; 0: none.
+    pub(super) parent: AtomicU32,
+    /// Children that it has forked, or is about to, and that have not taken a place yet.
+    pub(super) unborn: AtomicU32,
     /// The pid namespace of that id (its inode).
     pub(super) namespace: AtomicU64,
     /// When the place was taken or last looked at by others, microseconds.
@@ -112,6 +116,8 @@ impl Member {
         self.says_nothing();
         self.park.store(0, SeqCst);
         self.pid.store(pid, Relaxed);
+        self.parent.store(0, Relaxed);
+        self.unborn.store(0, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);
         self.looked_us.store(now_us(), Relaxed);
@@ -153,6 +159,11 @@ impl Member {
     /// Whether it is this process.
     pub(super) fn is(&self, pid: u32, namespace: u64) -> bool {
         self.pid.load(Relaxed) == pid && self.namespace.load(Relaxed) == namespace
+    }
+
+    /// A process without an engine is about to fork a child, which will take a place.
+    pub(crate) fn forks(&self) {
+        self.unborn.fetch_add(1, SeqCst);
     }
 
     /// A child was forked: it will claim for itself in a moment.

@@ -52,7 +52,7 @@ pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
 /// The first word of a segment, with its layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"farpagT2");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT3");
 /// Processes of a tree that can be members at the same time.
 pub const MEMBERS: usize = 1024;
 /// What a forked child of a process with managed memory takes for itself at first, pages.

@@ -2,16 +2,20 @@
 //! count, and give nothing. And what was left behind by members that could not say that they end.
 //!
 //! A process that is about to become another program says so ([`leaving`], [`announce`]). If the program has the
-//! library, it takes that place over. If nobody has after [`SILENT_US`] and the process is still there, it is a
-//! stranger: whoever looks reads what it has, and claims it on its behalf.
+//! library, it takes that place over. If nobody has after [`SILENT_US`] and the process is still there, or the program
+//! is known to have none, it is a stranger: whoever looks reads what it has, and claims it on its behalf.
 //!
-//! Callers: monitors at their looks, program threads of dormant processes when they were refused memory, the preload
-//! library around exec. No locks: the look is taken by one of them at a time, by a word with the time of the last one.
+//! Monitors look. Where no process of the tree has one, a process that waits for its children gets one ([`watch`]). A
+//! process that was started by a system call instruction has said nothing: the monitor of its parent finds it
+//! ([`find_own_children`]).
+//!
+//! Callers: monitors at their looks, program threads of dormant processes when they were refused memory or wait for
+//! children, the preload library around exec. No locks: the look is taken by one of them at a time, by a word with the time of the last one.
 //! No allocation.
 
 use super::{Member, MemberKind, Segment, mine, own_namespace, segment};
 use crate::sys::clock::now_us;
-use crate::sys::proc::{children_of, pages_of, started_us_of};
+use crate::sys::proc::{children_of, is_other_program, pages_of, started_us_of};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -27,21 +31,22 @@ const MUCH_PART: u64 = 10;
 const MUCH_LOOKS: u32 = 10;
 /// One look in so many is a close one.
 const CLOSELY: u64 = 64;
-/// What is started is rounded to ticks of 10 ms.
+/// What the kernel says of a start is rounded to this.
+const TICK_US: u64 = 10_000;
 const LATER_US: u64 = 1_000_000;
 
-/// This process, or (in a child of `vfork`) the calling one, is about to become another program. What it is now, for
-/// [`stays`].
-pub fn leaving() -> Option<Before> {
+/// This process, or (in a child of `vfork`) the calling one, is about to become another program, which may load the
+/// library. What it is now, for [`stays`].
+pub fn leaving(loads: bool) -> Option<Before> {
     let segment = segment()?;
     let Some(member) = mine() else {
-        announce_to(segment, std::process::id());
+        announce_to(segment, std::process::id(), loads);
         return None;
     };
     let before = Before { kind: member.kind(), owner: member.claim.owner.load(SeqCst) };
     if before.kind != MemberKind::Nested {
         member.since_us.store(now_us(), Relaxed);
-        member.set_kind(MemberKind::Leaving);
+        member.set_kind(becomes(loads));
         // An exec ends the thread at whose end the kernel marks the place; the process goes on.
         member.claim.owner.store(std::process::id(), SeqCst);
         wake_first(segment);
@@ -71,19 +76,67 @@ pub fn stays(was: Option<Before>) {
     }
 }
 
-/// A process was started with this id, as another program.
-pub fn announce(pid: u32) {
+/// A process was started with this id, as another program, which may load the library.
+pub fn announce(pid: u32, loads: bool) {
     if let Some(segment) = segment() {
-        announce_to(segment, pid);
+        announce_to(segment, pid, loads);
     }
 }
 
-fn announce_to(segment: &Segment, pid: u32) {
+fn announce_to(segment: &Segment, pid: u32, loads: bool) {
     let namespace = own_namespace();
     if !segment.living().any(|m| m.is(pid, namespace)) {
-        segment.take(pid, pid, namespace, MemberKind::Leaving);
+        segment.take(pid, pid, namespace, becomes(loads));
         wake_first(segment);
     }
+}
+
+fn becomes(loads: bool) -> MemberKind {
+    if loads { MemberKind::Leaving } else { MemberKind::Stranger }
+}
+
+/// Who looks after the strangers among a tree's processes, and whether there may be more soon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    /// There are none, or a process looks after them.
+    Settled,
+    /// This process has forked one that has yet to become what it will be.
+    Undecided,
+    /// There are some, and no process looks.
+    Missing,
+}
+
+/// For a process without an engine that is about to wait for its children.
+pub(crate) fn watch(segment: &Segment, mine: &Member) -> Watch {
+    let now = now_us();
+    let own = mine.pid.load(Relaxed);
+    let is_undecided = |m: &Member| m.kind() == MemberKind::Dormant && m.parent.load(Relaxed) == own;
+    let exists = |m: &Member| exists(m.pid.load(Relaxed));
+    let of_here = || segment.living().filter(|m| m.namespace.load(Relaxed) == mine.namespace.load(Relaxed));
+    if segment.living().any(|m| m.is_looking(now)) {
+        Watch::Settled
+    } else if of_here().any(|m| m.kind() == MemberKind::Stranger && exists(m)) {
+        Watch::Missing
+    } else if mine.unborn.load(SeqCst) > 0 || of_here().any(|m| is_undecided(m) && exists(m)) {
+        Watch::Undecided
+    } else {
+        Watch::Settled
+    }
+}
+
+/// Looks at the children that this thread of the process has made since `mine` was taken: those that have become
+/// another program by system call instructions have said nothing. Some may have the library all the same, and take
+/// that place over.
+pub(crate) fn find_own_children(segment: &Segment, mine: &Member, thread: u32) {
+    let (own, since, namespace) = (std::process::id(), mine.since_us.load(Relaxed), own_namespace());
+    children_of(own, thread, |child| {
+        let is_ours = || started_us_of(child).is_some_and(|started| started + TICK_US > since);
+        let is_known = segment.living().any(|m| m.is(child, namespace));
+        // One that has yet to become another program shares memory that is counted already.
+        if !is_known && is_ours() && is_other_program(own, child) {
+            announce_to(segment, child, false);
+        }
+    });
 }
 
 /// What strangers hold.
@@ -167,7 +220,9 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
 fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
     let owner = member.claim.owner.load(SeqCst);
     let pages = pages_of(pid);
-    if pages == Some(0) || !is_there(pid, member) {
+    // In the middle of its exec it has none.
+    let has_begun = now_us().saturating_sub(member.since_us.load(Relaxed)) > SILENT_US;
+    if pages == Some(0) && has_begun || !is_there(pid, member) {
         member.claim.owner_has_left(owner);
         return 0;
     }
@@ -177,7 +232,7 @@ fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
     member.claim.set(pages);
     segment.header.largest.note(pid, pages);
     // What it starts announces itself only if it has the library.
-    children_of(pid, |child| announce_to(segment, child));
+    children_of(pid, pid, |child| announce_to(segment, child, true));
     pages
 }
 

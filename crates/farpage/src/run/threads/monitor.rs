@@ -32,7 +32,7 @@ use crate::sys::futex;
 use crate::sys::maps::mappings;
 use crate::sys::message::{message, warn};
 use crate::sys::privilege::Privileges;
-use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blocks};
+use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blocks, threads};
 use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::robust;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
@@ -47,6 +47,9 @@ const CALM: Duration = Duration::from_millis(250);
 /// ... and after so long it is idle: it is looked at every [`REST`], or when it has a fault.
 const IDLE: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(1);
+/// Children that say nothing are looked for at most so often, of so many threads.
+const CHILDREN: Duration = Duration::from_millis(100);
+const CHILDREN_THREADS: u32 = 64;
 
 /// What the monitor holds open.
 pub struct Monitor {
@@ -84,6 +87,8 @@ pub struct Monitor {
     kin: Kin,
     /// Forks so far.
     forks: u64,
+    /// When it last looked for children that say nothing.
+    children: Instant,
     stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
@@ -250,6 +255,7 @@ impl Monitor {
             tree: tree_share(e, is_child),
             kin: Kin::of_child(if is_child { resident } else { share::forked_with() as i64 }),
             forks: 0,
+            children: now,
         })
     }
 
@@ -506,8 +512,25 @@ impl Monitor {
             e.comes_back.store(true, SeqCst);
             e.kick_pager();
         }
-        look_after_strangers(tree.segment);
+        self.find_children();
         gives
+    }
+
+    /// Now and then: looks for children of which the tree does not know, and at strangers.
+    fn find_children(&mut self) {
+        let (Some(tree), now) = (&self.tree, Instant::now()) else { return };
+        if now - self.children > CHILDREN {
+            self.children = now;
+            let mut left = CHILDREN_THREADS;
+            // What cannot be read now is read the next time.
+            let _ = threads(&self.proc, |thread| {
+                if left > 0 {
+                    strangers::find_own_children(tree.segment, tree.mine, thread.listed);
+                    left -= 1;
+                }
+            });
+        }
+        look_after_strangers(tree.segment);
     }
 
     /// Looks for new mappings when resident memory has grown by pages that the engine did not hand out.
