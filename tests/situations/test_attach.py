@@ -72,6 +72,39 @@ class Attach(Holding):
         environment = Path(f"/proc/{process.pid}/environ").read_text()
         self.assertNotIn("FARPAGE", environment)
 
+    def test_what_it_has_started_before(self):
+        for is_member in [True, False]:
+            with self.subTest(is_member=is_member):
+                shell = self.begin("sh", "-c", '"$0" -c "$1"; true', PYTHON, HOLDER)
+                child = int(Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text())
+                if is_member:
+                    done = self.attach(shell.pid)
+                    self.assertEqual((done.returncode, done.stdout), (0, ""))
+                    self.assertRegex(done.stderr, rf"outside of the budget: process {child} .*\n.*attach --tree {shell.pid}")
+                    self.assertGreater(resident(child), 48 * MIB)
+                self.assert_attached(self.attach(shell.pid, "--tree"))
+                self.assertLess(resident(shell.pid) + resident(child), 33 * MIB)
+                self.assertEqual(self.ask(shell, "digest"), "True")
+                trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+                members = [{m["pid"] for m in tree["members"]} for tree in trees]
+                self.assertIn({shell.pid, child}, members)
+                self.end(shell)
+
+    def test_a_static_child_counts(self):
+        (self.dir / "static.c").write_text("int main(void) { return getchar(); }")
+        static = self.dir / "static"
+        made = subprocess.run(["cc", "-w", "-include", "stdio.h", "-static", "-o", static, self.dir / "static.c"],
+                              capture_output=True, check=False)
+        if made.returncode:
+            self.skipTest("no static libc")
+        shell = self.begin("sh", "-c", 'echo ready; "$0"; true', static)
+        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children")
+        self.wait_until("it has started it", lambda: "static" in "".join(
+            Path(f"/proc/{pid}/comm").read_text() for pid in children.read_text().split()))
+        done = self.attach(shell.pid, "--tree")
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertRegex(done.stderr, "it is statically linked(.|\n)*it counts in the budget")
+
     def test_threads_in_the_middle_of_malloc(self):
         seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
         chance = random.Random(seed)

@@ -1,5 +1,6 @@
 """Idle programs give their memory, and have it back when they are used."""
 
+import signal
 import unittest
 from pathlib import Path
 
@@ -44,6 +45,17 @@ class Park(Holding):
             self.assertEqual(self.ask(process, "digest"), "True")
             process.stdin.close()
             self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
+
+    def test_a_process_that_is_stopped(self):
+        process = self.hold("--ram", "160M")
+        process.send_signal(signal.SIGSTOP)
+        self.wait_until("it is stopped", lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text())
+        for order in [["park", process.pid], ["set", process.pid, "--ram", "16M"]]:
+            done = self.run_plain(FARPAGE, *order)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, rf"is stopped\n .*kill -CONT {process.pid}\n$")
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(self.ask(process, "digest"), "True")
 
     def test_it_comes_back_before_it_is_used(self):
         process = self.hold("--ram", "160M")

@@ -40,6 +40,7 @@ Exit status: 0 when the program is within the budget; 1 when it is refused, or h
 Examples:
   farpage attach 1234 --ram 512M
   sudo farpage attach \"$(pidof -s java)\" --ram 2G --verbose
+  farpage attach --tree \"$(pgrep -o gunicorn)\" --ram 1G
   farpage set 1234 --ram 1G";
 
 const GUARD_EXAMPLES: &str = "\
@@ -228,6 +229,9 @@ pub struct ParkArgs {
 pub struct AttachArgs {
     /// The process
     pub pid: u32,
+    /// Attach to all that it has started, too: one budget for all of them
+    #[arg(long)]
+    pub tree: bool,
     /// Budget: most resident anonymous memory of it and of what it starts
     #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: String,

@@ -4,6 +4,7 @@
 
 use crate::args::ParkArgs;
 use crate::failure::{Failure, Result, say};
+use crate::process;
 use crate::set::{LOOK, falls, wake_small};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
@@ -28,6 +29,11 @@ fn members(tree: &Tree) -> Vec<&Member> {
     tree.segment.living().filter(|m| can(m)).collect()
 }
 
+/// Not in a process that is stopped: it would go when it goes on, which is when it is used.
+fn is_stopped(member: &Member) -> bool {
+    process::is_stopped(member.pid.load(Relaxed))
+}
+
 fn can(member: &Member) -> bool {
     matches!(member.kind(), MemberKind::Watched | MemberKind::Managed)
 }
@@ -39,7 +45,7 @@ fn tell(member: &Member, word: u32) {
 
 /// Those that can be parked, and those that will be when their engines have started.
 fn concerned(tree: &Tree) -> impl Iterator<Item = &Member> {
-    tree.segment.living().filter(|m| can(m) || m.park.load(SeqCst) == ASKED)
+    tree.segment.living().filter(|m| (can(m) || m.park.load(SeqCst) == ASKED) && !is_stopped(m))
 }
 
 fn tell_all(tree: &Tree, word: u32) {
@@ -102,6 +108,14 @@ pub fn ask_back(tree: &Tree) {
 /// There is no such tree, or none of its processes can be parked.
 pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
+    let stopped = tree.stopped();
+    for (pid, name) in &stopped {
+        let why = format!("cannot park process {pid} ({name}): it is stopped");
+        say(Failure::with_status(1, why).help(format!("kill -CONT {pid}")));
+    }
+    if stopped.len() == tree.members().len() {
+        return Ok(ExitCode::FAILURE);
+    }
     let before = used(&tree);
     ask(args.pid, &tree)?.into_iter().for_each(say);
     let left = |m: &Member| match m.park.load(SeqCst) {
@@ -113,7 +127,7 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
         let (has, pid) = (bytes(used(&tree)), args.pid);
         say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", bytes(before)));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if stopped.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs `farpage unpark`.

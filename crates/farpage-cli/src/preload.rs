@@ -2,10 +2,15 @@
 
 use crate::embedded;
 use crate::failure::{Failure, Result, why};
+use farpage::internals::conf::ENV_DISABLE;
+use object::LittleEndian as Little;
+use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_NOTE, ProgramHeader64};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Names the library outright.
@@ -43,6 +48,19 @@ pub fn locate() -> Result<PathBuf> {
     Err(failure.help(format!("set {ENV_PRELOAD} to the path of {NAME}")))
 }
 
+/// Whether the environment tells the library to do nothing.
+pub fn is_disabled() -> bool {
+    std::env::var_os(ENV_DISABLE).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// Says that the library did nothing in a program that has ended, and why if that is known.
+pub fn did_not_start(program: impl std::fmt::Display) -> String {
+    match is_disabled() {
+        true => format!("the preload library did nothing in {program}, because {ENV_DISABLE} is set"),
+        false => format!("the preload library did not start in {program}: nothing was managed"),
+    }
+}
+
 /// Where a file is looked for, and whether the user named it.
 fn places() -> Result<(Vec<PathBuf>, bool)> {
     if let Some(path) = std::env::var_os(ENV_PRELOAD).filter(|p| !p.is_empty()) {
@@ -58,7 +76,7 @@ fn places() -> Result<(Vec<PathBuf>, bool)> {
 /// Whether this user's programs can load it.
 ///
 /// # Errors
-/// It cannot be read, or `LD_PRELOAD` cannot carry its path.
+/// It cannot be read, is not this command's, or `LD_PRELOAD` cannot carry its path.
 pub fn check(path: &Path) -> Result<()> {
     let shown = path.display();
     if let Some(byte) = path.as_os_str().as_bytes().iter().find(|b| b" :\t\n$".contains(b)) {
@@ -68,20 +86,60 @@ pub fn check(path: &Path) -> Result<()> {
         ))
         .help(format!("copy the library elsewhere and set {ENV_PRELOAD}")));
     }
-    let mut magic = [0; 4];
-    let read = fs::File::open(path).and_then(|mut f| io::Read::read_exact(&mut f, &mut magic));
-    match read {
+    match fs::File::open(path).and_then(|file| version_of(&file)) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(Failure::new(format!(
             "cannot preload {shown}: uid {} may not read it",
             rustix::process::geteuid().as_raw()
         ))
         .help(format!("install farpage where this user can read it, or set {ENV_PRELOAD} to a copy"))),
-        Err(e) if e.kind() != io::ErrorKind::UnexpectedEof => {
-            Err(Failure::new(format!("cannot preload {shown}: {}", why(&e))))
-        }
-        Ok(()) if magic == *b"\x7fELF" => Ok(()),
-        _ => Err(Failure::new(format!("cannot preload {shown}: not a shared library"))),
+        Err(e) => Err(Failure::new(format!("cannot preload {shown}: {}", why(&e)))),
+        Ok(Ok(Some(version))) if version == OWN_VERSION => Ok(()),
+        Ok(Ok(Some(version))) => Err(Failure::new(format!(
+            "cannot preload {shown}: it is of farpage {}, and this command is {OWN_VERSION}",
+            version.escape_debug()
+        ))
+        .help("install both from the same build")),
+        Ok(Ok(None)) => Err(Failure::new(format!("cannot preload {shown}: it is not farpage's library"))
+            .help(format!("set {ENV_PRELOAD} to the path of {NAME}, or unset it"))),
+        Ok(Err(broken)) => Err(Failure::new(format!("cannot preload {shown}: {broken}")).help("install it anew")),
     }
+}
+
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The header, and what a library has behind it: program headers.
+const HEAD: usize = 4096;
+/// Longer than all notes of a library.
+const NOTES: u64 = 1 << 16;
+
+/// Of which version of farpage the library says that it is, in a note; `None`: it is none of farpage's. Inside: it is
+/// no whole library; in words.
+fn version_of(file: &fs::File) -> io::Result<std::result::Result<Option<String>, &'static str>> {
+    let length = file.metadata()?.len();
+    let mut head = vec![0; HEAD.min(usize::try_from(length).unwrap_or(HEAD))];
+    file.read_exact_at(&mut head, 0)?;
+    let Ok(header) = FileHeader64::<Little>::parse(&*head) else { return Ok(Err("not a shared library")) };
+    if header.e_type(Little) != ET_DYN || header.e_machine(Little) != EM_X86_64 {
+        return Ok(Err("not a shared library for 64-bit x86-64 programs"));
+    }
+    let Ok(parts) = header.program_headers(Little, &*head) else { return Ok(Err("it is damaged")) };
+    let end = |part: &ProgramHeader64<Little>| part.p_offset(Little).checked_add(part.p_filesz(Little));
+    if parts.is_empty() || parts.iter().any(|part| end(part).is_none_or(|end| end > length)) {
+        return Ok(Err("it is damaged: a part of it is missing"));
+    }
+    for part in parts.iter().filter(|part| part.p_type(Little) == PT_NOTE && part.p_filesz(Little) < NOTES) {
+        let mut notes = vec![0; part.p_filesz(Little) as usize];
+        file.read_exact_at(&mut notes, part.p_offset(Little))?;
+        let Ok(mut notes) = NoteIterator::<FileHeader64<Little>>::new(Little, part.p_align(Little), &notes) else {
+            continue;
+        };
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == b"farpage" {
+                let version = note.desc().split(|byte| *byte == 0).next().unwrap_or_default();
+                return Ok(Ok(Some(String::from_utf8_lossy(version).into_owned())));
+            }
+        }
+    }
+    Ok(Ok(None))
 }
 
 /// `LD_PRELOAD` with `library` in front of what was there, but for libraries of other installations of farpage: one

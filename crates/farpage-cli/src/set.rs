@@ -4,6 +4,7 @@ use crate::args::SetArgs;
 use crate::attach;
 use crate::budget::budget;
 use crate::failure::{Failure, Result, say};
+use crate::process;
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
@@ -33,7 +34,9 @@ pub fn give(pid: u32, ram: &str) -> Result<(u64, Vec<Failure>)> {
 /// Starts the engines of those that have none yet, without waiting for them; `started`: of one of these. Why some still
 /// have none.
 pub fn wake_small(tree: &Tree, started: impl Fn(&Member)) -> Vec<Failure> {
-    let small: Vec<&Member> = tree.segment.living().filter(|m| m.kind() == MemberKind::Dormant).collect();
+    let is_stopped = |m: &Member| process::is_stopped(m.pid.load(Relaxed));
+    let is_small = |m: &&Member| m.kind() == MemberKind::Dormant && !is_stopped(m);
+    let small: Vec<&Member> = tree.segment.living().filter(is_small).collect();
     let wake = |member: &Member| attach::wake(member.pid.load(Relaxed)).map(|()| started(member));
     small.into_iter().filter_map(|member| wake(member).err()).collect()
 }
@@ -74,6 +77,15 @@ pub fn settle(pid: u32, pages: u64) -> Result<bool> {
         return Ok(true);
     }
     let has = size::format(least * PAGE_SIZE as u64);
+    let stopped = tree.stopped();
+    if !stopped.is_empty() {
+        let who = stopped.iter().map(|(pid, name)| format!("process {pid} ({name})")).collect::<Vec<_>>().join(", ");
+        let pids = stopped.iter().map(|(pid, _)| pid.to_string()).collect::<Vec<_>>().join(" ");
+        let is = if stopped.len() > 1 { "are" } else { "is" };
+        let why = format!("the tree of process {pid} has {has}, and does not become smaller: {who} {is} stopped");
+        say(Failure::with_status(1, why).help(format!("the budget is set; kill -CONT {pids}")));
+        return Ok(false);
+    }
     say(Failure::with_status(
         1,
         format!("the tree of process {pid} has {has}, and does not become smaller: {}", tree.floors()),

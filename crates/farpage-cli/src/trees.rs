@@ -9,7 +9,7 @@ use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::tree::mapped::{self, MappedSegment};
 use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -37,6 +37,21 @@ fn segment_of(pid: u32) -> Option<(PathBuf, u64)> {
     let path = entries.flatten().map(|entry| entry.path()).find(is_one)?;
     let inode = fs::metadata(&path).ok()?.ino();
     Some((path, inode))
+}
+
+/// The tree of a process, told apart from others; `None`: it has none, or may not be looked at.
+pub fn id_of(pid: u32) -> Option<u64> {
+    segment_of(pid).map(|(_, inode)| inode)
+}
+
+/// A descriptor of the segment of a process's tree.
+///
+/// # Errors
+/// It has none, or may not be looked at.
+pub fn segment(pid: u32) -> Result<OwnedFd> {
+    let missing = || Failure::with_status(1, format!("cannot find the tree of process {pid}"));
+    let (path, _) = segment_of(pid).ok_or_else(missing)?;
+    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| refused(pid, e))
 }
 
 /// The tree of a process.
@@ -121,6 +136,12 @@ impl Tree {
         let mut members: Vec<&Member> = self.segment.living().collect();
         members.sort_by_key(|m| std::cmp::Reverse(m.claim.held()));
         members
+    }
+
+    /// Members that are stopped, by number and name: nothing happens in them.
+    pub fn stopped(&self) -> Vec<(u32, String)> {
+        let pids = self.segment.living().map(|m| m.pid.load(Relaxed));
+        pids.filter(|pid| process::is_stopped(*pid)).map(|pid| (pid, comm(pid))).collect()
     }
 
     /// What stands in the way of a budget: members, and what they cannot go below.

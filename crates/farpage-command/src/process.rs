@@ -32,6 +32,11 @@ impl Status {
         self.0.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
     }
 
+    /// It is stopped, by a signal or by a debugger.
+    pub fn is_stopped(&self) -> bool {
+        self.value("State:").starts_with(['T', 't'])
+    }
+
     /// The user whose rights it has.
     pub fn uid(&self) -> u32 {
         self.value("Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0)
@@ -64,6 +69,11 @@ pub fn start_time(pid: u32) -> Option<u64> {
     stat_field(pid, 22)
 }
 
+/// Whether a process is stopped, by a signal or by a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    Status::read(pid).is_ok_and(|status| status.is_stopped())
+}
+
 /// All numbers of processes, in order.
 ///
 /// # Errors
@@ -85,7 +95,7 @@ mod tests {
         let status = Status::read(pid).unwrap();
         assert_eq!(status.value("Tgid:"), pid.to_string());
         assert_eq!(status.uid(), rustix::process::geteuid().as_raw());
-        assert!(status.anonymous() > 100 << 10);
+        assert!(status.anonymous() > 100 << 10 && !is_stopped(pid));
         let above = rustix::process::getppid().unwrap().as_raw_pid() as u32;
         assert_eq!(parent(pid), Some(above));
         assert!(start_time(pid) >= start_time(above));

@@ -77,6 +77,37 @@ extern "C" fn end() {
     farpage::internals::run::ended::end();
 }
 
+/// An ELF note that says whose library this file is, and of which version: `farpage run` reads it before it starts a
+/// program, which could only say that it has no budget.
+#[repr(C)]
+struct Note {
+    name_len: u32,
+    version_len: u32,
+    kind: u32,
+    name: [u8; 8],
+    version: [u8; 32],
+}
+
+#[used]
+#[unsafe(link_section = ".note.farpage")]
+static NOTE: Note = Note {
+    name_len: 8,
+    version_len: 32,
+    kind: 1,
+    name: *b"farpage\0",
+    version: padded(env!("CARGO_PKG_VERSION").as_bytes()),
+};
+
+const fn padded(text: &[u8]) -> [u8; 32] {
+    let mut padded = [0; 32];
+    let mut i = 0;
+    while i < text.len() {
+        padded[i] = text[i];
+        i += 1;
+    }
+    padded
+}
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = init;

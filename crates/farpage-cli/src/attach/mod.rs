@@ -12,7 +12,9 @@
 //! | [`filter`] | whether its seccomp filter lets an engine work |
 //! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
+//! | [`family`] | what it has started before |
 
+mod family;
 mod filter;
 mod memory;
 mod pass;
@@ -31,13 +33,14 @@ use farpage::internals::conf::size;
 use farpage::internals::probe;
 use farpage::internals::run::late::StartOutcome;
 use place::Places;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use target::Target;
@@ -62,21 +65,97 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     };
     let bytes = budget(Some(&args.ram))?.bytes;
     let (conf, text) = run::configuration_of_running(bytes, &args.engine)?;
-    let library = preload::find()?;
-    let target = Target::look(args.pid)?;
-    if target.is_filtered {
-        look_at_filter(&target)?;
-    }
+    let start = Start { library: preload::find()?, configuration: text, note: &note };
+    let target = if args.tree { Target::look_at_member(args.pid)? } else { Target::look(args.pid)? };
     let since = Instant::now();
-    let device = device_for(&target)?;
-    let outcome = load(&target, &library, &text, device.as_ref(), &note)?;
-    await_start(&target, outcome)?;
-    note(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
+    if target.library().is_some() {
+        set::give(args.pid, &args.ram)?.1.into_iter().for_each(say);
+    } else {
+        start.begin(&target, None)?;
+    }
+    match args.tree {
+        true => family::take_in(&target, &start)?,
+        false => family::say_who_stays_outside(&target, conf.ram),
+    }
     let is_within = set::settle(args.pid, conf.ram / PAGE_SIZE as u64)?;
     if is_within {
         note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
     }
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is done to a process.
+struct Start<'a> {
+    library: PathBuf,
+    configuration: String,
+    note: &'a dyn Fn(&dyn Display),
+}
+
+impl Start<'_> {
+    /// Starts an engine in the process, in a tree of its own, or in that whose segment this is.
+    fn begin(&self, target: &Target, segment: Option<BorrowedFd<'_>>) -> Result<()> {
+        if target.is_filtered {
+            look_at_filter(target)?;
+        }
+        let device = device_for(target)?;
+        let outcome = self.load(target, device.as_ref(), segment)?;
+        await_start(target, outcome)?;
+        (self.note)(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
+        Ok(())
+    }
+
+    /// Loads the library into the process, and tells it to start; where it says what became of that.
+    fn load(&self, target: &Target, device: Option<&OwnedFd>, segment: Option<BorrowedFd<'_>>) -> Result<usize> {
+        let Start { library, configuration, note } = self;
+        let file = fs::read(library)
+            .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
+        let symbol = |name: &str| {
+            let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
+            symbols::address(&file, name).ok_or_else(missing)
+        };
+        let [start, join] = [symbol("farpage_start")?, symbol("farpage_join")?];
+        let outcome = symbol("farpage_start_outcome")?;
+        let mut tracee = borrow(target)?;
+        note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
+        let mut handle = match is_visible(target, library) {
+            true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
+            false => 0,
+        };
+        if handle == 0 {
+            // It has another file system, or may not read ours.
+            let copy = in_memory(&file)?;
+            let number = pass::give(&target.memory, target.pid, &mut tracee, copy.as_fd())?;
+            handle = open(target, &mut tracee, format!("/proc/self/fd/{number}").as_bytes())?;
+        }
+        if handle == 0 {
+            let at = tracee.call(target.error, [0; 3])?;
+            return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
+        }
+        // The loader's description of a library begins with where it was loaded.
+        let mut base = [0; 8];
+        target.memory.read(handle, &mut base)?;
+        let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
+        let device =
+            device.map(|device| pass::give(&target.memory, target.pid, &mut tracee, device.as_fd())).transpose()?;
+        if let Some(segment) = segment {
+            let number = pass::give(&target.memory, target.pid, &mut tracee, segment)?;
+            tracee.call(at(join), [number, 0, 0])?;
+        }
+        let [text] = tracee.put([configuration.as_bytes()])?;
+        let failed = tracee.call(at(start), [text, device.unwrap_or(usize::MAX), 0])?;
+        if failed != 0 {
+            let why = text_at(target, failed);
+            // Nothing has begun that would use it.
+            if outcome_at(target, at(outcome))?.is_none() {
+                tracee.call(target.close, [handle, 0, 0])?;
+            }
+            return Err(target.refuse(&why));
+        }
+        let stopped = tracee.stopped_for();
+        drop(tracee);
+        note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
+        Ok(at(outcome))
+    }
 }
 
 /// Refuses a process whose filters an engine could not work under. The engine gets those of the thread that starts it,
@@ -119,59 +198,6 @@ fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
         target.refuse(&format!("it is another user's, and {} cannot be opened for it: {why}", probe::DEVICE))
     })?;
     Ok(Some(opened))
-}
-
-/// Loads the library into the process, and tells it to start; where it says what became of that.
-fn load(
-    target: &Target,
-    library: &Path,
-    configuration: &str,
-    device: Option<&OwnedFd>,
-    note: &dyn Fn(&dyn std::fmt::Display),
-) -> Result<usize> {
-    let file = fs::read(library)
-        .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
-    let symbol = |name: &str| {
-        let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
-        symbols::address(&file, name).ok_or_else(missing)
-    };
-    let [start, outcome] = [symbol("farpage_start")?, symbol("farpage_start_outcome")?];
-    let mut tracee = borrow(target)?;
-    note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
-    let mut handle = match is_visible(target, library) {
-        true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
-        false => 0,
-    };
-    if handle == 0 {
-        // It has another file system, or may not read ours.
-        let copy = in_memory(&file)?;
-        let number = pass::give(&target.memory, target.pid, &mut tracee, copy.as_fd())?;
-        handle = open(target, &mut tracee, format!("/proc/self/fd/{number}").as_bytes())?;
-    }
-    if handle == 0 {
-        let at = tracee.call(target.error, [0; 3])?;
-        return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
-    }
-    // The loader's description of a library begins with where it was loaded.
-    let mut base = [0; 8];
-    target.memory.read(handle, &mut base)?;
-    let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
-    let device =
-        device.map(|device| pass::give(&target.memory, target.pid, &mut tracee, device.as_fd())).transpose()?;
-    let [text] = tracee.put([configuration.as_bytes()])?;
-    let failed = tracee.call(at(start), [text, device.unwrap_or(usize::MAX), 0])?;
-    if failed != 0 {
-        let why = text_at(target, failed);
-        // Nothing has begun that would use it.
-        if outcome_at(target, at(outcome))?.is_none() {
-            tracee.call(target.close, [handle, 0, 0])?;
-        }
-        return Err(target.refuse(&why));
-    }
-    let stopped = tracee.stopped_for();
-    drop(tracee);
-    note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
-    Ok(at(outcome))
 }
 
 /// Has the process load a library; 0: it cannot.

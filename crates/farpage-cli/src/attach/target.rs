@@ -84,7 +84,7 @@ impl Target {
         if value("Tgid:") != pid.to_string() {
             return Err(refuse("it is a thread").help(format!("name its process: {}", value("Tgid:"))));
         }
-        if value("State:").starts_with(['T', 't']) {
+        if status.is_stopped() {
             return Err(refuse("it is stopped").help(format!("kill -CONT {pid}")));
         }
         if value("TracerPid:") != "0" {

@@ -106,8 +106,10 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let exports = server::take_all(&mut conf.swap)?;
     let conf_text = conf_text(&conf)?;
     note(&format_args!("{}={conf_text}", conf::ENV_CONF));
-    if std::env::var_os(conf::ENV_DISABLE).is_some_and(|v| !v.is_empty() && v != "0") {
-        note(&format_args!("{} is set: the program runs without an engine", conf::ENV_DISABLE));
+    let is_disabled = preload::is_disabled();
+    if is_disabled && !args.quiet {
+        let name = conf::ENV_DISABLE;
+        say(format_args!("farpage: {name} is set: the program runs without a budget, unless it unsets that"));
     }
 
     if let Err(failure) = lock_limit::apply(conf.ram)
@@ -168,8 +170,8 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         let table = report::table(&ended, &name, conf.ram, tree.as_ref());
         let _ = io::Write::write_all(&mut io::stderr(), table.as_bytes());
     }
-    if ended.page.is_none() && !args.stats && !args.quiet {
-        say(format_args!("farpage: the preload library did not start in {}: nothing was managed", shown(&name)));
+    if ended.page.is_none() && !args.stats && !args.quiet && !is_disabled {
+        say(format_args!("farpage: {}", preload::did_not_start(shown(&name))));
     }
     let mut counters = report::json(&ended, &args.program, conf.ram, tree.as_ref());
     if let Some(Err(failure)) = target.map(|t| t.write(&format!("{counters:#}\n"))) {

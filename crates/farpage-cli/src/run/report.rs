@@ -6,6 +6,7 @@ use crate::failure::{Failure, Result, why};
 use crate::output;
 use crate::output::SCHEMA;
 use crate::page::{Page, SHARES, duration};
+use crate::preload;
 use crate::trees::Tree;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
@@ -36,7 +37,7 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     }
     let Some(page) = &ended.page else {
         row("max RSS", size::format(ended.max_rss), "files included".into());
-        out.push_str(&format!("  the preload library did not start in {}: nothing was managed\n", shown(program)));
+        out.push_str(&format!("  {}\n", preload::did_not_start(shown(program))));
         return out;
     };
     if let Some(tree) = tree {

@@ -20,7 +20,7 @@ mod report;
 
 use crate::failure::{Failure, Result, why};
 use crate::sim::trace::{self, Trace};
-use crate::{output, progress};
+use crate::{output, preload, progress};
 use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
@@ -270,8 +270,8 @@ impl Sizing<'_> {
             return Err(Failure::with_status(1, text));
         }
         if !ended.stopped && !ended.managed {
-            let text = format!("farpage did not start in {name}: nothing was managed");
-            return Err(Failure::with_status(1, text).help("farpage run --verbose -- PROGRAM says why"));
+            let failure = Failure::with_status(1, preload::did_not_start(name));
+            return Err(failure.help("farpage run --verbose -- PROGRAM says more"));
         }
         Ok(ended)
     }

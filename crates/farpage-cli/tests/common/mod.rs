@@ -11,6 +11,12 @@ use tempfile::TempDir;
 /// A library in which nothing starts.
 const INERT: &str = "int farpage_inert;";
 
+/// By which the command takes a library for its own.
+const NOTE: &str = r#"
+const struct { unsigned name_len, version_len, kind; char name[8], version[32]; } farpage_note
+    __attribute__((section(".note.farpage"), aligned(4), used)) = { 8, 32, 1, "farpage", VERSION };
+"#;
+
 /// A library that sets up the statistics page as an engine would: value n (in the order of `Stat::values`) is n * 1000,
 /// and fault bucket 40 counts 7. Its monitor thread holds the page.
 const FAKE: &str = r#"
@@ -66,13 +72,14 @@ fn libraries() -> &'static Libraries {
         let dir = public_tempdir();
         // SAFETY: Stat is made of u64 atomics; all-zero is valid.
         let stat: Box<farpage::internals::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
+        let version = concat!("-DVERSION=\"", env!("CARGO_PKG_VERSION"), "\"");
         let values = format!("-DVALUES={}", stat.values().len());
         let magic = format!("-DMAGIC={}ULL", farpage::internals::stat::MAGIC);
         let bytes = format!("-DSTAT_BYTES={}", farpage::internals::stat::STAT_BYTES);
         let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage::internals::stat::Stat, fault_ns) / 8);
-        let inert = cc(dir.path(), "inert.so", INERT, &["-shared", "-fPIC"]).unwrap();
-        let flags = ["-shared", "-fPIC", "-pthread", &values, &magic, &bytes, &faults];
-        let fake = cc(dir.path(), "fake.so", FAKE, &flags).unwrap();
+        let inert = cc(dir.path(), "inert.so", &format!("{NOTE}{INERT}"), &["-shared", "-fPIC", version]).unwrap();
+        let flags = ["-shared", "-fPIC", "-pthread", version, &values, &magic, &bytes, &faults];
+        let fake = cc(dir.path(), "fake.so", &format!("{FAKE}{NOTE}"), &flags).unwrap();
         Libraries { dir, inert, fake }
     })
 }

@@ -20,6 +20,7 @@ use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 /// Longer than a line of `/proc/self/maps`, whose path has at most `PATH_MAX` bytes.
 const LINE: usize = 8192;
@@ -54,6 +55,15 @@ pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_i
     }
 }
 
+/// The tree that the next [`farpage_start`] joins, instead of making one: an open segment, which stays the caller's.
+/// `farpage attach --tree` calls it.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpage_join(segment: c_int) {
+    SEGMENT.store(segment, SeqCst);
+}
+
+static SEGMENT: AtomicI32 = AtomicI32::new(-1);
+
 /// Starts the engine of a process that runs under farpage and has none yet, because it is small. `farpage park` calls
 /// it, through a thread that it borrows.
 #[unsafe(no_mangle)]
@@ -84,7 +94,7 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> 
         return already();
     }
     // What is refused here can be tried again.
-    let prepared = late::prepare(text, device)?;
+    let prepared = late::prepare(text, device, SEGMENT.load(SeqCst))?;
     if !is_first() {
         return already();
     }

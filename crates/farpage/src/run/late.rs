@@ -27,12 +27,12 @@ pub struct Prepared {
     pub variables: Vec<(&'static str, String)>,
 }
 
-/// Reads the configuration, and makes the segment of a tree that begins with this process. `device`: an open
-/// `/dev/userfaultfd`, which stays the caller's, or -1.
+/// Reads the configuration, and makes the segment of a tree that begins with this process, if it is to join none.
+/// `device`: an open `/dev/userfaultfd`, `segment`: that of the tree to join; they stay the caller's, or are -1.
 ///
 /// # Errors
 /// The configuration is wrong, the kernel gives no userfaultfd, or there is no descriptor left.
-pub fn prepare(configuration: &str, device: c_int) -> Result<Prepared, String> {
+pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Prepared, String> {
     let conf = Conf::parse(configuration).map_err(|why| why.to_string())?;
     // The engine opens its own when the process comes near its budget. Who would be refused then is told now.
     // SAFETY: the caller's, open for this call.
@@ -40,8 +40,12 @@ pub fn prepare(configuration: &str, device: c_int) -> Result<Prepared, String> {
     let pagemap = pagemap::own().map_err(|why| format!("cannot open /proc/self/pagemap: {why}"))?;
     drop(Uffd::open(device, FEATURES, pagemap).map_err(|why| why.to_string())?);
     let failed = |why: rustix::io::Errno| format!("cannot make the memory that all processes of a tree share: {why}");
-    let made = tree::create(conf.ram, None).map_err(failed)?;
-    let segment = keep_across_exec(made.as_fd()).map_err(failed)?;
+    // SAFETY: the caller's, open for this call.
+    let joined = (segment >= 0).then(|| unsafe { BorrowedFd::borrow_raw(segment) });
+    let made = if joined.is_none() { Some(tree::create(conf.ram, None).map_err(failed)?) } else { None };
+    let segment = joined.or(made.as_ref().map(AsFd::as_fd)).ok_or("no tree")?;
+    tree::open(segment).map_err(failed)?;
+    let segment = keep_across_exec(segment).map_err(failed)?;
     let name = tree::named(segment.as_fd()).map_err(failed)?;
     let mut variables = vec![(ENV_CONF, configuration.to_owned()), (ENV_TREE_FD, name)];
     let mut files = vec![segment];

@@ -305,6 +305,15 @@ impl Segment {
         self.take(pid, pid, own_namespace(), kind).is_some()
     }
 
+    /// From outside: a process without the library counts from now on. Its id is as the caller sees it.
+    pub fn counts_too(&self, pid: u32) {
+        let namespace = own_namespace();
+        if !self.living().any(|m| m.is(pid, namespace)) {
+            self.take(pid, pid, namespace, MemberKind::Stranger);
+            self.wake_all();
+        }
+    }
+
     /// Takes a free place.
     fn take(&self, owner: u32, pid: u32, namespace: u64, kind: MemberKind) -> Option<usize> {
         let now = now_us();

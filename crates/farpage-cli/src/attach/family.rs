@@ -1,0 +1,84 @@
+//! What a process has started before it was attached to: those run already, and do not come into its tree by themselves.
+//!
+//! Caller: [`super`]. No locks.
+
+use super::Start;
+use super::target::Target;
+use crate::failure::{Result, say};
+use crate::process::{self, Status};
+use crate::trees;
+use farpage::internals::conf::size;
+use rustix::fd::AsFd;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// More than this part of the budget is much.
+const MUCH_PART: u64 = 10;
+/// Processes that are named.
+const NAMED: usize = 3;
+/// Whoever is attached to may have started others meanwhile, which are in the tree, or not, if it was late.
+const ROUNDS: usize = 16;
+
+/// All that descend from a process, parents before their children.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for child in process::all().unwrap_or_default() {
+        process::parent(child).into_iter().for_each(|parent| children.entry(parent).or_default().push(child));
+    }
+    let (mut found, mut next) = (vec![pid], 0);
+    while let Some(parent) = found.get(next) {
+        found.extend(children.remove(parent).unwrap_or_default());
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+/// Those of them that are in no tree.
+fn outside(pid: u32) -> Vec<u32> {
+    let is_outside = |pid: &u32| trees::id_of(*pid).is_none();
+    // This command may be one of them.
+    descendants(pid).into_iter().filter(|pid| *pid != std::process::id()).filter(is_outside).collect()
+}
+
+/// Attaches to all that the process has started, in its tree. Who is refused counts there, and is named.
+pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
+    let tree = trees::of(target.pid)?;
+    let segment = trees::segment(target.pid)?;
+    let mut refused = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let new: Vec<u32> = outside(target.pid).into_iter().filter(|pid| !refused.contains(pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        for pid in new {
+            let done = Target::look(pid).and_then(|target| start.begin(&target, Some(segment.as_fd())));
+            // One that has ended meanwhile has no memory.
+            if let Err(failure) = done
+                && Status::read(pid).is_ok_and(|status| status.anonymous() > 0)
+            {
+                tree.segment.counts_too(pid);
+                refused.insert(pid);
+                say(failure.help("it counts in the budget, and is not swapped out"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One line, if those that stay outside have much of a budget of `bytes`.
+pub fn say_who_stays_outside(target: &Target, bytes: u64) {
+    let has = |pid: u32| Status::read(pid).map_or(0, |status| status.anonymous());
+    let mut outside: Vec<(u64, u32)> = outside(target.pid).into_iter().map(|pid| (has(pid), pid)).collect();
+    let all: u64 = outside.iter().map(|(has, _)| has).sum();
+    if all <= bytes / MUCH_PART {
+        return;
+    }
+    outside.sort_unstable_by_key(|(has, _)| std::cmp::Reverse(*has));
+    let named = outside.iter().take(NAMED);
+    let named = named.map(|(has, pid)| format!("process {pid} ({}) {}", trees::comm(*pid), size::format(*has)));
+    let named = named.collect::<Vec<_>>().join(", ");
+    let (pid, name, all) = (target.pid, target.name.escape_debug(), size::format(all));
+    say(format_args!(
+        "farpage: what process {pid} ({name}) started before has {all}, and is outside of the budget: {named}\n  \
+         help: farpage attach --tree {pid} takes it in"
+    ));
+}
