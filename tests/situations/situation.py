@@ -29,6 +29,9 @@ PRELOAD = TARGET / "release" / "libfarpage_preload.so"
 REGIONS = TARGET / "release" / "libfarpage.so"
 BUILT = TARGET / "tests" / "situations"
 
+# A user without rights.
+NOBODY = 65534
+
 # Longer than anything here takes on a busy machine: what is not done by then hangs.
 HANG = 300
 

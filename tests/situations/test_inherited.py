@@ -6,10 +6,9 @@ import os
 import shutil
 import unittest
 
-from situation import Situation, build, unless_root, unless_there
+from situation import NOBODY, Situation, build, unless_root, unless_there
 
 DEVICE = "/dev/userfaultfd"
-NOBODY = 65534
 # libc's functions do these; they leave the descriptor alone.
 BY_FUNCTION = ("fcntl", "fcntl64", "fioclex", "cloexec", "close", "syscall", "ioctl", "spawn")
 

@@ -10,7 +10,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from situation import Situation, build, unless_there
+from situation import NOBODY, Situation, build, unless_root, unless_there
 
 STACK = ["sh", "-c", 'ulimit -s unlimited && exec "$0" "$@"']
 
@@ -28,9 +28,9 @@ class Unmanaged(Measured):
         super().setUp()
         self.program = build("unmanaged.c")
 
-    def use(self, kind, mib, heap, *, options=(), before=()):
+    def use(self, kind, mib, heap, *user, options=(), before=()):
         """The program under 16 MiB, which must find everything right."""
-        run, stats = self.measured(*before, self.program, kind, mib, heap, ram="16M", options=["--verify", *options])
+        run, stats = self.measured(*before, self.program, kind, mib, heap, *user, ram="16M", options=["--verify", *options])
         self.assertEqual((run.returncode, run.stdout), (0, "right\n"), run.stderr)
         return run, stats
 
@@ -46,13 +46,17 @@ class Unmanaged(Measured):
     def test_the_first_threads_stack(self):
         self.assert_managed("stack", before=STACK)
 
-    def test_written_pages_of_a_file_are_named_and_leave_the_rest_room(self):
-        run, _ = self.use("file", 20, 8)
+    def test_written_pages_of_a_file_are_named_and_leave_the_rest_room(self, *user):
+        run, _ = self.use("file", 20, 8, *user)
         self.assertRegex(
             run.stderr,
             r"^farpage: [12]\d\.\d MiB .*cannot be swapped out: [12]\d\.\d MiB of written pages of private file "
             r"mappings, most of them of /.*budget of 16\.0 MiB",
         )
+
+    @unless_root
+    def test_they_are_in_a_program_that_has_become_another_user(self):
+        self.test_written_pages_of_a_file_are_named_and_leave_the_rest_room(NOBODY)
 
     def test_a_small_part_is_no_matter(self):
         run, stats = self.use("file", 6, 20)

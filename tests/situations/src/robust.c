@@ -1,8 +1,9 @@
 /* Robust mutexes in memory that is swapped out while they are held: the next one to lock learns that the owner has died.
  *
- * Usage: robust MIB threads|killed
+ * Usage: robust MIB threads|killed [USER]
  * threads: the owner is a thread that ends; meanwhile others take and give back robust mutexes of their own
- * killed: the owner is a child that is killed; what is looked at then is a shared mutex that it took before private ones */
+ * killed: the owner is a child that is killed; what is looked at then is a shared mutex that it took before private ones
+ * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -83,8 +84,10 @@ static int died(const char *what, int number, pthread_mutex_t *mutex)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3)
-		return fprintf(stderr, "usage: robust MIB threads|killed\n"), 2;
+	if (argc != 3 && argc != 4)
+		return fprintf(stderr, "usage: robust MIB threads|killed [USER]\n"), 2;
+	if (argc == 4 && (setgid((gid_t)atoi(argv[3])) || setuid((uid_t)atoi(argv[3]))))
+		return perror("setuid"), 2;
 	len = (size_t)atoi(argv[1]) << 20;
 	memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

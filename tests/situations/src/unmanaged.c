@@ -1,8 +1,9 @@
 /* Memory that is not like malloc's: written pages of a private file mapping, executable memory, the first thread's
  * stack, locked pages, shared memory. Fills so much of it, then uses a heap beside it, and checks both several times.
  *
- * usage: unmanaged KIND MIB HEAP_MIB     KIND: file, code, stack, locked, shared, heap
+ * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, heap
  *
+ * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's.
  * stack: run with a sufficient limit (ulimit -s). Prints "right", or what is wrong. A child is forked each time that
  * checks everything, too, and changes what is its own. */
 #define _GNU_SOURCE
@@ -104,7 +105,8 @@ static void use_stack(size_t bytes) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) return 2;
+    if (argc != 4 && argc != 5) return 2;
+    if (argc == 5) need(setgid((gid_t)atol(argv[4])) == 0 && setuid((uid_t)atol(argv[4])) == 0, "setuid");
     size_t bytes = (size_t)atol(argv[2]) << 20;
     heap_bytes = (size_t)atol(argv[3]) << 20;
     heap = malloc(heap_bytes);

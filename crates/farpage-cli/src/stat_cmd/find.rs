@@ -49,6 +49,8 @@ pub enum Absent {
     Engine,
     /// It does, but with another version of farpage than this command's.
     Version,
+    /// This user may not see whether it does.
+    Permission,
 }
 
 impl Absent {
@@ -66,6 +68,7 @@ impl Absent {
                 Failure::with_status(1, format!("cannot show process {pid}: {why}"))
                     .help("use the farpage command that belongs to the program's library")
             }
+            Absent::Permission => no_permission(pid),
         }
     }
 }
@@ -85,7 +88,11 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     let command = printable(command.strip_suffix(b"\n").unwrap_or(&command));
     let threads = threads(&dir);
     if threads.is_empty() {
-        let page = below(&dir, pid).ok_or(Absent::Engine)?;
+        let environment = fs::read(dir.join("environ")).map_err(|e| match e.kind() {
+            io::ErrorKind::PermissionDenied => Absent::Permission,
+            _ => Absent::Engine,
+        })?;
+        let page = below(&dir, pid, &environment).ok_or(Absent::Engine)?;
         return Ok(Managed { pid, command, pages: Some(vec![page]) });
     }
     let own = own_pids(&dir);
@@ -116,8 +123,7 @@ pub fn all() -> Result<Vec<Managed>> {
 
 /// What there is to show of a program that is so far below its budget that it has no engine: it has been told of one,
 /// and has the library. (One that could not have a budget looks the same.)
-fn below(dir: &Path, pid: u32) -> Option<Page> {
-    let environment = fs::read(dir.join("environ")).ok()?;
+fn below(dir: &Path, pid: u32, environment: &[u8]) -> Option<Page> {
     let variable = |name: &str| {
         environment.split(|b| *b == 0).find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
     };

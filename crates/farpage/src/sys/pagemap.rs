@@ -44,7 +44,7 @@ const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as
 /// # Errors
 /// No `/proc` here.
 pub fn own() -> Result<OwnedFd, Errno> {
-    super::proc::Proc::open()?.pagemap()
+    super::proc::Proc::open()?.private_file("self/pagemap")
 }
 
 /// Whether the file of this name, whose last part is "pagemap", is the calling process's. Yes where that cannot be

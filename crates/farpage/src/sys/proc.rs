@@ -34,6 +34,9 @@ pub fn held<R>(f: impl FnOnce(BorrowedFd<'_>) -> Result<R, Errno>) -> Result<R, 
     }
 }
 
+/// So often a private file is tried: another thread that opens one may have ended the moment in which it could be.
+const OPEN_TRIES: usize = 16;
+
 /// An open `/proc`, kept so that a program that changes its root directory does not cut the engine off.
 #[derive(Debug)]
 pub struct Proc(OwnedFd);
@@ -82,29 +85,33 @@ impl Proc {
         openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Opens `self/pagemap`, which only its owner may read. That of a process that must not be dumped belongs to root:
-    /// one that has given its privileges up, or whose program may only be executed, cannot open its own. It may say
-    /// that it can be dumped, though; so it does for this moment.
+    /// Opens a file of this process that only its owner may read: `self/pagemap`, `self/mem`. Those of a process that
+    /// must not be dumped belong to root: one that has given its privileges up, or whose program may only be executed,
+    /// cannot open its own. It may say that it can be dumped, though; so it does for this moment. Engines open all that
+    /// they need of these at their start, because there are no such moments later.
     ///
     /// # Errors
     /// As openat.
-    pub fn pagemap(&self) -> Result<OwnedFd, Errno> {
-        let open = || self.file("self/pagemap");
-        match open() {
-            Err(Errno::ACCESS) => {}
-            other => return other,
-        }
+    pub fn private_file(&self, path: &str) -> Result<OwnedFd, Errno> {
         const GET_DUMPABLE: usize = 3;
         const SET_DUMPABLE: usize = 4;
         // SAFETY: about who may look at the process; touches no memory.
         let dumpable = |call, to| unsafe { syscall(nr::PRCTL, [call, to, 0, 0, 0, 0]) };
-        if dumpable(GET_DUMPABLE, 0)? == 1 {
-            return Err(Errno::ACCESS);
+        let mut file = self.file(path);
+        for _ in 0..OPEN_TRIES {
+            if !matches!(file, Err(Errno::ACCESS)) {
+                break;
+            }
+            let says_so = dumpable(GET_DUMPABLE, 0)? != 1;
+            if says_so {
+                dumpable(SET_DUMPABLE, 1)?;
+            }
+            file = self.file(path);
+            if says_so {
+                // What it was, or 2, which means as much for whoever is not root and cannot be said.
+                dumpable(SET_DUMPABLE, 0)?;
+            }
         }
-        dumpable(SET_DUMPABLE, 1)?;
-        let file = open();
-        // What it was, or 2, which means as much for whoever is not root and cannot be said.
-        dumpable(SET_DUMPABLE, 0)?;
         file
     }
 }

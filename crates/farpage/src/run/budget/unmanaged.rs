@@ -40,6 +40,7 @@ const NAME: usize = 120;
 /// The monitor's knowledge.
 #[derive(Default)]
 pub(crate) struct Unmanaged {
+    /// None: it cannot be opened. Then what is not accounted for stays what it was.
     pagemap: Option<Fd>,
     next: Option<Instant>,
     next_shared: Option<Instant>,
@@ -116,16 +117,14 @@ fn is_due(next: &mut Option<Instant>, now: Instant, pause: Duration) -> bool {
 }
 
 impl Unmanaged {
+    pub(crate) fn new(proc: &Proc) -> Unmanaged {
+        let pagemap = proc.private_file("self/pagemap").ok().map(Fd::new);
+        Unmanaged { pagemap, ..Unmanaged::default() }
+    }
+
     /// After a sample: `rss` anonymous pages, of which `unknown` are not accounted for. Looks what these are if they
     /// would crowd the rest out, and lets the budget give way.
-    pub(crate) fn look(
-        &mut self,
-        e: &Engine,
-        (rss, unknown): (i64, i64),
-        proc: &Proc,
-        maps: &OwnedFd,
-        buffer: &mut [u8],
-    ) {
+    pub(crate) fn look(&mut self, e: &Engine, (rss, unknown): (i64, i64), maps: &OwnedFd, buffer: &mut [u8]) {
         let now = Instant::now();
         self.forget_stuck(e, now);
         if !e.budget.is_crowded(unknown) {
@@ -133,10 +132,6 @@ impl Unmanaged {
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
-            // Also if it cannot be opened: then what is not accounted for stays what it was.
-            if self.pagemap.is_none() {
-                self.pagemap = proc.file("self/pagemap").ok().map(Fd::new);
-            }
             self.before = self.found.pages();
             if self.count(e, maps, buffer) {
                 e.budget.unmanaged_is(self.found.pages() as i64);
@@ -202,10 +197,9 @@ impl Unmanaged {
             return;
         }
         let mut most = (0, Vec::new());
-        if let Ok(pagemap) = proc.file("self/pagemap").map(Fd::new) {
+        if let Some(pagemap) = &self.pagemap {
             let _ = mappings(maps, buffer, |m, name| {
-                let pages =
-                    if m.kind == Kind::Shared { mapped_pages(&pagemap, m.start, m.end).unwrap_or(0) } else { 0 };
+                let pages = if m.kind == Kind::Shared { mapped_pages(pagemap, m.start, m.end).unwrap_or(0) } else { 0 };
                 if pages > most.0 {
                     most = (pages, name[..name.len().min(NAME)].to_vec());
                 }

@@ -23,7 +23,7 @@ use crate::run::threads::writer;
 use crate::run::uffd_device;
 use crate::sys::message::warn;
 use crate::sys::proc::Proc;
-use crate::sys::raw::ErrnoText;
+use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::{Start, settle};
 use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd, UffdError};
 use farpage_swap::readahead::{Rule, Streams, Tuning};
@@ -37,6 +37,8 @@ pub struct PagerParts {
     mm: Box<dyn AddressSpace>,
     discard_area: Box<dyn AddressSpace>,
     kick: OwnedFd,
+    /// `/proc/self/mem`.
+    memory: Result<OwnedFd, Errno>,
 }
 
 impl Engine {
@@ -59,7 +61,8 @@ impl Engine {
     /// # Errors
     /// One line: what is not allowed, or failed.
     pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, String> {
-        let pagemap = || proc.pagemap().map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)));
+        let no_pagemap = |e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e));
+        let pagemap = || proc.private_file("self/pagemap").map_err(no_pagemap);
         let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let discard_area = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
@@ -76,11 +79,12 @@ impl Engine {
         let again = |e| format!("cannot keep /proc/self/maps open: {}", ErrnoText::from(e));
         let for_discard_area = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
         let mm = Box::new(Kernel::new(uffd, maps));
-        Ok(PagerParts { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick })
+        let memory = proc.private_file("self/mem");
+        Ok(PagerParts { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick, memory })
     }
 
     pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &Proc) -> Result<Box<Pager>, String> {
-        let PagerParts { mm, discard_area, kick } = opened;
+        let PagerParts { mm, discard_area, kick, memory } = opened;
         // What comes in without a fault is not recorded.
         let none = Tuning { rule: Rule::None, ..self.conf.readahead };
         let readahead = if self.records() { none } else { self.conf.readahead };
@@ -120,7 +124,7 @@ impl Engine {
             readahead: Readahead::new(readahead, self.conf.ram),
             prefetch: Prefetch::default(),
             fault_threads: FaultThreads::default(),
-            robust: RobustLists::new(proc.try_clone().map_err(no_proc)?),
+            robust: RobustLists::new(proc.try_clone().map_err(no_proc)?, memory),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
             trace: self.recorder()?,
@@ -149,7 +153,8 @@ impl Engine {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         // No threads are to be waited for, or to be bound to CPUs: a directory without any.
         let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let pager = self.make_pager(PagerParts { mm, discard_area, kick }, &Proc::from_fd(nobody)).unwrap();
+        let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT) };
+        let pager = self.make_pager(parts, &Proc::from_fd(nobody)).unwrap();
         self.active.store(true, Ordering::SeqCst);
         pager
     }

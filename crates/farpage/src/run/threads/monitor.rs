@@ -229,6 +229,7 @@ impl Monitor {
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands.
         let opened = if is_child { None } else { e.open(&proc).ok() };
+        let others = Unmanaged::new(&proc);
         let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {
             e,
@@ -248,7 +249,7 @@ impl Monitor {
             approach: Approach::default(),
             failed: false,
             stuck: UnevictableEstimate::default(),
-            others: Unmanaged::default(),
+            others,
             idle: IdleTimer::new(now),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
@@ -553,7 +554,7 @@ impl Monitor {
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
         }
-        self.others.look(e, (rss, unmanaged), &self.proc, &self.maps, &mut self.buffer);
+        self.others.look(e, (rss, unmanaged), &self.maps, &mut self.buffer);
     }
 
     /// What was worked out for another budget follows it, if that has become another one by an eighth.

@@ -5,7 +5,7 @@
 use crate::mem::units::Vpn;
 use crate::sys::message::warn;
 use crate::sys::proc::{Proc, thread_blocks};
-use crate::sys::raw::ErrnoText;
+use crate::sys::raw::{Errno, ErrnoText};
 use rustix::fd::OwnedFd;
 use rustix::io::pread;
 
@@ -22,34 +22,33 @@ const LINK_BITS: usize = 1;
 #[derive(Debug)]
 pub(crate) struct RobustLists {
     proc: Proc,
-    /// `/proc/self/mem`, once it is needed.
-    memory: Option<OwnedFd>,
-    failed: bool,
+    /// `/proc/self/mem`.
+    memory: Result<OwnedFd, Errno>,
+    warned: bool,
     heads: Vec<usize>,
 }
 
 impl RobustLists {
-    pub(crate) fn new(proc: Proc) -> RobustLists {
-        RobustLists { proc, memory: None, failed: false, heads: Vec::new() }
+    pub(crate) fn new(proc: Proc, memory: Result<OwnedFd, Errno>) -> RobustLists {
+        RobustLists { proc, memory, warned: false, heads: Vec::new() }
     }
 
     /// The pages of all nodes, and of their mutexes, sorted. Some of them may be out, and then what is behind them is
     /// not among them.
     pub(super) fn pages(&mut self, pages: &mut Vec<Vpn>) {
         pages.clear();
-        if self.memory.is_none() && !self.failed {
-            match self.proc.file("self/mem") {
-                Ok(memory) => self.memory = Some(memory),
-                Err(error) => {
-                    self.failed = true;
+        let memory = match &self.memory {
+            Ok(memory) => memory,
+            Err(error) => {
+                if !std::mem::replace(&mut self.warned, true) {
                     warn(&format!(
                         "cannot open /proc/self/mem: {}; whoever waits for a robust mutex may not be told that its owner died",
-                        ErrnoText(error)
+                        ErrnoText(*error)
                     ));
                 }
+                return;
             }
-        }
-        let Some(memory) = &self.memory else { return };
+        };
         self.heads.clear();
         // A thread that ends in this moment is missed: the kernel has gone along its list.
         let _ = thread_blocks(&self.proc, |head| self.heads.push(head));
