@@ -123,6 +123,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         libc::SYS_ioctl => return unsafe { descriptors::ioctl(a as c_int, b as c_ulong, c) }.into(),
         // SAFETY: caller's promise.
         libc::SYS_madvise => return unsafe { interpose::madvise(a as *mut c_void, b, c as c_int) }.into(),
+        // SAFETY: caller's promise.
+        libc::SYS_process_madvise => unsafe { interpose::advise_ranges(args, || call(args)) },
         libc::SYS_close_range => {
             // SAFETY: caller's promise.
             return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();

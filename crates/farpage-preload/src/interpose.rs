@@ -5,12 +5,13 @@
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered |
 //! | `mremap`, `mprotect`, `brk`, `sbrk` | while there is no engine: memory that can be filled without another word |
-//! | `madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; a fork has to look for what is to be wiped |
+//! | `madvise`, `posix_madvise`, `process_madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; nobody hears of guards either (`docs/dev/events.md`); a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count. On engine threads
 //! they make the system call: libc's function may be another library's ([`crate::own`]).
 
+use crate::forks::answer;
 use crate::late::slots::{is_late, take_over_new, what_the_program_calls};
 use crate::own::on_engine_threads;
 use farpage::internals::run::dormant;
@@ -18,9 +19,10 @@ use farpage::internals::run::pager::robust;
 use farpage::internals::run::program::{handed_out, thread_started};
 use farpage::internals::run::start;
 use farpage::internals::run::start::engine_for;
-use farpage::internals::run::state::{Engine, engine};
+use farpage::internals::run::state::engine;
+use farpage::internals::sys::raw;
 use farpage::internals::sys::thread::is_engine_thread;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// libc's functions (or those of another preloaded library), found by the initialiser.
@@ -32,6 +34,7 @@ pub struct Real {
     brk: AtomicUsize,
     sbrk: AtomicUsize,
     madvise: AtomicUsize,
+    posix_madvise: AtomicUsize,
     setrobust: AtomicUsize,
     setrobust_np: AtomicUsize,
 }
@@ -44,6 +47,7 @@ static REAL: Real = Real {
     brk: AtomicUsize::new(0),
     sbrk: AtomicUsize::new(0),
     madvise: AtomicUsize::new(0),
+    posix_madvise: AtomicUsize::new(0),
     setrobust: AtomicUsize::new(0),
     setrobust_np: AtomicUsize::new(0),
 };
@@ -55,6 +59,9 @@ type PthreadCreate = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
+/// `MADV_GUARD_INSTALL`, Linux 6.13.
+const GUARD_INSTALL: c_int = 102;
+
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 
 /// libc's function (or another preloaded library's); 0: there is none. A library that came later is behind all others,
@@ -76,6 +83,7 @@ pub fn find() {
     REAL.brk.store(next(c"brk"), Relaxed);
     REAL.sbrk.store(next(c"sbrk"), Relaxed);
     REAL.madvise.store(next(c"madvise"), Relaxed);
+    REAL.posix_madvise.store(next(c"posix_madvise"), Relaxed);
     REAL.setrobust.store(next(c"pthread_mutexattr_setrobust"), Relaxed);
     REAL.setrobust_np.store(next(c"pthread_mutexattr_setrobust_np"), Relaxed);
 }
@@ -155,13 +163,6 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
-    let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
-    let fills = ours && flags & libc::MAP_POPULATE != 0;
-    let engine = if fills { engine_for(len) } else { engine() }.filter(|_| ours && !is_engine_thread());
-    let populate = fills && engine.is_some_and(|e| e.must_be_managed(len));
-    let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let real = found(&REAL.mmap, c"mmap");
     if real == 0 {
         no_such_function();
@@ -169,6 +170,13 @@ pub unsafe extern "C" fn mmap(
     }
     // SAFETY: libc's function of this name has this type.
     let real: Mmap = unsafe { std::mem::transmute(real) };
+    const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
+    let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
+    let fills = ours && flags & libc::MAP_POPULATE != 0;
+    let engine = if fills { engine_for(len) } else { engine() }.filter(|_| ours && !is_engine_thread());
+    let populate = fills && engine.is_some_and(|e| e.must_be_managed(len));
+    let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     // SAFETY: caller's promise.
     let at = unsafe { real(addr, len, prot, flags, fd, offset) };
     if at == libc::MAP_FAILED {
@@ -309,10 +317,84 @@ pub unsafe extern "C" fn sbrk(by: isize) -> *mut c_void {
 /// As libc's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let populate = matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE);
-    if populate && let Some(engine) = engine_for(len).filter(|e| e.must_be_managed(len)) {
-        engine.announce(addr as usize, len);
+    before_advice(addr as usize, len, advice);
+    // SAFETY: caller's promise.
+    let result = unsafe { real_madvise(addr, len, advice) };
+    if result == 0 {
+        // SAFETY: caller's promise.
+        unsafe { after_advice(addr, len, advice) };
     }
+    result
+}
+
+/// As libc's; see the module header. The kernel is given all advice but the one of this value, which is nothing here.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let real = found(&REAL.posix_madvise, c"posix_madvise");
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let real: Madvise = unsafe { std::mem::transmute(real) };
+    // SAFETY: caller's promise.
+    let result = unsafe { real(addr, len, advice) };
+    if result == 0 && advice != libc::POSIX_MADV_DONTNEED {
+        // SAFETY: caller's promise.
+        unsafe { after_advice(addr, len, advice) };
+    }
+    result
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    pidfd: c_int,
+    ranges: *const libc::iovec,
+    n: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> isize {
+    let args = [pidfd as usize, ranges as usize, n, advice as usize, flags as usize, 0];
+    // SAFETY: caller's promise.
+    unsafe { advise_ranges(args, || raw::syscall(libc::SYS_process_madvise as u32, args)) }
+        .map_or_else(|error| answer(Err(error)) as isize, |bytes| bytes as isize)
+}
+
+/// `process_madvise`, made by `call`.
+///
+/// # Safety
+/// As for the system call with these arguments.
+pub unsafe fn advise_ranges(
+    args: [usize; 6],
+    call: impl FnOnce() -> Result<usize, raw::Errno>,
+) -> Result<usize, raw::Errno> {
+    let bytes = call()?;
+    let advice = args[3] as c_int;
+    let mut left = bytes;
+    for i in 0..args[2] {
+        if left == 0 {
+            break;
+        }
+        // SAFETY: the kernel has read so many of them.
+        let range = unsafe { *(args[1] as *const libc::iovec).add(i) };
+        let len = range.iov_len.min(left);
+        left -= len;
+        // What changes anything here is refused for another process.
+        // SAFETY: caller's promise.
+        unsafe { after_advice(range.iov_base, len, advice) };
+    }
+    Ok(bytes)
+}
+
+/// # Safety
+/// As libc's.
+unsafe fn real_madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
     let real = found(&REAL.madvise, c"madvise");
     if real == 0 {
         no_such_function();
@@ -321,16 +403,34 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     // SAFETY: libc's function of this name has this type.
     let real: Madvise = unsafe { std::mem::transmute(real) };
     // SAFETY: caller's promise.
-    let result = unsafe { real(addr, len, advice) };
-    if advice == libc::MADV_WIPEONFORK && result == 0 {
+    unsafe { real(addr, len, advice) }
+}
+
+/// The kernel is to be given this advice.
+fn before_advice(addr: usize, len: usize, advice: c_int) {
+    let populate = matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE);
+    if populate && let Some(engine) = engine_for(len).filter(|e| e.must_be_managed(len)) {
+        engine.announce(addr, len);
+    }
+}
+
+/// The kernel has accepted this advice for all of this memory of ours.
+///
+/// # Safety
+/// As libc's `madvise`.
+unsafe fn after_advice(addr: *mut c_void, len: usize, advice: c_int) {
+    if advice == libc::MADV_WIPEONFORK {
         dormant::wipes();
     }
-    if advice == libc::MADV_FREE && result == 0 && engine().is_some_and(Engine::is_active) {
-        // The first call has said that all of it is private anonymous memory, whose content the caller gives up.
-        // SAFETY: see above; a write of another thread during the call may be lost in either case.
-        let _ = unsafe { real(addr, len, libc::MADV_DONTNEED) };
+    let Some(engine) = engine().filter(|engine| engine.is_active()) else { return };
+    // SAFETY: the caller has given the content up; a write of another thread during the call may be lost in either
+    // case.
+    let again = |advice| _ = unsafe { real_madvise(addr, len, advice) };
+    match advice {
+        libc::MADV_FREE => again(libc::MADV_DONTNEED),
+        GUARD_INSTALL => engine.guarded(|| _ = [libc::MADV_DONTNEED, GUARD_INSTALL].map(again)),
+        _ => {}
     }
-    result
 }
 
 /// As libc's; see the module header.

@@ -8,7 +8,7 @@
 
 use crate::sys::futex::unshare_page;
 use crate::sys::maps::{self, Mapping};
-use crate::sys::pagemap;
+use crate::sys::pagemap::{self, PageKind};
 use crate::sys::raw::Errno;
 use crate::sys::uffd::{Message, Uffd, UffdError};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -47,13 +47,12 @@ pub(crate) trait AddressSpace: Send {
     /// Reads messages without waiting.
     fn read(&self, out: &mut [Message]) -> Result<usize, Errno>;
 
-    /// Runs of pages in `[start, end)` that are there; the third argument: of the shared zero page. Until `each` says
-    /// false.
+    /// Runs of pages in `[start, end)` where something is, and what. Until `each` says false.
     fn runs_by_kind(
         &self,
         start: usize,
         end: usize,
-        each: &mut dyn FnMut(usize, usize, bool) -> bool,
+        each: &mut dyn FnMut(usize, usize, PageKind) -> bool,
     ) -> Result<(), Errno>;
 
     /// Makes a page that a forked child shares this process's alone, without touching one that is absent.
@@ -131,7 +130,7 @@ impl AddressSpace for Kernel {
         &self,
         start: usize,
         end: usize,
-        each: &mut dyn FnMut(usize, usize, bool) -> bool,
+        each: &mut dyn FnMut(usize, usize, PageKind) -> bool,
     ) -> Result<(), Errno> {
         pagemap::runs_by_kind(self.uffd.pagemap(), start, end, each)
     }

@@ -32,7 +32,7 @@ use crate::sys::raw::gettid;
 use crate::tree;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -123,7 +123,8 @@ impl Engine {
             stack_top: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             pinned: Mutex::new(BTreeSet::new()),
-            poisoned: Mutex::new(BTreeSet::new()),
+            marked: AtomicBool::new(false),
+            guarding: AtomicU32::new(0),
             discard_area: Mutex::new(None),
             decompressor: Board::default(),
             wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },

@@ -137,9 +137,10 @@ pub struct Engine {
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before anybody else runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
-    /// Pages that could not be read back and are marked so in the kernel: no zeros may be put there
-    /// ([`crate::run::pager::poison`]).
-    pub poisoned: Mutex<BTreeSet<Vpn>>,
+    /// There are, or were, marks in page tables ([`crate::run::pager::marks`]).
+    pub marked: AtomicBool,
+    /// Threads that are making guards.
+    pub guarding: AtomicU32,
     /// The userfaultfd of the discard area; also the lock of that part.
     pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Windows that are decompressed in advance.

@@ -6,6 +6,7 @@ use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, OFlags, fstatfs, readlinkat_raw};
 use std::ffi::CStr;
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,7 +38,23 @@ const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO_PAGE: u64 = 1 << 5;
+const IS_GUARD: u64 = 1 << 8;
 const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as usize) << 8) | 16;
+
+/// [`IS_GUARD`], if this kernel knows it (Linux 6.16).
+static GUARD: AtomicU64 = AtomicU64::new(IS_GUARD);
+
+/// What the page table has at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageKind {
+    /// A page, or the kernel's own swap has it.
+    Page,
+    /// The kernel's shared zero page: read but never written, so there is no memory behind it yet, and there will be at
+    /// the first write, without a fault.
+    Zero,
+    /// A guard (`MADV_GUARD_INSTALL`). (A kernel that does not say so has those of its own swap there.)
+    Guard,
+}
 
 /// This process's pagemap.
 ///
@@ -97,8 +114,7 @@ pub fn present_runs(
     runs_by_kind(pagemap, start, end, |start, end, _| each(start, end))
 }
 
-/// As [`present_runs`]; the third argument says whether the run is of the kernel's shared zero page: read but never
-/// written, so there is no memory behind it yet, and there will be at the first write, without a fault.
+/// As [`present_runs`]; the third argument says what is there.
 ///
 /// # Errors
 /// As [`present_runs`].
@@ -106,10 +122,30 @@ pub fn runs_by_kind(
     pagemap: &Fd,
     start: usize,
     end: usize,
-    mut each: impl FnMut(usize, usize, bool) -> bool,
+    mut each: impl FnMut(usize, usize, PageKind) -> bool,
 ) -> Result<(), Errno> {
-    let want = Categories { anyof: IS_PRESENT | IS_SWAPPED, told: IS_PRESENT | IS_ZERO_PAGE, ..Categories::default() };
-    scan(pagemap, start, end, want, |r| each(r.start as usize, r.end as usize, r.categories & IS_ZERO_PAGE != 0))
+    let mut look = |guard: u64| {
+        let told = IS_PRESENT | IS_ZERO_PAGE | guard;
+        let want = Categories { anyof: IS_PRESENT | IS_SWAPPED, told, ..Categories::default() };
+        scan(pagemap, start, end, want, |r| {
+            let kind = match r.categories {
+                seen if seen & IS_ZERO_PAGE != 0 => PageKind::Zero,
+                seen if seen & IS_GUARD != 0 => PageKind::Guard,
+                _ => PageKind::Page,
+            };
+            each(r.start as usize, r.end as usize, kind)
+        })
+    };
+    match GUARD.load(Relaxed) {
+        IS_GUARD => match look(IS_GUARD) {
+            Err(Errno::INVAL) => {
+                GUARD.store(0, Relaxed);
+                look(0)
+            }
+            result => result,
+        },
+        _ => look(0),
+    }
 }
 
 /// Pages of `[start, end)` that have anonymous memory: of a private file mapping those that were written.
@@ -236,12 +272,13 @@ mod tests {
         // SAFETY: inside the mapping.
         (4..8).for_each(|page| _ = unsafe { base.cast::<u8>().add(page * 4096).read_volatile() });
         let mut kinds = Vec::new();
-        runs_by_kind(&pagemap, base as usize, base as usize + len, |s, e, zero| {
-            kinds.push(((s - base as usize) / 4096, (e - base as usize) / 4096, zero));
+        runs_by_kind(&pagemap, base as usize, base as usize + len, |s, e, kind| {
+            kinds.push(((s - base as usize) / 4096, (e - base as usize) / 4096, kind));
             true
         })
         .unwrap();
-        assert_eq!(kinds, [(3, 5, false), (5, 8, true), (9, 10, false)]);
+        let (page, zero) = (PageKind::Page, PageKind::Zero);
+        assert_eq!(kinds, [(3, 5, page), (5, 8, zero), (9, 10, page)]);
         assert_eq!(anonymous_pages(&pagemap, base as usize, base as usize + len), Ok(3));
         assert_eq!(mapped_pages(&pagemap, base as usize, base as usize + len), Ok(6));
         // SAFETY: ours, and no longer used.

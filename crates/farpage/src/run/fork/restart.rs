@@ -15,6 +15,7 @@ use crate::run::uffd_device;
 use crate::sys::futex;
 use crate::sys::maps::{Kind, mappings, wiped_mappings};
 use crate::sys::message::fatal;
+use crate::sys::pagemap::PageKind;
 use crate::sys::pass::receive_all;
 use crate::sys::proc::{self, Proc};
 use crate::sys::raw::{Errno, ErrnoText};
@@ -70,6 +71,8 @@ impl Engine {
         let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
         let (mut mapped, mut stack) = (PageRanges::new(), None);
+        // By threads that there are none of here.
+        self.guarding.store(0, SeqCst);
         let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
         let maps = proc.file("self/maps").map_err(read)?;
         mappings(&maps, &mut buffer, |m, _| {
@@ -136,7 +139,11 @@ impl Engine {
         for (start, end) in managed.iter() {
             let mut touched = None;
             let all = (start.addr(), end.addr());
-            let seen = pager.mm.runs_by_kind(all.0, all.1, &mut |s, t, _| {
+            let seen = pager.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
+                if kind == PageKind::Guard {
+                    self.marked.store(true, SeqCst);
+                    return true;
+                }
                 for vpn in Vpn::of(s).up_to(Vpn::of(t)) {
                     let Some(node) = self.table.node_or_create(vpn) else { return false };
                     match self.table.state(node) {

@@ -20,7 +20,6 @@ impl Pager {
     pub(crate) fn forget(&mut self, start: usize, end: usize, unmapped: bool) {
         let e = self.e;
         let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
-        self.forget_poisoned(first, last);
         let mut freed = std::mem::take(&mut self.pending_frees);
         e.table.for_each(first, last, |_, node| {
             loop {
@@ -95,7 +94,6 @@ impl Pager {
         }
         // Nothing of the old content of `to` may survive there.
         self.forget(to, to + len, true);
-        self.move_poisoned(first, last, shift);
         let moved = self.cut_scans(first, last);
         self.scans.extend(moved.iter().map(|(s, t)| (shift + (*s - first), shift + (*t - first))));
         e.table.for_each(first, last, |vpn, old| {

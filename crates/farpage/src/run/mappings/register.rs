@@ -15,9 +15,10 @@ use crate::run::store;
 use crate::stat::Stat;
 use crate::sys::maps::{Kind, Mapping};
 use crate::sys::message::fatal;
+use crate::sys::pagemap::PageKind;
 use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Rank;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Pages of the shared zero page taken out in one step.
 const ZEROS_AT_ONCE: usize = 128;
@@ -242,15 +243,17 @@ impl Pager {
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
         let mut trace = self.trace.take();
-        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, zero| {
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
             let (start, end) = (Vpn::of(start), Vpn::of(end));
             let stop = end.min(start + (SCAN_STEP - seen));
-            if zero {
-                zeros.push((start, stop));
-            } else {
-                e.list_present(start, stop);
-                if let Some(trace) = &mut trace {
-                    (0..stop - start).for_each(|i| trace.note(start + i, true));
+            match kind {
+                PageKind::Guard => e.marked.store(true, SeqCst),
+                PageKind::Zero => zeros.push((start, stop)),
+                PageKind::Page => {
+                    e.list_present(start, stop);
+                    if let Some(trace) = &mut trace {
+                        (0..stop - start).for_each(|i| trace.note(start + i, true));
+                    }
                 }
             }
             seen += stop - start;
@@ -336,8 +339,11 @@ impl Pager {
         let e = self.e;
         let (first, last) = (leaf_start(vpn), leaf_end(vpn));
         let mut present = [false; LEAF_PAGES];
-        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, _| {
-            present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true);
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+            match kind {
+                PageKind::Guard => e.marked.store(true, SeqCst),
+                _ => present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true),
+            }
             true
         });
         if result.is_err() {

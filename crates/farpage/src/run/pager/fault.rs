@@ -44,6 +44,7 @@ impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
         let vpn = Vpn::of(fault.addr);
+        self.serving = vpn;
         self.readahead.fault_of(fault.tid);
         self.reserve(vpn);
         let mapping = self.range_of(vpn);
@@ -128,10 +129,7 @@ impl Pager {
         let (first, last) = bounds(&window);
         // A run inside one leaf, so that the leaf made for the faulting page serves all.
         let (low, high) = (low.max(leaf_start(vpn)).max(first), high.min(leaf_end(vpn)).min(last));
-        let (start, end) = {
-            let lost = lock(&e.poisoned);
-            run_around(vpn, low, high, |v| is_none(v) && !lost.contains(&v))
-        };
+        let (start, end) = run_around(vpn, low, high, is_none);
         // The page that is waited for first, then those after it, then those before it.
         let (after, stop) = self.zero_run(vpn, end);
         if after == vpn {

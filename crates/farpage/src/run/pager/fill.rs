@@ -109,6 +109,10 @@ impl Pager {
         if n == 0 {
             return Filled { done: 0, stop: None };
         }
+        let n = match self.unmarked(vpn, n) {
+            Ok(n) => n,
+            Err(why) => return Filled { done: 0, stop: Some(why) },
+        };
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
         let (bytes, result) = unsafe { self.mm.copy_pages(vpn.addr(), src, n * PAGE_SIZE, false) };
         let done = bytes / PAGE_SIZE;

@@ -11,6 +11,7 @@ pub(crate) mod come_back;
 pub mod fault;
 mod fault_threads;
 pub(crate) mod fill;
+pub mod marks;
 pub mod poison;
 pub(crate) mod prefetch;
 pub mod readahead;

@@ -3,13 +3,10 @@
 //! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the
 //! program goes on. Its slot is freed and its word says that there is no page, as after a discard. A real discard or
 //! `munmap` drops the kernel's mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A
-//! scan that takes a marked page for present cannot move it, and nothing can be moved there; but `UFFDIO_COPY` replaces
-//! the mark, and zeros where content was would be wrong. So `Engine::poisoned` names these pages, and a window of zeros
-//! (the only thing that is put where nobody has faulted) ends before them.
+//! scan that takes a marked page for present cannot move it; and zeros are not put over it ([`super::marks`]).
 //!
-//! Caller: `fault`, on the pager's thread; `event`. Locks: `Engine::poisoned`, innermost.
+//! Caller: `fault`, on the pager's thread.
 
-use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
@@ -17,25 +14,9 @@ use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
 use crate::sys::message::{fatal, message, warn};
 use crate::sys::uffd::UffdError;
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Pager {
-    /// `[first, last)` was discarded or unmapped: the marks are gone.
-    pub(crate) fn forget_poisoned(&mut self, first: Vpn, last: Vpn) {
-        let mut poisoned = lock(&self.e.poisoned);
-        while let Some(vpn) = poisoned.range(first..last).next().copied() {
-            poisoned.remove(&vpn);
-        }
-    }
-
-    /// What was at `[first, last)` is at `to` now, the marks too.
-    pub(crate) fn move_poisoned(&mut self, first: Vpn, last: Vpn, to: Vpn) {
-        let mut poisoned = lock(&self.e.poisoned);
-        while let Some(vpn) = poisoned.range(first..last).next().copied() {
-            poisoned.remove(&vpn);
-            poisoned.insert(to + (vpn - first));
-        }
-    }
-
     /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that
     /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
     pub(crate) fn poison(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {
@@ -46,7 +27,7 @@ impl Pager {
         match self.mm.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);
-                lock(&e.poisoned).insert(vpn);
+                e.marked.store(true, SeqCst);
                 if let Some(node) = e.table.node(vpn) {
                     e.table.set(node, State::None);
                 }

@@ -384,11 +384,13 @@ impl Pager {
         let node = run[0];
         match result {
             Ok(()) | Err(UffdError::Retry | UffdError::Other(Errno::NOMEM)) => None,
-            Err(UffdError::Absent) => {
+            // No page, or a mark.
+            Err(why @ (UffdError::Absent | UffdError::Other(Errno::FAULT))) => {
                 self.resync(vpn);
                 if self.is_mapped(node) {
-                    // It has come back meanwhile; leave it for a later round.
+                    // It has come back meanwhile, or is a lost one; leave it for a later round.
                     lock(&e.lru).rotate(&e.table, node);
+                    Stat::add(&e.stat.move_skipped, u64::from(why != UffdError::Absent));
                 }
                 Some((0, run.len().min(self.still_gone(run))))
             }

@@ -17,7 +17,6 @@
 
 pub(crate) mod lists;
 
-use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::mappings::let_go::Step;
 use crate::run::page_table::State;
@@ -72,9 +71,7 @@ impl Pager {
             match self.bring_in_some(vpn, vpn + 1, node) {
                 Step::Here(_) => {
                     // Like any other page that is there.
-                    if !lock(&e.poisoned).contains(&vpn) {
-                        e.found_present(vpn);
-                    }
+                    e.found_present(vpn);
                     return true;
                 }
                 Step::Later if self.changing() => break,

@@ -104,6 +104,8 @@ impl Engine {
             unshares_until: None,
             idle_turns: 0,
             granted: 0,
+            serving: Vpn::default(),
+            guards: Vec::new(),
             zero_window: 1,
             // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
             scratch: unsafe { Box::new_zeroed().assume_init() },

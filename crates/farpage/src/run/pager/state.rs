@@ -81,6 +81,10 @@ pub struct Pager {
     pub(crate) idle_turns: u32,
     /// Pages that the fault that is being served may have although there is no room.
     pub(crate) granted: usize,
+    /// The page of the fault that is being served.
+    pub(crate) serving: Vpn,
+    /// Ranges (bytes) in which a copy found guards ([`crate::run::pager::marks`]).
+    pub(crate) guards: Vec<(usize, usize)>,
     /// What pages are loaded into on their way to the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).

@@ -34,6 +34,7 @@ const REST: Duration = Duration::from_secs(5);
 impl Pager {
     /// One turn: messages, then faults, then one step of background work, or sleep.
     pub(in crate::run) fn turn(&mut self) {
+        self.forget_guarded();
         if self.e.fork.wanted() {
             self.pause_for_fork();
         }

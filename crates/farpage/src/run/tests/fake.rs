@@ -10,6 +10,7 @@ use crate::mem::arena::{Arena, Part};
 use crate::mem::units::Page;
 use crate::run::address_space::AddressSpace;
 use crate::sys::maps::{Kind, Mapping};
+use crate::sys::pagemap::PageKind;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::{Message, UffdError};
 use rustix::fd::BorrowedFd;
@@ -53,7 +54,9 @@ pub(super) struct State {
     shared: BTreeSet<usize>,
     /// Addresses of pages for which somebody was woken.
     woken: BTreeSet<usize>,
+    /// Pages that nobody can read: lost ones, and guards.
     poisoned: BTreeSet<usize>,
+    guards: BTreeSet<usize>,
     random: u64,
     /// One request in so many is refused for no reason that the engine could know.
     refuse: u64,
@@ -92,6 +95,10 @@ impl State {
             Some(Doing::Nothing) => {}
             None => self.to_do.extend(self.doing.pop_front()),
         }
+    }
+
+    fn is_marked(&self, at: usize) -> bool {
+        self.poisoned.contains(&at) || self.guards.contains(&at)
     }
 
     fn drop_pages(&mut self, start: usize, end: usize) {
@@ -146,6 +153,7 @@ impl State {
         self.split(end);
         self.mappings.retain(|from, _| !(start..end).contains(from));
         self.drop_pages(start, end);
+        self.guards.retain(|at| !(start..end).contains(at));
         self.stays.retain(|at| !(start..end).contains(at));
     }
 
@@ -184,6 +192,9 @@ impl State {
             return Ok(());
         }
         if out {
+            if self.is_marked(src) {
+                return Err(UffdError::Other(Errno::FAULT));
+            }
             let Some(page) = self.present.get(&src).cloned() else { return Err(UffdError::Absent) };
             if self.frames.contains(&dst) {
                 return Err(UffdError::Present);
@@ -197,7 +208,7 @@ impl State {
             unsafe { *(dst as *mut Page) = *page.content };
             return Ok(());
         }
-        if self.present.contains_key(&dst) || self.poisoned.contains(&dst) {
+        if self.present.contains_key(&dst) || self.is_marked(dst) {
             return Err(UffdError::Present);
         }
         if !self.is_registered(dst) {
@@ -225,12 +236,15 @@ impl State {
             self.set_frame(dst, true);
             return Ok(()); // zeros, as the memory is
         }
-        if self.present.contains_key(&dst) || self.poisoned.contains(&dst) {
+        if self.present.contains_key(&dst) {
             return Err(UffdError::Present);
         }
         if !self.is_registered(dst) {
             return Err(UffdError::Absent);
         }
+        // As the real one: over whatever mark there is.
+        self.poisoned.remove(&dst);
+        self.guards.remove(&dst);
         // SAFETY: readable engine memory (caller's promise).
         let content = Box::new(unsafe { *(src as *const Page) });
         self.present.insert(dst, Present { content, zero: false });
@@ -313,6 +327,23 @@ impl Fake {
         state.tell(&[Message::Remove { start, end }], Doing::Discard(start, end));
     }
 
+    /// `madvise(MADV_GUARD_INSTALL)`, which nobody is told.
+    pub(super) fn guard(&self, start: usize, end: usize) {
+        let mut state = self.lock();
+        state.drop_pages(start, end);
+        state.guards.extend((start..end).step_by(PAGE_SIZE));
+    }
+
+    /// `madvise(MADV_GUARD_REMOVE)`, which nobody is told.
+    pub(super) fn unguard(&self, start: usize, end: usize) {
+        self.lock().guards.retain(|at| !(start..end).contains(at));
+    }
+
+    /// Whether an access to the page at `at` is a signal.
+    pub(super) fn is_guard(&self, at: usize) -> bool {
+        self.lock().guards.contains(&at)
+    }
+
     /// `munmap`, and at once `mmap` of the same place, which nobody is told.
     pub(super) fn replace(&self, start: usize, end: usize) {
         let mut state = self.lock();
@@ -328,7 +359,9 @@ impl Fake {
         let moved: Vec<usize> = state.present.range(start..end).map(|(at, _)| *at).collect();
         let pages: Vec<_> = moved.iter().map(|at| (at - start + to, state.present[at].clone())).collect();
         let stays: Vec<usize> = state.stays.range(start..end).map(|at| at - start + to).collect();
+        let guards: Vec<usize> = state.guards.range(start..end).map(|at| at - start + to).collect();
         state.unmap(start, end);
+        state.guards.extend(guards);
         state.mappings.insert(to, (to + (end - start), registered));
         state.present.extend(pages);
         state.stays.extend(stays);
@@ -443,10 +476,16 @@ impl AddressSpace for Fake {
         &self,
         start: usize,
         end: usize,
-        each: &mut dyn FnMut(usize, usize, bool) -> bool,
+        each: &mut dyn FnMut(usize, usize, PageKind) -> bool,
     ) -> Result<(), Errno> {
-        let pages: Vec<(usize, bool)> =
-            self.lock().present.range(start..end).map(|(at, page)| (*at, page.zero)).collect();
+        let state = self.lock();
+        let kind = |zero| if zero { PageKind::Zero } else { PageKind::Page };
+        let mut pages: Vec<(usize, PageKind)> =
+            state.present.range(start..end).map(|(at, page)| (*at, kind(page.zero))).collect();
+        pages.extend(state.poisoned.range(start..end).map(|at| (*at, PageKind::Page)));
+        pages.extend(state.guards.range(start..end).map(|at| (*at, PageKind::Guard)));
+        drop(state);
+        pages.sort_unstable_by_key(|(at, _)| *at);
         for run in pages.chunk_by(|a, b| a.0 + PAGE_SIZE == b.0 && a.1 == b.1) {
             if !each(run[0].0, run[run.len() - 1].0 + PAGE_SIZE, run[0].1) {
                 break;

@@ -19,7 +19,7 @@ use crate::run::state::Engine;
 use crate::run::threads::writer;
 use crate::stat::Stat;
 use fake::Fake;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the program's memory begins. Nothing is mapped there.
@@ -41,6 +41,8 @@ struct World {
     at: Vec<usize>,
     /// What each page holds, by mapping and page: a version; none: zeros.
     holds: BTreeMap<(usize, usize), u64>,
+    /// Pages that are guards, by mapping and page.
+    guards: BTreeSet<(usize, usize)>,
     versions: u64,
     random: u64,
 }
@@ -70,7 +72,8 @@ impl World {
         let kernel = Fake::new(seed, refuse, e.arena);
         let pager = e.pager_for_test(Box::new(kernel.clone()), Box::new(kernel.clone()));
         let at: Vec<usize> = (0..MAPPINGS).map(|i| BASE + i * APART * PAGE_SIZE).collect();
-        let mut world = World { e, pager, kernel, at, holds: BTreeMap::new(), versions: 0, random: seed };
+        let mut world =
+            World { e, pager, kernel, at, holds: BTreeMap::new(), guards: BTreeSet::new(), versions: 0, random: seed };
         for i in 0..MAPPINGS {
             world.kernel.map(world.at[i], world.end(i));
             // Some pages are there before anybody manages them.
@@ -125,6 +128,9 @@ impl World {
     }
 
     fn write(&mut self, i: usize, page: usize) {
+        if self.is_guard(i, page) {
+            return;
+        }
         self.versions += 1;
         let (at, new) = (self.addr(i, page), content(self.versions));
         while !self.kernel.store(at, &new) {
@@ -144,6 +150,9 @@ impl World {
     }
 
     fn read(&mut self, i: usize, page: usize) {
+        if self.is_guard(i, page) {
+            return;
+        }
         let at = self.addr(i, page);
         let got = loop {
             if let Some(got) = self.kernel.load(at) {
@@ -159,13 +168,44 @@ impl World {
     /// Several threads have faults at once; one of them for a page that comes meanwhile.
     fn crowd(&mut self) {
         let places: Vec<(usize, usize)> = (0..6).map(|_| (self.draw(MAPPINGS), self.draw(LEN))).collect();
-        let absent: Vec<usize> =
-            places.iter().map(|(i, page)| self.addr(*i, *page)).filter(|at| !self.kernel.is_there(*at)).collect();
+        let absent: Vec<usize> = (places.iter())
+            .filter(|(i, page)| !self.is_guard(*i, *page))
+            .map(|(i, page)| self.addr(*i, *page))
+            .filter(|at| !self.kernel.is_there(*at))
+            .collect();
         for (n, at) in absent.iter().enumerate() {
             self.kernel.fault(*at, false, 20 + n as u32);
         }
         self.serve(&absent);
         places.into_iter().for_each(|(i, page)| self.read(i, page));
+    }
+
+    /// Whether the page is a guard, which it is if it was made one.
+    fn is_guard(&self, i: usize, page: usize) -> bool {
+        let is_guard = self.guards.contains(&(i, page));
+        assert_eq!(self.kernel.is_guard(self.addr(i, page)), is_guard, "mapping {i} page {page}");
+        is_guard
+    }
+
+    /// As the preload library does it.
+    fn guard(&mut self, i: usize, from: usize, to: usize) {
+        let (e, start, end) = (self.e, self.addr(i, from), self.addr(i, to));
+        self.kernel.guard(start, end);
+        // Meanwhile others have faults around it.
+        self.near(i, from, to);
+        e.guarded(|| {
+            self.kernel.discard(start, end);
+            self.serve(&[]);
+            self.near(i, from, to);
+            self.kernel.guard(start, end);
+        });
+        self.forget(i, from, to);
+        self.guards.extend((from..to).map(|page| (i, page)));
+    }
+
+    fn near(&mut self, i: usize, from: usize, to: usize) {
+        let around = [from.wrapping_sub(1), to].into_iter().filter(|page| *page < LEN);
+        around.for_each(|page| self.read(i, page));
     }
 
     fn forget(&mut self, i: usize, from: usize, to: usize) {
@@ -174,7 +214,7 @@ impl World {
 
     fn step(&mut self) {
         let (i, page) = (self.draw(MAPPINGS), self.draw(LEN));
-        match self.draw(40) {
+        match self.draw(42) {
             0..=9 => self.write(i, page),
             10..=17 => self.read(i, page),
             18..=23 => (page..(page + 24).min(LEN)).for_each(|page| self.write(i, page)),
@@ -190,6 +230,7 @@ impl World {
                 for _ in 0..2 {
                     self.kernel.replace(self.at[i], self.end(i));
                     self.forget(i, 0, LEN);
+                    self.guards.retain(|(mapping, _)| *mapping != i);
                     (0..LEN / 2).for_each(|page| self.write(i, page));
                     self.serve(&[]);
                     self.adopt(i);
@@ -215,6 +256,14 @@ impl World {
                 let at = self.addr(i, page);
                 self.kernel.fault(at, false, 9);
                 self.serve(&[at]);
+            }
+            38 => {
+                let to = (page + 1 + self.draw(8)).min(LEN);
+                self.guard(i, page, to);
+            }
+            39 => {
+                self.kernel.unguard(self.at[i], self.end(i));
+                self.guards.retain(|(mapping, _)| *mapping != i);
             }
             _ => self.crowd(),
         }
