@@ -43,6 +43,9 @@ class Unmanaged(Measured):
     def test_executable_memory(self):
         self.assert_managed("code")
 
+    def test_many_small_mappings(self):
+        self.assert_managed("small")
+
     def test_the_first_threads_stack(self):
         self.assert_managed("stack", before=STACK)
 

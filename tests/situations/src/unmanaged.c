@@ -1,7 +1,8 @@
 /* Memory that is not like malloc's: written pages of a private file mapping, executable memory, the first thread's
- * stack, locked pages, shared memory. Fills so much of it, then uses a heap beside it, and checks both several times.
+ * stack, locked pages, shared memory, many small mappings. Fills so much of it, then uses a heap beside it, and checks
+ * both several times.
  *
- * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, heap
+ * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, small, heap
  *
  * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's.
  * stack: run with a sufficient limit (ulimit -s). Prints "right", or what is wrong. A child is forked each time that
@@ -104,6 +105,15 @@ static void use_stack(size_t bytes) {
     need(args && fread(line, 1, sizeof line, args) > 0 && !strcmp(line, program_invocation_name), "cmdline");
 }
 
+/* Mappings of two pages each, filled one by one; neighbours differ, so that they do not become one. */
+static void map_small(char *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 2 * PAGE) {
+        char *made = mmap(memory + at, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        need(made != MAP_FAILED && (at / PAGE % 4 || !madvise(made, 2 * PAGE, MADV_DONTDUMP)), "mmap");
+        memset(made, 1, 2 * PAGE);
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc != 4 && argc != 5) return 2;
     if (argc == 5) need(setgid((gid_t)atol(argv[4])) == 0 && setuid((uid_t)atol(argv[4])) == 0, "setuid");
@@ -124,8 +134,10 @@ int main(int argc, char **argv) {
         if (code) prot |= PROT_EXEC;
         shared = !strcmp(argv[1], "shared");
         if (shared) flags = MAP_SHARED | MAP_ANONYMOUS;
-        void *memory = mmap(NULL, bytes, prot, flags, fd, 0);
+        int small = !strcmp(argv[1], "small");
+        void *memory = mmap(NULL, bytes, small ? PROT_NONE : prot, flags, fd, 0);
         need(memory != MAP_FAILED, "mmap");
+        if (small) map_small(memory, bytes);
         if (!strcmp(argv[1], "locked")) need(mlock(memory, bytes) == 0, "mlock");
         if (code) run_code(memory, bytes);
         else use(memory, bytes);

@@ -23,8 +23,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Pages of the shared zero page taken out in one step.
 const ZEROS_AT_ONCE: usize = 128;
 
-/// Smallest mapping adopted, bytes.
-pub const ADOPT_MIN: usize = 8 * PAGE_SIZE;
+/// Smallest mapping adopted, bytes, unless those that are smaller come to such a part of the budget.
+const ADOPT_MIN: usize = 8 * PAGE_SIZE;
+const SMALL_PART: i64 = 8;
 
 /// The first thread's stack is managed if it is at least this part of the budget, and so large.
 const STACK_PART: usize = 16;
@@ -40,6 +41,11 @@ impl Engine {
     pub fn managed_until(&self, addr: usize) -> usize {
         let range = lock(&self.managed).covering(Vpn::of(addr));
         range.map_or(addr, |(_, last)| last.addr())
+    }
+
+    /// Bytes of small mappings that are worth managing.
+    pub fn large_in_all(&self) -> usize {
+        (self.budget.promised() / SMALL_PART) as usize * PAGE_SIZE
     }
 
     /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one.

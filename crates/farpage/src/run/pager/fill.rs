@@ -114,11 +114,25 @@ impl Pager {
             Err(why) => return Filled { done: 0, stop: Some(why) },
         };
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        let (bytes, result) = unsafe { self.mm.copy_pages(vpn.addr(), src, n * PAGE_SIZE, false) };
+        let copy = |n| unsafe { self.mm.copy_pages(vpn.addr(), src, n * PAGE_SIZE, false) };
+        let (bytes, result) = match copy(n) {
+            (0, Err(UffdError::Absent)) if n > 1 => copy(self.in_one_mapping(vpn, n)),
+            result => result,
+        };
         let done = bytes / PAGE_SIZE;
         self.e.budget.add(done as i64);
         self.filled += done as u64;
         Filled { done, stop: result.err() }
+    }
+
+    /// How many of the `n` pages from `vpn` on are in one mapping, at least one: the kernel copies and moves no more at
+    /// once. (What lies side by side and differs, in a name or in advice, is several.)
+    pub(crate) fn in_one_mapping(&self, vpn: Vpn, n: usize) -> usize {
+        let end = match self.mm.mapping_from(vpn.addr()) {
+            Ok(Some(found)) => Vpn::of(found.end),
+            _ => vpn + n,
+        };
+        (end.max(vpn + 1) - vpn).min(n)
     }
 
     /// What a refusal means for the fault at `vpn`.

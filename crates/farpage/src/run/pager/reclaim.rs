@@ -360,6 +360,12 @@ impl Pager {
             unshared = true;
         };
         e.frames.put_empty(first, got);
+        if result == Err(UffdError::Incompatible)
+            && let whole = self.in_one_mapping(vpn, got)
+            && whole < got
+        {
+            return self.move_out(vpn, &run[..whole]);
+        }
         if result == Err(UffdError::Incompatible) && self.mm.is_writable_code(src) && self.open_transit() {
             return self.move_code_out(vpn, run);
         }

@@ -29,7 +29,7 @@ use crate::stat::StatPage;
 use crate::swap::space::build::memory_most;
 use crate::sys::cpu;
 use crate::sys::futex;
-use crate::sys::maps::mappings;
+use crate::sys::maps::{Kind, mappings};
 use crate::sys::message::{message, warn};
 use crate::sys::privilege::Privileges;
 use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blocks, threads};
@@ -51,6 +51,10 @@ const REST: Duration = Duration::from_secs(1);
 const CHILDREN: Duration = Duration::from_millis(100);
 const CHILDREN_THREADS: u32 = 64;
 
+/// Between two looks at all mappings at least so long, and so many times as long as one takes.
+const SCAN_PAUSE: Duration = Duration::from_millis(50);
+const SCAN_PAUSE_TIMES: u32 = 20;
+
 /// What the monitor holds open.
 pub struct Monitor {
     e: &'static Engine,
@@ -64,6 +68,8 @@ pub struct Monitor {
     /// Pages that were not accounted for after the last look at the mappings.
     unmanaged: i64,
     scanned: Instant,
+    /// How long to wait after that, unless there is a reason to look.
+    scan_pause: Duration,
     /// Resident pages at that time.
     scanned_rss: i64,
     pinned: Instant,
@@ -240,6 +246,7 @@ impl Monitor {
             buffer,
             unmanaged: 0,
             scanned: now,
+            scan_pause: SCAN_PAUSE,
             scanned_rss: 0,
             pinned: now,
             last_rss: 0,
@@ -475,10 +482,10 @@ impl Monitor {
     fn activate(&mut self) {
         let e = self.e;
         self.find_mappings();
+        self.pin_threads();
         match e.activate(&self.proc, self.opened.take()) {
             Ok(()) => {
                 self.find_mappings(); // those made meanwhile
-                self.pin_threads();
                 if e.conf.verbose {
                     message("the budget is near: memory is managed from now on");
                 }
@@ -546,11 +553,12 @@ impl Monitor {
         let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
         let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
         let step = (e.budget.promised() / 1024).max(32) + e.left_out.load(Relaxed);
-        let overdue = e.budget.pressure() && now - self.scanned > Duration::from_millis(50) && rss != self.scanned_rss;
+        let overdue = e.budget.pressure() && now - self.scanned > self.scan_pause && rss != self.scanned_rss;
         if unmanaged > self.unmanaged + step || overdue || e.leaves_out_too_much() {
             self.find_mappings();
             self.unmanaged = unmanaged;
             (self.scanned, self.scanned_rss) = (now, rss);
+            self.scan_pause = SCAN_PAUSE.max(now.elapsed() * SCAN_PAUSE_TIMES);
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
         }
@@ -617,25 +625,29 @@ impl Monitor {
     fn find_mappings(&mut self) {
         let e = self.e;
         e.left_out.store(0, Relaxed);
-        let mut parts = Vec::new();
-        let mut found = Vec::new();
+        let (mut parts, mut small) = (Vec::new(), Vec::new());
         let result = mappings(&self.maps, &mut self.buffer, |m, _| {
             if e.is_worth_managing(m) {
                 e.adoptable_parts(m.start, m.end, &mut parts);
+            } else if m.adoptable() && m.kind != Kind::Stack {
+                e.adoptable_parts(m.start, m.end, &mut small);
             }
         });
         if result.is_err() {
             return;
         }
-        {
-            let managed = lock(&e.managed);
-            for (start, end) in parts {
-                let gaps = managed.gaps(Vpn::of(start), Vpn::of(end));
-                found.extend(gaps.map(|(s, t)| (s.addr(), t.addr())));
-            }
+        let managed = lock(&e.managed);
+        let unmanaged = |parts: &[(usize, usize)]| -> Vec<(usize, usize)> {
+            let gaps = parts.iter().flat_map(|(start, end)| managed.gaps(Vpn::of(*start), Vpn::of(*end)));
+            gaps.map(|(s, t)| (s.addr(), t.addr())).collect()
+        };
+        let (mut found, small) = (unmanaged(&parts), unmanaged(&small));
+        drop(managed);
+        if small.iter().map(|(start, end)| end - start).sum::<usize>() > e.large_in_all() {
+            found.extend(small);
         }
         // Where most can be filled while registering waits for the lock of the address space, first.
-        found.sort_unstable_by_key(|(start, end)| std::cmp::Reverse(end - start));
+        found.sort_by_key(|(start, end)| std::cmp::Reverse(end - start));
         if !found.is_empty() {
             lock(&e.candidates).append(&mut found);
             e.kick_pager();
