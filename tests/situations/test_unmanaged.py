@@ -49,6 +49,13 @@ class Unmanaged(Measured):
     def test_the_first_threads_stack(self):
         self.assert_managed("stack", before=STACK)
 
+    def test_private_memory_of_dev_zero(self):
+        devzero = build("devzero.c")
+        plain = self.run_plain(devzero, 12, 3)
+        run, stats = self.measured(devzero, 12, 3, ram="16M", options=["--verify"])
+        self.assertEqual((run.returncode, run.stdout, run.stderr), (0, plain.stdout, ""))
+        self.assertLess(stats["rss_anon_peak_bytes"], 19 << 20)
+
     def test_written_pages_of_a_file_are_named_and_leave_the_rest_room(self, *user):
         run, _ = self.use("file", 20, 8, *user)
         self.assertRegex(

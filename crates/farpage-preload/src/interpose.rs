@@ -3,7 +3,7 @@
 //! | function | why |
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
-//! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered |
+//! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered; private memory of `/dev/zero` becomes anonymous memory |
 //! | `mremap`, `mprotect`, `brk`, `sbrk` | while there is no engine: memory that can be filled without another word |
 //! | `madvise`, `posix_madvise`, `process_madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; nobody hears of guards either (`docs/dev/events.md`); a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
@@ -22,6 +22,8 @@ use farpage::internals::run::start::engine_for;
 use farpage::internals::run::state::engine;
 use farpage::internals::sys::raw;
 use farpage::internals::sys::thread::is_engine_thread;
+use rustix::fd::BorrowedFd;
+use rustix::fs::{FileType, makedev};
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -170,6 +172,17 @@ pub unsafe extern "C" fn mmap(
     }
     // SAFETY: libc's function of this name has this type.
     let real: Mmap = unsafe { std::mem::transmute(real) };
+    let (mut addr, mut flags, mut fd, mut offset) = (addr, flags, fd, offset);
+    if is_private_zero(flags, fd) {
+        // Anonymous memory by another name, if the kernel has nothing against it.
+        // SAFETY: caller's promise.
+        addr = unsafe { real(addr, len, prot, flags & !(libc::MAP_POPULATE | libc::MAP_LOCKED), fd, offset) };
+        if addr == libc::MAP_FAILED {
+            return addr;
+        }
+        flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
+        (fd, offset) = (-1, 0);
+    }
     const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const LEFT_ALONE: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_LOCKED;
     let ours = flags & ANONYMOUS == ANONYMOUS && flags & LEFT_ALONE == 0 && prot & libc::PROT_WRITE != 0;
@@ -195,6 +208,19 @@ pub unsafe extern "C" fn mmap(
         None => {}
     }
     at
+}
+
+/// Whether this would be a private mapping of `/dev/zero`.
+fn is_private_zero(flags: c_int, fd: c_int) -> bool {
+    if flags & libc::MAP_TYPE != libc::MAP_PRIVATE || flags & libc::MAP_ANONYMOUS != 0 || fd < 0 || is_engine_thread() {
+        return false;
+    }
+    // SAFETY: used for one call, which says so if it is not open.
+    let found = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
+    found.is_ok_and(|found| {
+        let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+        is_device && found.st_rdev == makedev(1, 5)
+    })
 }
 
 /// `len` bytes more can be written that are no ordinary anonymous memory. What grows downwards does so without a word.
