@@ -83,6 +83,16 @@ class Limit(unittest.TestCase):
         """)
         self.assertEqual((done.stdout, done.stderr), ("<farpage.limit: 64.0 MiB>\n", ""))
 
+    def test_a_pager_can_be_made_after_a_refused_limit(self):
+        done = python("""if True:
+            import farpage
+            try:
+                print(farpage.limit("64M", "zram,alg=none"))
+            except farpage.UnavailableError:
+                print(farpage.Pager("16M").zeros(3))
+        """)
+        self.assertEqual((done.stdout, done.stderr), ("[0. 0. 0.]\n", ""))
+
     @unittest.skipUnless(MAY, "needs full userfaultfd")
     def test_leaving_restores_the_budget_of_the_run(self):
         code = "import farpage\nwith farpage.limit('32M'): pass\nprint(farpage._process._budget() >> 20)"

@@ -197,7 +197,9 @@ typedef struct fp_config {
   /**
    * 1: system calls of libc work on region memory that is not present, with FP_FAULT_SIGNAL too: libc's text is
    * changed in this process, once, so that its calls are looked at before the kernel sees them. 0, the default: they
-   * fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin.
+   * fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin. And libc's calls
+   * neither block SIGBUS nor replace its handler: what the program sets it reads back, and its handler gets what is
+   * no region's.
    */
   uint32_t system_calls;
 } fp_config;
@@ -327,7 +329,8 @@ enum fp_status fp_config_init(struct fp_config *config);
  * fp_pager_free; NULL on failure. A text in config is not used after the call.
  *
  * The first pager with FP_FAULT_SIGNAL installs a SIGBUS handler for the process; SIGBUS of others goes on to the
- * handler that was there before. Threads that touch regions must not block SIGBUS and need some KiB of stack.
+ * program's handler. Threads that touch regions need some KiB of stack, and must not block SIGBUS, to which
+ * system_calls of fp_config sees.
  *
  * FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS,
  * FP_ERR_SYSTEM_CALLS, FP_ERR_OS (no address space, no threads).
@@ -442,10 +445,10 @@ enum fp_status fp_region_pin(const struct fp_region *region,
 void fp_unpin(struct fp_pin *pin);
 
 /**
- * For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a
- * region; then the handler returns. false: it is not, and is the program's own. info and context: the handler's own
- * arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions,
- * and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
+ * For programs that install a SIGBUS handler after the first pager was made, without system_calls of fp_config: serves
+ * the fault, if it is one of a region; then the handler returns. false: it is not, and is the program's own. info and
+ * context: the handler's own arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals
+ * whose handlers touch regions, and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
  *
  * Requires: `info` and `context` are NULL or what the kernel gave to a SIGBUS handler that is running.
  */

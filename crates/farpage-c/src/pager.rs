@@ -50,7 +50,9 @@ pub struct fp_config {
     pub verify: u32,
     /// 1: system calls of libc work on region memory that is not present, with FP_FAULT_SIGNAL too: libc's text is
     /// changed in this process, once, so that its calls are looked at before the kernel sees them. 0, the default: they
-    /// fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin.
+    /// fail with EFAULT. Not for what a device does after the call has returned: see fp_region_pin. And libc's calls
+    /// neither block SIGBUS nor replace its handler: what the program sets it reads back, and its handler gets what is
+    /// no region's.
     pub system_calls: u32,
 }
 
@@ -104,7 +106,8 @@ pub unsafe extern "C" fn fp_config_init(config: *mut fp_config) -> fp_status {
 /// fp_pager_free; NULL on failure. A text in config is not used after the call.
 ///
 /// The first pager with FP_FAULT_SIGNAL installs a SIGBUS handler for the process; SIGBUS of others goes on to the
-/// handler that was there before. Threads that touch regions must not block SIGBUS and need some KiB of stack.
+/// program's handler. Threads that touch regions need some KiB of stack, and must not block SIGBUS, to which
+/// system_calls of fp_config sees.
 ///
 /// FP_ERR_NULL, FP_ERR_CONFIG, FP_ERR_BUDGET, FP_ERR_USERFAULTFD, FP_ERR_DEVICE, FP_ERR_TOO_MANY_PAGERS,
 /// FP_ERR_SYSTEM_CALLS, FP_ERR_OS (no address space, no threads).

@@ -180,10 +180,10 @@ pub unsafe extern "C" fn fp_unpin(pin: *mut fp_pin) {
     }
 }
 
-/// For programs that install a SIGBUS handler after the first pager was made: serves the fault, if it is one of a
-/// region; then the handler returns. false: it is not, and is the program's own. info and context: the handler's own
-/// arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals whose handlers touch regions,
-/// and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
+/// For programs that install a SIGBUS handler after the first pager was made, without system_calls of fp_config: serves
+/// the fault, if it is one of a region; then the handler returns. false: it is not, and is the program's own. info and
+/// context: the handler's own arguments (siginfo_t *, ucontext_t *; SA_SIGINFO). The handler must block all signals
+/// whose handlers touch regions, and must not have SA_ONSTACK unless that stack has 64 KiB. Async-signal-safe.
 ///
 /// Requires: `info` and `context` are NULL or what the kernel gave to a SIGBUS handler that is running.
 #[unsafe(no_mangle)]

@@ -9,6 +9,7 @@ use crate::held::Call;
 use crate::parts::{self, is_ours, may_be_ours};
 use crate::pieces;
 use crate::raw::Frame;
+use crate::sigbus::{self, Waiting};
 use crate::signals::{self, Mask};
 use crate::table::{Rule, Special, class, rule};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -189,34 +190,45 @@ fn make(frame: &mut Frame) -> bool {
     if !class(nr).matters() {
         return true;
     }
+    let rule = rule(nr);
+    if let Some(result) = sigbus::make(rule.special, &frame.args) {
+        frame.rax = result as usize;
+        return false;
+    }
+    let mut waiting = Waiting::default();
+    let other = waiting.arguments(rule.special, &frame.args);
     let mask = signals::block();
-    let in_place = prepared(frame, nr, mask);
+    let result = prepared(frame, nr, &rule, other, mask);
     signals::restore(mask);
-    in_place
+    if let Some(result) = result {
+        frame.rax = result as usize;
+    }
+    result.is_none()
 }
 
-/// The same, while signals are blocked.
-fn prepared(frame: &mut Frame, nr: u32, mask: Mask) -> bool {
-    let (rule, args) = (rule(nr), &frame.args);
+/// The same, while signals are blocked; with `other` arguments than its own, if there are any. `None`: it is made where
+/// it was.
+fn prepared(frame: &Frame, nr: u32, rule: &Rule, other: Option<[usize; 6]>, mask: Mask) -> Option<isize> {
+    let args = other.as_ref().unwrap_or(&frame.args);
+    let call = || Call::begin(std::ptr::from_ref(frame) as usize, mask);
     // Nobody's call of the memory's own comes further than this.
-    if !is_about_ours(&rule, args) {
-        return true;
+    if !is_about_ours(rule, args) {
+        // SAFETY: the program's own call.
+        return other.map(|args| unsafe { call().make(nr, &args) });
     }
-    let call = Call::begin(std::ptr::from_ref(frame) as usize, mask);
+    let call = call();
     if rule.in_place {
         // Held until the thread's next call like this, if there is one.
-        hold_all(&call, &rule, args);
-        return true;
+        hold_all(&call, rule, args);
+        return None;
     }
-    let result = match rule.special {
-        _ if rule.stream => pieces::stream(&call, nr, &rule, args),
-        Some(Special::Vector(_, _, access)) => pieces::vector(&call, nr, &rule, args, access),
-        Some(Special::Message(access)) => pieces::message(&call, nr, &rule, args, access),
-        Some(Special::Messages(access)) => pieces::messages(&call, nr, &rule, args, access),
-        _ => whole(&call, nr, &rule, args),
-    };
-    frame.rax = result as usize;
-    false
+    Some(match rule.special {
+        _ if rule.stream => pieces::stream(&call, nr, rule, args),
+        Some(Special::Vector(_, _, access)) => pieces::vector(&call, nr, rule, args, access),
+        Some(Special::Message(access)) => pieces::message(&call, nr, rule, args, access),
+        Some(Special::Messages(access)) => pieces::messages(&call, nr, rule, args, access),
+        _ => whole(&call, nr, rule, args),
+    })
 }
 
 /// Whether any part is ours.

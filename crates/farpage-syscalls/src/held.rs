@@ -158,6 +158,7 @@ pub(crate) fn sweep() -> usize {
 /// To be called in a forked child, by its only thread, once the memory can be let go of: what the parent's threads hold
 /// is not held here.
 pub fn after_fork_in_child() {
+    crate::sigbus::own_process();
     for place in used() {
         match place.thread.load(Acquire) {
             0 => {}

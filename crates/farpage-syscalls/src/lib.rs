@@ -19,6 +19,7 @@
 //! | `held` | what is held, by whom |
 //! | `parts` | the parts of memory that a call is about |
 //! | `state` | what the process has once: the memory, and what the code at the sites reads |
+//! | [`sigbus`] | the signal that brings memory in: not blocked, its handler not replaced |
 //! | `signals` | no handler in the middle of all this |
 //! | `raw` | the call itself |
 //!
@@ -34,6 +35,7 @@ mod parts;
 mod patch;
 mod pieces;
 mod raw;
+pub mod sigbus;
 mod signals;
 mod state;
 pub mod table;
@@ -84,6 +86,7 @@ pub fn install(memory: &'static dyn Memory) -> Result<Installed, InstallError> {
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     done.get_or_insert_with(|| {
         state::set_memory(memory);
+        sigbus::own_process();
         if !entry::prepare() {
             return Err(InstallError::OldProcessor);
         }
@@ -93,6 +96,11 @@ pub fn install(memory: &'static dyn Memory) -> Result<Installed, InstallError> {
         Ok(Installed { sites: texts.iter().map(|text| text.sites.len()).sum(), left })
     })
     .clone()
+}
+
+/// Whether libc's calls are looked at.
+pub fn is_installed() -> bool {
+    shared().is_some()
 }
 
 static RANGE: Mutex<()> = Mutex::new(());

@@ -7,6 +7,7 @@
 //! Callers: [`crate::entry`], [`crate::call`], [`crate::pieces`]. Allocates nothing, takes no lock.
 
 use crate::raw::Frame;
+use crate::sigbus;
 use crate::state::{Shared, memory, shared};
 use crate::table::{Access, Len, Rule, Special};
 use linux_raw_sys::general as n;
@@ -36,14 +37,27 @@ pub fn is_ours(addr: usize) -> bool {
     shared().is_some_and(covered) && memory().is_some_and(|memory| memory.contains(addr))
 }
 
+/// Whether the program can have anything at an address.
+pub fn is_user(addr: usize) -> bool {
+    (PATH_MAX..1 << 47).contains(&addr)
+}
+
 /// A value at an address that is for the kernel, if it can be one.
 ///
 /// # Safety
 /// See the module documentation.
 pub unsafe fn read<T: Copy>(addr: usize) -> Option<T> {
-    let is_user = (PATH_MAX..1 << 47).contains(&addr);
     // SAFETY: the caller's promise; any alignment.
-    is_user.then(|| unsafe { std::ptr::read_unaligned(addr as *const T) })
+    is_user(addr).then(|| unsafe { std::ptr::read_unaligned(addr as *const T) })
+}
+
+/// Writes a value where the kernel would.
+///
+/// # Safety
+/// See the module documentation.
+pub unsafe fn write<T: Copy>(addr: usize, value: T) {
+    // SAFETY: the caller's promise; any alignment.
+    unsafe { std::ptr::write_unaligned(addr as *mut T, value) };
 }
 
 /// An entry of an array.
@@ -113,8 +127,14 @@ pub extern "C" fn may_be_ours(frame: &Frame) -> bool {
         n::__NR_sendmmsg | n::__NR_recvmmsg => {
             (0..third.min(VECTORS_MAX)).any(|i| message(second.wrapping_add(i * MMSGHDR)))
         }
-        // SAFETY: a pointer and a length.
-        n::__NR_pselect6 => unsafe { read::<usize>(frame.args[5]) }.is_some_and(ours),
+        n::__NR_pselect6 => {
+            // SAFETY: a pointer and a length.
+            unsafe { read::<usize>(frame.args[5]) }.is_some_and(|set| ours(set) || sigbus::has_bus(set))
+        }
+        n::__NR_rt_sigprocmask => sigbus::matters(&frame.args),
+        n::__NR_ppoll => sigbus::has_bus(frame.args[3]),
+        n::__NR_epoll_pwait | n::__NR_epoll_pwait2 => sigbus::has_bus(frame.args[4]),
+        n::__NR_rt_sigsuspend => sigbus::has_bus(first),
         // SAFETY: an array of addresses, each of a structure.
         n::__NR_io_submit => (0..second.min(VECTORS_MAX)).any(|i| unsafe { entry(third, i) }.is_some_and(ours)),
         // SAFETY: structures with an address in the second word.
@@ -226,7 +246,7 @@ fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
                 f(Part { addr, len: 4, access: Access::Both });
             }
         }
-        Special::Ranges => {}
+        Special::Ranges | Special::Mask | Special::Action | Special::Waits(_) => {}
         Special::Clone3 => {
             for (at, len) in [(8, 4), (16, 4), (24, 4), (64, 128)] {
                 // SAFETY: a structure with addresses there.

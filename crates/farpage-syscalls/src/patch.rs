@@ -41,6 +41,16 @@ const MOV_R11: [[u8; 3]; 6] = [
     [0x4d, 0x89, 0xcb], // r9
 ];
 
+/// `test REGISTER, REGISTER` for the same.
+const TEST: [[u8; 3]; 6] = [
+    [0x48, 0x85, 0xff],
+    [0x48, 0x85, 0xf6],
+    [0x48, 0x85, 0xd2],
+    [0x4d, 0x85, 0xd2],
+    [0x4d, 0x85, 0xc0],
+    [0x4d, 0x85, 0xc9],
+];
+
 /// Where the fields are.
 const LOW: usize = offset_of!(Shared, low);
 const LEN: usize = offset_of!(Shared, len);
@@ -74,6 +84,12 @@ impl Code<'_> {
     /// A jump forward, by a condition; the place of its distance, for [`Code::land`].
     fn jump_ahead(&mut self, condition: u8) -> usize {
         self.put(&[0x0f, condition, 0, 0, 0, 0]);
+        self.bytes.len() - 4
+    }
+
+    /// The same, always.
+    fn go_ahead(&mut self) -> usize {
+        self.put(&[0xe9, 0, 0, 0, 0]);
         self.bytes.len() - 4
     }
 
@@ -172,6 +188,13 @@ fn code_for(site: &Site, at: usize, shared: usize) -> Result<Vec<u8>, IcedError>
             match site.nr.and_then(|nr| rule(nr).special) {
                 Some(Special::Vector(1, 2, _)) => look_at_buffers(&mut code, &mut ahead, shared, false),
                 Some(Special::Message(_)) => look_at_buffers(&mut code, &mut ahead, shared, true),
+                Some(Special::Mask | Special::Action) => ahead.nested.push(code.go_ahead()),
+                Some(special @ (Special::Waits(_) | Special::Pselect)) => {
+                    let set = if let Special::Waits(arg) = special { usize::from(arg) } else { 5 };
+                    code.put(&TEST[set]);
+                    ahead.call.push(code.jump_ahead(JE));
+                    ahead.nested.push(code.go_ahead());
+                }
                 _ if class.is_nested() => {
                     code.put_relative(&[0x48, 0x83, 0x3d], shared + LEN, &[0]); // cmp qword [len], 0
                     ahead.nested.push(code.jump_ahead(JNE));

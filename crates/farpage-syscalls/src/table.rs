@@ -65,6 +65,12 @@ pub enum Special {
     Messages(Access),
     /// `pselect6`: the last argument points to a pointer to a set of signals.
     Pselect,
+    /// `rt_sigprocmask`.
+    Mask,
+    /// `rt_sigaction`.
+    Action,
+    /// It waits with a set of signals blocked: index of the set.
+    Waits(u8),
     /// `io_submit`: an array of pointers to structures.
     Iocbs,
     /// `futex_waitv`: an array of structures with addresses.
@@ -138,6 +144,7 @@ pub fn class(nr: u32) -> Class {
         Special::Iocbs => 1 << 2,
         Special::Futexes | Special::Clone3 => 1 << 0,
         Special::Exec(array) => 1 << array | 1 << (array + 1),
+        Special::Mask | Special::Action | Special::Waits(_) => 0,
     };
     if let Some(special) = rule.special {
         bits |= first(special);
@@ -257,13 +264,14 @@ pub fn rule(nr: u32) -> Rule {
 
         // Waiting for descriptors.
         n::__NR_poll => plain(&[(0, Args(1, 8), Both)]),
-        n::__NR_ppoll => plain(&[(0, Args(1, 8), Both), (2, TIMESPEC, Both), (3, SIGSET, In)]),
+        n::__NR_ppoll => special(Special::Waits(3), &[(0, Args(1, 8), Both), (2, TIMESPEC, Both), (3, SIGSET, In)]),
         n::__NR_select => plain(&[(1, Sets, Both), (2, Sets, Both), (3, Sets, Both), (4, TIMESPEC, Both)]),
         n::__NR_pselect6 =>
             special(Special::Pselect, &[(1, Sets, Both), (2, Sets, Both), (3, Sets, Both), (4, TIMESPEC, Both)]),
         n::__NR_epoll_wait => plain(&[(1, Args(2, 12), Out)]),
-        n::__NR_epoll_pwait => plain(&[(1, Args(2, 12), Out), (4, SIGSET, In)]),
-        n::__NR_epoll_pwait2 => plain(&[(1, Args(2, 12), Out), (3, TIMESPEC, In), (4, SIGSET, In)]),
+        n::__NR_epoll_pwait => special(Special::Waits(4), &[(1, Args(2, 12), Out), (4, SIGSET, In)]),
+        n::__NR_epoll_pwait2 =>
+            special(Special::Waits(4), &[(1, Args(2, 12), Out), (3, TIMESPEC, In), (4, SIGSET, In)]),
         n::__NR_epoll_ctl => plain(&[(3, Bytes(12), In)]),
         n::__NR_pipe | n::__NR_pipe2 => plain(&[(0, Bytes(8), Out)]),
 
@@ -286,13 +294,13 @@ pub fn rule(nr: u32) -> Rule {
         n::__NR_getsockopt => open(&[(3, U32At(4), Both), (4, Bytes(4), Both)]),
 
         // Signals.
-        n::__NR_rt_sigaction => plain(&[(1, Bytes(32), In), (2, Bytes(32), Out)]),
-        n::__NR_rt_sigprocmask => plain(&[(1, SIGSET, In), (2, SIGSET, Out)]),
+        n::__NR_rt_sigaction => special(Special::Action, &[(1, Bytes(32), In), (2, Bytes(32), Out)]),
+        n::__NR_rt_sigprocmask => special(Special::Mask, &[(1, SIGSET, In), (2, SIGSET, Out)]),
         n::__NR_rt_sigpending => plain(&[(0, SIGSET, Out)]),
         n::__NR_rt_sigtimedwait => plain(&[(0, SIGSET, In), (1, SIGINFO, Out), (2, TIMESPEC, In)]),
         n::__NR_rt_sigqueueinfo | n::__NR_pidfd_send_signal => plain(&[(2, SIGINFO, In)]),
         n::__NR_rt_tgsigqueueinfo => plain(&[(3, SIGINFO, In)]),
-        n::__NR_rt_sigsuspend => plain(&[(0, SIGSET, In)]),
+        n::__NR_rt_sigsuspend => special(Special::Waits(0), &[(0, SIGSET, In)]),
         n::__NR_sigaltstack => plain(&[(0, Bytes(24), In), (1, Bytes(24), Out)]),
         n::__NR_signalfd | n::__NR_signalfd4 => plain(&[(1, Args(2, 1), In)]),
 

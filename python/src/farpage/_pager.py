@@ -145,7 +145,7 @@ class Pager:
         devices = listed(swap)
         if not 0 <= readahead < 1 << 20:
             raise InvalidError(f"readahead is a number of pages, not {readahead}")
-        if "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text():
+        if has_engine():
             raise UnavailableError(
                 "this process is under farpage run or farpage.limit, whose budget is for its arrays, too: numpy's own "
                 "arrays are all that is needed"
@@ -363,6 +363,15 @@ def default_ram() -> int:
 _PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
 _DEFAULT: Optional[Pager] = None
 _DEFAULT_LOCK = threading.Lock()
+
+
+engine_refused = False
+"""``limit`` loaded the engine's library, and it did not start."""
+
+
+def has_engine() -> bool:
+    """Whether the engine of ``farpage run`` or ``limit`` is in this process, or waits to be needed."""
+    return not engine_refused and "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text()
 
 
 def are_there() -> bool:

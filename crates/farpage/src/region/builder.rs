@@ -14,7 +14,7 @@ use super::readahead::RegionReadahead;
 use super::registry::RegistryEntry;
 use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
-use super::{division, fork, signal, syscalls};
+use super::{blocked_threads, division, fork, signal, syscalls};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
 use crate::conf::tuning::{Controller, Controls, Pins, TuneScope};
@@ -32,6 +32,7 @@ use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
 use farpage_swap::splice::Linking;
+use farpage_syscalls::sigbus;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
@@ -171,8 +172,9 @@ impl Builder {
 
     /// Whether the system calls of libc work on region memory that is not present, as on all other memory: libc's text
     /// is changed in this process, once, so that its calls are looked at before the kernel sees them
-    /// (`farpage_syscalls`). A call that is not about a region takes some nanoseconds more. Default: no. In
-    /// [`FaultMode::Thread`] calls work in any case.
+    /// (`farpage_syscalls`). A call that is not about a region takes some nanoseconds more. And SIGBUS stays open in all
+    /// threads, its handler the pagers', whatever the program does by libc. Default: no. In [`FaultMode::Thread`] calls
+    /// work in any case.
     ///
     /// Not for what a device does after the call has returned (O_DIRECT with asynchronous I/O, io_uring, MSG_ZEROCOPY,
     /// vmsplice): that needs a [`Pin`](super::Pin).
@@ -307,6 +309,9 @@ impl Builder {
             if self.system_calls {
                 syscalls::install()?;
             }
+            // After that, so that no thread blocks it anew; then handlers and threads that do.
+            sigbus::unblock_in_handlers();
+            blocked_threads::unblock();
         }
         let entry = match self.mode {
             FaultMode::Signal => Some(RegistryEntry::take(Arc::as_ptr(&core)).ok_or(Error::TooManyPagers)?),

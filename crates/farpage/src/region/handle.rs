@@ -11,6 +11,7 @@ use super::readahead::ReadaheadStats;
 use super::stats::Stats;
 use super::view::Plain;
 use super::word::Hint;
+use super::{blocked_threads, signal};
 use crate::PAGE_SIZE;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
 use std::ops::{Deref, DerefMut, Range};
@@ -54,6 +55,11 @@ impl Pager {
         let pages = bytes.div_ceil(PAGE_SIZE);
         if pages == 0 {
             return Err(Error::ZeroSize);
+        }
+        // Else nobody hears of threads that have blocked it since.
+        if !farpage_syscalls::is_installed() {
+            signal::take_back();
+            blocked_threads::unblock();
         }
         let _inside = e.enter();
         let most = e.space.pages();

@@ -19,9 +19,11 @@
 //!   handler in the middle of a call. With [`Builder::system_calls`] libc's calls work: they are looked at before the
 //!   kernel sees them. [`Region::pin`] makes a range resident and keeps it so. In [`FaultMode::Thread`] calls simply
 //!   work.
-//! * The handler is installed when the first pager is built, and passes every other SIGBUS on to the handler that was
-//!   there before (with all signals blocked). A program that installs one later must call [`signal::handle`] first.
-//! * Threads that touch regions must not block SIGBUS, and a region cannot be a thread's stack.
+//! * The handler is installed when the first pager is built, and passes every other SIGBUS on to the program's. Threads
+//!   that touch regions must not block SIGBUS, and a handler that is installed later must call [`signal::handle`] first.
+//!   With [`Builder::system_calls`] farpage sees to both: libc's calls change only what the program reads back, and what
+//!   its handler gets.
+//! * A region cannot be a thread's stack.
 //! * Handlers of the program may touch regions.
 //! * A forked child does not have the regions: touching one there is a SIGSEGV; see [`Builder::inherit`].
 //!
@@ -33,6 +35,7 @@
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `places` | which regions there are, and which of their pages have words |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |
+//! | `blocked_threads` | threads that block the signal when a pager is made |
 //! | `registry` | the living pagers, for the handler |
 //! | `pin`, `syscalls` | pages that stay; what system calls need of them |
 //! | `swap_in` | bringing pages in from devices |
@@ -46,6 +49,7 @@
 //! | `stats` | what of it a program can ask for |
 
 mod alloc;
+mod blocked_threads;
 mod builder;
 mod division;
 pub(crate) mod error;

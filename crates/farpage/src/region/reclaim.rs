@@ -13,6 +13,7 @@ use super::evict::add_page;
 use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
+use super::signal;
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
 use crate::conf::tuning::Controller;
@@ -101,6 +102,7 @@ pub fn main(e: &PagerCore, index: usize) {
             e.swap.tend(!wanted);
             if !wanted {
                 e.swap.compact(COMPACT_PAGES);
+                signal::take_back();
             }
             if let Some(warning) = e.swap.take_warning() {
                 message(&warning);

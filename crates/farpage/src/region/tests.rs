@@ -12,6 +12,7 @@ mod pins;
 mod places;
 mod pool;
 mod scans;
+mod sigbus;
 mod signals;
 mod stat;
 mod storing;

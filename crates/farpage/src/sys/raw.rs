@@ -41,6 +41,10 @@ pub mod nr {
     pub const PWRITEV: u32 = 296;
     /// `madvise`
     pub const MADVISE: u32 = 28;
+    /// `rt_tgsigqueueinfo`
+    pub const RT_TGSIGQUEUEINFO: u32 = 297;
+    /// `sigaltstack`
+    pub const SIGALTSTACK: u32 = 131;
     /// `rt_sigtimedwait`
     pub const RT_SIGTIMEDWAIT: u32 = 128;
     /// `capget`
