@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define RW (PROT_READ | PROT_WRITE)
@@ -351,6 +352,39 @@ static void op_free(struct worker *w)
 		write_range(r, start, 1 + below(w, len));
 }
 
+/* Makes guards, looks at what is beside them, and removes them. The kernel has them since Linux 6.13. */
+static void op_guard(struct worker *w)
+{
+	enum { GUARD_INSTALL = 102, GUARD_REMOVE };
+	struct region *r = pick(w, PICK_WRITE);
+	size_t start, len;
+
+	if (!r || r->kind == K_MALLOC)
+		return;
+	if (r == w->locked)
+		unlock_region(w);
+	pick_range(w, r, 64, &start, &len);
+	char *at = r->base + start * PAGE;
+	if (madvise(at, len * PAGE, GUARD_INSTALL)) {
+		need(errno == EINVAL, "MADV_GUARD_INSTALL");
+		return;
+	}
+	for (int i = 0; i < 3; i++) {
+		if (start > (size_t)i)
+			check_page(w, r, start - 1 - i);
+		if (start + len + i < r->pages)
+			check_page(w, r, start + len + i);
+	}
+	errno = 0;
+	need(getrandom(at + below(w, len) * PAGE, 1, 0) == -1 && errno == EFAULT, "a guard");
+	need(madvise(at, len * PAGE, GUARD_REMOVE) == 0, "MADV_GUARD_REMOVE");
+	set_zero(r, start, len);
+	if (one_in(w, 2))
+		check_range(w, r, start, len);
+	if (one_in(w, 3))
+		write_range(r, start, len);
+}
+
 static void op_overmap(struct worker *w)
 {
 	struct region *r = pick(w, PICK_MMAP);
@@ -492,6 +526,7 @@ const struct op mem_ops[] = {
 	{ "shrink", 6, op_shrink, "mremap to a smaller size" },
 	{ "move", 6, op_move, "mremap onto a reserved hole" },
 	{ "dontneed", 12, op_dontneed, "MADV_DONTNEED: zeros after" },
+	{ "guard", 8, op_guard, "MADV_GUARD_INSTALL, MADV_GUARD_REMOVE: zeros after" },
 	{ "free", 8, op_free, "MADV_FREE: old or zeros until written" },
 	{ "overmap", 6, op_overmap, "mmap over a part of a region: zeros after" },
 	{ "protect", 8, op_protect, "mprotect and back" },
