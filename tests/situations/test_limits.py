@@ -34,6 +34,48 @@ class Data(Situation):
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
 
 
+class AddressSpace(Situation):
+    """What the engine maps is as large as what is used, and the program's own need goes first."""
+
+    def limited(self, *arguments, ram="48M", **rest):
+        """A program that has what it needs, within the budget."""
+        report = self.dir / "report"
+        program = build("limited.c")
+        plain = self.run_plain(program, *arguments, **rest)
+        ran = self.run_farpage(program, *arguments, ram=ram, options=["--verify", "--stats-json", report], **rest)
+        self.assertEqual((plain.returncode, ran.returncode, ran.stdout, ran.stderr), (0, 0, plain.stdout, ""))
+        counters = json.loads(report.read_text())
+        self.assertGreater(counters["pswpout"], 0)
+        self.assertLess(counters["rss_anon_peak_bytes"], 1.1 * int(ram[:-1]) * (1 << 20))
+
+    def test_a_program_that_limits_itself(self):
+        for how in ([], ["late"], ["data"], ["data", "late"], ["threads"], ["late", "fork"]):
+            with self.subTest(how):
+                self.limited(1000, 96, *how)
+
+    def test_1_5_times_of_what_is_needed_is_enough(self):
+        for how in ([], ["late"], ["data"], ["data", "late", "fork"]):
+            with self.subTest(how):
+                self.limited(96 * 3 // 2 + 48, 96, *how)
+
+    def test_with_less_the_program_ends_as_it_does_without_memory(self):
+        for limit in (64, 80, 100, 120):
+            for how in ([], ["late"], ["data"], ["threads", "late"]):
+                with self.subTest([limit, *how]):
+                    ran = self.run_farpage(build("limited.c"), limit, 96, *how, ram="32M", options=["-q"])
+                    self.assertIn(ran.returncode, (0, 3), ran.stdout + ran.stderr)
+
+    def test_a_limit_that_is_there_before(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, ((96 * 3 // 2 + 48) << 20, resource.RLIM_INFINITY))
+        self.limited(0, 96, preexec_fn=limit)
+
+    def test_a_limit_below_what_a_start_needs_is_refused(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (8 << 20, resource.RLIM_INFINITY))
+        ran = self.run_farpage("true", preexec_fn=limit)
+        self.assertEqual((ran.returncode, ran.stdout), (125, ""))
+        self.assertIn("the limit on private memory (ulimit -d) is 8.0 MiB; farpage needs ", ran.stderr)
+
+
 class Threads(Limits):
     @unless_root
     def test_a_process_more_but_no_thread(self):

@@ -63,7 +63,7 @@ pub mod run {
         }
     }
     pub mod build {
-        pub use crate::run::build::{address_space_bytes, commit_bytes};
+        pub use crate::run::build::start_bytes;
     }
     pub mod cpus {
         pub mod cpu_latency {

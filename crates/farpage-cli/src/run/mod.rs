@@ -28,7 +28,7 @@ use farpage::internals::conf::size;
 use farpage::internals::conf::tuning::TuneScope;
 use farpage::internals::conf::{self, Conf, SwapSpec};
 use farpage::internals::probe::{self, Probe};
-use farpage::internals::run::build::{address_space_bytes, commit_bytes};
+use farpage::internals::run::build::start_bytes;
 use farpage::internals::swap::space::build::check_memory;
 use farpage::internals::sys::cpu;
 use farpage::internals::sys::descriptor::keep_across_exec;
@@ -81,7 +81,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     {
         say(format_args!("farpage: a program whose memory is managed cannot fork here: {why}; see farpage doctor"));
     }
-    check_limits(conf.ram).or_else(forgivable)?;
+    check_limits().or_else(forgivable)?;
     let name = args.program.first().cloned().unwrap_or_default();
     let path = program::find(&name, std::env::var_os("PATH").as_deref())?;
     note(&format_args!("program {}", path.display()));
@@ -314,30 +314,25 @@ fn commit_left() -> Option<u64> {
     Some(meminfo(&memory, "CommitLimit")?.saturating_sub(meminfo(&memory, "Committed_AS")?))
 }
 
-/// Whether the engine can reserve the address space that it needs, and open its files.
-fn check_limits(ram: u64) -> Result<()> {
-    let limits = [
-        (Resource::As, address_space_bytes(ram), "address space", "-v"),
-        (Resource::Data, commit_bytes(ram), "private memory", "-d"),
-    ];
-    for (resource, need, what, flag) in limits {
+/// Whether the engine can have the memory that it begins with, and open its files.
+fn check_limits() -> Result<()> {
+    let need = start_bytes();
+    for (resource, what, flag) in [(Resource::As, "address space", "-v"), (Resource::Data, "private memory", "-d")] {
         if let Some(limit) = getrlimit(resource).current.filter(|limit| *limit < need) {
             return Err(Failure::new(format!(
-                "the limit on {what} (ulimit {flag}) is {}; farpage reserves {} for a budget of {}\n  \
-                 reserved is not used: raise the limit (ulimit {flag} unlimited); --ram limits memory instead",
+                "the limit on {what} (ulimit {flag}) is {}; farpage needs {} for itself\n  \
+                 raise the limit (ulimit {flag} unlimited); --ram limits memory instead",
                 size::format(limit),
-                size::format(need),
-                size::format(ram)
+                size::format(need)
             )));
         }
     }
-    if let Some(left) = commit_left().filter(|left| *left < commit_bytes(ram)) {
+    if let Some(left) = commit_left().filter(|left| *left < need) {
         return Err(Failure::new(format!(
-            "vm.overcommit_memory is 2, and the kernel has {} of memory left to promise; farpage needs {} for a budget of {}\n  \
+            "vm.overcommit_memory is 2, and the kernel has {} of memory left to promise; farpage needs {} for itself\n  \
              add swap, raise vm.overcommit_ratio, or set vm.overcommit_memory to 0",
             size::format(left),
-            size::format(commit_bytes(ram)),
-            size::format(ram)
+            size::format(need)
         )));
     }
     let files = FILES + cpu::count() as u64;

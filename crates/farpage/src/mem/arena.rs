@@ -1,7 +1,9 @@
-//! The engine's own address space: one reservation, cut into parts with inaccessible gaps between them.
+//! The engine's own address space: a range of addresses, cut into parts with gaps between them.
 //!
 //! Everything the engine touches lies here, so that "never manage your own memory" is one range check: adoption skips
-//! `[base, end)`. The gaps keep neighbouring anonymous mappings of the program from merging with ours.
+//! `[base, end)`. What of it is not used yet is not mapped: a program may limit its address space
+//! ([`crate::mem::open`]). So the range lies where the kernel puts nothing by itself. The gaps keep anonymous mappings
+//! from merging.
 //!
 //! ```text
 //!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | discard area | gap | doorbell |
@@ -15,12 +17,17 @@
 //! (`crate::run::pager::transit`).
 
 use crate::PAGE_SIZE;
-use crate::mem::open::open;
+use crate::mem::open::{WINDOW, open};
+use crate::sys::raw::random_bytes;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const GAP: usize = 2 << 20;
+
+/// Bytes at the end of the window that no arena has.
+const TESTS: usize = 128 << 30;
 
 /// One part of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,44 +84,93 @@ pub const TRANSIT_BYTES: usize = 64 * PAGE_SIZE;
 impl Arena {
     fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 9] {
         [heap, table, pool, stacks, frames, DISCARD_AREA_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
-            .map(|n| n.next_multiple_of(GAP))
     }
 
-    /// Bytes of address space that [`Arena::reserve`] takes for parts of these sizes.
-    pub fn bytes(sizes: [usize; 5]) -> usize {
-        Arena::part_sizes(sizes).iter().map(|n| n + GAP).sum::<usize>() + GAP
-    }
-
-    /// Reserves the arena, for heap, page table, pool, stacks and frames of these sizes in bytes. Nothing is touched
-    /// yet, and most of it is not writable yet ([`crate::mem::open`]), so it costs address space only: stacks, discard
-    /// area and doorbell can be used, the table can be read, and the rest is closed.
+    /// Finds the arena's addresses, for heap, page table, pool, stacks and frames of these sizes in bytes. Only stacks,
+    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]).
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
     pub fn reserve(sizes: [usize; 5]) -> Result<Arena, Errno> {
-        let total = Arena::bytes(sizes);
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
-        }?;
-        let all = Part { base: base as usize, len: total };
-        let mut at = all.base + GAP;
-        let mut parts = [Part { base: 0, len: 0 }; 9];
-        for (part, len) in parts.iter_mut().zip(Arena::part_sizes(sizes)) {
-            *part = Part { base: at, len };
-            at += len + GAP;
-            let ptr = part.base as *mut c_void;
-            // SAFETY: inside the reservation made above, which nobody else knows yet. Huge pages would blur the
-            // page-wise accounting; without them it still works.
-            let _ = unsafe { madvise(ptr, len, Advice::LinuxNoHugepage) };
+        const TRIES: usize = 64;
+        let sizes = Arena::part_sizes(sizes);
+        let len = sizes.iter().map(|n| n.next_multiple_of(GAP) + GAP).sum::<usize>() + GAP;
+        let mut failed = Errno::NOMEM;
+        for _ in 0..TRIES {
+            let all = Part { base: somewhere(len), len };
+            match is_free(all).and_then(|()| Arena::at(all, sizes)) {
+                Err(Errno::EXIST) => failed = Errno::EXIST,
+                result => return result,
+            }
         }
-        let [heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste] = parts;
+        Err(failed)
+    }
+
+    fn at(all: Part, sizes: [usize; 9]) -> Result<Arena, Errno> {
+        let mut at = all.base + GAP;
+        let [heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste] = sizes.map(|len| {
+            let part = Part { base: at, len };
+            at += len.next_multiple_of(GAP) + GAP;
+            part
+        });
         for part in [stacks, discard_area, doorbell] {
-            // SAFETY: as above.
+            // SAFETY: addresses that are the arena's.
             unsafe { open(part.base, part.len) }?;
         }
-        // SAFETY: as above.
-        unsafe { mprotect(table.base as *mut c_void, table.len, MprotectFlags::READ) }?;
         Ok(Arena { all, heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste })
+    }
+}
+
+/// Addresses for `len` bytes, chosen by chance.
+fn somewhere(len: usize) -> usize {
+    let mut bytes = [0; 8];
+    // Without random bytes it is always the same place, or the next one.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    if random_bytes(&mut bytes).is_err() {
+        bytes = (NEXT.fetch_add(1, Relaxed) * len).to_ne_bytes();
+    }
+    // (The end is for the tests of what is opened there.)
+    let places = (WINDOW.len() - TESTS - len) / GAP;
+    WINDOW.start + usize::from_ne_bytes(bytes) % places * GAP
+}
+
+/// Whether nothing is mapped there.
+///
+/// # Errors
+/// `EEXIST`: something is.
+fn is_free(all: Part) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: takes nothing's place, and goes again.
+    match unsafe { mmap_anonymous(all.base as *mut c_void, all.len, ProtFlags::empty(), flags) } {
+        // SAFETY: mapped just now.
+        Ok(at) => unsafe { munmap(at, all.len) },
+        Err(Errno::EXIST) => Err(Errno::EXIST),
+        // So much is not allowed: what is used of it will be seen.
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_used_is_not_mapped() {
+        let arena = Arena::reserve([1 << 32, 1 << 34, 1 << 30, 1 << 20, 1 << 28]).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        let mut mapped = 0;
+        for line in maps.lines() {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let (start, end) = (number(start), number(end));
+            if arena.all.contains(start) {
+                assert!([arena.stacks, arena.discard_area, arena.doorbell].iter().any(|part| part.contains(start)));
+                mapped += end - start;
+            }
+        }
+        assert_eq!(mapped, (1 << 20) + DISCARD_AREA_BYTES + PAGE_SIZE);
+        let parts = [arena.heap, arena.table, arena.pool, arena.stacks, arena.frames, arena.discard_area];
+        assert!(parts.windows(2).all(|pair| pair[0].end() < pair[1].base && pair[1].base.is_multiple_of(GAP)));
+        assert!(WINDOW.contains(&arena.all.base) && arena.all.end() <= WINDOW.end);
     }
 }

@@ -1,5 +1,7 @@
 //! Frames: pages at addresses in the arena: what the engine reads and writes (besides pages of regions, read in place).
 //!
+//! Those of the program's engine are opened as they are needed: a program may limit its address space.
+//!
 //! A frame number is an address that either has a page or has none:
 //! ```text
 //!            take_empty, page moved in                      given back
@@ -24,6 +26,7 @@
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;
+use crate::mem::open::Opening;
 use crate::mem::units::{FrameNo, Page};
 use crate::sys::message::fatal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -123,6 +126,10 @@ fn named((first, n): (usize, usize)) -> (FrameNo, usize) {
 }
 
 struct FrameSets {
+    /// So many have memory, or may have; the others cannot be used.
+    opened: usize,
+    /// There are no more, whatever their part has.
+    is_all: bool,
     empty: Bits,
     free: Bits,
     spent: Bits,
@@ -140,24 +147,83 @@ impl FrameSets {
 /// All frames.
 pub struct Frames {
     part: Part,
+    opening: Opening,
     state: Mutex<FrameSets>,
 }
 
 impl Frames {
-    /// Frames over `part`, all empty.
+    /// Frames over `part`, all of them open, and empty.
     pub fn new(part: Part) -> Frames {
+        // SAFETY: an opening of nothing.
+        Frames::with(part, part.len / PAGE_SIZE, unsafe { Opening::new(part.end(), part.end()) })
+    }
+
+    /// Frames over `part`, which is opened as they are needed ([`Frames::open_more`]).
+    ///
+    /// # Safety
+    /// As [`Opening::new`].
+    pub unsafe fn closed(part: Part) -> Frames {
+        // SAFETY: caller's promise.
+        Frames::with(part, 0, unsafe { Opening::new(part.base, part.end()) }.giving_way())
+    }
+
+    fn with(part: Part, opened: usize, opening: Opening) -> Frames {
         let n = part.len / PAGE_SIZE;
-        let sets = FrameSets { empty: Bits::new(n, true), free: Bits::new(n, false), spent: Bits::new(n, false) };
-        Frames { part, state: Mutex::new(sets) }
+        let empty = Bits::new(n, opened == n);
+        let sets = FrameSets { opened, is_all: false, empty, free: Bits::new(n, false), spent: Bits::new(n, false) };
+        Frames { part, opening, state: Mutex::new(sets) }
     }
 
     fn state(&self) -> MutexGuard<'_, FrameSets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many frames there are.
+    /// Opens up to `more` frames behind the others: bytes that are the caller's to register, before
+    /// [`Frames::add_opened`] says that they can be used. None, where no memory is to be had: there will not be more.
+    pub fn open_more(&self, more: usize) -> Part {
+        let opened = self.opened();
+        let more = more.min(self.part.len / PAGE_SIZE - opened);
+        let new = Part { base: self.part.base + opened * PAGE_SIZE, len: more * PAGE_SIZE };
+        if more > 0 && self.opening.reach(new.end()) {
+            return new;
+        }
+        self.no_more();
+        Part { len: 0, ..new }
+    }
+
+    /// What [`Frames::open_more`] has opened can be used.
+    pub fn add_opened(&self, new: Part) {
+        let mut state = self.state();
+        let first = state.opened;
+        state.opened += new.len / PAGE_SIZE;
+        (first..state.opened).for_each(|f| state.empty.insert(f));
+    }
+
+    /// What is open is all that there will be.
+    pub fn no_more(&self) {
+        self.state().is_all = true;
+    }
+
+    /// Frames that are open.
+    pub fn opened(&self) -> usize {
+        self.state().opened
+    }
+
+    /// Whether more should be opened for `want` neighbouring ones.
+    pub fn are_few(&self, want: usize) -> bool {
+        let state = self.state();
+        !state.is_all && state.opened < self.part.len / PAGE_SIZE && state.empty.count < want.max(state.opened / 8)
+    }
+
+    /// The bytes of those that are open.
+    pub fn open_part(&self) -> Part {
+        Part { base: self.part.base, len: self.opened() * PAGE_SIZE }
+    }
+
+    /// How many frames there are, or may be.
     pub fn len(&self) -> usize {
-        self.part.len / PAGE_SIZE
+        let state = self.state();
+        if state.is_all { state.opened } else { self.part.len / PAGE_SIZE }
     }
 
     /// Whether there are none at all.
@@ -178,12 +244,13 @@ impl Frames {
 
     /// Frames that have a page, of worth or not: what the arena costs.
     pub fn present_count(&self) -> usize {
-        self.len() - self.state().empty.count
+        let state = self.state();
+        state.opened - state.empty.count
     }
 
     /// Frames that somebody uses.
     pub fn in_use(&self) -> usize {
-        self.len() - self.unused_count()
+        self.opened() - self.unused_count()
     }
 
     /// Frames that nobody uses, with or without a page.
@@ -337,5 +404,39 @@ mod tests {
         let one = FrameNo::new(1);
         frames.put_empty(one, 1);
         assert_eq!(frames.take_empty(4), Some((one, 1)));
+    }
+
+    #[test]
+    fn frames_are_opened_when_there_are_few() {
+        let base = crate::mem::open::WINDOW.end - (2 << 30);
+        // SAFETY: addresses that nobody else uses.
+        let frames = unsafe { Frames::closed(Part { base, len: 1024 * PAGE_SIZE }) };
+        assert_eq!((frames.opened(), frames.len(), frames.unused_count(), frames.take_empty(4)), (0, 1024, 0, None));
+        assert!(frames.are_few(1));
+        let new = frames.open_more(256);
+        assert_eq!((new, frames.opened()), (Part { base, len: 256 * PAGE_SIZE }, 0));
+        frames.add_opened(new);
+        assert_eq!((frames.opened(), frames.in_use(), frames.present_count()), (256, 0, 0));
+        assert!(!frames.are_few(64) && frames.are_few(512));
+        let (first, n) = frames.take_empty(240).unwrap();
+        assert_eq!((n, frames.in_use(), frames.are_few(1)), (240, 240, true));
+        frames.put_free(first, n);
+        assert_eq!((frames.in_use(), frames.present_count()), (0, 240));
+        frames.add_opened(frames.open_more(usize::MAX / PAGE_SIZE));
+        assert_eq!((frames.opened(), frames.open_part().len, frames.are_few(4096)), (1024, 1024 * PAGE_SIZE, false));
+    }
+
+    #[test]
+    fn where_there_is_no_memory_there_are_no_more_frames() {
+        let base = crate::mem::open::WINDOW.end - (3 << 30);
+        // SAFETY: addresses that nobody else uses.
+        let frames = unsafe { Frames::closed(Part { base, len: 512 * PAGE_SIZE }) };
+        frames.add_opened(frames.open_more(256));
+        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE;
+        let (at, prot) = (frames.open_part().end(), rustix::mm::ProtFlags::empty());
+        // SAFETY: takes nothing's place.
+        unsafe { rustix::mm::mmap_anonymous(at as *mut _, PAGE_SIZE, prot, flags) }.unwrap();
+        assert_eq!(frames.open_more(256).len, 0);
+        assert_eq!((frames.opened(), frames.len(), frames.are_few(4096)), (256, 256, false));
     }
 }

@@ -6,8 +6,8 @@
 //! quarter of a power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is
 //! small, and big blocks (growing tables) are freed rarely.
 //!
-//! There is no lock: whoever is interrupted in the middle, by a signal or for ever by a fork that leaves it behind,
-//! keeps nobody from going on. The free blocks of a class are a stack of the kind of Treiber (1986); its top has a
+//! There is no lock (but where memory is mapped, ahead of its use: [`crate::mem::open`]): whoever is interrupted in the
+//! middle, by a signal or for ever by a fork that leaves it behind, keeps nobody from going on. The free blocks of a class are a stack of the kind of Treiber (1986); its top has a
 //! number beside it that counts changes, in 16 bytes that are compared and exchanged at once, so that a pop whose block
 //! was popped and pushed by others meanwhile fails. (The top's link may be read while its new owner writes there: the
 //! pop fails then, too.)
@@ -21,6 +21,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const MIN: usize = 16;
+/// Open beyond what is used, bytes: whoever allocates cannot do without.
+const AHEAD: usize = 1 << 20;
 const CLASSES: usize = 4 * 40;
 
 /// The beginning of each part.
@@ -109,7 +111,7 @@ impl Heap {
         let piece = part.base as *mut Piece;
         let first = part.base + size_of::<Piece>();
         // SAFETY: caller's promise.
-        let opening = unsafe { Opening::new(part.base + opened, part.end()) };
+        let opening = unsafe { Opening::new(part.base + opened, part.end()) }.ahead(AHEAD);
         if !opening.reach(first) {
             return false;
         }
@@ -147,6 +149,13 @@ impl Heap {
             }
             _ => (std::ptr::null_mut(), false),
         }
+    }
+
+    /// Whether no more memory is to be had: what is left is for what cannot wait.
+    pub fn is_short(&self) -> bool {
+        // SAFETY: null, or a piece that `give` has made; parts stay mapped.
+        let piece = unsafe { self.piece.load(Acquire).as_ref() };
+        piece.is_some_and(|piece| piece.opening.is_short(piece.next.load(Relaxed)))
     }
 
     /// Bytes taken from the parts so far: what the heap costs.

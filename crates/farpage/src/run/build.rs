@@ -4,8 +4,9 @@
 
 use crate::PAGE_SIZE;
 use crate::conf::tuning::{Controller, Controls};
-use crate::mem::arena::Arena;
+use crate::mem::arena::DISCARD_AREA_BYTES;
 use crate::mem::frame::Frames;
+use crate::mem::open::STEP;
 use crate::mem::page_ranges::PageRanges;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
@@ -41,26 +42,23 @@ const POOL_BYTES_MAX: usize = 64 << 30;
 /// Frames hold what has just been taken out; more than this is never needed at once.
 const FRAMES_BYTES_MAX: usize = 64 << 30;
 
+/// Frames at the start, bytes.
+pub(crate) const FRAMES_BYTES_MIN: usize = 2048 * PAGE_SIZE;
+
+const STACK_BYTES: usize = STACKS * (STACK_LEN + PAGE_SIZE);
+
 /// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
 pub(crate) fn arena_sizes(ram: u64) -> [usize; 5] {
     let ram = ram as usize;
-    let frames = (ram / 4).clamp(2048 * PAGE_SIZE, FRAMES_BYTES_MAX);
-    let stacks = STACKS * (STACK_LEN + PAGE_SIZE);
-    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), stacks, frames]
+    let frames = (ram / 4).clamp(FRAMES_BYTES_MIN, FRAMES_BYTES_MAX) / STEP * STEP;
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACK_BYTES, frames]
 }
 
-/// Bytes of address space that an engine with a budget of `ram` bytes reserves: with a lower limit on it (`RLIMIT_AS`)
-/// none can start. Hardly any of it is ever touched.
-pub fn address_space_bytes(ram: u64) -> u64 {
-    Arena::bytes(arena_sizes(ram)) as u64
-}
-
-/// Bytes of memory that can be written at the start of an engine with a budget of `ram` bytes: with less commit left,
-/// or a lower limit on data (`RLIMIT_DATA`), none can start. What the engine keeps of pages that are out is opened
+/// Bytes of memory that an engine has mapped when it manages something. With less commit left, or a lower limit on
+/// address space or data (`RLIMIT_AS`, `RLIMIT_DATA`), none can start. What it keeps of pages that are out is mapped
 /// later.
-pub fn commit_bytes(ram: u64) -> u64 {
-    let [.., stacks, frames] = arena_sizes(ram);
-    (stacks + frames + 8 * crate::mem::open::STEP) as u64
+pub fn start_bytes() -> u64 {
+    (STACK_BYTES + DISCARD_AREA_BYTES + FRAMES_BYTES_MIN + 6 * STEP) as u64
 }
 
 impl Engine {
@@ -94,7 +92,8 @@ impl Engine {
         left_out.iter().for_each(|why| warn_once_in_tree(WarningKind::NoDevice, why));
         let key = ContentKey::random();
         space.check_contents(key);
-        let frames = Frames::new(arena.frames);
+        // SAFETY: as above.
+        let frames = unsafe { Frames::closed(arena.frames) };
         let frame_entries = FrameEntries::new(frames.len());
         let stat = StatPage::of_engine(plan.stat());
         set_last_words(say_last_events);

@@ -14,24 +14,29 @@
 //! a writer that loses its page (the program wanted it back) sees that in its last step. No other thread writes words,
 //! and there is no lock.
 //!
-//! The table is a flat directory indexed by 2 MiB of address space, naming leaves of 512 pages. Both are demand-zero
-//! memory, so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A leaf also holds the
-//! list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
+//! The table has three levels: an array of pieces, each of which is a directory of 32 GiB of address space and names
+//! leaves, of 512 pages (2 MiB). Pieces and leaves are taken one after the other, and their memory is opened as it is
+//! taken ([`crate::mem::open`]): so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A
+//! leaf also holds the list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
 //! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
 
 use crate::mem::arena::Part;
-use crate::mem::open::{Opening, STEP, Scattered};
+use crate::mem::open::Opening;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::swap::Entry;
 use crate::{PAGE_SHIFT, PAGE_SIZE};
 use farpage_swap::lru::Links;
 use farpage_swap::workingset::{Pages, Rank, Shadow, Words};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages of a leaf.
 pub const LEAF_PAGES: usize = 512;
 const LEAF_BITS: u32 = 9;
-const DIR_ENTRIES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS);
+/// Leaves that a piece of the directory names.
+const PIECE_BITS: u32 = 14;
+const PIECE: usize = 1 << PIECE_BITS;
+const PIECES: usize = 1 << (47 - PAGE_SHIFT - LEAF_BITS - PIECE_BITS);
+const DIR_BYTES: usize = PIECES * PIECE * 4;
 const LEAVES_MAX: usize = 1 << 21;
 /// Bits of the word of a page in memory: its rank.
 const RANK_SHIFT: u32 = 3;
@@ -114,20 +119,26 @@ struct Leaf {
 
 const _: () = assert!(size_of::<Leaf>() == 2 * PAGE_SIZE);
 
-/// Address space the table needs.
-pub const TABLE_BYTES: usize = DIR_ENTRIES * 4 + LEAVES_MAX * (4 + size_of::<Leaf>());
+/// Addresses the table needs, bytes.
+pub const TABLE_BYTES: usize = DIR_BYTES + LEAVES_MAX * (4 + size_of::<Leaf>());
 
-/// The directory is opened by these.
-const DIR_STEPS: usize = DIR_ENTRIES * 4 / STEP;
+/// Leaves that are open beyond those that are taken: what is managed can move (`mremap`) where no more memory is to be
+/// had.
+const LEAVES_AHEAD: usize = 64;
 
 /// See the module documentation.
 pub struct PageTable {
-    dir: &'static [AtomicU32],
-    home: &'static [AtomicU32],
-    leaves: &'static [Leaf],
-    /// Of the two arrays that have a place for each leaf.
-    opening: [Opening; 2],
-    dir_opening: Scattered<{ DIR_STEPS.div_ceil(64) }>,
+    /// The piece of each 32 GiB and one; 0: none.
+    pieces: Box<[AtomicU16]>,
+    /// Where pieces, the homes of leaves, and leaves are.
+    dir: usize,
+    home: usize,
+    leaves: usize,
+    dir_opening: Opening,
+    home_opening: Opening,
+    leaf_opening: Opening,
+    /// Pieces ever taken.
+    pieces_taken: AtomicUsize,
     /// Leaves ever taken; leaf 0 is never given out, so that a zero directory word means "no leaf".
     taken: AtomicUsize,
     /// First free leaf (0: none); a free leaf's first link names the next one. Pager only.
@@ -143,36 +154,76 @@ impl PageTable {
     /// A table in `part`.
     ///
     /// # Safety
-    /// `part` is at least [`TABLE_BYTES`] of zeroed memory, readable at least, that begins with a page, stays mapped
-    /// and is used by nobody else.
+    /// `part` is at least [`TABLE_BYTES`] that begin with a page, as [`Opening::new`] takes them, zeroed, and used by
+    /// nobody else.
     pub unsafe fn new(part: Part) -> PageTable {
         let leaves = part.base;
         let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
-        let home = dir + DIR_ENTRIES * 4;
-        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum); all-zero bytes
-        // are valid atomics.
-        unsafe {
-            PageTable {
-                dir: std::slice::from_raw_parts(dir as *const AtomicU32, DIR_ENTRIES),
-                home: std::slice::from_raw_parts(home as *const AtomicU32, LEAVES_MAX),
-                leaves: std::slice::from_raw_parts(leaves as *const Leaf, LEAVES_MAX),
-                opening: [(leaves, dir), (home, part.base + TABLE_BYTES)]
-                    .map(|(base, end)| Opening::new(base, end.next_multiple_of(PAGE_SIZE))),
-                dir_opening: Scattered::new(dir, DIR_ENTRIES * 4),
-                taken: AtomicUsize::new(1),
-                free: AtomicU32::new(0),
-                live: AtomicUsize::new(0),
-                swapped: AtomicU64::new(0),
-                copies: AtomicU64::new(0),
-            }
+        let home = dir + DIR_BYTES;
+        let end = home + LEAVES_MAX * 4;
+        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum), and begin with a
+        // page.
+        let opening = |base, end| unsafe { Opening::new(base, end) };
+        PageTable {
+            pieces: (0..PIECES).map(|_| AtomicU16::new(0)).collect(),
+            dir,
+            home,
+            leaves,
+            dir_opening: opening(dir, home),
+            home_opening: opening(home, end).ahead(LEAVES_AHEAD * 4),
+            leaf_opening: opening(leaves, dir).ahead(LEAVES_AHEAD * size_of::<Leaf>()),
+            pieces_taken: AtomicUsize::new(0),
+            taken: AtomicUsize::new(1),
+            free: AtomicU32::new(0),
+            live: AtomicUsize::new(0),
+            swapped: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
         }
+    }
+
+    /// The directory's word for the leaf at `at`, if there is a piece for it.
+    #[inline]
+    fn slot(&self, at: usize) -> Option<&AtomicU32> {
+        let piece = usize::from(self.pieces.get(at >> PIECE_BITS)?.load(Ordering::Acquire)).checked_sub(1)?;
+        let index = piece << PIECE_BITS | at & (PIECE - 1);
+        // SAFETY: a piece that was taken is open, for good; all-zero bytes are valid atomics.
+        Some(unsafe { &*(self.dir as *const AtomicU32).add(index) })
+    }
+
+    /// The same; takes a piece, if there is none. Pager only.
+    fn slot_or_take(&self, at: usize) -> Option<&AtomicU32> {
+        let piece = self.pieces.get(at >> PIECE_BITS)?;
+        if piece.load(Ordering::Relaxed) == 0 {
+            let taken = self.pieces_taken.load(Ordering::Relaxed) + 1;
+            if !self.dir_opening.reach(self.dir + taken * PIECE * 4) {
+                return None;
+            }
+            self.pieces_taken.store(taken, Ordering::Relaxed);
+            piece.store(taken as u16, Ordering::Release);
+        }
+        self.slot(at)
+    }
+
+    /// A leaf that was taken.
+    #[inline]
+    fn leaf(&self, number: u32) -> &Leaf {
+        // SAFETY: nodes and the directory name leaves that were taken, and those are open for good; all-zero bytes are
+        // valid atomics.
+        unsafe { &*(self.leaves as *const Leaf).add(number as usize) }
+    }
+
+    /// The place in the directory of a leaf that was taken.
+    #[inline]
+    fn home(&self, number: u32) -> &AtomicU32 {
+        // SAFETY: as for `leaf`.
+        unsafe { &*(self.home as *const AtomicU32).add(number as usize) }
     }
 
     /// The node of a page, if its leaf exists.
     #[inline]
     pub fn node(&self, vpn: Vpn) -> Option<Node> {
         let (at, in_leaf) = place_of(vpn);
-        let leaf = self.dir.get(at)?.load(Ordering::Acquire);
+        let leaf = self.slot(at)?.load(Ordering::Acquire);
         (leaf != 0).then_some(Node(leaf << LEAF_BITS | in_leaf))
     }
 
@@ -183,10 +234,7 @@ impl PageTable {
             return Some(node);
         }
         let (at, _) = place_of(vpn);
-        let slot = self.dir.get(at)?;
-        if !self.dir_opening.reach(at * 4) {
-            return None;
-        }
+        let slot = self.slot_or_take(at)?;
         let leaf = match self.free.load(Ordering::Relaxed) {
             0 => {
                 let leaf = self.taken.load(Ordering::Relaxed);
@@ -197,20 +245,33 @@ impl PageTable {
                 leaf as u32
             }
             leaf => {
-                self.free.store(self.leaves[leaf as usize].links[0][0].load(Ordering::Relaxed), Ordering::Relaxed);
+                self.free.store(self.leaf(leaf).links[0][0].load(Ordering::Relaxed), Ordering::Relaxed);
                 leaf
             }
         };
         self.live.fetch_add(1, Ordering::Relaxed);
-        self.home[leaf as usize].store(at as u32, Ordering::Relaxed);
+        self.home(leaf).store(at as u32, Ordering::Relaxed);
         slot.store(leaf, Ordering::Release);
         self.node(vpn)
     }
 
     /// Whether a leaf and what belongs to it can be written now.
     fn open_leaf(&self, leaf: usize) -> bool {
-        let ends = [&raw const self.leaves[leaf] as usize + size_of::<Leaf>(), &raw const self.home[leaf] as usize + 4];
-        self.opening.iter().zip(ends).all(|(array, end)| array.reach(end))
+        self.leaf_opening.reach(self.leaves + (leaf + 1) * size_of::<Leaf>())
+            && self.home_opening.reach(self.home + (leaf + 1) * 4)
+    }
+
+    /// Whether pages of two leaves, those of `first` and `last`, can have words: there are leaves, or could be. Pager
+    /// only.
+    pub fn has_room(&self, first: Vpn, last: Vpn) -> bool {
+        let pieces = [first, last].iter().all(|vpn| self.slot_or_take(place_of(*vpn).0).is_some());
+        pieces && self.open_leaf((self.taken.load(Ordering::Relaxed) + 1).min(LEAVES_MAX - 1))
+    }
+
+    /// Whether no more memory is to be had for leaves: what is left is for pages that have words.
+    pub fn is_short(&self) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed);
+        self.free.load(Ordering::Relaxed) == 0 && self.leaf_opening.is_short(self.leaves + taken * size_of::<Leaf>())
     }
 
     /// Gives the leaves of `[first, last)` back that have no page with a state any more. Pager only.
@@ -224,13 +285,13 @@ impl PageTable {
 
     /// The same for the leaf of `vpn`.
     fn drop_leaf_if_empty(&self, vpn: Vpn) {
-        let Some(slot) = self.dir.get(place_of(vpn).0) else { return };
+        let Some(slot) = self.slot(place_of(vpn).0) else { return };
         let leaf = slot.load(Ordering::Relaxed);
-        if leaf == 0 || self.leaves[leaf as usize].words.iter().any(|w| w.load(Ordering::Relaxed) != 0) {
+        if leaf == 0 || self.leaf(leaf).words.iter().any(|w| w.load(Ordering::Relaxed) != 0) {
             return;
         }
         slot.store(0, Ordering::Release);
-        self.leaves[leaf as usize].links[0][0].store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.leaf(leaf).links[0][0].store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
         self.free.store(leaf, Ordering::Relaxed);
         self.live.fetch_sub(1, Ordering::Relaxed);
     }
@@ -238,13 +299,13 @@ impl PageTable {
     /// The page of a node.
     #[inline]
     pub fn vpn(&self, node: Node) -> Vpn {
-        let home = self.home[(node.0 >> LEAF_BITS) as usize].load(Ordering::Relaxed);
+        let home = self.home(node.0 >> LEAF_BITS).load(Ordering::Relaxed);
         Vpn::new(u64::from(home) << LEAF_BITS | u64::from(node.0 & (LEAF_PAGES as u32 - 1)))
     }
 
     #[inline]
     fn word(&self, node: Node) -> &AtomicU64 {
-        &self.leaves[(node.0 >> LEAF_BITS) as usize].words[node.0 as usize & (LEAF_PAGES - 1)]
+        &self.leaf(node.0 >> LEAF_BITS).words[node.0 as usize & (LEAF_PAGES - 1)]
     }
 
     /// What is known of the page.
@@ -454,7 +515,7 @@ impl Words for PageTable {
 impl PageTable {
     #[inline]
     fn links(&self, n: u32) -> &[AtomicU32; 2] {
-        &self.leaves[(n >> LEAF_BITS) as usize].links[n as usize & (LEAF_PAGES - 1)]
+        &self.leaf(n >> LEAF_BITS).links[n as usize & (LEAF_PAGES - 1)]
     }
 }
 

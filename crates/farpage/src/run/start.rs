@@ -271,7 +271,7 @@ fn begin(plan: &'static StartPlan) -> Result<(), String> {
             let sizes = arena_sizes(plan.conf.ram);
             let arena = Arena::reserve(sizes).map_err(|e| {
                 let why = ErrnoText::from(e);
-                format!("cannot reserve address space for the engine: {why}; is there a limit (ulimit -v)?")
+                format!("no address space for the engine: {why}; is there a limit (ulimit -v, -d)?")
             })?;
             *plan.arena.get_or_init(|| arena)
         }

@@ -22,6 +22,7 @@ use crate::mem::arena::Arena;
 use crate::mem::frame::Frames;
 use crate::mem::heap::Heap;
 use crate::mem::lock::lock;
+use crate::mem::open::was_refused;
 use crate::mem::page_ranges::PageRanges;
 use crate::mem::units::Vpn;
 use crate::mm::page_hash::ContentKey;
@@ -322,7 +323,13 @@ impl Engine {
 
     /// Says once that memory can no longer be swapped out.
     pub fn warn_full(&self) {
-        let text = "all swap devices are full: the program goes on above its budget; give it more with --swap";
+        let text = match was_refused() {
+            true => {
+                "a limit on address space or data (ulimit -v, -d; setrlimit) leaves farpage no room for more pages: the \
+                     program goes on above its budget; --ram limits its memory without one"
+            }
+            false => "all swap devices are full: the program goes on above its budget; give it more with --swap",
+        };
         warn_once_in_tree(WarningKind::Full, text);
     }
 

@@ -176,6 +176,9 @@ fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
         Leaving::New(hash) => hash,
     };
     e.free_entry(old);
+    if e.heap.is_short() {
+        return Err(StoreError::Full);
+    }
     // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
     let short = e.budget.over_limit() * 2 > e.budget.headroom();
     let stored = if short { e.space.store_now(page, hash) } else { e.space.store_or_let_wait(page, hash) };

@@ -146,7 +146,7 @@ impl Pool {
         let spans_max = (len / SPAN_BYTES).min(1 << (32 - OBJECT_BITS)) as u32;
         let at = base.as_ptr() as usize;
         // SAFETY: caller's promise.
-        let opening = unsafe { Opening::new(at, at + len) };
+        let opening = unsafe { Opening::new(at, at + len) }.giving_way();
         Pool {
             base,
             opening,

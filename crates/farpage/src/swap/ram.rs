@@ -49,7 +49,7 @@ impl Ram {
             caps: Caps { synchronous: true, priority, ..Caps::default() },
             base,
             // SAFETY: caller's promise.
-            opening: unsafe { Opening::new(at, at + len) },
+            opening: unsafe { Opening::new(at, at + len) }.giving_way(),
             slots: SlotMap::new((clusters * CLUSTER_SLOTS) as u64, cpu::count()),
             top: AtomicU64::new(0),
             full: AtomicBool::new(false),

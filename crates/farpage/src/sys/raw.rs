@@ -198,6 +198,13 @@ pub unsafe fn discard(at: *mut std::ffi::c_void, len: usize) -> Result<(), Errno
     Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
+/// Whether there is a thread with this id in the calling process.
+pub fn is_thread_here(tid: u32) -> bool {
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    // SAFETY: no signal is sent.
+    unsafe { syscall(nr::TGKILL, [pid, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
 /// The calling thread's id.
 pub fn gettid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32

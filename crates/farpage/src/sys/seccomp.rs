@@ -59,6 +59,8 @@ const FREE: &[i64] = &[
     libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munlock,
     libc::SYS_mincore,
     libc::SYS_lseek,
     libc::SYS_fallocate,

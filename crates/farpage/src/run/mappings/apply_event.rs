@@ -7,7 +7,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
-use crate::run::page_table::State;
+use crate::run::page_table::{State, leaf_start};
 use crate::run::pager::state::Pager;
 use crate::sys::message::fatal;
 use farpage_swap::workingset::Rank;
@@ -97,6 +97,10 @@ impl Pager {
         let moved = self.cut_scans(first, last);
         self.scans.extend(moved.iter().map(|(s, t)| (shift + (*s - first), shift + (*t - first))));
         e.table.for_each(first, last, |vpn, old| {
+            // What the leaf before had is elsewhere: it is the next one that is taken.
+            if vpn == leaf_start(vpn) && vpn > first {
+                e.table.drop_empty_leaves(vpn - 1, vpn);
+            }
             let mut lru = lock(&e.lru);
             let mut state = e.table.state(old);
             // A page that is being written keeps its node until the writer is done (microseconds; a file: a write).

@@ -48,7 +48,8 @@ impl Engine {
         (self.budget.promised() / SMALL_PART) as usize * PAGE_SIZE
     }
 
-    /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one.
+    /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one, and none
+    /// for which there would be no words.
     pub fn is_worth_managing(&self, mapping: Mapping) -> bool {
         let least = match mapping.kind {
             Kind::Stack if self.stack_top.load(Relaxed) == 0 => return false,
@@ -56,7 +57,7 @@ impl Engine {
             Kind::Stack => (self.conf.ram as usize / STACK_PART).max(STACK_MIN),
             _ => ADOPT_MIN,
         };
-        mapping.adoptable() && mapping.end - mapping.start >= least
+        mapping.adoptable() && mapping.end - mapping.start >= least && !self.table.is_short()
     }
 
     /// The part of a candidate range that may be managed.
@@ -295,7 +296,10 @@ impl Pager {
                 at += 1;
                 continue;
             }
-            let Some((frame, got)) = e.frames.take_empty(run) else { break };
+            if !e.table.has_room(at, at + (run - 1)) {
+                break;
+            }
+            let Some((frame, got)) = self.empty_frames(run) else { break };
             // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
             // into which the engine holds no reference.
             let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };

@@ -145,3 +145,23 @@ fn leaves_come_and_go() {
     assert!(seen.iter().all(|(a, b)| a == b));
     assert!(t.node_or_create(Vpn::new(1 << 40)).is_none());
 }
+
+/// A table in the window: memory is there for what is used.
+#[test]
+fn far_pages_take_what_they_need() {
+    let base = crate::mem::open::WINDOW.end - (64 << 30);
+    // SAFETY: addresses that nobody else uses.
+    let t = unsafe { PageTable::new(Part { base, len: TABLE_BYTES }) };
+    // Each in a piece of its own.
+    let far = |i: u64| Vpn::new(i * (PIECE * LEAF_PAGES) as u64 + 5);
+    for i in [0, 7, PIECES as u64 - 1] {
+        assert_eq!(t.node(far(i)), None);
+        let node = t.node_or_create(far(i)).unwrap();
+        t.set(node, cached(i as u32));
+        assert_eq!((t.vpn(node), t.node(far(i))), (far(i), Some(node)));
+        assert_eq!(t.node(far(i) + LEAF_PAGES), None);
+    }
+    assert_eq!(t.bytes(), 3 * 2 * PAGE_SIZE);
+    assert_eq!(t.node(far(PIECES as u64)), None);
+    assert!(t.has_room(far(2), far(3)) && !t.has_room(far(2), far(PIECES as u64)) && !t.is_short());
+}

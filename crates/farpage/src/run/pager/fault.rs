@@ -20,7 +20,6 @@ use crate::run::pager::state::Outcome;
 use crate::run::pager::state::{Fault, Pager};
 use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
-use crate::sys::message::fatal;
 use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::Rank;
 
@@ -60,10 +59,9 @@ impl Pager {
     fn serve_page(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) -> Outcome {
         let e = self.e;
         let Some(node) = e.table.node_or_create(vpn) else {
-            fatal(
-                "the page table cannot grow: the program uses more than 4 TiB of memory, or the kernel gives no more (ulimit -d, \
-                 vm.overcommit_memory)",
-            );
+            // Never touched, or zero; it is not managed from now on.
+            let placed = self.fill_zeros(vpn, 1);
+            return if placed.done == 0 { self.resolve_refusal(vpn, placed.stop) } else { Outcome::Served };
         };
         loop {
             match e.table.state(node) {

@@ -14,6 +14,7 @@
 //! and that of the frames in it.
 
 use crate::PAGE_SIZE;
+use crate::mem::open::STEP;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::run::page_table::State;
@@ -152,6 +153,21 @@ impl Pager {
         }
     }
 
+    /// Up to `want` neighbouring frames without pages. Where there are few, more are opened.
+    pub(crate) fn empty_frames(&self, want: usize) -> Option<(FrameNo, usize)> {
+        let frames = &self.e.frames;
+        if frames.are_few(want) {
+            // A quarter of what there is, in whole steps of memory.
+            let new = frames.open_more((frames.opened() / 4).max(want).next_multiple_of(STEP / PAGE_SIZE));
+            match self.mm.register(new.base, new.len) {
+                _ if new.len == 0 => {}
+                Ok(()) => frames.add_opened(new),
+                Err(_) => frames.no_more(),
+            }
+        }
+        frames.take_empty(want)
+    }
+
     /// Up to `n` neighbouring frames to load pages into that nobody waits for, if there is room for `spare` pages
     /// besides: free ones, or new ones; `None`: there are none just now.
     pub(crate) fn buffer_frames(&mut self, n: usize, spare: usize) -> Option<(FrameNo, usize)> {
@@ -165,7 +181,7 @@ impl Pager {
         if self.room_for(n + spare) < n + spare {
             return e.frames.take_free(n);
         }
-        let (first, got) = e.frames.take_empty(n.min(ZERO_PAGES))?;
+        let (first, got) = self.empty_frames(n.min(ZERO_PAGES))?;
         // SAFETY: empty frames of the arena, taken; the zeros are engine memory.
         let (bytes, _) = unsafe { self.mm.copy_pages(e.frames.addr(first), zero_pages(), got * PAGE_SIZE, true) };
         let done = bytes / PAGE_SIZE;

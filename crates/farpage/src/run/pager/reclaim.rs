@@ -335,7 +335,7 @@ impl Pager {
     /// that cannot be moved is dealt with too); `None`: stop, no frame or an event is pending.
     fn move_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
         let e = self.e;
-        let (first, got) = e.frames.take_empty(run.len())?;
+        let (first, got) = self.empty_frames(run.len())?;
         let src = vpn.addr();
         let mut unshared = false;
         let result = loop {

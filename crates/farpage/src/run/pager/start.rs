@@ -3,10 +3,11 @@
 //! Callers: the monitor, when the budget is near; in a child [`crate::run::fork::restart`]; both on the monitor's
 //! thread. Locks: that of `discard_area`.
 
+use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
-use crate::mem::open::open;
 use crate::mem::units::Vpn;
 use crate::run::address_space::{AddressSpace, Kernel};
+use crate::run::build::FRAMES_BYTES_MIN;
 use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
 use crate::run::mappings::event_order::Order;
@@ -66,10 +67,14 @@ impl Engine {
         let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
         let discard_area = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
         let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
-        // SAFETY: the arena's own.
-        unsafe { open(self.arena.frames.base, self.arena.frames.len) }
-            .map_err(|e| format!("no memory for the engine's frames: {}", ErrnoText::from(e)))?;
-        uffd.register(self.arena.frames.base, self.arena.frames.len).map_err(word)?;
+        if self.frames.opened() == 0 {
+            self.frames.add_opened(self.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
+        }
+        let frames = self.frames.open_part();
+        if frames.len == 0 {
+            return Err("no memory for the engine's frames; is there a limit (ulimit -v, -d)?".into());
+        }
+        uffd.register(frames.base, frames.len).map_err(word)?;
         discard_area.register(self.arena.discard_area.base, self.arena.discard_area.len).map_err(word)?;
         uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(word)?;
         let maps =

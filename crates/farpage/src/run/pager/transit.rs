@@ -14,6 +14,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
 use crate::mem::lock::lock;
+use crate::mem::open::open;
 use crate::mem::units::Vpn;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::run::address_space::AddressSpace;
@@ -39,8 +40,12 @@ impl Pager {
         let e = self.e;
         let prepare = |part: Part, mm: &dyn AddressSpace| {
             let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
-            // SAFETY: a part of the arena that holds nothing, and that only this file uses.
-            let allowed = unsafe { mprotect(part.base as *mut _, part.len, all) };
+            // SAFETY: a part of the arena that holds nothing, and that only this file uses. (In a forked child it may be
+            // mapped.)
+            let allowed = unsafe {
+                let _ = open(part.base, part.len);
+                mprotect(part.base as *mut _, part.len, all)
+            };
             allowed.is_ok() && mm.register(part.base, part.len).is_ok()
         };
         let waste = lock(&e.discard_area).as_ref().is_some_and(|discard_area| prepare(e.arena.waste, &**discard_area));
@@ -52,7 +57,7 @@ impl Pager {
     /// As [`Pager::move_out`], for a run that may lie in executable memory.
     pub(crate) fn move_code_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
         let e = self.e;
-        let (first, n) = e.frames.take_empty(run.len().min(TRANSIT))?;
+        let (first, n) = self.empty_frames(run.len().min(TRANSIT))?;
         let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn.addr());
         // Before, so that nothing can fail once the pages are on their way.
         // SAFETY: empty frames of the arena, owned; the zeros are engine memory.

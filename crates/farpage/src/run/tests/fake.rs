@@ -264,8 +264,6 @@ impl State {
 impl Fake {
     pub(super) fn new(seed: u64, refuse: u64, arena: Arena) -> Fake {
         let state = State { random: seed, refuse, arena: Some(arena), ..State::default() };
-        // SAFETY: the frames are this kernel's.
-        unsafe { mprotect(arena.frames.base as *mut c_void, arena.frames.len, MprotectFlags::empty()) }.unwrap();
         Fake(Arc::new(Mutex::new(state)))
     }
 
@@ -400,6 +398,11 @@ impl Fake {
 impl AddressSpace for Fake {
     fn register(&self, start: usize, len: usize) -> Result<(), UffdError> {
         let mut state = self.lock();
+        if state.is_engine(start) {
+            // SAFETY: frames that have just been opened, which are this kernel's.
+            unsafe { mprotect(start as *mut c_void, len, MprotectFlags::empty()) }.unwrap();
+            return Ok(());
+        }
         let whole = state.mapping(start).filter(|(from, end, _)| *from <= start && start + len <= *end);
         let Some((from, end, _)) = whole else { return Err(UffdError::Incompatible) };
         assert!((from, end) == (start, start + len), "a mapping is to be registered whole");
