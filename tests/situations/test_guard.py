@@ -29,6 +29,28 @@ print(now.digest() == sums.digest(), flush=True)
 sys.stdin.readline()
 """
 
+# Under a budget, and above it: written pages of a private file mapping cannot be taken out.
+ABOVE = """
+import mmap, sys
+file = open(sys.argv[1], "w+b")
+file.truncate(90 << 20)
+kept = mmap.mmap(file.fileno(), 90 << 20, access=mmap.ACCESS_COPY)
+for at in range(0, len(kept), 4096):
+    kept[at] = 1
+print("ready", flush=True)
+sys.stdin.read()
+"""
+# Says of itself, in its tree's memory, that it has a TiB, which will all go.
+LIAR = """
+import mmap, os, struct
+tree = mmap.mmap(int(os.environ["FARPAGE_TREE_FD"].split(":")[0]), 0)
+kept = bytearray(24 << 20)
+print("ready", flush=True)
+while True:
+    for place in range(16):
+        struct.pack_into("<QQ", tree, 4096 + 256 * place + 48, 4096, 1 << 28)
+"""
+
 
 @unless_root
 @unless_there(PYTHON)
@@ -133,6 +155,25 @@ class Guard(Holding):
         self.assertEqual(self.kills(group), 0)
         said = self.said(guard)
         self.assertIn(f"process {other.pid} ", said)
+
+    def test_nobody_waits_for_who_stays_above_its_budget(self):
+        """Neither for a tree that cannot become smaller, nor for one that only says that it will."""
+        for others in ([PYTHON, "-c", ABOVE, self.dir / "file"], [PYTHON, "-c", LIAR]):
+            with self.subTest(others=others[2]):
+                group = self.small(200)
+                guard = self.guard(group, "--keep", "30M")
+                above = self.begin(FARPAGE, "run", "-q", "--ram", "16M", "--", *others,
+                                   preexec_fn=self.enter(group))
+                greedy = self.greedy(group, 150, 15)
+                self.tell(greedy)
+                self.hear("full", greedy)
+                self.tell(greedy)
+                self.hear("True", greedy)
+                self.assertIsNone(above.poll())
+                self.assertEqual(self.kills(group), 0)
+                self.assertIn(f"process {greedy.pid} ", self.said(guard))
+                self.doCleanups()
+                self.setUp()
 
     def test_dry_run(self):
         group = self.small(160)

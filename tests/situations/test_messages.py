@@ -9,6 +9,18 @@ from situation import FARPAGE, Situation, build
 
 NO_BUDGET = "this process goes on without a budget"
 
+# Has no standard error any more, but a file of its own under that number; fills more than budget and device have.
+DATA = f"""
+import os, subprocess, sys
+os.close(2)
+data = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+assert data == 2
+os.write(data, b"DATA-1\\n")
+kept = [os.urandom(4096).hex() for _ in range(8 << 8)]
+os.write(data, b"DATA-2\\n")
+print(subprocess.run([{str(FARPAGE)!r}, "stat", str(os.getpid())], stdout=subprocess.PIPE, text=True).stdout)
+"""
+
 
 class Messages(Situation):
     @unittest.skipUnless(os.access("/dev/userfaultfd", os.R_OK | os.W_OK), "/dev/userfaultfd cannot be passed on")
@@ -33,6 +45,13 @@ class Messages(Situation):
         for number, line in enumerate(lines[1:], 1):
             self.assertIn(f"{10 ** number} pages cannot be read back by now", line)
         self.assertGreater(len(lines), 1)
+
+    def test_a_file_of_data_with_the_number_2_gets_no_messages(self):
+        data = self.dir / "data"
+        done = self.run_farpage("/usr/bin/python3", "-c", DATA, data, ram="16M", options=("--swap", "zram,size=4M"))
+        self.assertEqual((done.returncode, data.read_text()), (0, "DATA-1\nDATA-2\n"))
+        # They are kept for who looks.
+        self.assertIn("messages not written", done.stdout)
 
     def test_progress_is_shown_on_a_terminal_only_and_goes(self):
         argv = [FARPAGE, "bench", "program", "--no-kernel", "--ram", "32M", "--rounds", "1", "--", "sleep", "1.5"]

@@ -32,6 +32,15 @@ need(libc.prctl(15, b"farpage-monitor"))                 # PR_SET_NAME
 print("ready", flush=True)
 sys.stdin.read()
 """
+# Whoever opens it waits until the lease is given back, which it never is.
+LEASE = """
+import fcntl, os, signal, sys
+tree = os.memfd_create("farpage-tree")
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(tree, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+print("ready", flush=True)
+sys.stdin.read()
+"""
 NAMED = PRELUDE + """
 need(libc.prctl(15, b"\\x1b[2J\\n\\xc3"))
 print("ready", flush=True)
@@ -77,6 +86,13 @@ class Stat(Running):
             self.assertEqual(done.returncode, 1)
             self.assertIn("does not run under farpage", done.stderr)
             self.assertEqual(self.stat().returncode, 0)
+
+    def test_nobody_waits_for_who_holds_a_lease_on_what_it_calls_its_tree(self):
+        with self.running(sys.executable, "-c", LEASE) as process:
+            one, all_of_them = self.stat(process.pid), self.stat()
+            self.assertEqual((one.returncode, all_of_them.returncode), (1, 0))
+            self.assertIn(f"cannot open the tree of process {process.pid} (", all_of_them.stderr)
+            self.assertEqual(process.poll(), None)
 
     def test_any_name_is_shown_and_nothing_in_it_obeyed(self):
         with self.running(FARPAGE, "run", "--ram", "64M", "--", sys.executable, "-c", NAMED) as process:

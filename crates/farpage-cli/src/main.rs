@@ -12,6 +12,7 @@ mod embedded;
 mod exporter;
 mod guard;
 mod mappings;
+mod memfd;
 mod metrics;
 mod page;
 #[cfg(all(test, feature = "top"))]

@@ -128,6 +128,11 @@ impl Page {
         list
     }
 
+    /// How many messages could not be written, and the last one.
+    pub fn unsaid(&self) -> (u64, Vec<u8>) {
+        self.0.unsaid.last()
+    }
+
     /// The feedback controllers that there are where the page is from.
     pub fn tuning(&self) -> Vec<Tuned> {
         let place = if self.pager().is_some() { TuneScope::Region } else { TuneScope::Run };

@@ -4,19 +4,20 @@
 //! themselves.
 
 use crate::failure::{Failure, Result};
+use crate::memfd::{self, Memfd};
 use crate::process;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::tree::mapped::{self, MappedSegment};
 use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A tree that was found.
@@ -29,19 +30,18 @@ pub struct Tree {
     pub segment: MappedSegment,
 }
 
-/// Where a process has its tree's segment, and its inode.
-fn segment_of(pid: u32) -> Option<(PathBuf, u64)> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let name = format!("/memfd:{SEGMENT_NAME} (deleted)");
-    let is_one = |path: &PathBuf| fs::read_link(path).is_ok_and(|link| link.as_os_str() == name.as_str());
-    let path = entries.flatten().map(|entry| entry.path()).find(is_one)?;
-    let inode = fs::metadata(&path).ok()?.ino();
-    Some((path, inode))
+/// Where a process has its tree's segment.
+///
+/// # Errors
+/// It has none, or may not be looked at, or has something under that name.
+fn segment_of(pid: u32) -> io::Result<Option<Memfd>> {
+    let path = memfd::named(Path::new(&format!("/proc/{pid}")), SEGMENT_NAME)?.next();
+    path.map(|path| Memfd::at(&path)).transpose()
 }
 
 /// The tree of a process, told apart from others; `None`: it has none, or may not be looked at.
 pub fn id_of(pid: u32) -> Option<u64> {
-    segment_of(pid).map(|(_, inode)| inode)
+    segment_of(pid).ok()?.map(|segment| segment.inode)
 }
 
 /// A descriptor of the segment of a process's tree.
@@ -50,8 +50,8 @@ pub fn id_of(pid: u32) -> Option<u64> {
 /// It has none, or may not be looked at.
 pub fn segment(pid: u32) -> Result<OwnedFd> {
     let missing = || Failure::with_status(1, format!("cannot find the tree of process {pid}"));
-    let (path, _) = segment_of(pid).ok_or_else(missing)?;
-    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| refused(pid, e))
+    let segment = segment_of(pid).ok().flatten().ok_or_else(missing)?;
+    segment.open(OFlags::RDWR).map_err(|e| refused(pid, &crate::failure::why(&e)))
 }
 
 /// The tree of a process.
@@ -62,18 +62,17 @@ pub fn of(pid: u32) -> Result<Tree> {
     if !PathBuf::from(format!("/proc/{pid}")).exists() {
         return Err(Failure::with_status(1, format!("cannot find process {pid}: no such process")));
     }
-    let Some((path, _)) = segment_of(pid) else {
-        let why = match fs::read_dir(format!("/proc/{pid}/fd")) {
-            Err(e) => crate::failure::why(&e),
-            Ok(_) => "it does not run under farpage run".into(),
-        };
-        return Err(Failure::with_status(1, format!("cannot find the tree of process {pid}: {why}")));
+    let why = match segment_of(pid) {
+        Ok(Some(segment)) => return open_at(pid, &segment),
+        Ok(None) => "it does not run under farpage run".into(),
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(refused(pid, "it is none")),
+        Err(e) => crate::failure::why(&e),
     };
-    open_at(pid, &path)
+    Err(Failure::with_status(1, format!("cannot find the tree of process {pid}: {why}")))
 }
 
-fn open_at(pid: u32, path: &PathBuf) -> Result<Tree> {
-    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| refused(pid, e))?;
+fn open_at(pid: u32, segment: &Memfd) -> Result<Tree> {
+    let fd = segment.open(OFlags::RDWR).map_err(|e| refused(pid, &crate::failure::why(&e)))?;
     open(pid, fd.as_fd())
 }
 
@@ -82,36 +81,49 @@ fn open_at(pid: u32, path: &PathBuf) -> Result<Tree> {
 /// # Errors
 /// It is none, or cannot be mapped.
 pub fn open(pid: u32, segment: BorrowedFd<'_>) -> Result<Tree> {
-    let segment = mapped::open(segment).map_err(|e| refused(pid, e))?;
+    let segment = mapped::open(segment).map_err(|e| refused(pid, &crate::failure::why(&e.into())))?;
     Ok(Tree { pid, processes: vec![pid], segment })
 }
 
-fn refused(pid: u32, error: rustix::io::Errno) -> Failure {
-    let why = crate::failure::why(&error.into());
-    Failure::with_status(1, format!("cannot open the tree of process {pid}: {why}"))
+fn refused(pid: u32, why: &str) -> Failure {
+    Failure::with_status(1, format!("cannot open the tree of process {pid} ({}): {why}", comm(pid)))
 }
 
-/// Every tree that can be looked at, once.
-pub fn all() -> Vec<Tree> {
+/// The trees of some processes.
+#[derive(Default)]
+pub struct Found {
+    /// Once each.
+    pub trees: Vec<Tree>,
+    /// Processes with something that looks like a tree's memory and is not, or that cannot be opened: left out.
+    pub refused: Vec<Failure>,
+}
+
+/// Every tree that can be looked at.
+pub fn all() -> Found {
     among(process::all().unwrap_or_default())
 }
 
-/// The trees of these processes, once each.
-pub fn among(mut pids: Vec<u32>) -> Vec<Tree> {
+/// The trees of these processes.
+pub fn among(mut pids: Vec<u32>) -> Found {
     pids.sort_unstable();
-    let mut found: BTreeMap<u64, (PathBuf, Vec<u32>)> = BTreeMap::new();
+    let mut segments: BTreeMap<u64, (Memfd, Vec<u32>)> = BTreeMap::new();
+    let mut found = Found::default();
     for pid in pids {
-        if let Some((path, inode)) = segment_of(pid) {
-            found.entry(inode).or_insert((path, Vec::new())).1.push(pid);
+        match segment_of(pid) {
+            Ok(Some(segment)) => segments.entry(segment.inode).or_insert((segment, Vec::new())).1.push(pid),
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => found.refused.push(refused(pid, "it is none")),
+            // Not ours to look at, or ended.
+            Ok(None) | Err(_) => {}
         }
     }
-    let open = |(path, processes): (PathBuf, Vec<u32>)| {
-        let tree = open_at(*processes.first()?, &path).ok()?;
-        Some(Tree { processes, ..tree })
-    };
-    let mut trees: Vec<Tree> = found.into_values().filter_map(open).collect();
-    trees.sort_by_key(|tree| tree.pid);
-    trees
+    for (segment, processes) in segments.into_values() {
+        match open_at(processes[0], &segment) {
+            Ok(tree) => found.trees.push(Tree { processes, ..tree }),
+            Err(failure) => found.refused.push(failure),
+        }
+    }
+    found.trees.sort_by_key(|tree| tree.pid);
+    found
 }
 
 /// The name of a process, as it can be printed.

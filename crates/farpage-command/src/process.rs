@@ -53,6 +53,14 @@ fn text(path: &str) -> io::Result<String> {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Resident anonymous memory of a process, bytes, each page divided by the number of processes that have it; 0 where it
+/// may not be looked at.
+pub fn anonymous_share(pid: u32) -> u64 {
+    let rollup = text(&format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().map_or(0, |kib| kib << 10)
+}
+
 /// A number of `/proc/PID/stat`, by its place there (`proc_pid_stat(5)`), from 4 on.
 fn stat_field(pid: u32, place: usize) -> Option<u64> {
     // Behind the name is field 3.

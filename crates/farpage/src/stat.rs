@@ -29,7 +29,7 @@ pub const THREAD_NAME: &str = "farpage-monitor";
 /// `comm` of a pager's reclaim threads; they share the program's descriptor table, which holds the pagers' memfds.
 pub const PAGER_THREAD_NAME: &str = "farpage-reclaim";
 /// First word of the page: [`FAMILY`] and the version of the layout, which a program brings along with its library.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage6");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage7");
 /// The bytes of [`MAGIC`] that are the same in all versions.
 pub const FAMILY: &[u8; 7] = b"farpage";
 /// Bytes of the mapping.
@@ -64,6 +64,8 @@ macro_rules! fields {
             pub tuning_held: AtomicU64,
             /// What happened last. The engine's only.
             pub events: Events,
+            /// The last message that could not be written.
+            pub unsaid: Unsaid,
         }
 
         impl Stat {
@@ -85,6 +87,35 @@ macro_rules! fields {
             }
         }
     };
+}
+
+/// A message that could not be written to standard error, because that is another file by now: its text, as far as there
+/// is room. Several at a time may mix; nothing depends on it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Unsaid {
+    /// How many there were.
+    count: AtomicU64,
+    text: [AtomicU64; 32],
+}
+
+impl Unsaid {
+    /// Keeps one.
+    pub fn keep(&self, text: &[u8]) {
+        self.count.fetch_add(1, Relaxed);
+        let (whole, rest) = text.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        for (to, bytes) in self.text.iter().zip(whole.iter().chain([&last, &[0; 8]])) {
+            to.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    /// How many there were, and the last one.
+    pub fn last(&self) -> (u64, Vec<u8>) {
+        let bytes = self.text.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes());
+        (self.count.load(Relaxed), bytes.take_while(|byte| *byte != 0).collect())
+    }
 }
 
 /// Values that a pager of regions does not have.

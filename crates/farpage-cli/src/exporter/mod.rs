@@ -58,7 +58,7 @@ fn metrics(accepts: &str) -> Answer {
         Ok(all) => Answer {
             status: 200,
             content_type: form.content_type(),
-            body: metrics::write(&metrics::families(&all, &trees::all()), form),
+            body: metrics::write(&metrics::families(&all, &trees::all().trees), form),
         },
         Err(failure) => Answer::words(503, &failure.sentence),
     }

@@ -50,8 +50,10 @@ const SEARCH: Duration = Duration::from_millis(100);
 const SEARCH_HELPLESS: Duration = Duration::from_secs(1);
 /// How long it has to be calm before somebody gets more.
 const CALM: Duration = Duration::from_secs(5);
-/// How long who has to become smaller may take before it is thought that it cannot.
-const SHRINKS: Duration = Duration::from_secs(10);
+/// What is above its budget counts as about to give, as long as it becomes smaller by [`SHRINKS`] within this time.
+const SHRINKS_WITHIN: Duration = Duration::from_secs(2);
+/// See [`SHRINKS_WITHIN`], bytes.
+const SHRINKS: u64 = 1 << 20;
 /// No change is smaller, bytes.
 const WORTH: u64 = 8 << 20;
 /// Smaller ones get no budget ahead of need, bytes; nor do those that have less than a tenth of what there is.
@@ -69,6 +71,8 @@ struct Watched {
     /// When all its processes were looked at, and what those had that have no budget.
     searched: Option<Instant>,
     had: HashMap<Id, u64>,
+    /// Those that are above their budgets.
+    above: HashMap<Id, Above>,
     /// Since when nothing has to be done.
     calm: Instant,
     /// When it was seen last whether somebody can have more.
@@ -79,13 +83,22 @@ struct Watched {
     would: HashMap<Id, u64>,
 }
 
+/// One that is above its budget.
+struct Above {
+    /// The least that it was seen with since then, bytes.
+    least: u64,
+    /// When it was seen with so little.
+    since: Instant,
+    /// The budget that it does not follow, bytes, if that has been said.
+    said: Option<u64>,
+}
+
 /// A tree that has a budget from us.
 struct Given {
     /// What it had before, bytes; `None`: no budget.
     original: Option<u64>,
     /// What we gave, bytes: if it has another one now, somebody else decided so.
     budget: u64,
-    at: Instant,
 }
 
 struct Guard<'a> {
@@ -210,6 +223,7 @@ impl Guard<'_> {
             next: Instant::now(),
             searched: None,
             had: HashMap::new(),
+            above: HashMap::new(),
             calm: Instant::now(),
             gave_back: Instant::now(),
             is_helpless: false,
@@ -249,6 +263,7 @@ impl Guard<'_> {
                 (watched.is_helpless, watched.searched) = (false, None);
                 watched.would.clear();
                 watched.had.clear();
+                watched.above.clear();
                 self.give_back(&places, index);
             }
         }
@@ -261,7 +276,7 @@ impl Guard<'_> {
         for done in self.attaches.done() {
             if let Some(budget) = done.budget {
                 let given = self.given.entry(done.id);
-                given.or_insert(Given { original: None, budget, at: Instant::now() }).budget = budget;
+                given.or_insert(Given { original: None, budget }).budget = budget;
             }
             if let Some(line) = done.says {
                 self.speaker.say(format_args!("{}: {line}", done.place));
@@ -314,12 +329,36 @@ impl Guard<'_> {
                 numbers.budget = self.attaches.budget(target.id);
             }
             numbers.budget = watched.would.get(&target.id).copied().or(numbers.budget);
-            let is_stuck = self.given.get(&target.id).is_some_and(|given| given.at.elapsed() > SHRINKS);
-            if is_stuck && numbers.budget.is_some_and(|budget| budget < numbers.has) {
-                (numbers.budget, numbers.floor) = (Some(numbers.has), numbers.has);
-            }
         }
+        self.leave_out_who_does_not_shrink(watched, &mut targets);
         targets
+    }
+
+    /// Who is above its budget and does not become smaller gives nothing: nobody waits for it.
+    fn leave_out_who_does_not_shrink(&mut self, watched: &mut Watched, targets: &mut [Target]) {
+        if self.args.dry_run {
+            return;
+        }
+        let mut before = std::mem::take(&mut watched.above);
+        for target in targets {
+            let has = target.numbers.has;
+            let Some(budget) = target.numbers.budget.filter(|budget| *budget < has) else { continue };
+            let now = Instant::now();
+            let mut above = before.remove(&target.id).unwrap_or(Above { least: has, since: now, said: None });
+            if has.saturating_add(SHRINKS) <= above.least {
+                (above.least, above.since) = (has, now);
+            }
+            if above.since.elapsed() > SHRINKS_WITHIN {
+                (target.numbers.budget, target.numbers.floor) = (Some(has), has);
+                if target.tree.is_some() && above.said != Some(budget) {
+                    let (budget, has) = (size::format(budget), size::format(has));
+                    let place = &watched.place;
+                    self.speaker.say(format_args!("{place}: {target} keeps {has}, above its budget of {budget}"));
+                }
+                above.said = Some(budget);
+            }
+            watched.above.insert(target.id, above);
+        }
     }
 
     /// Gives one a budget, and says so: of who is attached to, when that is done.
@@ -338,7 +377,7 @@ impl Guard<'_> {
                 let budget = set(tree, budget);
                 self.speaker.say(format_args!("{place}: {why}: it has a budget of {}", size::format(budget)));
                 let original = self.original(target.id, original);
-                self.given.insert(target.id, Given { original, budget, at: Instant::now() });
+                self.given.insert(target.id, Given { original, budget });
                 if has_small(tree) { self.attaches.wake(target, place, budget) } else { None }
             }
         };

@@ -68,16 +68,17 @@ pub fn has_small(tree: &Tree) -> bool {
     tree.segment.living().any(|m| m.kind() == MemberKind::Dormant)
 }
 
-/// What members of a tree have in RAM, bytes: in this place, and elsewhere.
-fn used(tree: &Tree, pids: &HashSet<u32>) -> (u64, u64) {
+/// What members of a tree say that they have in RAM elsewhere, bytes.
+fn elsewhere(tree: &Tree, pids: &HashSet<u32>) -> u64 {
     let members = tree.members();
     let is_here = |m: &Member| pids.contains(&m.pid.load(Relaxed));
     // Members know the numbers that they see themselves. In another pid namespace none may be known here.
-    let known = members.iter().any(|m| is_here(m));
-    members.iter().fold((0, 0), |(here, there), m| {
-        let has = bytes(m.used.load(Relaxed));
-        if !known || is_here(m) { (here + has, there) } else { (here, there + has) }
-    })
+    match members.iter().any(|m| is_here(m)) {
+        true => {
+            members.iter().filter(|m| !is_here(m)).fold(0, |sum, m| bytes(m.used.load(Relaxed)).saturating_add(sum))
+        }
+        false => 0,
+    }
 }
 
 /// What rules are asked about a process.
@@ -101,7 +102,8 @@ impl Looked {
     }
 }
 
-/// All of a place that the rules allow, and that are large enough for a budget.
+/// All of a place that the rules allow, and that are large enough for a budget. What each of them has is what the kernel
+/// says: a process may say anything of itself.
 pub fn find(place: &Place, only: &[Rule], never: &[Rule]) -> Vec<Target> {
     let me = rustix::process::geteuid();
     let pids: HashSet<u32> = place.processes().into_iter().filter(|p| *p != 1 && *p != std::process::id()).collect();
@@ -114,10 +116,15 @@ pub fn find(place: &Place, only: &[Rule], never: &[Rule]) -> Vec<Target> {
     };
     let mut in_trees = HashSet::new();
     let mut targets = Vec::new();
-    for tree in trees::among(looked.keys().copied().collect()) {
+    for tree in trees::among(looked.keys().copied().collect()).trees {
         in_trees.extend(tree.processes.iter().copied());
         let Some(id) = Id::of(tree.pid).filter(|_| allowed(&tree.processes)) else { continue };
-        let (has, elsewhere) = used(&tree, &pids);
+        // Pages that forked processes share are counted once.
+        let has = match tree.processes[..] {
+            [one] => looked[&one].status.anonymous(),
+            _ => tree.processes.iter().map(|pid| process::anonymous_share(*pid)).sum(),
+        };
+        let elsewhere = elsewhere(&tree, &pids);
         let budget = tree.budget().map(|budget| budget.saturating_sub(elsewhere));
         let numbers = Candidate { has, budget, floor: RAM_MIN, grown: 0 };
         targets.push(Target { id, name: trees::comm(tree.pid), tree: Some(tree), numbers, elsewhere });

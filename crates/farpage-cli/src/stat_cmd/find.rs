@@ -2,20 +2,20 @@
 //! these. An engine's threads have a table of their own, and so have those of each pager.
 //!
 //! All that is read here is what a process says of itself, and whoever owns it may make it say anything: names with any
-//! bytes, and files under the name of a page that hang whoever opens them. So a file is opened only if it is a memfd.
+//! bytes, and files under the name of a page that hang whoever opens them ([`memfd`](crate::memfd)). Nothing is read of
+//! its memory (`environ`, `cmdline`): a page of it may come from a filesystem that does not answer.
 
 use crate::failure::{Failure, Result};
+use crate::memfd::{self, Memfd};
 use crate::page::{Found, Page};
-use crate::preload;
-use farpage::internals::conf::{Conf, ENV_CONF, ENV_DISABLE};
+use crate::process::Status;
+use crate::trees;
 use farpage::internals::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
-use rustix::fd::AsRawFd;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::OFlags;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A process that runs under farpage, or has pagers.
 #[derive(Debug)]
@@ -88,11 +88,9 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     let command = printable(command.strip_suffix(b"\n").unwrap_or(&command));
     let threads = threads(&dir);
     if threads.is_empty() {
-        let environment = fs::read(dir.join("environ")).map_err(|e| match e.kind() {
-            io::ErrorKind::PermissionDenied => Absent::Permission,
-            _ => Absent::Engine,
-        })?;
-        let page = below(&dir, pid, &environment).ok_or(Absent::Engine)?;
+        let is_others = fs::read_dir(dir.join("fd")).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
+        let absent = if is_others { Absent::Permission } else { Absent::Engine };
+        let page = below(&dir, pid).ok_or(absent)?;
         return Ok(Managed { pid, command, pages: Some(vec![page]) });
     }
     let own = own_pids(&dir);
@@ -121,25 +119,14 @@ pub fn all() -> Result<Vec<Managed>> {
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 
-/// What there is to show of a program that is so far below its budget that it has no engine: it has been told of one,
-/// and has the library. (One that could not have a budget looks the same.)
-fn below(dir: &Path, pid: u32, environment: &[u8]) -> Option<Page> {
-    let variable = |name: &str| {
-        environment.split(|b| *b == 0).find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-    };
-    if variable(ENV_DISABLE).is_some_and(|value| !value.is_empty() && value != b"0") {
-        return None;
-    }
-    let conf = Conf::parse(std::str::from_utf8(variable(ENV_CONF)?).ok()?).ok()?;
-    let maps = fs::read(dir.join("maps")).ok()?;
-    if !String::from_utf8_lossy(&maps).contains(preload::NAME) {
-        return None;
-    }
-    let status = fs::read(dir.join("status")).ok()?;
-    let status = String::from_utf8_lossy(&status);
-    let anonymous =
-        status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
-    Some(Page::below(pid, conf.ram, anonymous.unwrap_or(0u64) << 10))
+/// What there is to show of a program that is so far below its budget that it has no engine: it is a member of a tree.
+/// (One that could not have a budget looks the same.)
+fn below(dir: &Path, pid: u32) -> Option<Page> {
+    let tree = trees::of(pid).ok()?;
+    let own = own_pids(dir);
+    tree.segment.living().find(|m| own.contains(&m.pid.load(Relaxed).into()))?;
+    let budget = trees::bytes(tree.segment.most_of_one());
+    Some(Page::below(pid, budget, Status::read(pid).ok()?.anonymous()))
 }
 
 /// Threads of the engine, and (`true`) of pagers.
@@ -168,20 +155,18 @@ impl Pages {
     /// Adds those that a thread has open: pagers' or an engine's. Pages of other processes, inherited, may lie beside
     /// them, and one may be open twice.
     fn add(&mut self, thread: &Path, pagers: bool, own: &[u64]) -> io::Result<()> {
-        let link_start = format!("/memfd:{MEMFD_NAME}");
-        for entry in fs::read_dir(thread.join("fd"))? {
-            let path = entry?.path();
-            let Ok(link) = fs::read_link(&path) else { continue };
-            if !link.as_os_str().as_bytes().starts_with(link_start.as_bytes()) {
+        for path in memfd::named(thread, MEMFD_NAME)? {
+            let Ok(memfd) = Memfd::at(&path) else { continue };
+            if ![STAT_BYTES as u64, BYTES_BEFORE].contains(&memfd.size) {
                 continue;
             }
-            let Ok((file, inode)) = open_memfd(&path) else { continue };
+            let Ok(file) = memfd.open(OFlags::RDONLY).map(fs::File::from) else { continue };
             match Page::read(&file) {
                 Ok(Found::OtherVersion) => self.other_version = true,
                 Ok(Found::Page(page)) => {
                     let wanted = own.contains(&page.pid()) && page.pager().is_some() == pagers;
-                    if wanted && self.pages.iter().all(|(_, known)| *known != inode) {
-                        self.pages.push((page, inode));
+                    if wanted && self.pages.iter().all(|(_, known)| *known != memfd.inode) {
+                        self.pages.push((page, memfd.inode));
                     }
                 }
                 Ok(Found::Empty) | Err(_) => {}
@@ -193,35 +178,6 @@ impl Pages {
 
 /// Bytes of a page before events were kept in it: such a one is of another version.
 const BYTES_BEFORE: u64 = 16 * 1024;
-
-/// Opens what a descriptor of another process leads to if that is a memfd as large as a page; with its number.
-fn open_memfd(path: &Path) -> io::Result<(fs::File, u64)> {
-    // To open a pipe may wait for ever, a device may do something, and a filesystem in user space may be asked to
-    // answer. This does none of it.
-    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let asked = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(AT_STATX_DONT_SYNC);
-    let what = rustix::fs::statx(&place, c"", asked, StatxFlags::BASIC_STATS)?;
-    let device = (what.stx_dev_major, what.stx_dev_minor);
-    let regular = FileType::from_raw_mode(what.stx_mode.into()).is_file();
-    if Some(device) != memfd_device() || !regular || ![STAT_BYTES as u64, BYTES_BEFORE].contains(&what.stx_size) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let again = format!("/proc/self/fd/{}", place.as_raw_fd());
-    let file = rustix::fs::open(again, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-    Ok((file.into(), what.stx_ino))
-}
-
-/// Nothing but what is known already; a part of `AT_STATX_SYNC_TYPE`, which rustix has no name for.
-const AT_STATX_DONT_SYNC: u32 = 0x4000;
-
-/// The device of the kernel's own filesystem in which all memfds are.
-fn memfd_device() -> Option<(u32, u32)> {
-    static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
-    *DEVICE.get_or_init(|| {
-        let stat = rustix::fs::fstat(farpage::internals::stat::new_memfd().ok()?).ok()?;
-        Some((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)))
-    })
-}
 
 /// A name with nothing in it that a terminal would obey, nor half characters.
 pub fn printable(name: &[u8]) -> String {
@@ -269,22 +225,5 @@ mod tests {
         ] {
             assert_eq!(printable(name), shown);
         }
-    }
-
-    #[test]
-    fn only_a_memfd_of_the_right_size_is_opened() {
-        let memfd = farpage::internals::stat::new_memfd().unwrap();
-        let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        assert!(open_memfd(&path(&memfd)).is_ok());
-        let short = rustix::fs::memfd_create(MEMFD_NAME, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(STAT_BYTES as u64).unwrap();
-        let (pipe, _other) = io::pipe().unwrap();
-        assert!([path(&short), path(&file), path(&pipe)].iter().all(|path| open_memfd(path).is_err()));
-        // Nobody writes to it: to open it for reading would wait.
-        let dir = tempfile::tempdir().unwrap();
-        let fifo = dir.path().join("fifo");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
-        assert!(open_memfd(&fifo).is_err());
     }
 }

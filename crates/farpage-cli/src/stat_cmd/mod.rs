@@ -53,7 +53,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
 
 fn metrics_text(args: &StatArgs) -> Result<ExitCode> {
     let form = if args.output.is_some() { Exposition::Prometheus } else { Exposition::OpenMetrics };
-    let text = metrics::write(&metrics::families(&find::all()?, &trees::all()), form);
+    let text = metrics::write(&metrics::families(&find::all()?, &trees::all().trees), form);
     match &args.output {
         None => print(&text),
         Some(path) => output::publish(path, text.as_bytes()).map_err(|e| {
@@ -160,7 +160,9 @@ fn all_text(args: &StatArgs) -> Result<String> {
             let why = "of these processes only their own user and root may read the counters";
             crate::failure::say(format_args!("farpage: rows of dashes: {why}    sudo farpage stat"));
         }
-        let trees: Vec<String> = trees::all().iter().map(|tree| format!("\n{}", tree.text())).collect();
+        let found = trees::all();
+        found.refused.iter().for_each(crate::failure::say);
+        let trees: Vec<String> = found.trees.iter().map(|tree| format!("\n{}", tree.text())).collect();
         return Ok(show::table(&all, args.bytes) + &trees.concat());
     }
     let list = all.iter().map(|one| {
@@ -171,7 +173,7 @@ fn all_text(args: &StatArgs) -> Result<String> {
     let object = json!({
         "schema": SCHEMA,
         "processes": list.collect::<Vec<_>>(),
-        "trees": trees::all().iter().map(trees::Tree::json).collect::<Vec<_>>(),
+        "trees": trees::all().trees.iter().map(trees::Tree::json).collect::<Vec<_>>(),
     });
     Ok(json_text(args, &object))
 }

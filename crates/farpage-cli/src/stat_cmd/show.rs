@@ -1,6 +1,6 @@
 //! How counters look: the table of all processes, the sheet of one, and both as JSON.
 
-use super::find::Managed;
+use super::find::{Managed, printable};
 use crate::page::{Page, SHARES, Tuned, duration};
 use farpage::internals::conf::size;
 use farpage::internals::stat::{Event, Value};
@@ -243,6 +243,13 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, look: Look) -> String {
         None => "below its budget, nothing is managed".into(),
     };
     let mut out = format!("{} ({}): {state}\n", one.command, one.pid);
+    let (messages, last) = page.unsaid();
+    if messages > 0 {
+        let last = printable(last.trim_ascii_end());
+        out.push_str(&format!(
+            "{messages} messages not written (its standard error is another file), the last: {last}\n"
+        ));
+    }
     let values: Vec<Value> = page.values().into_iter().filter(|v| v.name != "active").collect();
     let (levels, counters): (Vec<Value>, Vec<Value>) = values.into_iter().partition(|v| !v.counter);
     out.push_str("memory\n");

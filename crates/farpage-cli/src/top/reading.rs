@@ -164,7 +164,7 @@ impl Monitor {
     /// There is no `/proc`.
     pub fn read(&mut self) -> Result<Reading> {
         let all = find::all()?;
-        let trees = trees::among(all.iter().map(|one| one.pid).collect());
+        let trees = trees::among(all.iter().map(|one| one.pid).collect()).trees;
         let mut reading = self.take(all, &trees, Instant::now());
         reading.programs.iter_mut().for_each(|program| program.user = self.users.of(program.id.pid));
         reading.trees.iter_mut().for_each(|tree| tree.user = self.users.of(tree.pid));

@@ -28,6 +28,7 @@ use crate::swap::redis::server::{Server, settle};
 use crate::swap::space::build::{check_memory, memory_most};
 use crate::swap::{DeviceError, Entry, SwapSpace};
 use crate::sys::fd::Fd;
+use crate::sys::message::begin_messages;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
@@ -189,6 +190,7 @@ impl Builder {
     /// [`Error::Budget`], [`Error::Userfaultfd`], [`Error::Device`], [`Error::TooManyPagers`], [`Error::SystemCalls`],
     /// or the kernel's.
     pub fn build(mut self) -> Result<Pager, Error> {
+        begin_messages(false, |_| {});
         if !(BUDGET_MIN..=BUDGET_MAX).contains(&self.budget) {
             return Err(Error::Budget(self.budget));
         }

@@ -24,6 +24,7 @@ use crate::run::uffd_device;
 use crate::stat::StatPage;
 use crate::sys::descriptor::FileId;
 use crate::sys::futex;
+use crate::sys::message::begin_messages;
 use crate::sys::proc::has_ended_child;
 use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
@@ -39,6 +40,7 @@ use std::time::{Duration, Instant};
 /// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on
 /// the only thread; `heap` is the library's global allocator.
 pub fn sleep(conf: Conf, heap: &'static Heap) {
+    begin_messages(false, keep_unsaid);
     if plan(conf, heap) {
         match dormant() {
             // Nothing that it does would be seen.
@@ -50,9 +52,18 @@ pub fn sleep(conf: Conf, heap: &'static Heap) {
 
 /// The program runs already, and has an engine from now on; with `wait`, when this returns.
 pub(crate) fn at_once(conf: Conf, heap: &'static Heap, wait: bool) {
+    begin_messages(true, keep_unsaid);
     plan(conf, heap);
     if let Some(plan) = dormant() {
         wake(plan, wait);
+    }
+}
+
+/// Keeps a message that could not be written for `farpage stat`.
+fn keep_unsaid(text: &[u8]) {
+    let of_plan = || PLAN.get().and_then(StartPlan::stat);
+    if let Some(stat) = engine().map(|engine| engine.stat).or_else(of_plan) {
+        stat.unsaid.keep(text);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Callers: everybody, on any thread, in signal handlers, too. No locks, no allocation.
 
+use super::descriptor::FileId;
 use super::raw::{gettid, nr, syscall};
 use super::thread::{fetch_fd_of_process, is_engine_thread, without_signal};
 use super::valgrind;
@@ -10,11 +11,11 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// Writes one line to the process's standard error. Engine threads have a descriptor table of their own: theirs is
 /// fetched from the main thread's, so that position and mode are shared with what the program writes; where that is not
-/// allowed, it is opened anew. What cannot be written is lost: there is nobody left to tell.
+/// allowed, it is opened anew.
 pub fn message(text: &str) {
     message_fmt(format_args!("{text}"));
 }
@@ -38,18 +39,57 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     };
     // SAFETY: borrowed for these calls, which fail if it is not open, or is no file to write to.
     let own = (!is_engine_thread()).then(|| unsafe { BorrowedFd::borrow_raw(2) });
-    if let Some(to) = of_process.as_ref().ok().map(AsFd::as_fd).or(own) {
-        // No signal for a pipe whose reader is gone.
-        without_signal(libc::SIGPIPE, || write_in_time(to, bytes));
+    let to = of_process.as_ref().ok().map(AsFd::as_fd).or(own).filter(is_standard_error);
+    // No signal for a pipe whose reader is gone.
+    let is_said = to.is_some_and(|to| without_signal(libc::SIGPIPE, || write_in_time(to, bytes)));
+    let keep = UNSAID.load(Relaxed);
+    if !is_said && keep != 0 {
+        // SAFETY: `begin_messages` has put it there.
+        let keep = unsafe { std::mem::transmute::<usize, fn(&[u8])>(keep) };
+        keep(bytes);
     }
 }
 
-/// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread.
-fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) {
-    let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-    if poll(&mut room, Some(&REPORT_WAIT_MAX)) == Ok(1) {
-        let _ = rustix::io::write(to, bytes);
+/// Standard error, device and inode; zeros: any file is.
+static STANDARD_ERROR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// What [`message_fmt`] calls with a line that it cannot write; 0: nothing.
+static UNSAID: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on messages are written to the file that is standard error now, and to no other: a program that closes the
+/// descriptor may give its number to a file of data. A line that cannot be written goes to `unsaid`, which allocates
+/// nothing and waits for nobody. `late`: the program has run for a while, so the number may be another file's already.
+/// The first call counts.
+pub fn begin_messages(late: bool, unsaid: fn(&[u8])) {
+    // SAFETY: only asked what it is; if it is not open, the answer is none.
+    let fd = unsafe { BorrowedFd::borrow_raw(2) };
+    let (device, inode) = match FileId::of(fd) {
+        Ok(file) if !late || is_for_lines(fd) => (file.device, file.inode),
+        _ => (u64::MAX, u64::MAX),
+    };
+    if STANDARD_ERROR[0].compare_exchange(0, device, Relaxed, Relaxed).is_ok() {
+        STANDARD_ERROR[1].store(inode, Relaxed);
+        UNSAID.store(unsaid as usize, Relaxed);
     }
+}
+
+fn is_standard_error(fd: &BorrowedFd<'_>) -> bool {
+    let [device, inode] = [0, 1].map(|i| STANDARD_ERROR[i].load(Relaxed));
+    device == 0 || FileId::of(*fd) == Ok(FileId { device, inode })
+}
+
+/// Whether a file is one that lines are written to: no file of data, which is read, too, or written in other places
+/// than its end.
+fn is_for_lines(fd: BorrowedFd<'_>) -> bool {
+    use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+    let is_regular = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode).is_file();
+    let log = OFlags::WRONLY | OFlags::APPEND;
+    !fstat(fd).is_ok_and(is_regular) || fcntl_getfl(fd).is_ok_and(|flags| flags & (OFlags::ACCMODE | log) == log)
+}
+
+/// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread. Whether it is written.
+fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) -> bool {
+    let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    poll(&mut room, Some(&REPORT_WAIT_MAX)) == Ok(1) && rustix::io::write(to, bytes).is_ok()
 }
 
 /// The file behind the process's standard error, opened once more; not possible for a socket.
