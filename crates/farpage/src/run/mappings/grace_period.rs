@@ -28,13 +28,15 @@ pub(crate) struct GracePeriod {
     proc: Proc,
     /// Thread, and the CPU time at which it has told all that it did before.
     threads: Vec<(Thread, Duration)>,
+    /// A message is missing, and who runs has yet to be noted.
+    begins: bool,
     since: Instant,
 }
 
 impl GracePeriod {
     /// None so far.
     pub(crate) fn new(proc: Proc) -> GracePeriod {
-        GracePeriod { proc, threads: Vec::with_capacity(THREADS), since: Instant::now() }
+        GracePeriod { proc, threads: Vec::with_capacity(THREADS), begins: false, since: Instant::now() }
     }
 
     /// `/proc`, as the pager keeps it.
@@ -42,8 +44,15 @@ impl GracePeriod {
         &self.proc
     }
 
-    /// A message is missing: notes who runs.
+    /// A message is missing: who runs when the next one is wanted is waited for. All those that were able to run now
+    /// are, or have slept by then. So a thousand mappings that are looked at in one turn take one look at the threads.
     pub(crate) fn begin(&mut self) {
+        self.begins = true;
+    }
+
+    /// Notes who runs.
+    fn note_threads(&mut self) {
+        self.begins = false;
         self.threads.clear();
         self.since = Instant::now();
         let (proc, own, noted) = (&self.proc, gettid(), &mut self.threads);
@@ -60,11 +69,15 @@ impl GracePeriod {
 
     /// All has been told.
     pub(crate) fn end(&mut self) {
+        self.begins = false;
         self.threads.clear();
     }
 
     /// Whether a change may still be on its way that was made before [`GracePeriod::begin`].
     pub(crate) fn is_pending(&mut self) -> bool {
+        if self.begins {
+            self.note_threads();
+        }
         if self.threads.is_empty() {
             return false;
         }
@@ -100,7 +113,7 @@ mod tests {
             let keep = asleep.lock();
             let find = |s: &GracePeriod| s.threads.iter().find(|(t, _)| t.tid == spinner.load(Relaxed)).copied();
             let (thread, time) = loop {
-                grace_period.begin();
+                grace_period.note_threads();
                 if let Some(found) = find(&grace_period) {
                     break found;
                 }
@@ -113,7 +126,7 @@ mod tests {
             stop.store(true, Relaxed);
             // It goes to sleep some time.
             while {
-                grace_period.begin();
+                grace_period.note_threads();
                 find(&grace_period).is_some()
             } {}
             drop(keep);

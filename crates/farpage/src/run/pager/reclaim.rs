@@ -113,7 +113,7 @@ impl Pager {
 
     /// Room for `want` pages is needed now, the first of them `vpn`, and the budget is used up: reclaims in this
     /// thread. As long as what was promised is not at stake, what it gives back is granted to the fault that waits.
-    /// False: it is at stake, or nothing can be reclaimed.
+    /// False: it is at stake, or nothing can be reclaimed, or a change of mappings has to be read first.
     pub(crate) fn reclaim_now(&mut self, vpn: Vpn, want: usize) -> bool {
         let e = self.e;
         if self.gives_back(want) || self.drop_one(Some(vpn)) || e.takes_what_is_given() {
@@ -124,6 +124,10 @@ impl Pager {
         // Pages that refused in a whole round, in which none could be moved.
         let mut vain = None;
         for _ in 0..64 {
+            // Nothing can be moved or placed before that has been read: the fault is served later.
+            if self.changing() {
+                return false;
+            }
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
             self.adopt_news();
             while lock(&e.lru).active_len() < EVICT_BATCH && self.scan_step() {}

@@ -79,7 +79,7 @@ impl Pager {
             }
         }
         let (addr, tid) = (vpn.addr(), 0);
-        self.waiting.push(Fault { addr, write: false, tid, since: Instant::now(), reported: false });
+        self.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
         false
     }
 }

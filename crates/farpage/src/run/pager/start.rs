@@ -115,6 +115,7 @@ impl Engine {
             // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
             scratch: unsafe { Box::new_zeroed().assume_init() },
             waiting: Vec::with_capacity(1024),
+            reported: false,
             scans: Vec::new(),
             refused: Vec::new(),
             refused_since: Instant::now(),
@@ -128,6 +129,7 @@ impl Engine {
             grace_period: GracePeriod::new(proc.try_clone().map_err(no_proc)?),
             pending_frees: Vec::new(),
             news: Vec::new(),
+            put_off_since: None,
             readahead: Readahead::new(readahead, self.conf.ram),
             prefetch: Prefetch::default(),
             fault_threads: FaultThreads::default(),

@@ -47,8 +47,6 @@ pub struct Fault {
     pub tid: u32,
     /// When its message was read.
     pub since: Instant,
-    /// That it waits suspiciously long has been said.
-    pub reported: bool,
 }
 
 /// Whether there is a way for executable memory ([`crate::run::pager::transit`]).
@@ -89,6 +87,8 @@ pub struct Pager {
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
+    /// One that waited for long was told of.
+    pub(crate) reported: bool,
     /// Registered ranges (pages) whose present pages are not on the lists yet.
     pub(crate) scans: Vec<(Vpn, Vpn)>,
     /// Ranges (bytes) that cannot be registered, so that they are not tried again and again, and since when there are
@@ -112,6 +112,8 @@ pub struct Pager {
     pub(crate) pending_frees: Vec<Entry>,
     /// Mappings heard of; empty in between.
     pub(crate) news: Vec<(usize, usize)>,
+    /// Since when they wait for a moment in which no change is pending.
+    pub(crate) put_off_since: Option<Instant>,
     /// Which swapped pages come in with one that is missing.
     pub(crate) readahead: Readahead,
     /// What is read before it is wanted.

@@ -22,6 +22,12 @@ use rustix::fd::AsFd;
 use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+/// How long news wait for a moment without a change at most: the threads that gave them may wait.
+const PUT_OFF_MAX: Duration = Duration::from_millis(20);
+
+/// No fault should wait for longer.
+const LONG: Duration = Duration::from_secs(5);
+
 /// Between two looks at threads that have yet to tell a change.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -42,7 +48,10 @@ impl Pager {
             self.e.keep_up(PAGER);
             self.e.decompressor.wake();
         }
-        self.adopt_news();
+        let put_off = self.puts_off_news();
+        if !put_off {
+            self.adopt_news();
+        }
         let got = self.read_messages();
         if !self.order.is_settled() {
             self.settle();
@@ -66,6 +75,10 @@ impl Pager {
             worked |= self.balance();
         }
         self.wake_others(got > 0 || worked);
+        if put_off && got == 0 {
+            self.sleep(Some(NAP.as_nanos() as i64));
+            return;
+        }
         if got > 0 {
             if self.affinity.is_apart() {
                 self.spin.served(&self.e.controls, Instant::now());
@@ -98,6 +111,19 @@ impl Pager {
             self.e.wakeups.pager_waits.store(false, Ordering::Release);
             self.stay_awake(0, Instant::now());
         }
+    }
+
+    /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and each
+    /// message after that is waited for ([`Pager::add_fresh`]). Mostly none is pending once those on the queue are read
+    /// and their threads have run; where a thousand threads start and end, one always is.
+    fn puts_off_news(&mut self) -> bool {
+        let e = self.e;
+        let are_there = || e.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.candidates).is_empty();
+        if !self.order.is_settled() || !are_there() || !self.changing() {
+            self.put_off_since = None;
+            return false;
+        }
+        self.put_off_since.get_or_insert_with(Instant::now).elapsed() < PUT_OFF_MAX
     }
 
     /// After a turn: a process in which something happens is not idle.
@@ -218,9 +244,10 @@ impl Pager {
                 }
                 self.prefetch.concurrency.fault(tid);
                 self.e.controls.decide(Controller::Crowd, self.prefetch.concurrency.is_there());
-                self.waiting.push(Fault { addr, write, tid, since, reported: false });
+                self.waiting.push(Fault { addr, write, tid, since });
             }
-            Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => self.adopt_news(),
+            // Its thread has news. They are for the next turn: now its change is pending.
+            Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
             change => {
                 let e = self.e;
                 // Before it is applied: its thread goes on now, and what it maps at this place has to be told.
@@ -324,8 +351,12 @@ impl Pager {
                     self.waiting.swap_remove(i);
                 }
                 Outcome::Later => {
-                    if !fault.reported && fault.since.elapsed() > Duration::from_secs(5) {
-                        self.report(i);
+                    if !self.reported && fault.since.elapsed() > LONG {
+                        self.report(fault);
+                    }
+                    // The kernel refuses all others, too, until that is read: a thousand would be tried in vain.
+                    if self.changing() {
+                        return;
                     }
                     i += 1;
                 }
@@ -333,15 +364,14 @@ impl Pager {
         }
     }
 
-    /// A thread must never hang in silence.
-    fn report(&mut self, i: usize) {
-        let fault = &mut self.waiting[i];
-        fault.reported = true;
+    /// A thread must never hang in silence. Once: a thousand may wait.
+    fn report(&mut self, fault: Fault) {
+        self.reported = true;
         let node = self.e.table.node(Vpn::of(fault.addr));
         let state = node.map(|n| self.e.table.state(n));
         let (addr, changing) = (fault.addr, self.changing());
         warn(&format!(
-            "a thread has been waiting for the page at {addr:#x} for 5 s: {state:?}, mapping change pending: {changing}"
+            "a thread has been waiting for the page at {addr:#x} for {LONG:?}: {state:?}, mapping change pending: {changing}"
         ));
     }
 

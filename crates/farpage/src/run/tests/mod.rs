@@ -344,6 +344,22 @@ fn full_devices_cost_the_budget_and_no_byte() {
 }
 
 #[test]
+fn faults_of_many_threads_are_not_tried_in_vain_before_a_change_is_read() {
+    let mut world = World::new(61, "swap:zram", 0);
+    let absent: Vec<usize> =
+        (0..LEN).map(|page| world.addr(0, page)).filter(|at| !world.kernel.is_there(*at)).collect();
+    assert!(absent.len() > 300);
+    absent.iter().enumerate().for_each(|(n, at)| world.kernel.fault(*at, false, n as u32));
+    while world.pager.read_messages() > 0 {}
+    world.kernel.discard(world.addr(1, 0), world.addr(1, 1));
+    let before = world.kernel.lock().refused;
+    world.pager.serve_waiting();
+    let refused = world.kernel.lock().refused - before;
+    assert!(refused < absent.len() as u64 / 2, "{refused} of {}", absent.len());
+    world.serve(&absent);
+}
+
+#[test]
 fn waiting_is_counted_from_the_message_on_and_by_thread() {
     let mut world = World::new(51, "swap:zram", 0);
     let stat = world.e.stat;
