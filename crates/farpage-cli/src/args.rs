@@ -209,7 +209,8 @@ pub enum Command {
 pub struct SetArgs {
     /// A process that was started by farpage run, or by one that was
     pub pid: u32,
-    /// The new budget of all of them; more than at the start is used as far as compressed memory was reserved
+    /// The new budget of all of them, or max: none; more than at the start is used as far as compressed memory was
+    /// reserved
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: String,
 }

@@ -45,15 +45,22 @@ impl Machine {
     /// # Errors
     /// An unreadable size, or less than the engine needs.
     pub fn budget(&self, text: Option<&str>) -> Result<Budget> {
+        self.budget_of(RAM, text)
+    }
+
+    /// The budget for `OPTION TEXT`, or the default.
+    fn budget_of(&self, option: &str, text: Option<&str>) -> Result<Budget> {
+        let at_least = |failure: Failure| failure.help(format!("give at least {option} {}M", conf::RAM_MIN >> 20));
         let whole = self.limit.as_ref().map_or(self.total, |l| l.bytes.min(self.total));
         match (text, &self.limit) {
-            (Some(text), _) => sized(text, Some(whole)),
+            (Some(text), _) => sized(option, text, Some(whole)),
             (None, Some(limit)) => {
                 let of = size::format(limit.bytes);
-                in_pages(limit.bytes / 10 * 9, format!("90% of the {of} of {}", limit.file.display()))
+                in_pages(limit.bytes / 10 * 9, format!("90% of the {of} of {}", limit.file.display())).map_err(at_least)
             }
             (None, None) => {
-                in_pages(self.available / 2, format!("half of the {} available", size::format(self.available)))
+                let origin = format!("half of the {} available", size::format(self.available));
+                in_pages(self.available / 2, origin).map_err(at_least)
             }
         }
     }
@@ -83,15 +90,33 @@ pub fn never_acts(option: &str, text: &str, budget: &Budget) -> Option<String> {
 /// # Errors
 /// An unreadable size, less than the engine needs, a machine of which nothing can be read.
 pub fn budget(text: Option<&str>) -> Result<Budget> {
+    budget_of(RAM, text)
+}
+
+/// The same for another option than `--ram`.
+///
+/// # Errors
+/// As [`budget`].
+pub fn budget_of(option: &str, text: Option<&str>) -> Result<Budget> {
     match text {
-        Some(text) if !text.contains('%') => sized(text, None),
-        _ => Machine::read().map_err(|f| f.help("name the budget, as in --ram 512M"))?.budget(text),
+        Some(text) if !text.contains('%') => sized(option, text, None),
+        _ => {
+            let machine = Machine::read().map_err(|f| f.help(format!("name the budget, as in {option} 512M")))?;
+            machine.budget_of(option, text)
+        }
     }
 }
 
-fn sized(text: &str, whole: Option<u64>) -> Result<Budget> {
-    let bytes = size::parse_of(text, whole).map_err(|e| Failure::new(format!("--ram: {e}")))?;
-    in_pages(bytes, format!("--ram {text}"))
+const RAM: &str = "--ram";
+
+fn sized(option: &str, text: &str, whole: Option<u64>) -> Result<Budget> {
+    let bytes = size::parse_of(text, whole).map_err(|e| Failure::new(format!("{option}: {e}")))?;
+    let budget = in_pages(bytes, format!("{option} {text}"));
+    budget.map_err(|failure| match text.parse::<u64>() {
+        // The unit was forgotten.
+        Ok(number) if number << 20 >= conf::RAM_MIN => failure.help(format!("for {number} MiB write {option} {text}M")),
+        _ => failure.help(format!("give at least {option} {}M", conf::RAM_MIN >> 20)),
+    })
 }
 
 fn in_pages(bytes: u64, mut origin: String) -> Result<Budget> {
@@ -101,8 +126,7 @@ fn in_pages(bytes: u64, mut origin: String) -> Result<Budget> {
     }
     if pages < conf::RAM_MIN {
         let (given, min) = (size::format(bytes), size::format(conf::RAM_MIN));
-        let failure = Failure::new(format!("budget of {given} ({origin}) is below the minimum of {min}"));
-        return Err(failure.help(format!("give at least --ram {}M", conf::RAM_MIN >> 20)));
+        return Err(Failure::new(format!("budget of {given} ({origin}) is below the minimum of {min}")));
     }
     Ok(Budget { bytes: pages, origin })
 }

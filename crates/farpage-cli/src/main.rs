@@ -53,6 +53,8 @@ fn main() -> ExitCode {
             };
         }
     };
+    // Scripts tell by 125 that no program ran; of other subcommands only success and failure are told apart.
+    let runs = matches!(cli.command, Command::Run(_));
     let result = match cli.command {
         Command::Run(args) => run::main(args),
         Command::Attach(args) => attach::main(&args),
@@ -73,20 +75,26 @@ fn main() -> ExitCode {
         Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
         Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),
     };
-    result.unwrap_or_else(|failure| {
-        failure::say(&failure);
-        ExitCode::from(failure.status)
+    result.unwrap_or_else(|why| {
+        failure::say(&why);
+        ExitCode::from(if why.status == failure::FAILED && !runs { 1 } else { why.status })
     })
 }
 
-/// clap sees nothing like `--ram` in `-r` and `--rma`, which are what its name makes hands write.
+/// Options of other tools for what is `--ram` here.
+const RAM_ELSEWHERE: [&str; 6] = ["--budget", "--limit", "--mem", "--memory-limit", "--max-memory", "--size"];
+
+/// clap sees nothing like `--ram` in `-r` and `--rma`, which are what its name makes hands write, or in what others
+/// call it.
 fn suggest_ram(error: &mut clap::Error) {
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
     let mut letters: Vec<char> = given.strip_prefix("--").unwrap_or_default().chars().collect();
     letters.sort_unstable();
-    let is_meant = given == "-r" || letters == ['a', 'm', 'r'];
+    let is_meant = given == "-r" || letters == ['a', 'm', 'r'] || RAM_ELSEWHERE.contains(&given.as_str());
     if is_meant && error.kind() == ErrorKind::UnknownArgument && command_has_ram() {
         error.insert(ContextKind::SuggestedArg, ContextValue::String("--ram".into()));
+        // It has what clap would have suggested.
+        error.remove(ContextKind::Usage);
     }
 }
 

@@ -23,7 +23,7 @@ fn manual_and_completions_are_what_the_arguments_say() {
     for (shell, name) in [(Shell::Bash, "farpage"), (Shell::Zsh, "_farpage"), (Shell::Fish, "farpage.fish")] {
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut command, NAME, &mut text);
-        made.insert(format!("{shell}/{name}"), String::from_utf8(text).unwrap());
+        made.insert(format!("{shell}/{name}"), with_values(shell, &String::from_utf8(text).unwrap()));
     }
     command.build();
     manual(&command, &mut made);
@@ -47,6 +47,66 @@ fn manual_and_completions_are_what_the_arguments_say() {
     let wrong: Vec<_> = made.keys().chain(there.keys()).filter(differs).collect();
     assert!(wrong.is_empty(), "BLESS=1 cargo test -p farpage-cli pages: {wrong:?}");
 }
+
+/// What clap does not know: processes, swap devices, and that behind `--` another command line begins.
+fn with_values(shell: Shell, text: &str) -> String {
+    match shell {
+        Shell::Bash => text.replacen("_farpage() {", "_farpage_options() {", 1).replacen(
+            "if [[ \"${BASH_VERSINFO[0]}\" -eq 4",
+            &format!("{BASH}\nif [[ \"${{BASH_VERSINFO[0]}}\" -eq 4"),
+            1,
+        ),
+        Shell::Zsh => {
+            let values = |line: &str| match line {
+                _ if line.contains(":pid -- ") => line.replace(":_default'", ":_pids'"),
+                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram ram file\\: nbd\\:// redis\\://)'"),
+                _ => line.to_owned(),
+            };
+            text.lines().map(|line| values(line) + "\n").collect()
+        }
+        Shell::Fish => format!("{text}{FISH}"),
+        _ => text.to_owned(),
+    }
+}
+
+const BASH: &str = r#"_farpage() {
+    local i cur="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
+    for ((i = 2; i < COMP_CWORD; i++)); do
+        if [[ "${COMP_WORDS[i]}" == -- ]]; then
+            if ((COMP_CWORD == i + 1)); then
+                COMPREPLY=($(compgen -c -- "$cur"))
+            elif declare -F _command_offset > /dev/null; then
+                _command_offset $((i + 1))
+            fi
+            return
+        fi
+    done
+    case "$before" in
+        --swap)
+            COMPREPLY=($(compgen -W "zram ram file: nbd:// redis://" -- "$cur"))
+            return
+            ;;
+        attach|park|set|stat|unpark)
+            if [[ "$cur" != -* && "$COMP_CWORD" -eq 2 ]]; then
+                COMPREPLY=($(compgen -W "$(cd /proc && echo [0-9]*)" -- "$cur"))
+                return
+            fi
+            ;;
+    esac
+    _farpage_options "$@"
+}
+"#;
+
+const FISH: &str = r#"function __farpage_program
+    set -l words (commandline -opc) (commandline -ct)
+    set -l at (contains -i -- -- $words); or return
+    set -l program (string escape -- $words[(math $at + 1)..-2]) $words[-1]
+    complete -C "$program"
+end
+complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
+complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
+complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
+"#;
 
 /// The command without the subcommands that it starts itself: completions would offer them.
 fn for_users(command: &Command) -> Command {

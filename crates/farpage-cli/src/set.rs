@@ -8,11 +8,13 @@ use crate::process;
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::tree::{Member, MemberKind};
+use farpage::internals::tree::{Member, MemberKind, UNLIMITED};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+/// Lifts a budget.
+const NO_BUDGET: &str = "max";
 /// How long a tree that shrinks is waited for while it makes no headway.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks.
@@ -24,7 +26,7 @@ pub const LOOK: Duration = Duration::from_millis(20);
 /// # Errors
 /// No such tree; an unreadable size.
 pub fn give(pid: u32, ram: &str) -> Result<(u64, Vec<Failure>)> {
-    let bytes = budget(Some(ram))?.bytes;
+    let bytes = if ram == NO_BUDGET { UNLIMITED } else { budget(Some(ram))?.bytes };
     let tree = trees::of(pid)?;
     tree.segment.set_budget(bytes);
     let is_less = tree.segment.claimed() > bytes / PAGE_SIZE as u64;

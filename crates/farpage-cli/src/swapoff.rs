@@ -5,8 +5,8 @@
 
 use crate::args::SwapoffArgs;
 use crate::failure::{Failure, Result, say};
-use crate::run::server;
 use farpage::SwapSpec;
+use farpage::internals::swap::DeviceError;
 use farpage::internals::swap::redis::server::{Server, settle};
 use farpage::internals::swap::redis::sweep::{remove, sessions};
 use std::process::ExitCode;
@@ -22,8 +22,10 @@ pub fn main(args: &SwapoffArgs) -> Result<ExitCode> {
         return Err(Failure::new(sentence).help("write redis://HOST"));
     };
     // Whatever it does with pages: these go.
-    let (spec, server, ()) = settle(&spec, None, Server::connect).map_err(server::failure)?;
-    let failed = |error| server::failure(server.asking_failed("HGETALL", error));
+    let refused =
+        |error: DeviceError| Failure::new(format!("cannot use {}: {}", error.name, error.reason)).help(error.remedy);
+    let (spec, server, ()) = settle(&spec, None, Server::connect).map_err(refused)?;
+    let failed = |error| refused(server.asking_failed("HGETALL", error));
     let mut is_clean = true;
     let known = sessions(&server).map_err(failed)?;
     for session in &known {

@@ -68,6 +68,7 @@ always\t''
 never\t''"
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Attach to all that it has started, too: one budget for all of them'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help'
@@ -89,7 +90,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand set" -l ram -d 'The new budget of all of them; more than at the start is used as far as compressed memory was reserved' -r
+complete -c farpage -n "__fish_farpage_using_subcommand set" -l ram -d 'The new budget of all of them, or max: none; more than at the start is used as far as compressed memory was reserved' -r
 complete -c farpage -n "__fish_farpage_using_subcommand set" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l watch -d 'Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this' -r
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l output -d 'Replace FILE by the metrics, in the text form of Prometheus: for node_exporter\'s textfile collector' -r -F
@@ -186,3 +187,12 @@ complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_s
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l dir -d 'Where files go' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l no-kernel -d 'Measure the programs as they are and farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -s h -l help -d 'Print help'
+function __farpage_program
+    set -l words (commandline -opc) (commandline -ct)
+    set -l at (contains -i -- -- $words); or return
+    set -l program (string escape -- $words[(math $at + 1)..-2]) $words[-1]
+    complete -C "$program"
+end
+complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
+complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
+complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"

@@ -149,7 +149,12 @@ fn hold_out() {
 }
 
 fn no_group(group: &Path, error: &std::io::Error) -> Failure {
-    Failure::with_status(1, format!("cannot watch {}: it is no memory cgroup ({})", group.display(), why(error)))
+    let group = group.display();
+    let text = match error.kind() {
+        std::io::ErrorKind::NotFound => format!("cannot watch {group}: there is no such memory cgroup"),
+        _ => format!("cannot watch {group}: it is no memory cgroup ({})", why(error)),
+    };
+    Failure::with_status(1, text)
 }
 
 /// What shall be left of `limit` bytes. It cannot be half of them: when it acts, twice as much has to be there.

@@ -16,7 +16,7 @@ pub mod server;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::budget::{Budget, budget, never_acts};
+use crate::budget::{Budget, budget, budget_of, never_acts};
 use crate::early;
 use crate::failure::{Failure, Result, say, why};
 use crate::preload;
@@ -55,6 +55,8 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         }
     };
     let (mut conf, all) = configuration(&args, &note)?;
+    // Here already: what comes next opens some.
+    check_open_files().or_else(|failure| forgivable(&args, failure))?;
     let user = args.user.as_deref().map(user::lookup).transpose()?;
     let device = device_for_program(&note);
     let library = preload::locate()?;
@@ -65,15 +67,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     preload::check(&library)?;
     note(&format_args!("preload library {}", library.display()));
 
-    let forgivable = |failure: Failure| match args.force {
-        false => Err(failure),
-        true => {
-            if !args.quiet {
-                say(format_args!("{failure}\n  going on because of --force"));
-            }
-            Ok(())
-        }
-    };
+    let forgivable = |failure: Failure| forgivable(&args, failure);
     let probe = Probe::take(device.as_ref().map(Device::fd));
     probe.verdict().map_err(Failure::from).or_else(forgivable)?;
     if let Err(why) = probe.forks()
@@ -234,7 +228,7 @@ fn new_tree(
 /// Budget, devices and switches, with everything checked that needs no privilege and no file system. And the budget of
 /// all processes together, if there is one, bytes.
 fn configuration(args: &RunArgs, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<(Conf, Option<u64>)> {
-    let each = args.ram_per_process.as_deref().map(|text| budget(Some(text))).transpose()?;
+    let each = args.ram_per_process.as_deref().map(|text| budget_of("--ram-per-process", Some(text))).transpose()?;
     let all = match (&args.ram, &each) {
         (None, Some(_)) => None,
         (ram, _) => Some(budget(ram.as_deref())?),
@@ -314,7 +308,18 @@ fn commit_left() -> Option<u64> {
     Some(meminfo(&memory, "CommitLimit")?.saturating_sub(meminfo(&memory, "Committed_AS")?))
 }
 
-/// Whether the engine can have the memory that it begins with, and open its files.
+/// Whether the program is tried all the same.
+fn forgivable(args: &RunArgs, failure: Failure) -> Result<()> {
+    if !args.force {
+        return Err(failure);
+    }
+    if !args.quiet {
+        say(format_args!("{failure}\n  going on because of --force"));
+    }
+    Ok(())
+}
+
+/// Whether the engine can have the memory that it begins with.
 fn check_limits() -> Result<()> {
     let need = start_bytes();
     for (resource, what, flag) in [(Resource::As, "address space", "-v"), (Resource::Data, "private memory", "-d")] {
@@ -335,6 +340,11 @@ fn check_limits() -> Result<()> {
             size::format(need)
         )));
     }
+    Ok(())
+}
+
+/// Whether the engine can open its files.
+fn check_open_files() -> Result<()> {
     let files = FILES + cpu::count() as u64;
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < files => Err(Failure::new(format!(

@@ -107,6 +107,9 @@ fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<Strin
         return little.then(|| "it used less than half of the budget: a smaller --ram does, too".into());
     }
     let waited = page.waiting(wall);
+    if waited.was_full {
+        return Some("the swap devices were full, and it went above its budget: more --swap, or a larger size=".into());
+    }
     let major = get("pgmajfault");
     let back = major.saturating_add(get("workingset_refault_cached")) as f64 / wall.as_secs_f64().max(1e-9);
     if waited.share < WAITED_LITTLE && back < BACK_OFTEN {
@@ -115,6 +118,9 @@ fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<Strin
     Some(match (waited.advice(), waited.files()) {
         (Some(advice), _) => format!("it {advice}"),
         (None, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
+        (None, None) if major == 0 && get("pswpout") == 0 => {
+            "nothing was swapped out: it waited while its memory was taken over".into()
+        }
         (None, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
         (None, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
     })
@@ -390,7 +396,17 @@ mod tests {
             ),
             (waits(300, 9000, 6000), "67% of major faults waited for files: more --ram or a faster disk"),
             (waits(300, 9000, 3000), "only more --ram"),
-            (waits(300, 0, 0), "no page was read back"),
+            (waits(300, 0, 0), "nothing was swapped out"),
+            (
+                Page::for_test(|stat| {
+                    _ = (
+                        stat.swap_full.store(1, Relaxed),
+                        stat.fault_wait_ns.store(1 << 29, Relaxed),
+                        stat.active.store(1, Relaxed),
+                    )
+                }),
+                "more --swap",
+            ),
             (waits(3, 99, 99), "hardly waited for memory: a smaller --ram"),
             // Many short waits: the part of each that is not counted may come to something.
             (waits(3, 200, 0), "only more --ram"),

@@ -255,7 +255,11 @@ impl Sizing<'_> {
         let peak = peak as f64;
         if peak < PEAK_MIN {
             let [takes, least] = [peak, RAM_MIN].map(|bytes| size::format(bytes as u64));
-            let text = format!("{} takes no more than {takes}, and the least budget is {least}", self.program.name());
+            let name = self.program.name();
+            let text = match peak {
+                0.0 => format!("{name} ends before it can be seen what it takes: the least budget, {least}, will do"),
+                _ => format!("{name} takes no more than {takes}: the least budget, {least}, will do"),
+            };
             return Err(Failure::with_status(1, text));
         }
         Ok((median(seconds), peak))

@@ -106,6 +106,9 @@ impl SwapSpec {
                 (Some(spec), _) => SwapSpec::Nbd(spec.map_err(err)?),
                 (_, Some(spec)) => SwapSpec::Redis(spec.map_err(err)?),
                 (None, None) => {
+                    if head.starts_with(['/', '.', '~']) {
+                        return Err(err(format!("unknown kind; for that file or directory write file:{text}")));
+                    }
                     let kinds = "zram[,alg=lz4|zstd], file:PATH, nbd://HOST, redis://HOST or ram";
                     return Err(err(format!("unknown kind; use {kinds}")));
                 }

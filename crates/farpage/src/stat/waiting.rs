@@ -20,6 +20,8 @@ pub struct Waiting {
     pub share: f64,
     /// Faults that read a device, and those of them that read a file.
     major: (u64, u64),
+    /// A page had to stay because the swap devices were full.
+    pub was_full: bool,
 }
 
 impl Stat {
@@ -29,7 +31,8 @@ impl Stat {
         let ns = of(&self.fault_wait_ns).saturating_add(of(&self.alloc_wait_ns));
         let threads = of(&self.fault_threads).max(1);
         let share = ns as f64 / (wall.as_nanos().max(1) as f64 * threads as f64);
-        Waiting { ns, threads, share, major: (of(&self.pgmajfault), of(&self.pgmajfault_file)) }
+        let major = (of(&self.pgmajfault), of(&self.pgmajfault_file));
+        Waiting { ns, threads, share, major, was_full: of(&self.swap_full) > 0 }
     }
 }
 
@@ -45,6 +48,7 @@ impl Waiting {
     /// What to do about it, where it was most of the time; after the name of who waited.
     pub fn advice(&self) -> Option<String> {
         (self.share > MOST).then(|| match self.files() {
+            _ if self.was_full => "waited for most of its time, and the swap devices were full: more --swap".into(),
             None => "waited for most of its time: give it more --ram".into(),
             Some(files) => format!("waited for most of its time, {files}: more --ram, or a faster disk"),
         })
