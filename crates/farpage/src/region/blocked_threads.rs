@@ -10,6 +10,7 @@
 use super::signal;
 use crate::sys::message::warn;
 use crate::sys::raw::{gettid, nr, syscall};
+use crate::sys::thread;
 use farpage_syscalls::sigbus::{self, Action, BUS};
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -20,8 +21,10 @@ use std::time::{Duration, Instant};
 /// libc's SIGSETXID.
 const ASK: usize = 33;
 const ASK_BIT: u64 = 1 << (ASK - 1);
+/// Signals that our handler does not block.
+const FAULTS: u64 = thread::FAULT_SET;
 /// So long a thread may take to answer: it may wait for a child of `vfork`.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+const WAIT_MAX: Duration = Duration::from_secs(2);
 /// libc's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
 /// Says what is ours, by its address.
@@ -88,7 +91,10 @@ fn threads() -> Vec<u32> {
 fn blocks(thread: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/self/task/{thread}/status")) else { return false };
     let set = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & (BUS | ASK_BIT) == BUS)
+    let Some(set) = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()) else { return false };
+    // In our handler the kernel blocks SIGBUS, and all that the handler wants blocked.
+    let serves = |ours: Action| set & (FAULTS | ours.mask) == BUS | ours.mask;
+    set & (BUS | ASK_BIT) == BUS && !signal::ours().is_some_and(serves)
 }
 
 extern "C" fn on_asked(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {

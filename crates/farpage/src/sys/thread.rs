@@ -139,9 +139,19 @@ fn canary() -> usize {
 /// Signals that a thread's own faults raise: not to be blocked.
 pub const FAULT_SIGNALS: [i32; 5] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
 
+/// The same as a set.
+pub const FAULT_SET: u64 = {
+    let (mut set, mut i) = (0, 0);
+    while i < FAULT_SIGNALS.len() {
+        set |= 1 << (FAULT_SIGNALS[i] - 1);
+        i += 1;
+    }
+    set
+};
+
 /// Blocks the calling thread's signals but [`FAULT_SIGNALS`]; what was blocked before.
 pub fn block_signals() -> u64 {
-    let set = FAULT_SIGNALS.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
+    let set = !FAULT_SET;
     let mut before = 0;
     let args = [0 /* SIG_BLOCK */, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
     // SAFETY: both point to live 8-byte kernel signal sets.
