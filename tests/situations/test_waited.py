@@ -3,6 +3,7 @@ busy machine, too, where a program also waits for a CPU."""
 
 import concurrent.futures
 import os
+import re
 import unittest
 
 from holder import PYTHON
@@ -18,6 +19,8 @@ while time.monotonic() < end:
         at = (at * 5 + 12289) % (72 << 8)
         kept[at << 12] |= 1
 """
+# By another one, which ends by `_exit` if it is dash.
+CHILD = ["sh", "-c", '"$@"; true', "sh"]
 WAITED = "farpage: the program waited for most of its time"
 
 
@@ -34,6 +37,36 @@ class Waited(Situation):
         self.assertRegex(done.stderr, f"\\A{WAITED}, 100% of major faults waited for files: more --ram, [^\n]*\n\\Z")
 
     @unless_there(PYTHON)
+    def test_a_program_is_told_that_what_it_started_waited(self):
+        done = self.slow(6, before=CHILD)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertRegex(done.stderr, f"\\A{WAITED}, 100% of major faults waited for files: more --ram, [^\n]*\n\\Z")
+
+    @unless_there(PYTHON)
+    def test_the_report_is_of_all_processes(self):
+        report = self.slow(2, "--stats", before=CHILD).stderr
+        waited = re.search(r"waited for memory .* at least one waited for (\d+)% of the time\n", report)
+        self.assertGreater(int(waited[1]), 50, report)
+        self.assertRegex(report, r"\n  files +[\d.]+ MiB  written, [\d.]+ MiB read\n")
+        self.assertRegex(report, r"\n  never reached the budget by itself: nothing of it was managed\n"
+                                 r"  it waited for most of its time, 100% of major faults waited for files: more --ram")
+
+    @unless_there(PYTHON)
+    def test_who_had_no_room_on_its_devices_is_told(self):
+        program = "import os; kept = [os.urandom(1 << 20) for _ in range(60)]"
+        for before in ([], CHILD):
+            report = self.run_farpage(*before, PYTHON, "-c", program, ram="24M",
+                                      options=["--swap", "zram,size=8M", "--stats"]).stderr
+            self.assertRegex(report, r"the swap devices were full: more --swap keeps it within its budget\n\Z")
+
+    @unless_there(PYTHON)
+    def test_nothing_is_said_of_waiting_for_others_where_nothing_was_taken_out(self):
+        program = "kept = bytearray(20 << 20); kept[::4096] = bytes(5120)"
+        report = self.run_farpage(PYTHON, "-c", program, ram="29M", options=["--stats"]).stderr
+        if re.search(r"swapped out +0 B", report):
+            self.assertNotIn("were taken out", report)
+
+    @unless_there(PYTHON)
     def test_who_is_not_told_that_it_waited(self):
         closed = "import atexit, os; atexit.register(os.close, 2)\n" + SLOW
         replaced = "import os; os.dup2(os.open(os.environ['FILE'], os.O_WRONLY | os.O_CREAT), 2)\n" + SLOW
@@ -46,7 +79,6 @@ class Waited(Situation):
                 "who has somebody to say more": slow("--stats-json", self.dir / "stats"),
                 "whose standard error is closed": slow(program=closed),
                 "whose standard error is another file": slow(program=replaced, env=os.environ | {"FILE": str(file)}),
-                "who was started by another one": slow(before=["sh", "-c", '"$@"; true', "sh"]),
             }
         done = {what: run.result() for what, run in quiet.items()} | {"who took no time": self.slow(1)}
         for what, done in done.items():

@@ -5,6 +5,7 @@
 
 use farpage::internals::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
 use farpage::internals::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value, Waiting};
+use farpage::internals::tree::sums::Sums;
 use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io;
@@ -101,6 +102,11 @@ impl Page {
         Page(stat)
     }
 
+    /// What the processes of a tree have counted together.
+    pub fn of_tree(sums: &Sums) -> Page {
+        Page(sums.page())
+    }
+
     /// Number of the pager in its process, from 1; `None`: the page is an engine's.
     pub fn pager(&self) -> Option<u64> {
         Some(self.0.pager.load(Relaxed)).filter(|n| *n > 0)
@@ -168,6 +174,13 @@ impl Page {
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         set(&stat);
         Page(stat)
+    }
+
+    /// The same with something in another counter.
+    #[cfg(test)]
+    pub(crate) fn with(self, of: fn(&Stat) -> &std::sync::atomic::AtomicU64) -> Page {
+        of(&self.0).store(1, Relaxed);
+        self
     }
 
     /// Readahead by mapping (of a pager: by region), in address order.

@@ -223,8 +223,9 @@ impl Tree {
             "strangers_peak_bytes": of(&header.strangers_peak),
             "refused": header.refused.load(Relaxed),
             "gives": header.gives.load(Relaxed),
-            "pgmajfault": header.major.load(Relaxed),
+            "pgmajfault": header.sums.major().load(Relaxed),
             "joined": header.joined.load(Relaxed),
+            "waited_ns": header.sums.waited().as_nanos() as u64,
         });
         let largest = header.largest.list().into_iter().map(|process| {
             json!({

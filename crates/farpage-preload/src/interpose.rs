@@ -19,8 +19,9 @@ use farpage::internals::run::pager::robust;
 use farpage::internals::run::program::{handed_out, thread_started};
 use farpage::internals::run::start;
 use farpage::internals::run::start::engine_for;
-use farpage::internals::run::state::engine;
+use farpage::internals::run::state::{Engine, engine};
 use farpage::internals::sys::raw;
+use farpage::internals::sys::raw::syscall;
 use farpage::internals::sys::thread::is_engine_thread;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FileType, makedev};
@@ -271,6 +272,26 @@ pub unsafe extern "C" fn mremap(
         start::handed_out(len - old_len);
     }
     at
+}
+
+/// As libc's; for who ends without its finalisers.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    leave(status)
+}
+
+fn leave(status: c_int) -> ! {
+    farpage::internals::run::ended::end_at_once();
+    loop {
+        // SAFETY: ends the process.
+        let _ = unsafe { syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// As libc's; another name of the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    leave(status)
 }
 
 /// As libc's; see the module header.

@@ -74,7 +74,7 @@ pub mod run {
         pub use crate::run::dormant::{leave_alone, wipes};
     }
     pub mod ended {
-        pub use crate::run::ended::end;
+        pub use crate::run::ended::{end, end_at_once};
     }
     pub mod fork {
         pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
@@ -110,8 +110,8 @@ pub mod run {
 
 pub mod stat {
     pub use crate::stat::{
-        EVENTS, Event, FAMILY, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat, THREAD_NAME,
-        Value, Waiting, bucket_end, new_memfd, percentile_ns,
+        EVENTS, Event, FAMILY, FULL, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat,
+        THREAD_NAME, Value, Waiting, bucket_end, new_memfd, percentile_ns,
     };
 }
 
@@ -185,6 +185,9 @@ pub mod tree {
     };
     pub mod mapped {
         pub use crate::tree::mapped::{MappedSegment, open};
+    }
+    pub mod sums {
+        pub use crate::tree::sums::Sums;
     }
     pub mod strangers {
         pub use crate::tree::strangers::{announce, leaving, stays};

@@ -13,7 +13,7 @@ mod waiting;
 pub use events::{EVENTS, Event, EventKind, Events};
 pub(crate) use page::RW;
 pub use page::{StatPage, complete, new_memfd};
-pub use waiting::Waiting;
+pub use waiting::{FULL, Waiting};
 
 #[cfg(doc)]
 use crate::conf::tuning::CONTROLLERS;

@@ -218,7 +218,7 @@ fn of_tree(families: &mut Families, tree: &Tree) {
     for (name, help, value) in [
         ("tree_refused", "How often a process of a tree got less than it wanted.", &header.refused),
         ("tree_gives", "How often a process of a tree gave something.", &header.gives),
-        ("tree_pgmajfault", "Faults of all processes of a tree that read a swap device.", &header.major),
+        ("tree_pgmajfault", "Faults of all processes of a tree that read a swap device.", header.sums.major()),
         ("tree_joined", "Processes that were in a tree so far.", &header.joined),
     ] {
         families.add(name, FamilyKind::Counter, help, labels(), Amount::Whole(value.load(Relaxed)));

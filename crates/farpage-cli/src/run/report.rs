@@ -10,7 +10,7 @@ use crate::preload;
 use crate::trees::Tree;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::stat::Waiting;
+use farpage::internals::stat::{FULL, Waiting};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -32,17 +32,28 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
         out.push('\n');
     };
     row("budget", size::format(budget), String::new());
-    if let Some(page) = ended.page.as_ref().filter(|page| page.was_active()) {
-        waiting_rows(page, ended.wall, &mut row);
+    let (wall, several) = (ended.wall, tree.filter(|tree| tree.segment.header.has_several()));
+    let all = several.map(|tree| Page::of_tree(&tree.segment.header.sums)).filter(Page::was_active);
+    if let (Some(all), Some(tree)) = (&all, several) {
+        let sums = &tree.segment.header.sums;
+        waiting_rows(all, sums.waiting(wall), &words_of_several(sums.waited(), wall), &mut row);
+    } else if let Some(page) = ended.page.as_ref().filter(|page| page.was_active()) {
+        let waited = page.waiting(wall);
+        waiting_rows(page, waited, &words(&waited), &mut row);
     }
+    if let Some(tree) = several {
+        tree_rows(tree, &mut row);
+    }
+    let said = match (&all, several) {
+        (Some(all), Some(tree)) => advice(all, &tree.segment.header.sums.waiting(wall), budget, wall, false),
+        _ => ended.page.as_ref().and_then(|page| advice(page, &page.waiting(wall), budget, wall, several.is_none())),
+    };
+    let said = said.map(|said| format!("  {said}\n")).unwrap_or_default();
     let Some(page) = &ended.page else {
         row("max RSS", size::format(ended.max_rss), "files included".into());
         out.push_str(&format!("  {}\n", preload::did_not_start(shown(program))));
-        return out;
+        return out + &said;
     };
-    if let Some(tree) = tree {
-        tree_rows(tree, &mut row);
-    }
     let peak = page.get("rss_anon_peak_bytes");
     let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
     match peak {
@@ -55,14 +66,17 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     } else {
         out.push_str(match peak > budget {
             true => "  ended, or was below the budget again, before memory could be managed: nothing was\n",
+            false if all.is_some() => "  never reached the budget by itself: nothing of it was managed\n",
             false => "  never reached the budget: nothing was managed\n",
         });
     }
-    let alone = tree.is_none_or(|tree| tree.segment.header.joined.load(Relaxed) < 2);
-    if let Some(advice) = advice(page, budget, ended.wall, alone) {
-        out.push_str(&format!("  {advice}\n"));
-    }
-    out
+    out + &said
+}
+
+/// For how long any of the threads of several processes waited: the sum of their waits is in the row, too.
+fn words_of_several(any: Duration, wall: Duration) -> String {
+    let share = any.as_secs_f64() / wall.as_secs_f64().max(1e-9);
+    format!("by all threads of all processes; at least one waited for {:.0}% of the time", 100.0 * share.min(1.0))
 }
 
 fn words(waited: &Waiting) -> String {
@@ -77,9 +91,8 @@ fn words(waited: &Waiting) -> String {
 }
 
 /// What it came to for the user, before what the engine did for it.
-fn waiting_rows(page: &Page, wall: Duration, row: &mut dyn FnMut(&str, String, String)) {
-    let waited = page.waiting(wall);
-    row("waited for memory", duration(waited.ns), words(&waited));
+fn waiting_rows(page: &Page, waited: Waiting, words: &str, row: &mut dyn FnMut(&str, String, String)) {
+    row("waited for memory", duration(waited.ns), words.into());
     let moved = |name: &str| page.get(name).saturating_mul(PAGE_SIZE as u64);
     let (read, written) = (page.get("file_read_bytes"), page.get("file_write_bytes"));
     // What goes out goes to the pool or to files; what the pool moves on goes to files without having come in.
@@ -98,7 +111,7 @@ const WAITED_LITTLE: f64 = 0.01;
 const BACK_OFTEN: f64 = 100.0;
 
 /// What to do about it, as far as what was measured says that. `alone`: no other process has a part of the budget.
-fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<String> {
+fn advice(page: &Page, waited: &Waiting, budget: u64, wall: Duration, alone: bool) -> Option<String> {
     let get = |name: &str| page.get(name);
     if !page.was_active() {
         let peak = get("rss_anon_peak_bytes");
@@ -106,9 +119,8 @@ fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<Strin
         let little = alone && peak > 0 && peak < budget / 2;
         return little.then(|| "it used less than half of the budget: a smaller --ram does, too".into());
     }
-    let waited = page.waiting(wall);
-    if waited.was_full {
-        return Some("the swap devices were full, and it went above its budget: more --swap, or a larger size=".into());
+    if get("swap_full") > 0 {
+        return Some(waited.advice().map_or_else(|| FULL.into(), |advice| format!("it {advice}")));
     }
     let major = get("pgmajfault");
     let back = major.saturating_add(get("workingset_refault_cached")) as f64 / wall.as_secs_f64().max(1e-9);
@@ -118,9 +130,7 @@ fn advice(page: &Page, budget: u64, wall: Duration, alone: bool) -> Option<Strin
     Some(match (waited.advice(), waited.files()) {
         (Some(advice), _) => format!("it {advice}"),
         (None, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
-        (None, None) if major == 0 && get("pswpout") == 0 => {
-            "nothing was swapped out: it waited while its memory was taken over".into()
-        }
+        (None, None) if major == 0 && get("pswpout") + get("swpout_zero") == 0 => return None,
         (None, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
         (None, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
     })
@@ -133,13 +143,10 @@ fn of_pages(pages: u64) -> String {
 /// Processes that are named.
 const LARGEST: usize = 5;
 
-/// What there is to say of all processes together, if there was more than one.
+/// What there is to say of all processes together, where there was more than one.
 fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     let header = &tree.segment.header;
     let joined = header.joined.load(Relaxed);
-    if joined < 2 {
-        return;
-    }
     let (peak, strangers) = (header.peak.load(Relaxed), header.strangers_peak.load(Relaxed));
     let most = if peak > 0 { of_pages(peak) } else { "-".into() };
     row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
@@ -381,13 +388,15 @@ mod tests {
             stat.file_read_bytes.store(400 * PAGE_SIZE as u64, Relaxed);
         });
         let mut rows = Vec::new();
-        waiting_rows(&page, SECOND, &mut |name, value, more| rows.push(format!("{name}: {value} {more}")));
+        waiting_rows(&page, page.waiting(SECOND), "", &mut |name, value, more| {
+            rows.push(format!("{name}: {value} {more}"))
+        });
         assert_eq!(rows[1..], ["pool: 2.7 MiB written, 2.0 MiB read", "files: 2.0 MiB written, 1.6 MiB read"]);
     }
 
     #[test]
     fn advice_follows_from_what_was_measured() {
-        let said = |page: &Page, alone| advice(page, BUDGET, SECOND, alone).unwrap_or_default();
+        let said = |page: &Page, alone| advice(page, &page.waiting(SECOND), BUDGET, SECOND, alone).unwrap_or_default();
         for (page, part) in [
             (waits(700, 9000, 0), "most of its time: give it more --ram"),
             (
@@ -396,16 +405,11 @@ mod tests {
             ),
             (waits(300, 9000, 6000), "67% of major faults waited for files: more --ram or a faster disk"),
             (waits(300, 9000, 3000), "only more --ram"),
-            (waits(300, 0, 0), "nothing was swapped out"),
+            (waits(300, 0, 0).with(|stat| &stat.pswpout), "no page was read back"),
+            (waits(3, 0, 0).with(|stat| &stat.swap_full), "the swap devices were full: more --swap"),
             (
-                Page::for_test(|stat| {
-                    _ = (
-                        stat.swap_full.store(1, Relaxed),
-                        stat.fault_wait_ns.store(1 << 29, Relaxed),
-                        stat.active.store(1, Relaxed),
-                    )
-                }),
-                "more --swap",
+                waits(700, 9000, 0).with(|stat| &stat.swap_full),
+                "most of its time, and the swap devices were full: more --swap",
             ),
             (waits(3, 99, 99), "hardly waited for memory: a smaller --ram"),
             // Many short waits: the part of each that is not counted may come to something.
@@ -415,8 +419,14 @@ mod tests {
         }
         let below = |peak: u64| Page::for_test(|stat| stat.rss_anon_peak_bytes.store(peak, Relaxed));
         assert!(said(&below(BUDGET / 4), true).contains("less than half of the budget"));
-        // Not known; near; and others have a part of the budget.
-        for (page, alone) in [(below(0), true), (below(BUDGET / 2), true), (below(1), false), (waits(3, 9, 9), false)] {
+        // Nothing was taken out; not known; near; and others have a part of the budget.
+        for (page, alone) in [
+            (waits(300, 0, 0), true),
+            (below(0), true),
+            (below(BUDGET / 2), true),
+            (below(1), false),
+            (waits(3, 9, 9), false),
+        ] {
             assert_eq!(said(&page, alone), "");
         }
     }

@@ -3,14 +3,14 @@
 //!
 //! It says nothing that others say (`--stats`), nothing of short runs, and nothing where it would be out of place: in a
 //! process that another one of the tree has started, or when standard error is not the file any more that it was at the
-//! beginning. What ends by a signal or by `_exit` does not come here.
+//! beginning. What it started waited on its behalf. What ends by a signal does not come here.
 //!
-//! Caller: the preload library, on the thread that called `exit`. No locks.
+//! Caller: the preload library, on the thread that called `exit` or `_exit`. No locks.
 
 use crate::run::dormant::{self, FILTERED, PLAN, StartPlan};
 use crate::run::state::engine;
 use crate::run::told::{WarningKind, warn_once_in_tree};
-use crate::stat::Stat;
+use crate::stat::Waiting;
 use crate::tree;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -21,10 +21,19 @@ const SHORT: Duration = Duration::from_secs(5);
 
 /// The program ends.
 pub fn end() {
-    if let Some(advice) = PLAN.get().and_then(|plan| advice(plan).filter(|_| is_asked(plan))) {
+    end_at_once();
+    dormant::end();
+}
+
+/// The same of one that ends without its finalisers (`_exit`: dash, children that were forked).
+pub fn end_at_once() {
+    let home = engine().filter(|engine| engine.fork.is_home());
+    if let (Some(engine), Some(segment)) = (home, tree::segment()) {
+        segment.header.sums.add(engine.stat);
+    }
+    if let Some(advice) = PLAN.get().filter(|plan| is_asked(plan)).and_then(advice) {
         warn_once_in_tree(WarningKind::Waited, &advice);
     }
-    dormant::end();
 }
 
 /// Whether this process is to say it. A filter of the program's own may not let it.
@@ -33,20 +42,24 @@ fn is_asked(plan: &StartPlan) -> bool {
     is_first && plan.stat().is_none() && !FILTERED.load(SeqCst) && plan.stderr.is_some_and(|file| file.is_at(2))
 }
 
-fn advice(plan: &'static StartPlan) -> Option<String> {
-    let engine = engine().filter(|engine| engine.fork.is_home())?;
-    of(engine.stat, plan.begun.elapsed())
+fn advice(plan: &StartPlan) -> Option<String> {
+    let wall = plan.begun.elapsed();
+    match tree::segment().filter(|segment| segment.header.has_several()) {
+        Some(segment) => of(segment.header.sums.waiting(wall), wall),
+        None => of(engine().filter(|engine| engine.fork.is_home())?.stat.waiting(wall), wall),
+    }
 }
 
 /// What is said after a run that took so long.
-fn of(stat: &Stat, wall: Duration) -> Option<String> {
-    let advice = stat.waiting(wall).advice().filter(|_| wall > SHORT)?;
+fn of(waiting: Waiting, wall: Duration) -> Option<String> {
+    let advice = waiting.advice().filter(|_| wall > SHORT)?;
     Some(format!("the program {advice}; --stats says more, -q nothing"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stat::Stat;
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
@@ -54,6 +67,7 @@ mod tests {
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         let seconds = Duration::from_secs;
+        let of = |stat: &Stat, wall| of(stat.waiting(wall), wall);
         stat.fault_wait_ns.store(40_000_000_000, Relaxed);
         let words = "the program waited for most of its time: give it more --ram; --stats says more, -q nothing";
         assert_eq!(of(&stat, seconds(60)).as_deref(), Some(words));
@@ -66,5 +80,7 @@ mod tests {
         assert_eq!(of(&stat, SHORT), None);
         [&stat.pgmajfault, &stat.pgmajfault_file].into_iter().for_each(|faults| faults.store(100, Relaxed));
         assert!(of(&stat, seconds(60)).unwrap().contains("100% of major faults waited for files"));
+        stat.swap_full.store(1, Relaxed);
+        assert!(of(&stat, seconds(60)).unwrap().contains("the swap devices were full: more --swap"));
     }
 }

@@ -11,6 +11,7 @@
 //! | [`areas`] | which process has which part of an export |
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what the dead have left |
+//! | [`sums`] | what all processes have counted, also those that have ended |
 //! | [`largest`] | the processes that had most, also when they have ended |
 //! | [`mapped`] | a segment of others, mapped for a while |
 //!
@@ -27,6 +28,7 @@ pub mod largest;
 pub mod mapped;
 mod member;
 pub mod strangers;
+pub mod sums;
 
 use crate::PAGE_SIZE;
 use crate::conf;
@@ -44,6 +46,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+use sums::Sums;
 
 pub use member::{Member, MemberKind};
 
@@ -85,12 +89,12 @@ pub struct Header {
     strangers_looks: AtomicU32,
     /// The largest sum of strangers.
     pub strangers_peak: AtomicU64,
-    /// Faults of all processes that read a device so far (a number).
-    pub major: AtomicU64,
     /// Processes that were members so far.
     pub joined: AtomicU64,
     /// Those that had most.
     pub largest: Largest,
+    /// What all have counted.
+    pub sums: Sums,
     /// Who made it, and becomes the first program, unless it stays as that one's parent.
     maker: AtomicU32,
 }
@@ -103,6 +107,13 @@ pub struct Segment {
     pub header: Header,
     members: [Member; MEMBERS],
     exports: areas::Exports,
+}
+
+impl Header {
+    /// Whether there was more than one process.
+    pub fn has_several(&self) -> bool {
+        self.joined.load(Relaxed) > 1
+    }
 }
 
 const BYTES: usize = size_of::<Segment>();
@@ -229,6 +240,13 @@ pub fn grow_file(device: u8, end: u64, most: u64) -> u64 {
     match (segment(), place()) {
         (Some(segment), Some(mine)) => segment.grow_file(mine, device.into(), end, most),
         _ => end,
+    }
+}
+
+/// A thread of this process has waited for memory for so long, up to now.
+pub fn note_waited(time: Duration) {
+    if let Some(segment) = segment() {
+        segment.header.sums.note_waited(time);
     }
 }
 

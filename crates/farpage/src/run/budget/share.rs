@@ -287,8 +287,6 @@ pub(crate) struct TreeShare {
     pub(crate) segment: &'static Segment,
     pub(crate) mine: &'static Member,
     price: Price,
-    /// Faults that read a device, at the last look.
-    major: u64,
     /// It has given since its price was worked out.
     gave: bool,
     turns: Turns,
@@ -355,7 +353,6 @@ impl TreeShare {
             segment,
             mine,
             price: Price::new(now_us()),
-            major: 0,
             gave: false,
             turns: Turns::default(),
             park: Park::default(),
@@ -368,8 +365,6 @@ impl TreeShare {
         let (mine, now) = (self.mine, now_us());
         let floor = FLOOR.max(budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64, Relaxed);
-        let major = std::mem::replace(&mut self.major, seen.major);
-        self.segment.header.major.fetch_add(seen.major.saturating_sub(major), Relaxed);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
         mine.floor.store(floor as u64, Relaxed);
         mine.looked_us.store(now, Relaxed);

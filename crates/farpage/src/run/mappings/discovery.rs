@@ -23,6 +23,7 @@ use crate::stat::Stat;
 use crate::sys::cpu;
 use crate::sys::futex;
 use crate::sys::raw::{nr, syscall};
+use crate::tree;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -167,7 +168,9 @@ impl Engine {
     fn count_wait(&self, wait: impl FnOnce()) {
         let since = Instant::now();
         wait();
-        Stat::add(&self.stat.alloc_wait_ns, since.elapsed().as_nanos() as u64);
+        let time = since.elapsed();
+        Stat::add(&self.stat.alloc_wait_ns, time.as_nanos() as u64);
+        tree::note_waited(time);
     }
 
     /// Notes that there is something new in the `len` bytes at `start`. `None`: no room for that, or no such memory

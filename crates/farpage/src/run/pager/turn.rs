@@ -17,6 +17,7 @@ use crate::stat::{EventKind, Stat};
 use crate::swap::read_queue::FDS_MAX;
 use crate::sys::message::{fatal, warn};
 use crate::sys::uffd::{MESSAGES_MAX, Message};
+use crate::tree;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
@@ -335,6 +336,7 @@ impl Pager {
     pub(crate) fn serve_waiting(&mut self) {
         let mut i = 0;
         let held = !self.waiting.is_empty() && self.e.is_held();
+        let mut longest = Duration::ZERO;
         while i < self.waiting.len() {
             let fault = self.waiting[i];
             if held && fault.since.elapsed() < LATE {
@@ -344,7 +346,9 @@ impl Pager {
             match self.serve(fault) {
                 Outcome::Served => {
                     self.waiting.swap_remove(i);
-                    self.e.stat.record_fault(fault.since.elapsed().as_nanos() as u64);
+                    let time = fault.since.elapsed();
+                    longest = longest.max(time);
+                    self.e.stat.record_fault(time.as_nanos() as u64);
                     Stat::add(&self.e.stat.pgfault, 1);
                 }
                 Outcome::Dropped => {
@@ -361,6 +365,9 @@ impl Pager {
                     i += 1;
                 }
             }
+        }
+        if longest > Duration::ZERO {
+            tree::note_waited(longest);
         }
     }
 

@@ -36,8 +36,7 @@ use crate::sys::proc::{Proc, Reach, minor_faults, reach, stack_start, thread_blo
 use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::robust;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
-use crate::tree::strangers;
-use crate::tree::{self, MemberKind, Segment};
+use crate::tree::{self, MemberKind, Segment, strangers, sums};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -193,6 +192,7 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     if robust::mark_at_end(&mine.claim.owner).is_ok() {
         mine.claim.owner.store(gettid(), SeqCst);
     }
+    sums::begin(e.stat);
     Some(TreeShare::new(segment, mine))
 }
 
@@ -508,6 +508,7 @@ impl Monitor {
         tree.mine.swapped.store(e.table.swapped_pages(), Relaxed);
         tree.mine.shared.store(e.budget.shared().max(0) as u64, Relaxed);
         tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
+        tree.segment.header.sums.add(e.stat);
         let seen = TreeLook {
             used: used.max(e.budget.total()),
             major: load(&e.stat.pgmajfault),
