@@ -46,6 +46,9 @@ class Unmanaged(Measured):
     def test_many_small_mappings(self):
         self.assert_managed("small")
 
+    def test_pieces_mapped_one_by_one_where_all_was_reserved(self):
+        self.assert_managed("pieces")
+
     def test_the_first_threads_stack(self):
         self.assert_managed("stack", before=STACK)
 

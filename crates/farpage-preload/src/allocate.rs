@@ -74,7 +74,7 @@ impl Real {
 #[inline]
 fn announce(at: *mut c_void, size: usize) {
     if (at as usize % PAGE).saturating_add(size) >= PAGE && !at.is_null() {
-        handed_out(at as usize, size);
+        handed_out(at as usize, size, false);
     }
 }
 

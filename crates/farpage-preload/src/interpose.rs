@@ -201,7 +201,7 @@ pub unsafe extern "C" fn mmap(
             engine.announce(at as usize, len);
             engine.populate(at as usize, len);
         }
-        None if ours => handed_out(at as usize, len),
+        None if ours => handed_out(at as usize, len, true),
         None if flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0 => {
             start::shared(len, (flags & libc::MAP_ANONYMOUS == 0).then_some(fd));
         }

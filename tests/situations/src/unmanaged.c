@@ -1,8 +1,8 @@
 /* Memory that is not like malloc's: written pages of a private file mapping, executable memory, the first thread's
- * stack, locked pages, shared memory, many small mappings. Fills so much of it, then uses a heap beside it, and checks
- * both several times.
+ * stack, locked pages, shared memory, many small mappings, pieces of a reserved place. Fills so much of it, then uses
+ * a heap beside it, and checks both several times.
  *
- * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, small, heap
+ * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, small, pieces, heap
  *
  * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's.
  * stack: run with a sufficient limit (ulimit -s). Prints "right", or what is wrong. A child is forked each time that
@@ -105,12 +105,14 @@ static void use_stack(size_t bytes) {
     need(args && fread(line, 1, sizeof line, args) > 0 && !strcmp(line, program_invocation_name), "cmdline");
 }
 
-/* Mappings of two pages each, filled one by one; neighbours differ, so that they do not become one. */
-static void map_small(char *memory, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += 2 * PAGE) {
-        char *made = mmap(memory + at, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-        need(made != MAP_FAILED && (at / PAGE % 4 || !madvise(made, 2 * PAGE, MADV_DONTDUMP)), "mmap");
-        memset(made, 1, 2 * PAGE);
+/* Mappings of so many pages each, filled one by one. Small ones: neighbours differ, so that they do not become one. */
+static void map_pieces(char *memory, size_t bytes, size_t pages) {
+    size_t len = pages * PAGE;
+    for (size_t at = 0; at < bytes; at += len) {
+        char *made = mmap(memory + at, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        need(made != MAP_FAILED, "mmap");
+        if (pages == 2 && at / len % 2) need(!madvise(made, len, MADV_DONTDUMP), "madvise");
+        memset(made, 1, len);
     }
 }
 
@@ -134,10 +136,11 @@ int main(int argc, char **argv) {
         if (code) prot |= PROT_EXEC;
         shared = !strcmp(argv[1], "shared");
         if (shared) flags = MAP_SHARED | MAP_ANONYMOUS;
-        int small = !strcmp(argv[1], "small");
-        void *memory = mmap(NULL, bytes, small ? PROT_NONE : prot, flags, fd, 0);
+        int small = !strcmp(argv[1], "small"), pieces = small || !strcmp(argv[1], "pieces");
+        if (small) flags = MAP_SHARED | MAP_ANONYMOUS; /* only the place */
+        void *memory = mmap(NULL, bytes, pieces ? PROT_NONE : prot, flags, fd, 0);
         need(memory != MAP_FAILED, "mmap");
-        if (small) map_small(memory, bytes);
+        if (pieces) map_pieces(memory, bytes, small ? 2 : 16);
         if (!strcmp(argv[1], "locked")) need(mlock(memory, bytes) == 0, "mlock");
         if (code) run_code(memory, bytes);
         else use(memory, bytes);

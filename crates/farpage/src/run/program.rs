@@ -5,17 +5,17 @@
 use crate::run::start;
 use crate::run::state::engine;
 
-/// The program was given `len` bytes at `start`, which may be new. Returns when the engine knows enough not to be
-/// outrun: mostly at once. Called on a program thread.
+/// The program was given `len` bytes at `start`, which may be new; `mapped`: just now. Returns when the engine knows
+/// enough not to be outrun: mostly at once. Called on a program thread.
 #[cold]
-pub fn handed_out(start: usize, len: usize) {
+pub fn handed_out(start: usize, len: usize, mapped: bool) {
     match engine() {
-        Some(engine) => engine.handed_out(start, len),
+        Some(engine) => engine.handed_out(start, len, mapped),
         None => {
             start::handed_out(len);
             // If that has started it, it has to hear of this memory before that is filled.
             if let Some(engine) = engine() {
-                engine.handed_out(start, len);
+                engine.handed_out(start, len, mapped);
             }
         }
     }

@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// As [`crate::run::program::handed_out`].
-    pub(crate) fn handed_out(&self, start: usize, len: usize) {
+    pub(crate) fn handed_out(&self, start: usize, len: usize, mapped: bool) {
         if !self.is_active() {
             // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
             if len as u64 > self.most_bytes() && self.fork.is_home() && !self.retired.load(SeqCst) {
@@ -88,8 +88,11 @@ impl Engine {
         if self.recent.covers(start, start.saturating_add(len)) {
             return;
         }
+        // Above the budget, a thread that maps waits each time: while mappings change without a pause, the kernel lets
+        // the pager take nothing out.
+        let much = self.charges.charge(len.max(PAGE_SIZE) as u64) || mapped && self.budget.over_limit() > 0;
         // A child that was made unseen has no engine to wait for.
-        let due = self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home();
+        let due = much && self.fork.is_home();
         match self.tell(start, len) {
             Some(ticket) if due => {
                 self.wait_for_adoption(ticket);
@@ -218,6 +221,13 @@ impl Engine {
 }
 
 impl Pager {
+    /// Who waits for what was noted goes on.
+    pub(crate) fn finish_notes(&mut self) {
+        if self.letting_go.is_empty() && std::mem::take(&mut self.noted) {
+            self.e.notes.finish();
+        }
+    }
+
     /// Registers the mappings that were heard of since the last call.
     pub(crate) fn adopt_news(&mut self) {
         let e = self.e;
@@ -249,8 +259,9 @@ impl Pager {
         }
         self.news = news;
         // Who waits for memory to be let go waits until it is.
-        if noted && self.letting_go.is_empty() {
-            e.notes.finish();
+        self.noted |= noted;
+        if e.budget.over_limit() == 0 {
+            self.finish_notes();
         }
         self.advise_adopted();
     }

@@ -109,6 +109,7 @@ impl Engine {
             unshares_until: None,
             idle_turns: 0,
             granted: 0,
+            noted: false,
             serving: Vpn::default(),
             guards: Vec::new(),
             zero_window: 1,

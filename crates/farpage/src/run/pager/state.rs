@@ -110,6 +110,8 @@ pub struct Pager {
     pub(crate) grace_period: GracePeriod,
     /// Entries on their way to [`Engine::free_later`]; empty in between.
     pub(crate) pending_frees: Vec<Entry>,
+    /// There are notes that have been acted on, for which somebody may wait.
+    pub(crate) noted: bool,
     /// Mappings heard of; empty in between.
     pub(crate) news: Vec<(usize, usize)>,
     /// Since when they wait for a moment in which no change is pending.

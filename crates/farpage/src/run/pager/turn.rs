@@ -57,6 +57,7 @@ impl Pager {
         if !self.order.is_settled() {
             self.settle();
             if self.order.waits() {
+                self.finish_notes();
                 // Nothing can be placed or taken out as long as there is a change to come.
                 if got == 0 {
                     self.sleep(Some(50_000));
@@ -75,6 +76,7 @@ impl Pager {
         if !colocated || self.e.budget.over_limit() > 0 {
             worked |= self.balance();
         }
+        self.finish_notes();
         self.wake_others(got > 0 || worked);
         if put_off && got == 0 {
             self.sleep(Some(NAP.as_nanos() as i64));
