@@ -69,6 +69,9 @@ class AddressSpace(Situation):
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, ((96 * 3 // 2 + 48) << 20, resource.RLIM_INFINITY))
         self.limited(0, 96, preexec_fn=limit)
 
+    def test_a_program_that_has_something_everywhere(self):
+        self.limited(0, 96, "everywhere", "fork")
+
     def test_a_limit_below_what_a_start_needs_is_refused(self):
         limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (8 << 20, resource.RLIM_INFINITY))
         ran = self.run_farpage("true", preexec_fn=limit)

@@ -25,8 +25,9 @@ print(subprocess.run([{str(FARPAGE)!r}, "stat", str(os.getpid())], stdout=subpro
 class Messages(Situation):
     @unittest.skipUnless(os.access("/dev/userfaultfd", os.R_OK | os.W_OK), "/dev/userfaultfd cannot be passed on")
     def test_a_tree_says_once_that_it_has_no_budget(self):
-        # No program of it has address space enough for an engine.
-        script = "ulimit -v 4000000; for i in 1 2 3; do $0 large 40; sh -c '$0 large 40; $0 large 40' $0; done"
+        # No program of it can have the file that its engine is told to write.
+        conf = "export FARPAGE_CONF='ram:20971520;swap:zram;trace:/nowhere/file'"
+        script = conf + "; for i in 1 2 3; do $0 large 40; sh -c '$0 large 40; $0 large 40' $0; done"
         grow = build("grow.c")
         plain = self.run_plain("sh", "-c", script, grow)
         done = self.run_farpage("sh", "-c", script, grow, ram="20M")

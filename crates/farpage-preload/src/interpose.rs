@@ -19,7 +19,7 @@ use farpage::internals::run::pager::robust;
 use farpage::internals::run::program::{handed_out, thread_started};
 use farpage::internals::run::start;
 use farpage::internals::run::start::engine_for;
-use farpage::internals::run::state::{Engine, engine};
+use farpage::internals::run::state::engine;
 use farpage::internals::sys::raw;
 use farpage::internals::sys::raw::syscall;
 use farpage::internals::sys::thread::is_engine_thread;

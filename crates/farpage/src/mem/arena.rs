@@ -20,7 +20,7 @@ use crate::PAGE_SIZE;
 use crate::mem::open::{WINDOW, open};
 use crate::sys::raw::random_bytes;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -87,7 +87,8 @@ impl Arena {
     }
 
     /// Finds the arena's addresses, for heap, page table, pool, stacks and frames of these sizes in bytes. Only stacks,
-    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]).
+    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]). In a program that has
+    /// put something everywhere in the window (ThreadSanitizer does), all of it is reserved elsewhere.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
@@ -95,15 +96,22 @@ impl Arena {
         const TRIES: usize = 64;
         let sizes = Arena::part_sizes(sizes);
         let len = sizes.iter().map(|n| n.next_multiple_of(GAP) + GAP).sum::<usize>() + GAP;
-        let mut failed = Errno::NOMEM;
         for _ in 0..TRIES {
             let all = Part { base: somewhere(len), len };
             match is_free(all).and_then(|()| Arena::at(all, sizes)) {
-                Err(Errno::EXIST) => failed = Errno::EXIST,
+                Err(Errno::EXIST) => {}
                 result => return result,
             }
         }
-        Err(failed)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice. Huge pages would blur the page-wise accounting;
+        // without them it still works.
+        let base = unsafe {
+            let base = mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags)?;
+            let _ = madvise(base, len, Advice::LinuxNoHugepage);
+            base as usize
+        };
+        Arena::at(Part { base, len }, sizes)
     }
 
     fn at(all: Part, sizes: [usize; 9]) -> Result<Arena, Errno> {
