@@ -1,5 +1,5 @@
-"""Forked workers that write to what they have of their parent: each has a copy of its own by and by, without having asked for
-memory. That counts, however small the parent is beside the budget."""
+"""Servers that fork workers. What these copy of their parent by writing to it counts, without their having asked for memory,
+and however small the parent is beside the budget. Many of them fit a small one, and none waits for long for the others."""
 
 import unittest
 
@@ -26,6 +26,15 @@ class Prefork(Situation):
 
     def test_many_workers_with_memory_of_their_own(self):
         self.settle(32, 0, 12, own=12)
+
+    def test_no_request_waits_while_others_answer_theirs(self):
+        # Four workers that need 24 MiB each, and each request takes a tenth of a second of its worker's own time: so one that
+        # waits for its worker's turn for two seconds sees no more than twenty of another's.
+        ours = self.run_farpage(build("requests.c"), 4, 24, 4, ram="48M")
+        self.assertEqual((ours.returncode, ours.stderr), (0, ""))
+        what, others = ours.stdout.split()
+        self.assertEqual(what, "right")
+        self.assertLessEqual(int(others), 60)
 
 
 if __name__ == "__main__":

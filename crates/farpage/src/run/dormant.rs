@@ -35,7 +35,7 @@ use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
-use crate::run::budget::share;
+use crate::run::budget::unwatched;
 use crate::run::state::{Engine, engine};
 use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
@@ -225,7 +225,7 @@ pub(super) fn end() {
     let Some(plan) = dormant() else { return };
     let (stat, mine) = (plan.stat(), tree::mine());
     // There are many small ones, which begin and end all the time, and nobody asks for those.
-    if stat.is_some() || mine.is_some_and(|member| member.claim.held() > share::SMALL) {
+    if stat.is_some() || mine.is_some_and(|member| member.claim.held() > unwatched::SMALL) {
         let reach = here(0);
         stat.into_iter().for_each(|stat| publish(stat, reach));
         if let Some(segment) = tree::segment() {
@@ -343,7 +343,7 @@ pub(super) fn fork_child(reach: Option<u64>) -> bool {
         STARTING => enter(OFF), // half a start, and nobody to end it
         _ => {}
     }
-    let holds = share::forked(reach);
+    let holds = unwatched::forked(reach);
     if tree::mine().is_some() {
         // What its parent may still be given is not its own.
         CHARGES.drain();

@@ -8,7 +8,7 @@ use crate::PAGE_SIZE;
 use crate::conf::Conf;
 use crate::mem::arena::Arena;
 use crate::mem::heap::Heap;
-use crate::run::budget::{Budget, share};
+use crate::run::budget::{Budget, unwatched};
 use crate::run::build::arena_sizes;
 use crate::run::dormant::{
     self, CHARGES, DORMANT, DOZES, FILTERED, FORKS, GIVEN, HOME, LOOK_BYTES_MIN, OFF, PLAN, SHARED, STAGE,
@@ -154,7 +154,7 @@ fn look(more: u64) {
     if tree::mine().is_some() {
         left = left.min((reach / 4).clamp(LOOK_BYTES_MIN, LOOK_BYTES_MAX));
     }
-    if reach > most || !share::hold((reach + left).div_ceil(PAGE_SIZE as u64)) {
+    if reach > most || !unwatched::hold((reach + left).div_ceil(PAGE_SIZE as u64)) {
         wake(plan, true);
     } else {
         CHARGES.allow(left);
@@ -254,7 +254,7 @@ fn doze() {
 /// The parent has forked a child, and may fork others.
 pub(crate) fn fork_parent() {
     dormant::fork_parent();
-    if let Some(plan) = dormant().filter(|_| share::leaves_no_room_for_a_child()) {
+    if let Some(plan) = dormant().filter(|_| unwatched::leaves_no_room_for_a_child()) {
         wake(plan, false);
     }
 }

@@ -362,7 +362,7 @@ impl Engine {
         set(&s.free_frames_bytes, self.frames.worthless_count() as u64 * page);
         set(&s.unmanaged_bytes, self.budget.unmanaged() as u64 * page);
         set(&s.managed_bytes, lock(&self.managed).pages() * page);
-        let meta = (self.table.bytes() + self.heap.used_bytes()) as u64;
+        let meta = self.meta_bytes();
         set(&s.meta_bytes, meta);
         if meta > most / META_PART && !told::is_said(WarningKind::SpreadThin) {
             let (meta, of) = (crate::conf::size::format(meta), crate::conf::size::format(most));
@@ -377,6 +377,16 @@ impl Engine {
         if let Some(pays) = self.space.promotion_pays() {
             self.controls.decide(Controller::Promotion, pays);
         }
+    }
+
+    fn meta_bytes(&self) -> u64 {
+        (self.table.bytes() + self.heap.used_bytes()) as u64
+    }
+
+    /// Pages that the engine needs for those that are out: tables, and compressed pages where they cannot go on.
+    pub(crate) fn engine_pages(&self) -> i64 {
+        let pool = if self.space.is_tiered() { 0 } else { self.space.pool_bytes() };
+        ((self.meta_bytes() + pool) / PAGE_SIZE as u64) as i64
     }
 }
 

@@ -11,6 +11,7 @@ pub mod park;
 pub(crate) mod share;
 pub(crate) mod turns;
 pub(crate) mod unmanaged;
+pub(crate) mod unwatched;
 
 use crate::conf::tuning::{Controller, Controls};
 use crate::mm::watermarks::{Watermarks, excess};

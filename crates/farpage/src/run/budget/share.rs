@@ -11,7 +11,7 @@
 //! Where no division helps, there are [`turns`](super::turns). A budget that is made smaller is more wanted than there
 //! is. A member that is stopped does not look, and is not asked.
 //!
-//! A process without an engine claims all that it could fill ([`hold`]), as long as that is little.
+//! A process without an engine claims all that it could fill, as long as that is little ([`super::unwatched`]).
 //!
 //! Callers: the monitor at each look; the pager before it begins to reclaim ([`ask`]); program threads of processes
 //! without an engine. Lock: [`Budget::share`], for a few instructions, inside of all others.
@@ -25,12 +25,14 @@ use crate::run::state::Engine;
 use crate::sys::clock::now_us;
 use crate::sys::futex;
 use crate::tree::{self, Member, MemberKind, Segment, strangers};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// The least that a process whose memory can be managed is left with, pages: what its engine (about 1 MiB: heap 0.4,
 /// frames and stacks 0.3, page table and the pool's smallest parts 0.2) and a few pages of all that it uses take.
 pub(crate) const FLOOR: i64 = 384;
+/// Of that, what does not grow with the pages that are out.
+const BESIDES: i64 = 256;
 /// A step is this part of what a process has...
 const STEP_PART: i64 = 8;
 /// ... and at least so many pages.
@@ -49,80 +51,6 @@ const PRICE_US: u64 = 20_000;
 /// Who has had no fault for so long is idle, microseconds.
 const BUSY_US: u64 = 200_000;
 
-/// What a process may always claim, however full the tree is: about what an engine takes.
-pub(crate) const SMALL: u64 = 512;
-/// And up to this part of the budget as long as all processes without an engine claim less than half of it.
-const SMALL_PART: u64 = 10;
-
-/// The pages that the parent had when this process was forked: its children share them until somebody writes.
-static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
-
-/// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
-/// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
-pub(crate) fn forked(reach: Option<u64>) -> bool {
-    let of_parent = || tree::place().map_or(0, |parent| parent.used.load(Relaxed));
-    let pages = reach.unwrap_or_else(of_parent);
-    FORKED_WITH.store(pages, Relaxed);
-    if !tree::joining::fork_child() && tree::segment().is_some() {
-        FORKED_WITH.store(0, Relaxed);
-    }
-    hold(pages)
-}
-
-/// The pages of the parent that this process, a forked child, began with.
-pub(crate) fn forked_with() -> u64 {
-    FORKED_WITH.load(Relaxed)
-}
-
-/// A process without an engine could fill so many pages: claims them. False: there is not as much, or so much that
-/// others may want some of it back; somebody is to watch it.
-pub(crate) fn hold(pages: u64) -> bool {
-    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
-    if mine.kind() == MemberKind::Nested {
-        return true; // the launcher of another tree, which claims for that
-    }
-    let now = mine.claim.held();
-    mine.used.store(pages, Relaxed);
-    if pages <= now {
-        mine.claim.sub(now - pages);
-        return true;
-    }
-    let want = pages - now;
-    if is_small(segment, pages, want) {
-        mine.claim.add(want);
-        if pages > SMALL && segment.claimed() > segment.budget() {
-            // All who could make room may be idle.
-            Said::to(mine, segment).cheapest.into_iter().for_each(Member::ring);
-        }
-        return true;
-    }
-    // A quarter of the budget is for those who can give. Those who ended without a word have nothing any more.
-    let is_full = || segment.free() < segment.budget() / 4 + want;
-    if is_full() && (strangers::look_after(segment).is_none() || is_full()) {
-        return false;
-    }
-    let got = segment.grow(mine, want);
-    if got < want {
-        mine.claim.sub(got);
-    }
-    got == want
-}
-
-/// Whether this process has so much that there is no room for a child which could copy all of it: one that is forked
-/// gets an engine, and what it has then only this process can give.
-pub(crate) fn leaves_no_room_for_a_child() -> bool {
-    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
-    let (pages, budget) = (mine.claim.held(), segment.budget());
-    pages > SMALL.max(budget / SMALL_PART) && segment.free() < budget / 4 + pages
-}
-
-/// Whether others make room for a process without an engine that could fill `pages`, `want` more than it claims: an
-/// engine would not be worth it, and some programs must have one thread.
-fn is_small(segment: &Segment, pages: u64, want: u64) -> bool {
-    let budget = segment.budget();
-    pages <= SMALL || pages <= budget / SMALL_PART && segment.dormant() + want <= budget / 2
-}
-
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
 /// it does fill.
 const WATCHED_TIMES: i64 = 2;
@@ -139,12 +67,15 @@ fn step(pages: i64) -> i64 {
     (pages / STEP_PART).max(STEP_MIN)
 }
 
+/// Whether it has something to give, beside what it is giving: what was given last is to leave first.
 fn can_give(member: &Member, now: u64) -> bool {
-    member.is_looking(now) && member.target.load(Relaxed) > member.floor.load(Relaxed)
+    let target = member.target.load(Relaxed);
+    let gives = member.claim.held() > target + STEP_MIN as u64;
+    member.is_looking(now) && !gives && target > member.floor.load(Relaxed)
 }
 
 /// What the members of a tree say, in one pass over them. Pages.
-struct Said<'a> {
+pub(super) struct Said<'a> {
     /// What is being given: targets that claims have yet to follow.
     giving: i64,
     /// What the others want.
@@ -152,11 +83,11 @@ struct Said<'a> {
     /// The price of that one of them who wants most urgently; `None`: nobody wants anything.
     highest_want: Option<u64>,
     /// For whom memory is worth least, of all who can give.
-    cheapest: Option<&'a Member>,
+    pub(super) cheapest: Option<&'a Member>,
 }
 
 impl<'a> Said<'a> {
-    fn to(mine: &Member, segment: &'a Segment) -> Said<'a> {
+    pub(super) fn to(mine: &Member, segment: &'a Segment) -> Said<'a> {
         let now = now_us();
         let mut said = Said { giving: 0, wanted: 0, highest_want: None, cheapest: None };
         let mut least = u64::MAX;
@@ -279,6 +210,8 @@ pub(crate) struct TreeLook {
     pub managed: bool,
     /// The most that this process may have, pages.
     pub most: i64,
+    /// What its engine keeps of pages that are out, pages.
+    pub engine: i64,
 }
 
 /// The monitor's part.
@@ -363,7 +296,7 @@ impl TreeShare {
     /// A look: says what there is, asks, and gives. Whether it gives: then it is to look again soon.
     pub(crate) fn look(&mut self, budget: &Budget, seen: TreeLook) -> bool {
         let (mine, now) = (self.mine, now_us());
-        let floor = FLOOR.max(budget.unmanaged() + budget.stuck() + STEP_MIN);
+        let floor = FLOOR.max(seen.engine + BESIDES).max(budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64, Relaxed);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
         mine.floor.store(floor as u64, Relaxed);

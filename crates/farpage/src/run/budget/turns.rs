@@ -8,7 +8,8 @@
 //! Their memory costs nothing meanwhile, that of holders is dear.
 //!
 //! A holder that no longer contends, because it ends or waits, makes room at once. Else its turn ends when others have
-//! waited for many times what it takes to bring in what it needs ([`turn_us`]).
+//! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for
+//! longer than [`HELD_MAX_US`] ([`turn_us`]): behind each may be somebody who waits for an answer.
 //!
 //! All members read the same numbers and decide alike. Pure but for that; called by the monitor. Idea: the swap token
 //! (Jiang and Zhang, 2005), for as many as fit instead of one.
@@ -28,8 +29,10 @@ pub(crate) const LATE: Duration = Duration::from_millis(5);
 const LOAD_US: u64 = 25;
 /// A turn is so many times what it takes to bring in what a holder needs.
 const TURN: u64 = 20;
-/// And at least so long, microseconds.
-const TURN_MIN_US: u64 = 2_000_000;
+/// Until its turn comes again, others hold for so long at most, microseconds...
+const HELD_MAX_US: u64 = 2_000_000;
+/// ... unless turns would be shorter than this: then memory would only move. Microseconds.
+const TURN_MIN_US: u64 = 100_000;
 /// Who contended goes on to do so for a while, microseconds: who is held reads little.
 const STAYS_US: u64 = 300_000;
 
@@ -52,9 +55,9 @@ pub(crate) struct Turns {
     holds_since: Option<u64>,
 }
 
-/// How long a turn is for who needs so many pages, microseconds.
-fn turn_us(need: u64) -> u64 {
-    (TURN * LOAD_US * need).max(TURN_MIN_US)
+/// How long a turn is for who needs so many pages, with so many turns of others before its next one, microseconds.
+fn turn_us(need: u64, others: u64) -> u64 {
+    (TURN * LOAD_US * need).min(HELD_MAX_US / others.max(1)).max(TURN_MIN_US)
 }
 
 impl Turns {
@@ -74,15 +77,15 @@ impl Turns {
         }
         let contends = all > NEED_MIN && now.saturating_sub(self.contended_us) < STAYS_US && self.contended_us > 0;
         if contends && mine.need.load(Relaxed) == 0 {
-            mine.turn_us.store(mine.since_us.load(Relaxed), Relaxed);
+            mine.turn_us.store(now, Relaxed); // behind those who wait already
         }
         mine.need.store(if contends { all } else { 0 }, Relaxed);
-        let turn = if contends { turn_of(segment, mine, now) } else { Turn::Free };
+        let (turn, others) = if contends { turn_of(segment, mine, now) } else { (Turn::Free, 0) };
         mine.held.store(u32::from(turn == Turn::Held), Relaxed);
         match turn {
             Turn::Holds => {
                 let since = *self.holds_since.get_or_insert(now);
-                if now.saturating_sub(since) > turn_us(all) {
+                if now.saturating_sub(since) > turn_us(all, others) {
                     mine.turn_us.store(now, Relaxed);
                     self.holds_since = None;
                 }
@@ -102,10 +105,11 @@ fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
     segment.living().any(|m| !std::ptr::eq(m, mine) && need_of(m, now) > 0)
 }
 
-fn turn_of(segment: &Segment, mine: &Member, now: u64) -> Turn {
+/// What becomes of a member, and how many turns of others there are before its next one.
+fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
     let key = |m: &Member| (m.turn_us.load(Relaxed), m.pid.load(Relaxed));
     let (budget, me) = (segment.budget(), key(mine));
-    let (mut others, mut before, mut all, mut first) = (0, 0, 0, true);
+    let (mut others, mut before, mut all, mut count, mut first) = (0, 0, 0, 0, true);
     for m in segment.living() {
         let need = need_of(m, now).min(budget);
         if need == 0 {
@@ -113,6 +117,7 @@ fn turn_of(segment: &Segment, mine: &Member, now: u64) -> Turn {
             continue;
         }
         all += need;
+        count += 1;
         if key(m) < me {
             before += need;
             first = false;
@@ -120,12 +125,14 @@ fn turn_of(segment: &Segment, mine: &Member, now: u64) -> Turn {
     }
     let room = budget.saturating_sub(others);
     let mine_fits = first || before + mine.need.load(Relaxed).min(budget) <= room;
-    match (all > room, mine_fits) {
+    let turn = match (all > room, mine_fits) {
         (false, _) => Turn::Free,
         (true, true) if all == mine.need.load(Relaxed).min(budget) => Turn::Free, // nobody else contends
         (true, true) => Turn::Holds,
         (true, false) => Turn::Held,
-    }
+    };
+    let at_once = (room * count / all.max(1)).clamp(1, count.max(1));
+    (turn, count.saturating_sub(at_once).div_ceil(at_once))
 }
 
 #[cfg(test)]
@@ -177,13 +184,45 @@ mod tests {
         assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [Turn::Free], "alone");
     }
 
+    /// The longest time without a turn of anybody who contends, microseconds; `contends`: whether the process with this
+    /// index does so at this time.
+    fn longest_wait(pages: u64, processes: u32, need: u64, contends: impl Fn(usize, u64) -> bool) -> u64 {
+        let (segment, mut all) = tree_of(pages, processes);
+        let (mut since, mut longest) = (vec![None; processes as usize], 0);
+        for now in (1_000 * MS..31_000 * MS).step_by(20_000) {
+            for (i, p) in all.iter_mut().enumerate() {
+                let busy = contends(i, now);
+                let turn = p.turns.look(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
+                since[i] = if turn == Turn::Held { since[i].or(Some(now)) } else { None };
+                longest = longest.max(now - since[i].unwrap_or(now));
+            }
+        }
+        longest
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_is_promised() {
+        // What looks add: a turn ends, and the next one begins, at one.
+        let most = |processes: u32| HELD_MAX_US + u64::from(processes) * 40 * MS;
+        for (pages, processes, need) in
+            [(20_000, 2, 15_000), (20_000, 4, 15_000), (20_000, 4, 200_000), (50_000, 8, 15_000), (20_000, 16, 3_000)]
+        {
+            let longest = longest_wait(pages, processes, need, |_, _| true);
+            assert!(longest <= most(processes), "{processes} of {need} in {pages} pages: {longest} us");
+            // The first ones answer, wait for the next question, and do not come before those who wait.
+            let asked = |i, now| i > 1 || now % (900 * MS) < 500 * MS;
+            let longest = longest_wait(pages, processes, need, asked);
+            assert!(longest <= most(processes), "{processes} of {need} in {pages} pages, asked: {longest} us");
+        }
+    }
+
     #[test]
     fn a_turn_ends_and_the_next_ones_is_there() {
         let (segment, mut all) = tree_of(20_000, 2);
         let mut now = 1_000 * MS;
         let first = looks(segment, &mut all, 10_000, 15_000, now);
         assert_eq!(first, [Turn::Holds, Turn::Held]);
-        let end = now + turn_us(15_000);
+        let end = now + turn_us(15_000, 1);
         while now < end + 100 * MS {
             now += 20 * MS;
             looks(segment, &mut all, 10_000, 15_000, now);

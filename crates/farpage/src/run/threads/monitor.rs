@@ -18,6 +18,7 @@ use crate::run::budget::kin::{Kin, pages};
 use crate::run::budget::park::{self, IdleTimer};
 use crate::run::budget::share::{self, TreeLook, TreeShare};
 use crate::run::budget::unmanaged::Unmanaged;
+use crate::run::budget::unwatched;
 use crate::run::dormant::{self, StartPlan};
 use crate::run::fork::protocol::room_for_start;
 use crate::run::pager::start::PagerParts;
@@ -261,7 +262,7 @@ impl Monitor {
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
             tree: tree_share(e, is_child),
-            kin: Kin::of_child(if is_child { resident } else { share::forked_with() as i64 }),
+            kin: Kin::of_child(if is_child { resident } else { unwatched::forked_with() as i64 }),
             forks: 0,
             children: now,
         })
@@ -515,6 +516,7 @@ impl Monitor {
             faults: load(&e.stat.pgfault),
             managed: e.is_active(),
             most: e.most_pages(),
+            engine: e.engine_pages(),
         };
         let gives = tree.look(&e.budget, seen);
         if std::mem::take(&mut tree.comes_back) {

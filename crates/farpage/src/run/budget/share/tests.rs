@@ -20,7 +20,8 @@ impl Process {
     fn new(segment: &'static Segment, pid: u32, pages: i64) -> Process {
         let mine = segment.member_for_test(pid);
         mine.claim.add(pages as u64);
-        let seen = TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64 };
+        let seen =
+            TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64, engine: 0 };
         mine.looked_us.store(now_us() + LATER_US, Relaxed);
         Process { share: TreeShare::new(segment, mine), budget: Budget::new(pages as u64), seen }
     }
@@ -69,18 +70,36 @@ fn the_cheapest_gives_what_another_wants_and_no_more_than_its_floor() {
     assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
 }
 
+/// What the cheapest cannot give, the next one gives.
 #[test]
-fn small_processes_are_left_alone_until_they_have_half_of_all() {
-    let segment = tree_of(50_000);
-    assert!(is_small(segment, 5_000, 5_000) && !is_small(segment, 5_001, 5_001));
-    for pid in 1..=5 {
-        assert!(is_small(segment, 5_000, 5_000));
-        let member = segment.member_for_test(pid);
-        member.set_kind(MemberKind::Dormant);
-        member.claim.add(5_000);
+fn who_gives_already_is_not_waited_for() {
+    let segment = tree_of(16_384);
+    let mut stuck = Process::new(segment, 1, 2_048);
+    let (mut idle, mut busy) = (Process::new(segment, 2, 8_192), Process::new(segment, 3, 6_144));
+    for _ in 0..200 {
+        let has = busy.budget.promised();
+        busy.look(has, 10_000);
+        stuck.look(2_048, 0);
+        let has = idle.budget.promised();
+        idle.look(has, 10);
     }
-    assert!(!is_small(segment, 5_000, 5_000));
-    assert!(is_small(segment, SMALL, SMALL), "in any case");
+    assert_eq!(stuck.seen.used, 2_048);
+    assert_eq!(idle.budget.promised(), FLOOR);
+    assert!(busy.budget.promised() > 13_000, "{}", busy.budget.promised());
+}
+
+#[test]
+fn who_has_much_out_keeps_what_its_engine_needs_for_that() {
+    let segment = tree_of(16_384);
+    let (mut idle, mut busy) = (Process::new(segment, 1, 12_288), Process::new(segment, 2, 4_096));
+    idle.seen.engine = 3_000;
+    for _ in 0..200 {
+        let had = busy.budget.promised();
+        busy.look(had, 10_000);
+        let has = idle.budget.promised().min(12_000);
+        idle.look(has, 10);
+    }
+    assert_eq!(idle.budget.promised(), 3_000 + BESIDES);
 }
 
 #[test]
@@ -156,7 +175,7 @@ fn one_alone_follows_a_smaller_budget() {
 #[test]
 fn prices_of_the_idle_fall_and_those_of_the_thrashing_rise() {
     let mut price = Price::new(0);
-    let mut seen = TreeLook { used: 10_000, major: 0, faults: 1, managed: true, most: 0 };
+    let mut seen = TreeLook { used: 10_000, major: 0, faults: 1, managed: true, most: 0, engine: 0 };
     let young = price.next(&seen, false, 20_000).unwrap();
     assert!(price.next(&seen, false, 30_000).is_none());
     let idle = price.next(&seen, false, 10_000_000).unwrap();
