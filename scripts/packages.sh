@@ -9,6 +9,27 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 # need_module MODULE PACKAGE: the same for a module of Debian's Python.
 need_module() { /usr/bin/python3 -c "import $1" >/dev/null 2>&1 || missing="$missing $2"; }
 
+# unpack DIR PACKAGE...: what apt would install of these is unpacked into DIR, and not installed: packages of servers
+# start a service, make users, and change what is in /etc. Without root.
+unpack() {
+    unpack_to=$1
+    shift
+    echo "setup: unpacking $* into $unpack_to" >&2
+    mkdir -p "$unpack_to"
+    unpack_debs=$(mktemp -d)
+    unpack_status=0
+    for package in $(apt-get install -s --no-install-recommends "$@" 2>/dev/null |
+        sed -n 's/^Inst \([^ ]*\).*/\1/p'); do
+        (cd "$unpack_debs" && apt-get download "$package" >/dev/null 2>&1) || unpack_status=1
+    done
+    for deb in "$unpack_debs"/*.deb; do
+        dpkg -x "$deb" "$unpack_to" || unpack_status=1
+    done
+    rm -rf "$unpack_debs"
+    [ "$unpack_status" = 0 ] || echo "setup: could not unpack $*: is apt-get update wanted?" >&2
+    return "$unpack_status"
+}
+
 # Installs what is missing; as root or with sudo. Says nothing when everything is there.
 install_missing() {
     [ -n "$missing" ] || return 0

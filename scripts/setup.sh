@@ -28,16 +28,39 @@ need nbd-server nbd-server
 need qemu-nbd qemu-utils
 need musl-gcc musl-tools
 need ip iproute2
+need valgrind valgrind
+need minisat minisat
+need gunicorn gunicorn
+need uwsgi uwsgi-core
+[ -e /usr/lib/uwsgi/plugins/python3_plugin.so ] || missing="$missing uwsgi-plugin-python3"
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 [ -x /usr/bin/python3 ] || missing="$missing python3"
 need_module numpy python3-numpy
 need_module ensurepip python3-venv
+need_module numexpr python3-numexpr
+need_module pytest python3-pytest
 command -v cargo >/dev/null 2>&1 || [ -x "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin/cargo" ] || {
     need curl curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 }
 
 install_missing || exit 1
+
+# Servers whose packages would start a service. Without them their tests are skipped.
+servers=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/servers
+there() {
+    for place in /usr "$servers/usr"; do
+        for program in "$place"/sbin/"$1"* "$place"/lib/postgresql/*/bin/"$1"; do
+            [ -x "$program" ] && return 0
+        done
+    done
+    return 1
+}
+if command -v apt-get >/dev/null 2>&1; then
+    for server in haproxy nginx php-fpm postgresql:postgres; do
+        there "${server#*:}" || unpack "$servers" "${server%:*}" || true
+    done
+fi
 
 # The workspace uses edition 2024; Debian's own rustc is older than that.
 PATH="${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:$PATH"
