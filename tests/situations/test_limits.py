@@ -42,7 +42,8 @@ class AddressSpace(Situation):
         report = self.dir / "report"
         program = build("limited.c")
         plain = self.run_plain(program, *arguments, **rest)
-        ran = self.run_farpage(program, *arguments, ram=ram, options=["--verify", "--stats-json", report], **rest)
+        options = ["--verify", "--stats-json", report]
+        ran = self.run_farpage(program, *arguments, ram=ram, options=options, **rest)
         self.assertEqual((plain.returncode, ran.returncode, ran.stdout, ran.stderr), (0, 0, plain.stdout, ""))
         counters = json.loads(report.read_text())
         self.assertGreater(counters["pswpout"], 0)

@@ -2,8 +2,9 @@
 //
 //   limited LIMIT_MIB MIB [data] [late] [threads] [fork] [everywhere]
 //
-// Fills MIB and reads it back; the limit is set before, or when half is there. LIMIT_MIB of 0: none. With `fork` a child
-// reads it, too. With `everywhere` it has something where the kernel puts nothing by itself, as sanitizers do. Prints a sum; the status is 3 if there is no memory.
+// Fills MIB and reads it back; the limit is set before, or when half is there. LIMIT_MIB of 0: none. With `fork` a
+// child reads it, too. With `everywhere` the program has something where the kernel puts nothing by itself, as
+// sanitizers do. Prints a sum; the status is 3 if there is no memory.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +55,8 @@ int main(int argc, char **argv)
         threads |= !strcmp(argv[i], "threads");
         forks |= !strcmp(argv[i], "fork");
         if (!strcmp(argv[i], "everywhere")
-            && mmap((void *)(1ul << 45), 1ul << 43, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+            && mmap((void *)(1ul << 45), 1ul << 43, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
                    == MAP_FAILED)
             return perror("mmap"), 2;
     }

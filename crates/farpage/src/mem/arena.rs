@@ -12,7 +12,7 @@
 //! ```
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
 //! mapping change is pending, which is what makes moving pages out safe against munmap and mmap in other threads.
-//! *Trash* belongs to a second userfaultfd without events: pages moved there are given back to the kernel without
+//! The *discard area* belongs to a second userfaultfd without events: pages moved there are given back to the kernel without
 //! causing an event that somebody would have to read. *Transit* and *waste* are the same for executable memory
 //! (`crate::run::pager::transit`).
 
@@ -87,8 +87,8 @@ impl Arena {
     }
 
     /// Finds the arena's addresses, for heap, page table, pool, stacks and frames of these sizes in bytes. Only stacks,
-    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]). In a program that has
-    /// put something everywhere in the window (ThreadSanitizer does), all of it is reserved elsewhere.
+    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]). In a program that
+    /// has put something everywhere in the window (ThreadSanitizer does), all of it is reserved elsewhere.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).

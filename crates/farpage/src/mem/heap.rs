@@ -7,7 +7,8 @@
 //! small, and big blocks (growing tables) are freed rarely.
 //!
 //! There is no lock (but where memory is mapped, ahead of its use: [`crate::mem::open`]): whoever is interrupted in the
-//! middle, by a signal or for ever by a fork that leaves it behind, keeps nobody from going on. The free blocks of a class are a stack of the kind of Treiber (1986); its top has a
+//! middle, by a signal or for ever by a fork that leaves it behind, keeps nobody from going on. The free blocks of a
+//! class are a stack of the kind of Treiber (1986); its top has a
 //! number beside it that counts changes, in 16 bytes that are compared and exchanged at once, so that a pop whose block
 //! was popped and pushed by others meanwhile fails. (The top's link may be read while its new owner writes there: the
 //! pop fails then, too.)

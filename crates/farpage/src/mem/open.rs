@@ -55,8 +55,8 @@ fn within_limits(more: usize) -> bool {
 /// Makes every page that has one of these `len` bytes readable and writable.
 ///
 /// # Safety
-/// The pages are a reservation of the caller's own; or addresses in the [`WINDOW`] that are the caller's, and nothing is
-/// mapped there.
+/// The pages are a reservation of the caller's own; or addresses in the [`WINDOW`] that are the caller's, and nothing
+/// is mapped there.
 ///
 /// # Errors
 /// `ENOMEM`: the kernel's limit on commit, or this process's on data or address space. `EEXIST`: the program has mapped
@@ -87,7 +87,7 @@ fn reserve(at: usize, len: usize) -> Result<(), Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: takes nothing's place.
     let ptr = unsafe { mmap_anonymous(at as *mut c_void, len, ProtFlags::empty(), flags) }?;
-    // SAFETY: mapped just now. Huge pages would blur the page-wise accounting; without them, and locked, it still works.
+    // SAFETY: mapped just now. Huge pages would blur the page-wise accounting; with them, or locked, it still works.
     unsafe {
         let _ = munlock(ptr, len);
         let _ = madvise(ptr, len, Advice::LinuxNoHugepage);
@@ -129,8 +129,8 @@ impl Opening {
     /// Of `base..end`, all closed.
     ///
     /// # Safety
-    /// The range is a reservation of the caller's own, or addresses in the [`WINDOW`] that are the caller's, and stays so
-    /// as long as this is used.
+    /// The range is a reservation of the caller's own, or addresses in the [`WINDOW`] that are the caller's, and stays
+    /// so as long as this is used.
     pub const unsafe fn new(base: usize, end: usize) -> Opening {
         let (closed, busy) = (AtomicUsize::new(base), AtomicU32::new(0));
         Opening { base, closed, end, ahead: 0, gives_way: false, busy }

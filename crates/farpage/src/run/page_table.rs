@@ -17,8 +17,8 @@
 //! The table has three levels: an array of pieces, each of which is a directory of 32 GiB of address space and names
 //! leaves, of 512 pages (2 MiB). Pieces and leaves are taken one after the other, and their memory is opened as it is
 //! taken ([`crate::mem::open`]): so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A
-//! leaf also holds the list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on no list because it
-//! leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
+//! leaf also holds the list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on
+//! no list because it leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
 
 use crate::mem::arena::Part;
 use crate::mem::open::Opening;
@@ -161,8 +161,8 @@ impl PageTable {
         let dir = leaves + LEAVES_MAX * size_of::<Leaf>();
         let home = dir + DIR_BYTES;
         let end = home + LEAVES_MAX * 4;
-        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum), and begin with a
-        // page.
+        // SAFETY: the three arrays lie one behind the other inside the part (TABLE_BYTES is their sum), and begin with
+        // a page.
         let opening = |base, end| unsafe { Opening::new(base, end) };
         PageTable {
             pieces: (0..PIECES).map(|_| AtomicU16::new(0)).collect(),
