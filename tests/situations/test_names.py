@@ -15,7 +15,7 @@ REGIONS = TARGET / "release" / "libfarpage.so"
 # crates/farpage-preload/src/own.
 BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
-    "looked up at load, or in a late start, on program threads": "dlclose dlopen dlsym",
+    "looked up at load, or in a late start, on program threads": "dlopen dlsym",
     "at start, on the program's thread": "dl_iterate_phdr dladdr getenv",
     "at start, so that the second of two such libraries finds the first": "farpage_preload_started",
     "what a late start came to, for who reads it from outside": "farpage_start_outcome",
@@ -33,7 +33,8 @@ BY_NAME = {
 # (`own::on_engine_threads`, or in itself) ...
 EXPORTED = "close close_range closefrom fcntl fcntl64 ioctl madvise mmap mmap64 open open64 openat openat64 syscall"
 # ... and those that only the command and the library of regions call, or the standard library for a thread of libc's.
-FOR_THE_PROGRAM = """_Fork __register_atfork _exit calloc chroot clone execve execvp fork initgroups malloc mprotect
+FOR_THE_PROGRAM = """_Fork __register_atfork _exit calloc chroot clone dlclose execve execvp fork initgroups malloc
+    mprotect
     posix_memalign posix_spawnp prctl pthread_create realloc setgid setgroups setresgid setresuid setuid wait4 waitid
     waitpid"""
 

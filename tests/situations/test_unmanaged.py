@@ -67,6 +67,16 @@ class Unmanaged(Measured):
             r"mappings, most of them of /.*budget of 16\.0 MiB",
         )
 
+    def test_what_many_processes_have_is_named_though_each_has_little(self):
+        four = 'for i in 1 2 3 4; do "$0" file 8 4 & done; wait'
+        run = self.run_farpage("sh", "-c", four, self.program, ram="24M")
+        self.assertEqual((run.returncode, run.stdout), (0, "right\n" * 4), run.stderr)
+        self.assertRegex(
+            run.stderr,
+            r"^farpage: \d\d\.\d MiB of the programs' memory cannot be swapped out, [89]\.\d MiB of it in process \d+: "
+            r"[89]\.\d MiB of written pages of private file mappings, most of them of /.*budget of 24\.0 MiB.*\n$",
+        )
+
     @unless_root
     def test_they_are_in_a_program_that_has_become_another_user(self):
         self.test_written_pages_of_a_file_are_named_and_leave_the_rest_room(NOBODY)

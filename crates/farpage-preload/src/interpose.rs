@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
 //! | `mmap`, `mmap64` | a mapping can be filled before anybody hears of it: where it is much, its thread goes on when it is registered; private memory of `/dev/zero` becomes anonymous memory |
+//! | `dlclose`, `mprotect` | tables of libraries that the pager has taken over, or is about to, stay where they are while it is at them |
 //! | `mremap`, `mprotect`, `brk`, `sbrk` | while there is no engine: memory that can be filled without another word |
 //! | `madvise`, `posix_madvise`, `process_madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and nobody hears when they are used again, so they are discarded at once; nobody hears of guards either (`docs/dev/events.md`); a fork has to look for what is to be wiped |
 //! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
@@ -15,6 +16,7 @@ use crate::forks::answer;
 use crate::late::slots::{is_late, take_over_new, what_the_program_calls};
 use crate::own::on_engine_threads;
 use farpage::internals::run::dormant;
+use farpage::internals::run::mappings::library_guard::ProgramChange;
 use farpage::internals::run::pager::robust;
 use farpage::internals::run::program::{handed_out, thread_started};
 use farpage::internals::run::start;
@@ -34,6 +36,7 @@ pub struct Real {
     mmap: AtomicUsize,
     mremap: AtomicUsize,
     mprotect: AtomicUsize,
+    dlclose: AtomicUsize,
     brk: AtomicUsize,
     sbrk: AtomicUsize,
     madvise: AtomicUsize,
@@ -47,6 +50,7 @@ static REAL: Real = Real {
     mmap: AtomicUsize::new(0),
     mremap: AtomicUsize::new(0),
     mprotect: AtomicUsize::new(0),
+    dlclose: AtomicUsize::new(0),
     brk: AtomicUsize::new(0),
     sbrk: AtomicUsize::new(0),
     madvise: AtomicUsize::new(0),
@@ -83,6 +87,7 @@ pub fn find() {
     REAL.mmap.store(next(c"mmap"), Relaxed);
     REAL.mremap.store(next(c"mremap"), Relaxed);
     REAL.mprotect.store(next(c"mprotect"), Relaxed);
+    REAL.dlclose.store(next(c"dlclose"), Relaxed);
     REAL.brk.store(next(c"brk"), Relaxed);
     REAL.sbrk.store(next(c"sbrk"), Relaxed);
     REAL.madvise.store(next(c"madvise"), Relaxed);
@@ -307,12 +312,37 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) ->
     }
     // SAFETY: libc's function of this name has this type.
     let real: unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int = unsafe { std::mem::transmute(real) };
+    let change = if prot & libc::PROT_WRITE != 0 { change_of_libraries() } else { None };
     // SAFETY: caller's promise.
     let result = unsafe { real(addr, len, prot) };
+    drop(change);
     if result == 0 && prot & libc::PROT_WRITE != 0 {
         start::handed_out(len);
     }
     result
+}
+
+/// Libraries may change from now on, until this is dropped. `None`: nobody minds.
+pub fn change_of_libraries() -> Option<ProgramChange> {
+    let minds = !is_engine_thread() && engine().is_some_and(|e| e.is_active());
+    minds.then(ProgramChange::begin)
+}
+
+/// As libc's; see the module header.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    let real = found(&REAL.dlclose, c"dlclose");
+    if real == 0 {
+        return -1; // nothing can have been opened
+    }
+    // SAFETY: the loader's function of this name has this type.
+    let real: unsafe extern "C" fn(*mut c_void) -> c_int = unsafe { std::mem::transmute(real) };
+    let _change = change_of_libraries();
+    // SAFETY: caller's promise.
+    unsafe { real(handle) }
 }
 
 /// As libc's; see the module header.

@@ -79,6 +79,11 @@ pub mod run {
     pub mod fork {
         pub use crate::run::fork::{child, child_of, parent, prepare, release, reserve, touch};
     }
+    pub mod mappings {
+        pub mod library_guard {
+            pub use crate::run::mappings::library_guard::ProgramChange;
+        }
+    }
     pub mod late {
         pub use crate::run::late::{Prepared, prepare, start};
         pub use crate::run::outcome::StartOutcome;

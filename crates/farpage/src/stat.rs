@@ -119,7 +119,7 @@ impl Unsaid {
 }
 
 /// Values that a pager of regions does not have.
-const ENGINE_ONLY: [&str; 21] = [
+const ENGINE_ONLY: [&str; 22] = [
     "active",
     "rss_anon_bytes",
     "rss_anon_peak_bytes",
@@ -136,6 +136,7 @@ const ENGINE_ONLY: [&str; 21] = [
     "event_unmap",
     "event_remap",
     "adopted_ranges",
+    "relocated_pages",
     "forks",
     "over_budget_samples",
     "swap_full",
@@ -268,6 +269,8 @@ fields! {
         event_remap,
         /// Mappings adopted.
         adopted_ranges,
+        /// Pages of libraries' relocated tables taken over.
+        relocated_pages,
         /// Forks followed.
         forks,
         /// Samples of resident anonymous memory above budget + 5 %.

@@ -46,7 +46,10 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "verified",
         ],
     ),
-    ("events", &["event_remove", "event_unmap", "event_remap", "adopted_ranges", "forks", "cow_unshared"]),
+    (
+        "events",
+        &["event_remove", "event_unmap", "event_remap", "adopted_ranges", "relocated_pages", "forks", "cow_unshared"],
+    ),
     (
         "trouble",
         &[

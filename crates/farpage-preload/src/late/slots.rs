@@ -10,6 +10,7 @@
 //! Callers: [`super`], the look-up of what stands behind ours ([`crate::interpose`]), and the functions that start
 //! threads and children; on program threads. No locks but the loader's.
 
+use crate::interpose::change_of_libraries;
 use libc::{Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -170,7 +171,7 @@ impl Loaded {
 
     /// Fills its slots.
     fn fill(&self, functions: &[Function]) {
-        let mut is_open = false;
+        let (mut is_open, mut change) = (false, None);
         for relocation in self.relocations() {
             let kind = relocation.r_info as u32;
             let slot = self.base + relocation.r_offset as usize;
@@ -193,6 +194,7 @@ impl Loaded {
             let function = functions.iter().find(|function| function.name == name);
             let Some(function) = function.filter(|f| is_asked || f.behind == has) else { continue };
             if (self.relro.0..self.relro.1).contains(&slot) && !is_open {
+                change = change_of_libraries();
                 is_open = self.protect(MprotectFlags::READ | MprotectFlags::WRITE);
                 if !is_open {
                     return;
@@ -203,6 +205,7 @@ impl Loaded {
         if is_open {
             self.protect(MprotectFlags::READ);
         }
+        drop(change);
     }
 
     fn protect(&self, how: MprotectFlags) -> bool {

@@ -7,11 +7,12 @@
 //! are bytes, multiples of a page.
 
 use crate::sys::futex::unshare_page;
-use crate::sys::maps::{self, Mapping};
+use crate::sys::maps::{self, Mapping, Rights};
 use crate::sys::pagemap::{self, PageKind};
 use crate::sys::raw::Errno;
 use crate::sys::uffd::{Message, Uffd, UffdError};
 use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::mm::{MprotectFlags, mprotect};
 
 /// See the module documentation. The methods are those of [`Uffd`], where they are explained, unless they say
 /// something.
@@ -67,8 +68,11 @@ pub(crate) trait AddressSpace: Send {
     /// Whether the memory at `page` is registered; `None`: a change of mappings is under way.
     fn is_registered(&self, page: usize) -> Option<bool>;
 
-    /// Whether the memory at `addr` can be executed and written.
-    fn is_writable_code(&self, addr: usize) -> bool;
+    /// What may be done with the memory at `addr`; `None`: nothing is there, or the kernel does not say.
+    fn rights(&self, addr: usize) -> Option<Rights>;
+
+    /// Makes memory that may only be read writable, or read-only again.
+    fn set_writable(&self, start: usize, len: usize, writable: bool) -> Result<(), Errno>;
 
     /// How far a mapping that ends at `end` could grow in place.
     fn free_until(&self, end: usize) -> usize;
@@ -152,8 +156,14 @@ impl AddressSpace for Kernel {
         self.uffd.is_registered(page)
     }
 
-    fn is_writable_code(&self, addr: usize) -> bool {
-        maps::is_writable_code(&self.maps, addr)
+    fn rights(&self, addr: usize) -> Option<Rights> {
+        maps::rights(&self.maps, addr)
+    }
+
+    fn set_writable(&self, start: usize, len: usize, writable: bool) -> Result<(), Errno> {
+        let write = if writable { MprotectFlags::WRITE } else { MprotectFlags::empty() };
+        // SAFETY: memory of the program; the caller knows that nobody writes to it.
+        unsafe { mprotect(start as *mut _, len, MprotectFlags::READ | write) }
     }
 
     fn free_until(&self, end: usize) -> usize {

@@ -113,6 +113,8 @@ impl Engine {
             heap: plan.heap,
             exclude: plan.exclude.clone(),
             managed: Mutex::new(PageRanges::new()),
+            read_only: Mutex::new(PageRanges::new()),
+            relocated: Mutex::new(Vec::new()),
             candidates: Mutex::new(Vec::new()),
             left_out: AtomicI64::new(0),
             notes: Notes::default(),

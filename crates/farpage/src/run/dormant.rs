@@ -202,10 +202,18 @@ pub(super) fn is_home() -> bool {
     HOME.load(SeqCst) == std::process::id()
 }
 
+/// Resident memory of the program that may not be written, bytes, as far as it is known.
+static READ_ONLY: AtomicU64 = AtomicU64::new(0);
+
 /// What the program has and may have; `given`: for want of anything better.
 pub(super) fn here(given: u64) -> Reach {
     let seen = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
     let mut reach = seen.unwrap_or(Reach { resident: 0, data: given, others: 0 });
+    // Beside what may be written, the program has what was and may not be any more: tables of libraries, mostly. At the
+    // start it has hardly anything else; what it is cannot be more than what is there.
+    let least = READ_ONLY.load(Relaxed).max(reach.resident.saturating_sub(reach.data)).min(reach.resident);
+    READ_ONLY.store(least, Relaxed);
+    reach.data = reach.data.saturating_add(least);
     // Grown without a call. What is usual is allowed for in the threshold.
     let stack = rustix::process::getrlimit(rustix::process::Resource::Stack).current.unwrap_or(u64::MAX);
     reach.data = reach.data.saturating_add(stack.saturating_sub(STACK));

@@ -118,6 +118,10 @@ pub struct Engine {
     pub exclude: Vec<(usize, usize)>,
     /// Pages registered with the pager's userfaultfd.
     pub managed: Mutex<PageRanges>,
+    /// Taken over from libraries: managed, and not to be written ([`crate::run::pager::relocated`]).
+    pub read_only: Mutex<PageRanges>,
+    /// Ranges (bytes) of libraries that the monitor found and the pager shall take over.
+    pub relocated: Mutex<Vec<(usize, usize)>>,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
     /// Pages that the program was given since the monitor's last look at all mappings, and that stayed without

@@ -25,6 +25,8 @@ pub enum Kind {
     Stack,
     /// A file's, private: what the program has written of it is anonymous memory.
     File,
+    /// The same that may only be read.
+    ReadOnlyFile,
     /// Shared memory: without a name, a memfd's, or a file's in tmpfs (or one of another filesystem without a device).
     Shared,
     /// A file's, shared.
@@ -34,14 +36,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn of(shared: bool, executable: bool, has_device: bool, has_inode: bool, name: &[u8]) -> Kind {
+    fn of(rights: Rights, has_device: bool, has_inode: bool, name: &[u8]) -> Kind {
         match name {
-            _ if shared && has_device => Kind::SharedFile,
-            _ if shared => Kind::Shared,
+            _ if rights.shared && has_device => Kind::SharedFile,
+            _ if rights.shared => Kind::Shared,
+            _ if has_inode && rights.is_read_only() => Kind::ReadOnlyFile,
             _ if has_inode => Kind::File,
             b"[stack]" => Kind::Stack,
             _ if name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:") => {
-                if executable {
+                if rights.executable {
                     Kind::Code
                 } else {
                     Kind::Plain
@@ -49,6 +52,27 @@ impl Kind {
             }
             _ => Kind::Kernel,
         }
+    }
+}
+
+/// What may be done with a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights {
+    readable: bool,
+    writable: bool,
+    executable: bool,
+    shared: bool,
+}
+
+impl Rights {
+    /// It may be read, and nothing else.
+    pub fn is_read_only(self) -> bool {
+        self.readable && !self.writable && !self.executable
+    }
+
+    /// It may be written and executed.
+    pub fn is_writable_code(self) -> bool {
+        self.writable && self.executable
     }
 }
 
@@ -75,9 +99,21 @@ impl Mapping {
 /// # Errors
 /// As pread.
 pub fn mappings(maps: &OwnedFd, buf: &mut [u8], mut each: impl FnMut(Mapping, &[u8])) -> Result<(), Errno> {
+    mappings_of_files(maps, buf, |m, _, name| each(m, name))
+}
+
+/// The same, with the offset in the file of those that have one.
+///
+/// # Errors
+/// As pread.
+pub fn mappings_of_files(
+    maps: &OwnedFd,
+    buf: &mut [u8],
+    mut each: impl FnMut(Mapping, usize, &[u8]),
+) -> Result<(), Errno> {
     lines(maps, buf, |line| {
-        if let Some((m, name)) = parse_line(line) {
-            each(m, name);
+        if let Some((m, offset, name)) = parse_line(line) {
+            each(m, offset, name);
         }
     })
 }
@@ -164,6 +200,11 @@ impl Query {
         unsafe { syscall(nr::IOCTL, [fd, PROCMAP_QUERY, std::ptr::from_mut(&mut query) as usize, 0, 0, 0]) }?;
         Ok(query)
     }
+
+    fn rights(&self) -> Rights {
+        let is = |flag| self.vma_flags & flag != 0;
+        Rights { readable: is(1), writable: is(2), executable: is(4), shared: is(8) }
+    }
 }
 
 /// The mapping that covers `addr` right now, or else the next one; `None`: there is none behind it.
@@ -171,8 +212,6 @@ impl Query {
 /// # Errors
 /// `NOTTY`: the kernel (before 6.11) cannot be asked this.
 pub fn mapping_from(maps: &OwnedFd, addr: usize) -> Result<Option<Mapping>, Errno> {
-    const EXECUTABLE: u64 = 4;
-    const SHARED: u64 = 8;
     // The longest name that a program can give: `[anon:` and 80 bytes.
     let mut name = [0u8; 96];
     let (query, name) = match Query::ask(maps, addr, OR_NEXT, &mut name) {
@@ -184,15 +223,13 @@ pub fn mapping_from(maps: &OwnedFd, addr: usize) -> Result<Option<Mapping>, Errn
         Err(Errno::NOENT) => return Ok(None),
         Err(e) => return Err(e),
     };
-    let is = |flag| query.vma_flags & flag != 0;
-    let kind = Kind::of(is(SHARED), is(EXECUTABLE), query.device[0] != 0, query.inode != 0, name);
+    let kind = Kind::of(query.rights(), query.device[0] != 0, query.inode != 0, name);
     Ok(Some(Mapping { start: query.start as usize, end: query.end as usize, kind }))
 }
 
-/// Whether what is mapped at `addr` may be both written and executed; no where the kernel does not say (before 6.11).
-pub fn is_writable_code(maps: &OwnedFd, addr: usize) -> bool {
-    const BOTH: u64 = 2 | 4;
-    Query::ask(maps, addr, 0, &mut []).is_ok_and(|query| query.vma_flags & BOTH == BOTH)
+/// What may be done with what is mapped at `addr`; `None`: nothing is, or the kernel (before 6.11) does not say.
+pub fn rights(maps: &OwnedFd, addr: usize) -> Option<Rights> {
+    Query::ask(maps, addr, 0, &mut []).ok().map(|query| query.rights())
 }
 
 /// How far a mapping that ends at `end` could grow in place: where the next one starts.
@@ -200,15 +237,16 @@ pub fn free_until(maps: &OwnedFd, end: usize) -> usize {
     Query::ask(maps, end, OR_NEXT, &mut []).map_or(end, |next| (next.start as usize).max(end))
 }
 
-fn parse_line(line: &[u8]) -> Option<(Mapping, &[u8])> {
+fn parse_line(line: &[u8]) -> Option<(Mapping, usize, &[u8])> {
     let mut fields = line.splitn(6, |b| *b == b' ');
     let (start, end) = range(fields.next()?)?;
     let perms = fields.next()?;
-    let (_offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let (offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or_default().trim_ascii_start();
-    let (shared, executable) = (perms.ends_with(b"s"), perms.get(2) == Some(&b'x'));
-    let kind = Kind::of(shared, executable, !device.starts_with(b"00:"), inode != b"0", name);
-    Some((Mapping { start, end, kind }, name))
+    let is = |place: usize, letter| perms.get(place) == Some(&letter);
+    let rights = Rights { readable: is(0, b'r'), writable: is(1, b'w'), executable: is(2, b'x'), shared: is(3, b's') };
+    let kind = Kind::of(rights, !device.starts_with(b"00:"), inode != b"0", name);
+    Some((Mapping { start, end, kind }, hex(offset)?, name))
 }
 
 #[cfg(test)]
@@ -220,7 +258,7 @@ mod tests {
     fn lines() {
         let line = b"7f0c9c000000-7f0c9c021000 rw-p 00000000 00:00 0 ";
         let plain = Mapping { start: 0x7f0c9c000000, end: 0x7f0c9c021000, kind: Kind::Plain };
-        assert_eq!(parse_line(line), Some((plain, &b""[..])));
+        assert_eq!(parse_line(line), Some((plain, 0, &b""[..])));
         for (line, kind) in [
             (&b"5581-5582 rw-p 00000000 00:00 0                          [heap]"[..], Kind::Plain),
             (b"1000-2000 r--p 00000000 00:00 0 ", Kind::Plain),
@@ -229,6 +267,8 @@ mod tests {
             (b"1000-2000 rwxp 00000000 00:00 0", Kind::Code),
             (b"1000-2000 rw-p 00000000 00:00 0 [stack]", Kind::Stack),
             (b"1000-2000 rw-p 00000000 08:01 1234 /usr/lib/x", Kind::File),
+            (b"1000-2000 r--p 00000000 08:01 1234 /usr/lib/x", Kind::ReadOnlyFile),
+            (b"1000-2000 ---p 00000000 08:01 1234 /usr/lib/x", Kind::File),
             (b"1000-2000 rw-s 00000000 00:01 1034 /dev/zero (deleted)", Kind::Shared),
             (b"1000-2000 rw-s 00000000 08:01 1034 /var/tmp/x", Kind::SharedFile),
             (b"1000-2000 r--p 00000000 00:00 0 [vvar]", Kind::Kernel),
@@ -236,8 +276,9 @@ mod tests {
         ] {
             assert_eq!(parse_line(line).unwrap().0.kind, kind, "{}", String::from_utf8_lossy(line));
         }
-        let file = b"1000-2000 rw-p 00000000 08:01 1234                       /a file (deleted)";
-        assert_eq!(parse_line(file).unwrap().1, b"/a file (deleted)");
+        let file = b"1000-2000 rw-p 0003e000 08:01 1234                       /a file (deleted)";
+        let (_, offset, name) = parse_line(file).unwrap();
+        assert_eq!((offset, name), (0x3e000, &b"/a file (deleted)"[..]));
     }
 
     #[test]
@@ -278,7 +319,7 @@ mod tests {
         let kind_at = |at: usize| all.iter().find(|m| (m.start..m.end).contains(&at)).map(|m| m.kind);
         assert_eq!(kind_at(code), Some(Kind::File));
         // Not all: other tests map memory meanwhile.
-        for m in all.iter().filter(|m| matches!(m.kind, Kind::File | Kind::Stack | Kind::Kernel)) {
+        for m in all.iter().filter(|m| matches!(m.kind, Kind::File | Kind::ReadOnlyFile | Kind::Stack | Kind::Kernel)) {
             match mapping_from(&maps, m.start) {
                 Ok(Some(now)) if now.start == m.start => assert_eq!(now.kind, m.kind, "{m:x?}"),
                 Ok(_) => {}

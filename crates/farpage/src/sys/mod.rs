@@ -21,6 +21,7 @@ pub mod privilege;
 pub mod proc;
 pub mod pthread;
 pub mod raw;
+pub mod relro;
 pub mod robust;
 pub mod seccomp;
 pub mod table;

@@ -153,8 +153,18 @@ pub fn runs_by_kind(
 /// # Errors
 /// As [`present_runs`].
 pub fn anonymous_pages(pagemap: &Fd, start: usize, end: usize) -> Result<u64, Errno> {
-    let not = IS_FILE | IS_ZERO_PAGE;
-    count(pagemap, start, end, Categories { all: IS_PRESENT | not, inverted: not, anyof: 0, told: IS_PRESENT })
+    count(pagemap, start, end, ANONYMOUS)
+}
+
+/// Calls `each(start, end)`, in bytes, for every run of such pages.
+///
+/// # Errors
+/// As [`present_runs`].
+pub fn anonymous_runs(pagemap: &Fd, start: usize, end: usize, mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
+    scan(pagemap, start, end, ANONYMOUS, |r| {
+        each(r.start as usize, r.end as usize);
+        true
+    })
 }
 
 /// Pages of `[start, end)` that are mapped, whatever they are.
@@ -173,6 +183,13 @@ fn count(pagemap: &Fd, start: usize, end: usize, want: Categories) -> Result<u64
     })?;
     Ok(bytes / crate::PAGE_SIZE as u64)
 }
+
+const ANONYMOUS: Categories = Categories {
+    all: IS_PRESENT | IS_FILE | IS_ZERO_PAGE,
+    inverted: IS_FILE | IS_ZERO_PAGE,
+    anyof: 0,
+    told: IS_PRESENT,
+};
 
 /// Which pages a scan finds, and what it tells of them.
 #[derive(Clone, Copy, Default)]
@@ -280,6 +297,9 @@ mod tests {
         let (page, zero) = (PageKind::Page, PageKind::Zero);
         assert_eq!(kinds, [(3, 5, page), (5, 8, zero), (9, 10, page)]);
         assert_eq!(anonymous_pages(&pagemap, base as usize, base as usize + len), Ok(3));
+        let mut written = Vec::new();
+        anonymous_runs(&pagemap, base as usize, base as usize + len, |s, e| written.push((s, e))).unwrap();
+        assert_eq!(written.iter().map(|(s, e)| (e - s) / 4096).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(mapped_pages(&pagemap, base as usize, base as usize + len), Ok(6));
         // SAFETY: ours, and no longer used.
         unsafe { munmap(base, len) }.unwrap();

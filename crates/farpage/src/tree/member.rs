@@ -80,6 +80,8 @@ pub struct Member {
     pub used: AtomicU64,
     /// Of its resident memory, what others pay for.
     pub shared: AtomicU64,
+    /// Of what it pays for, what cannot be taken out.
+    pub immovable: AtomicU64,
     /// What it has swapped out.
     pub swapped: AtomicU64,
     /// Its faults that had to wait for reclaim so far (a number).
@@ -111,7 +113,8 @@ pub struct Member {
 impl Member {
     /// A process takes the place.
     pub(super) fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let numbers = [&self.target, &self.used, &self.shared, &self.swapped, &self.floor, &self.stalls];
+        let numbers =
+            [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor, &self.stalls];
         numbers.iter().for_each(|number| number.store(0, Relaxed));
         self.says_nothing();
         self.park.store(0, SeqCst);

@@ -17,14 +17,15 @@ use crate::conf::size;
 use crate::mem::lock::lock;
 use crate::mem::units::Vpn;
 use crate::run::state::Engine;
-use crate::run::told::{WarningKind, warn_once_in_tree};
+use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::sys::fd::Fd;
 use crate::sys::maps::{Kind, Mapping, mappings};
 use crate::sys::message::warn;
 use crate::sys::pagemap::{anonymous_pages, mapped_pages};
 use crate::sys::proc::{Proc, rss_shared_pages};
+use crate::tree;
 use rustix::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Between two looks at least so long, and so many times as long as one takes.
@@ -37,6 +38,20 @@ const STUCK_FOR: Duration = Duration::from_millis(250);
 /// Longest name that is told.
 const NAME: usize = 120;
 
+/// A tree's budget that is exceeded by more than this part, and for so long, is worth a word.
+const OVER_PART: i64 = 20;
+const OVER_FOR: Duration = Duration::from_millis(500);
+
+/// What the monitor has seen. Pages.
+pub(crate) struct UnknownPages {
+    /// Anonymous memory that the process pays for.
+    pub rss: i64,
+    /// Of it, what is not accounted for.
+    pub unknown: i64,
+    /// Some of that is about to be managed.
+    pub leaves_soon: bool,
+}
+
 /// The monitor's knowledge.
 #[derive(Default)]
 pub(crate) struct Unmanaged {
@@ -46,6 +61,8 @@ pub(crate) struct Unmanaged {
     next_shared: Option<Instant>,
     stuck_since: Option<Instant>,
     found: UnmanagedPages,
+    /// Since when its tree has been above the budget because of such memory.
+    over_since: Option<Instant>,
     /// Pages that the look before found.
     before: u64,
 }
@@ -67,13 +84,13 @@ struct UnmanagedPages {
 impl UnmanagedPages {
     fn add(&mut self, kind: Kind, pages: u64, name: &[u8]) {
         let part = match kind {
-            Kind::File => &mut self.files,
+            Kind::File | Kind::ReadOnlyFile => &mut self.files,
             Kind::Code => &mut self.code,
             Kind::Stack => &mut self.stack,
             Kind::Plain | Kind::Kernel | Kind::Shared | Kind::SharedFile => &mut self.other,
         };
         *part += pages;
-        if kind == Kind::File && pages > self.file {
+        if matches!(kind, Kind::File | Kind::ReadOnlyFile) && pages > self.file {
             self.file = pages;
             self.name.clear();
             self.name.extend_from_slice(&name[..name.len().min(NAME)]);
@@ -108,6 +125,18 @@ fn of_pages(pages: u64) -> String {
     size::format(pages * PAGE_SIZE as u64)
 }
 
+/// This process says in its tree that so many of its pages cannot be taken out.
+fn tell_tree(immovable: i64) {
+    tree::place().into_iter().for_each(|place| place.immovable.store(immovable as u64, Relaxed));
+}
+
+/// What the processes of the tree have, and what of that cannot be taken out. Pages.
+fn pages_of_tree() -> (i64, i64) {
+    let Some(segment) = tree::segment() else { return (0, 0) };
+    let add = |sum: i64, pages: &AtomicU64| sum.saturating_add_unsigned(pages.load(Relaxed));
+    segment.living().fold((0, 0), |(used, immovable), m| (add(used, &m.used), add(immovable, &m.immovable)))
+}
+
 fn is_due(next: &mut Option<Instant>, now: Instant, pause: Duration) -> bool {
     let due = next.is_none_or(|next| now >= next);
     if due {
@@ -122,13 +151,14 @@ impl Unmanaged {
         Unmanaged { pagemap, ..Unmanaged::default() }
     }
 
-    /// After a sample: `rss` anonymous pages, of which `unknown` are not accounted for. Looks what these are if they
-    /// would crowd the rest out, and lets the budget give way.
-    pub(crate) fn look(&mut self, e: &Engine, (rss, unknown): (i64, i64), maps: &OwnedFd, buffer: &mut [u8]) {
+    /// After a sample: looks what is not accounted for if it would crowd the rest out, and lets the budget give way.
+    pub(crate) fn look(&mut self, e: &Engine, now_has: UnknownPages, maps: &OwnedFd, buffer: &mut [u8]) {
         let now = Instant::now();
         self.forget_stuck(e, now);
-        if !e.budget.is_crowded(unknown) {
+        if !e.budget.is_crowded(now_has.unknown) {
             e.budget.unmanaged_is(0);
+            tell_tree(0);
+            self.over_since = None;
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
@@ -142,15 +172,28 @@ impl Unmanaged {
         // Not while it grows: told is how much it is.
         let grows = pages > self.before + self.before / 32;
         // In a tree, what is promised grows at the cost of others first.
-        let most = e.most_pages();
-        let exceeds = e.budget.is_crowded(e.budget.unmanaged()) && rss > most.min(e.budget.promised());
-        let much = pages as i64 + stuck > most / 2;
-        if exceeds && much && !grows {
-            let all = of_pages(pages + stuck as u64);
+        let (most, mine) = (e.most_pages(), pages as i64 + stuck);
+        // What forked processes share would be counted several times.
+        tell_tree(if e.budget.shares_much() { 0 } else { mine });
+        let (used, immovable) = pages_of_tree();
+        self.over_since = match used > most + most / OVER_PART && immovable > most / 2 {
+            true => Some(self.over_since.unwrap_or(now)),
+            false => None,
+        };
+        let is_alone = now_has.rss > most.min(e.budget.promised()) && mine > most / 2;
+        let exceeds = is_alone || self.over_since.is_some_and(|since| now - since > OVER_FOR);
+        let of_tree = if is_alone { mine } else { immovable };
+        let is_settled = !grows && !now_has.leaves_soon;
+        if exceeds && is_settled && e.budget.is_crowded(e.budget.unmanaged()) && !told::is_said(WarningKind::Stuck) {
             let (what, budget) = (self.found.text(stuck as u64, e.budget.shares_much()), size::format(e.most_bytes()));
+            let (all, part) = (of_pages(of_tree as u64), of_pages(mine as u64));
+            let whose = match std::process::id() {
+                _ if of_tree == mine => format!("{all} of the program's memory cannot be swapped out"),
+                pid => format!("{all} of the programs' memory cannot be swapped out, {part} of it in process {pid}"),
+            };
             let text = format!(
-                "{all} of the program's memory cannot be swapped out: {what}; beside it the budget of {budget} leaves \
-                 too little for the rest, and is exceeded: give the program more with --ram"
+                "{whose}: {what}; beside it the budget of {budget} leaves too little for the rest, and is exceeded: \
+                 give the program more with --ram"
             );
             warn_once_in_tree(WarningKind::Stuck, &text);
         }

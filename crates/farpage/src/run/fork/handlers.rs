@@ -10,6 +10,7 @@ use crate::PAGE_SIZE;
 use crate::mem::lock::lock;
 use crate::run::dormant;
 use crate::run::fork::protocol::{Fork, ForkState, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
+use crate::run::mappings::library_guard;
 use crate::run::start;
 use crate::run::state::{Engine, engine};
 use crate::stat::{EventKind, Stat};
@@ -177,6 +178,7 @@ pub extern "C" fn child() {
 
 /// In the child of the thread with this control block, which the child may have exchanged for another.
 pub fn child_of(forker: usize) {
+    library_guard::forget_others();
     let Some(e) = engine() else { return start::fork_child() };
     let f = &e.fork;
     if f.prepared.load(SeqCst) != forker {

@@ -16,6 +16,7 @@ pub mod poison;
 pub(crate) mod prefetch;
 pub mod readahead;
 pub mod reclaim;
+pub(crate) mod relocated;
 pub mod robust;
 pub(crate) mod scratch;
 pub mod start;

@@ -11,6 +11,7 @@ use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Pager;
 use crate::run::store;
 use crate::stat::{EventKind, Stat};
+use crate::sys::maps::Rights;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::UffdError;
 use farpage_swap::workingset::in_runs;
@@ -338,6 +339,14 @@ impl Pager {
     /// Moves the run of pages at `vpn` into frames as far as it goes. Returns pages moved and pages dealt with (a page
     /// that cannot be moved is dealt with too); `None`: stop, no frame or an event is pending.
     fn move_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
+        match self.of_one_kind(vpn, run.len()) {
+            (n, true) => self.move_read_only_out(vpn, &run[..n]),
+            (n, false) => self.move_writable_out(vpn, &run[..n]),
+        }
+    }
+
+    /// The same for memory that may be written, if it may.
+    pub(crate) fn move_writable_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
         let e = self.e;
         let (first, got) = self.empty_frames(run.len())?;
         let src = vpn.addr();
@@ -368,12 +377,16 @@ impl Pager {
             && let whole = self.in_one_mapping(vpn, got)
             && whole < got
         {
-            return self.move_out(vpn, &run[..whole]);
+            return self.move_writable_out(vpn, &run[..whole]);
         }
-        if result == Err(UffdError::Incompatible) && self.mm.is_writable_code(src) && self.open_transit() {
+        if result == Err(UffdError::Incompatible) && self.is_writable_code(src) && self.open_transit() {
             return self.move_code_out(vpn, run);
         }
         self.refused(vpn, run, result)
+    }
+
+    fn is_writable_code(&self, page: usize) -> bool {
+        self.mm.rights(page).is_some_and(Rights::is_writable_code)
     }
 
     /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says

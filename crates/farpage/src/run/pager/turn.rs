@@ -66,7 +66,7 @@ impl Pager {
             }
         }
         let colocated = self.affinity.is_colocated();
-        let mut worked = self.let_go_step() | self.come_back_step();
+        let mut worked = self.let_go_step() | self.come_back_step() | self.take_over_step();
         if colocated && !self.waiting.is_empty() {
             worked = self.balance();
         }
@@ -326,6 +326,7 @@ impl Pager {
         }
         // Another thread may have been given the place before this was told, and have found it known.
         if let Some((start, end)) = m.left() {
+            lock(&self.e.read_only).remove(Vpn::of(start), Vpn::of(end));
             lock(&self.e.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
             self.e.recent.cut(start, end);
             if end - start >= self.e.large() {

@@ -9,7 +9,7 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::{Arena, Part};
 use crate::mem::units::Page;
 use crate::run::address_space::AddressSpace;
-use crate::sys::maps::{Kind, Mapping};
+use crate::sys::maps::{Kind, Mapping, Rights};
 use crate::sys::pagemap::PageKind;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::{Message, UffdError};
@@ -517,8 +517,12 @@ impl AddressSpace for Fake {
         (!state.is_changing()).then(|| state.is_registered(page))
     }
 
-    fn is_writable_code(&self, _addr: usize) -> bool {
-        false
+    fn rights(&self, _addr: usize) -> Option<Rights> {
+        None
+    }
+
+    fn set_writable(&self, _start: usize, _len: usize, _writable: bool) -> Result<(), Errno> {
+        Ok(())
     }
 
     fn free_until(&self, end: usize) -> usize {

@@ -17,10 +17,11 @@ use crate::run::budget::charge::UNLIMITED;
 use crate::run::budget::kin::{Kin, pages};
 use crate::run::budget::park::{self, IdleTimer};
 use crate::run::budget::share::{self, TreeLook, TreeShare};
-use crate::run::budget::unmanaged::Unmanaged;
+use crate::run::budget::unmanaged::{UnknownPages, Unmanaged};
 use crate::run::budget::unwatched;
 use crate::run::dormant::{self, StartPlan};
 use crate::run::fork::protocol::room_for_start;
+use crate::run::mappings::relocated::Relocated;
 use crate::run::pager::start::PagerParts;
 use crate::run::stacks::MONITOR;
 use crate::run::state::{Engine, give_up, show_engine};
@@ -98,6 +99,8 @@ pub struct Monitor {
     stuck: UnevictableEstimate,
     /// What cannot be managed, and what the program is told of it.
     others: Unmanaged,
+    /// Tables of libraries that the pager can take over.
+    relocated: Relocated,
     /// Since when the program has been idle, for [`Monitor::parks_itself`].
     idle: IdleTimer,
 }
@@ -236,7 +239,7 @@ impl Monitor {
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands.
         let opened = if is_child { None } else { e.open(&proc).ok() };
-        let others = Unmanaged::new(&proc);
+        let (others, relocated) = (Unmanaged::new(&proc), Relocated::new(&proc));
         let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {
             e,
@@ -258,6 +261,7 @@ impl Monitor {
             failed: false,
             stuck: UnevictableEstimate::default(),
             others,
+            relocated,
             idle: IdleTimer::new(now),
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
@@ -565,7 +569,9 @@ impl Monitor {
         } else {
             self.unmanaged = self.unmanaged.min(unmanaged);
         }
-        self.others.look(e, (rss, unmanaged), &self.maps, &mut self.buffer);
+        self.relocated.look(e, unmanaged, &self.maps, &mut self.buffer);
+        let pages = UnknownPages { rss, unknown: unmanaged, leaves_soon: self.relocated.is_expecting() };
+        self.others.look(e, pages, &self.maps, &mut self.buffer);
     }
 
     /// What was worked out for another budget follows it, if that has become another one by an eighth.
