@@ -23,7 +23,6 @@ use farpage::internals::run::start;
 use farpage::internals::run::start::engine_for;
 use farpage::internals::run::state::engine;
 use farpage::internals::sys::raw;
-use farpage::internals::sys::raw::syscall;
 use farpage::internals::sys::thread::is_engine_thread;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FileType, makedev};
@@ -289,7 +288,7 @@ fn leave(status: c_int) -> ! {
     farpage::internals::run::ended::end_at_once();
     loop {
         // SAFETY: ends the process.
-        let _ = unsafe { syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };
+        let _ = unsafe { raw::syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
