@@ -13,6 +13,12 @@ class Streams(Situation):
         self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
 
 
+class Beginning(Situation):
+    def test_children_of_an_engine_that_manages_nothing_yet(self):
+        ran = self.run_farpage(build("grow.c"), "half", 70, ram="64M")
+        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+
+
 class Elsewhere(Situation):
     def jail(self, where):
         ran = self.run_farpage(build("jail.c"), where, 15, ram="24M")

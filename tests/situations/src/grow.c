@@ -226,6 +226,24 @@ static void in_child(void)
 		errx(1, "the child ended with %x", status);
 }
 
+/* A child of a process that has filled half. */
+static void in_child_after_half(void)
+{
+	int status;
+	size_t half = bytes / 2;
+	char *p = checked(mapped(half)), *own;
+	fill(p, half);
+	pid_t pid = fork();
+	if (pid == 0) {
+		own = checked(mapped(bytes));
+		both(own, bytes);
+		check(p, half);
+		_exit(0);
+	}
+	if (waitpid(pid, &status, 0) != pid || status)
+		errx(1, "the child ended with %x", status);
+}
+
 /* A child that nobody announces fills its own. */
 static void in_unannounced_child(void)
 {
@@ -277,6 +295,8 @@ int main(int argc, char **argv)
 		with_a_thread();
 	else if (WAY("child"))
 		in_child();
+	else if (WAY("half"))
+		in_child_after_half();
 	else if (WAY("unannounced"))
 		in_unannounced_child();
 #ifdef STATIC_MB

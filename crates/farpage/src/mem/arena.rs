@@ -17,7 +17,7 @@
 //! (`crate::run::pager::transit`).
 
 use crate::PAGE_SIZE;
-use crate::mem::open::{WINDOW, open};
+use crate::mem::open::{WINDOW, close, open};
 use crate::sys::raw::random_bytes;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -112,6 +112,18 @@ impl Arena {
             base as usize
         };
         Arena::at(Part { base, len }, sizes)
+    }
+
+    /// In a forked child, before it makes an engine of its own: what its parent's has opened of page table, pool and
+    /// frames is closed. (Elsewhere than in the window it stays open.)
+    ///
+    /// # Safety
+    /// The parent's engine has managed nothing, and is forgotten.
+    pub unsafe fn begin_anew(&self) {
+        if WINDOW.contains(&self.all.base) {
+            // SAFETY: caller's promise.
+            unsafe { close(&[self.table, self.pool, self.frames].map(|part| part.base..part.end())) };
+        }
     }
 
     fn at(all: Part, sizes: [usize; 9]) -> Result<Arena, Errno> {

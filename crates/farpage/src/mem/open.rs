@@ -14,6 +14,8 @@
 
 use crate::PAGE_SIZE;
 use crate::sys::futex;
+use crate::sys::maps::mappings;
+use crate::sys::proc::Proc;
 use crate::sys::raw::{gettid, is_thread_here};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -109,6 +111,25 @@ unsafe fn extend(end: usize, more: usize) -> Result<(), Errno> {
     unsafe { mremap(last, PAGE_SIZE, PAGE_SIZE + more, MremapFlags::empty()) }?;
     MAPPED.fetch_add(more, Relaxed);
     Ok(())
+}
+
+/// What was opened of these parts of the [`WINDOW`] is unmapped.
+///
+/// # Safety
+/// They are the caller's, and nothing of them is used any more.
+pub unsafe fn close(parts: &[Range<usize>]) {
+    let mut mapped = 0;
+    if let Ok(maps) = Proc::open().and_then(|proc| proc.file("self/maps")) {
+        let _ = mappings(&maps, &mut vec![0; 8192], |m, _| {
+            let of = |part: &Range<usize>| part.end.min(m.end).saturating_sub(part.start.max(m.start));
+            mapped += parts.iter().map(of).sum::<usize>();
+        });
+    }
+    for part in parts {
+        // SAFETY: caller's promise.
+        let _ = unsafe { munmap(part.start as *mut c_void, part.len()) };
+    }
+    MAPPED.fetch_sub(mapped, Relaxed);
 }
 
 /// Memory that is opened from its beginning on.

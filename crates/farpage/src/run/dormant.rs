@@ -166,14 +166,15 @@ impl StartPlan {
         self.uffd
     }
 
-    /// Gives the engine's heap its memory, once. On the engine's first thread.
+    /// Gives the engine's heap its memory, once; the rest of the arena is as new. On the engine's first thread.
     pub(crate) fn give_heap(&self) -> Result<(), String> {
-        let heap = arena(self)?.heap;
-        if !self.heap_given.swap(true, SeqCst) {
-            // SAFETY: fresh memory of the arena, handed over once.
-            if !unsafe { self.heap.give(heap, 0) } {
-                return Err("no memory for the engine's heap".into());
-            }
+        let arena = arena(self)?;
+        if self.heap_given.swap(true, SeqCst) {
+            // SAFETY: a child's, whose parent's engine managed nothing: it would have started again itself.
+            unsafe { arena.begin_anew() };
+        // SAFETY: fresh memory of the arena, handed over once.
+        } else if !unsafe { self.heap.give(arena.heap, 0) } {
+            return Err("no memory for the engine's heap".into());
         }
         Ok(())
     }
