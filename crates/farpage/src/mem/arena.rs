@@ -114,15 +114,16 @@ impl Arena {
         Arena::at(Part { base, len }, sizes)
     }
 
-    /// In a forked child, before it makes an engine of its own: what its parent's has opened of page table, pool and
-    /// frames is closed. (Elsewhere than in the window it stays open.)
+    /// In a forked child, before it makes an engine of its own: what its parent's has opened of page table, pool,
+    /// frames and the ways for executable memory is closed. (Elsewhere than in the window it stays open.)
     ///
     /// # Safety
     /// The parent's engine has managed nothing, and is forgotten.
     pub unsafe fn begin_anew(&self) {
         if WINDOW.contains(&self.all.base) {
+            let parts = [self.table, self.pool, self.frames, self.transit, self.waste];
             // SAFETY: caller's promise.
-            unsafe { close(&[self.table, self.pool, self.frames].map(|part| part.base..part.end())) };
+            unsafe { close(&parts.map(|part| part.base..part.end())) };
         }
     }
 
