@@ -74,7 +74,7 @@ class CommandLine(Situation):
     def test_full_devices(self):
         done = self.said("run", "--ram", "32M", "--swap", "zram,size=8M", "--stats", "--", PYTHON, "-c", RANDOM)
         self.assertEqual(done.returncode, 0)
-        self.assertIn("more --swap, or a larger size=", done.stdout)
+        self.assertIn("the swap devices were full: more --swap", done.stdout)
         self.assertNotIn("only more --ram", done.stdout)
 
     @unless_there("bash")

@@ -190,7 +190,7 @@ class Guard(Holding):
     def test_what_is_wrong(self):
         group = self.small(160)
         for options, why in [
-            (["--cgroup", "/no/such/group"], "no memory cgroup"),
+            (["--cgroup", "/no/such/group"], "no such memory cgroup"),
             (["--cgroup", group, "--keep", "90%"], "twice as much"),
             (["--cgroup", group, "--keep", "much"], "--keep"),
             (["--only", "java"], "name=GLOB"),

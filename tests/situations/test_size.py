@@ -90,7 +90,7 @@ class Size(Situation):
 
     def test_what_cannot_be_sized_is_said(self):
         for argv, options, status, said in [
-            (["/bin/true"], [], 1, "the least budget is 16.0 MiB"),
+            (["/bin/true"], [], 1, "the least budget, 16.0 MiB, will do"),
             (["/bin/false"], [], 1, "as it is, /bin/false ended with exit status: 1"),
             (["/nowhere"], [], 127, "cannot run /nowhere"),
             (["/bin/sleep", "60"], ["--limit", "1"], 1, "does not end within 1 s"),

@@ -16,6 +16,7 @@
 //! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack. But for a shell that
 //! libc starts ([`with_shell`]).
 
+use farpage::internals::conf::redis::ENV_PASSWORD;
 use farpage::internals::conf::{ENV_CONF, ENV_DISABLE};
 use farpage::internals::sys::loader::{LoaderKind, is_library_here};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -71,7 +72,10 @@ pub fn set(variables: &[(&str, String)]) {
     let mut shell = format!("export LD_PRELOAD={}\"${{LD_PRELOAD:+:$LD_PRELOAD}}\"", quoted(library));
     for (place, (name, value)) in OURS[1..].iter().zip(variables) {
         place.store(leaked(format!("{name}={value}")), SeqCst);
-        shell.push_str(&format!(" {name}={}", quoted(value)));
+        // A command line is for all to read.
+        if *name != ENV_PASSWORD {
+            shell.push_str(&format!(" {name}={}", quoted(value)));
+        }
     }
     FOR_SHELLS.store(leaked(shell + "; "), SeqCst);
     // Last: who finds it finds the others.

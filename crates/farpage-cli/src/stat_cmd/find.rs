@@ -11,6 +11,7 @@ use crate::page::{Found, Page};
 use crate::process::Status;
 use crate::trees;
 use farpage::internals::stat::{MEMFD_NAME, PAGER_THREAD_NAME, STAT_BYTES, THREAD_NAME};
+use farpage::internals::tree::{Member, MemberKind};
 use rustix::fs::OFlags;
 use std::fs;
 use std::io;
@@ -124,7 +125,8 @@ pub fn all() -> Result<Vec<Managed>> {
 fn below(dir: &Path, pid: u32) -> Option<Page> {
     let tree = trees::of(pid).ok()?;
     let own = own_pids(dir);
-    tree.segment.living().find(|m| own.contains(&m.pid.load(Relaxed).into()))?;
+    let is_it = |m: &&Member| own.contains(&m.pid.load(Relaxed).into()) && m.kind() != MemberKind::Stranger;
+    tree.segment.living().find(is_it)?;
     let budget = trees::bytes(tree.segment.most_of_one());
     Some(Page::below(pid, budget, Status::read(pid).ok()?.anonymous()))
 }

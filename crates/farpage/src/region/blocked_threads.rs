@@ -8,14 +8,14 @@
 //! Callers: [`super::builder`]; [`super::handle`] where libc's calls are not looked at. Any of the program's threads.
 
 use super::signal;
+use crate::sys::clock::now_us;
 use crate::sys::message::warn;
 use crate::sys::raw::{gettid, nr, syscall};
 use crate::sys::thread;
 use farpage_syscalls::sigbus::{self, Action, BUS};
 use std::ffi::{c_int, c_void};
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// libc's SIGSETXID.
@@ -25,15 +25,60 @@ const ASK_BIT: u64 = 1 << (ASK - 1);
 const FAULTS: u64 = thread::FAULT_SET;
 /// So long a thread may take to answer: it may wait for a child of `vfork`.
 const WAIT_MAX: Duration = Duration::from_secs(2);
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_micros(200);
+/// Between two looks at all threads where nobody hears of what they do, microseconds.
+const AGAIN_US: u64 = 20_000;
 /// libc's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
 /// Says what is ours, by its address.
 static MARK: AtomicBool = AtomicBool::new(false);
 
+/// Held by one thread of a process at a time. The thread is not in a child that is forked meanwhile: there it is free.
+pub(super) struct OneThread(AtomicU32);
+
+/// Gives [`OneThread`] back.
+pub(super) struct OneThreadGuard<'a>(&'a OneThread);
+
+impl OneThread {
+    /// Nobody has it.
+    pub(super) const fn new() -> OneThread {
+        OneThread(AtomicU32::new(0))
+    }
+
+    /// Waits until the calling thread has it. Not in a signal handler.
+    pub(super) fn lock(&self) -> OneThreadGuard<'_> {
+        let process = std::process::id();
+        loop {
+            let holder = self.0.load(SeqCst);
+            if holder != process && self.0.compare_exchange(holder, process, SeqCst, SeqCst).is_ok() {
+                return OneThreadGuard(self);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for OneThreadGuard<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(0, SeqCst);
+    }
+}
+
+/// As [`unblock`], but at most every [`AGAIN_US`]: a program that makes many regions would look all the time.
+pub(super) fn unblock_again() {
+    static LOOKED_US: AtomicU64 = AtomicU64::new(0);
+    let now = now_us();
+    if now.saturating_sub(LOOKED_US.load(SeqCst)) > AGAIN_US {
+        LOOKED_US.store(now, SeqCst);
+        unblock();
+    }
+}
+
 /// No thread of the process blocks SIGBUS when this returns, but those that a message names.
 pub(super) fn unblock() {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static ONE: OneThread = OneThread::new();
+    let _one = ONE.lock();
     let Some(ours) = signal::ours() else { return };
     let (mut others, own) = (threads(), gettid());
     if others.contains(&own) {
@@ -66,7 +111,7 @@ pub(super) fn unblock() {
     }
     let begin = Instant::now();
     while !others.is_empty() && begin.elapsed() < WAIT_MAX {
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(LOOK);
         others.retain(|thread| blocks(*thread));
     }
     // SAFETY: what was there.

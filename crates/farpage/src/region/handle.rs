@@ -59,7 +59,7 @@ impl Pager {
         // Else nobody hears of threads that have blocked it since.
         if !farpage_syscalls::is_installed() {
             signal::take_back();
-            blocked_threads::unblock();
+            blocked_threads::unblock_again();
         }
         let _inside = e.enter();
         let most = e.space.pages();

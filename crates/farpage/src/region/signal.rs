@@ -9,6 +9,7 @@
 //! functions hold with signals blocked, see [`Blocked`]). It allocates nothing and makes system calls directly, only
 //! such that may be made in a handler (ioctl, futex, pread, preadv, madvise, gettid).
 
+use super::blocked_threads::OneThread;
 use super::fault::Served;
 use super::registry::PAGERS;
 use crate::sys::raw::{nr, syscall};
@@ -16,7 +17,7 @@ use crate::sys::thread::FAULT_SIGNALS;
 use farpage_syscalls::sigbus::{self, Action};
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 const SIGBUS: usize = libc::SIGBUS as usize;
 /// Our action as the kernel has it; `None`: it has another one, whose handler passes signals on to ours.
@@ -31,8 +32,8 @@ const WRITE: i64 = 2;
 /// # Errors
 /// The kernel refused it (a sandbox).
 pub(super) fn install() -> io::Result<()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static ONE: OneThread = OneThread::new();
+    let _one = ONE.lock();
     if OURS.get().is_some() {
         take_back();
         return Ok(());

@@ -133,8 +133,11 @@ pub fn engine_for(bytes: usize) -> Option<&'static Engine> {
 
 /// The engine of a forked child whose first thread sleeps ([`fork_child`]): it is made now.
 pub fn engine_that_dozes() -> Option<&'static Engine> {
-    let plan = dormant().filter(|_| dormant::dozes())?;
-    wake(plan, true);
+    match dormant() {
+        Some(plan) if dormant::dozes() => wake(plan, true),
+        Some(_) => return None,
+        None => wait_for_start(),
+    }
     engine()
 }
 
@@ -180,7 +183,9 @@ pub fn wake_now() {
 /// monitor, unless there is one in the tree. Of a child that has just been forked it is not known yet: it is waited
 /// for, but not for long. On a program thread.
 pub fn waits_for_children(blocks: bool) {
-    let Some(plan) = dormant().filter(|_| !FILTERED.load(SeqCst)) else { return };
+    // (A handler that interrupts a fork would wait for it.)
+    let may = !FILTERED.load(SeqCst) && FORKS.load(SeqCst) == 0;
+    let Some(plan) = dormant().filter(|_| may) else { return };
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return };
     let since = Instant::now();
     let mut has_looked = !blocks;
@@ -296,8 +301,11 @@ fn begin(plan: &'static StartPlan) -> Result<(), String> {
 /// manages nothing yet ends. `is_main`: the caller is the main thread.
 pub fn before_filter(is_main: bool, for_all: bool) -> bool {
     let threads = || rustix::fs::stat("/proc/self/task").map_or(0, |stat| stat.st_nlink as usize).saturating_sub(2);
+    // One that has begun is not seen before it has started.
+    wait_for_start();
     let engine = || engine().filter(|e| e.fork.is_home());
-    let alone = || is_main && threads() == engine().map_or(0, Engine::threads) + 1;
+    let own = || engine().map_or(usize::from(dormant::dozes()), Engine::threads);
+    let alone = || is_main && threads() == own() + 1;
     let for_others = for_all && !alone();
     let plan = dormant();
     if let Some(plan) = plan.filter(|_| !for_others) {

@@ -113,7 +113,7 @@ pub(crate) fn watch(segment: &Segment, mine: &Member) -> Watch {
     let is_undecided = |m: &Member| m.kind() == MemberKind::Dormant && m.parent.load(Relaxed) == own;
     let exists = |m: &Member| exists(m.pid.load(Relaxed));
     let of_here = || segment.living().filter(|m| m.namespace.load(Relaxed) == mine.namespace.load(Relaxed));
-    if segment.living().any(|m| m.is_looking(now)) {
+    if of_here().any(|m| m.is_looking(now)) {
         Watch::Settled
     } else if of_here().any(|m| m.kind() == MemberKind::Stranger && exists(m)) {
         Watch::Missing
@@ -203,26 +203,28 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
             }
             0
         }
-        MemberKind::Leaving if now.saturating_sub(member.since_us.load(Relaxed)) < SILENT_US => 0,
-        MemberKind::Leaving => {
+        // Before its exec it has what its parent has.
+        MemberKind::Leaving | MemberKind::Stranger if now.saturating_sub(member.since_us.load(Relaxed)) < SILENT_US => {
+            0
+        }
+        kind @ (MemberKind::Leaving | MemberKind::Stranger) => {
             let has_joined = |other: &Member| !std::ptr::eq(other, member) && other.is(pid, own_namespace());
             if !is_there(pid, member) || segment.living().any(has_joined) {
                 member.claim.owner_has_left(owner);
                 return 0;
             }
-            member.is_left_to_others(pid);
+            if kind == MemberKind::Leaving {
+                member.is_left_to_others(pid);
+            }
             refresh(segment, member, pid)
         }
-        MemberKind::Stranger => refresh(segment, member, pid),
     }
 }
 
 fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
     let owner = member.claim.owner.load(SeqCst);
     let pages = pages_of(pid);
-    // In the middle of its exec it has none.
-    let has_begun = now_us().saturating_sub(member.since_us.load(Relaxed)) > SILENT_US;
-    if pages == Some(0) && has_begun || !is_there(pid, member) {
+    if pages == Some(0) || !is_there(pid, member) {
         member.claim.owner_has_left(owner);
         return 0;
     }

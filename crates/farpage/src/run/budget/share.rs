@@ -302,7 +302,7 @@ impl TreeShare {
         mine.floor.store(floor as u64, Relaxed);
         mine.looked_us.store(now, Relaxed);
         // Unless it is about to become another program.
-        if mine.kind() != MemberKind::Leaving {
+        if !matches!(mine.kind(), MemberKind::Leaving | MemberKind::Stranger) {
             mine.set_kind(if seen.managed { MemberKind::Managed } else { MemberKind::Watched });
         }
         if seen.managed {

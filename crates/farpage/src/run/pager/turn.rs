@@ -363,7 +363,7 @@ impl Pager {
                     }
                     // The kernel refuses all others, too, until that is read: a thousand would be tried in vain.
                     if self.changing() {
-                        return;
+                        break;
                     }
                     i += 1;
                 }
