@@ -323,7 +323,7 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) ->
 
 /// Libraries may change from now on, until this is dropped. `None`: nobody minds.
 pub fn change_of_libraries() -> Option<ProgramChange> {
-    let minds = !is_engine_thread() && engine().is_some_and(|e| e.is_active());
+    let minds = !is_engine_thread() && engine().is_some_and(|e| e.is_active() && e.fork.is_home());
     minds.then(ProgramChange::begin)
 }
 

@@ -140,6 +140,11 @@ static void linked(void) {
     until_out();
     int status = status_of(write_one);
     need(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a write");
+    int *volatile *page = (int *volatile *)((uintptr_t)&table[100000] & -(uintptr_t)PAGE);
+    need(mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) == 0, "access rights of a part");
+    until_out();
+    page[3] = page[3];
+    need(mprotect((void *)page, PAGE, PROT_READ) == 0, "access rights of a part");
     writable(PROT_READ | PROT_WRITE)[100000] = &places[7];
     until_out();
     need(table[100000] == &places[7], "what was written");

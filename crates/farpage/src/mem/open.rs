@@ -14,8 +14,6 @@
 
 use crate::PAGE_SIZE;
 use crate::sys::futex;
-use crate::sys::maps::mappings;
-use crate::sys::proc::Proc;
 use crate::sys::raw::{gettid, is_thread_here};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -76,8 +74,7 @@ pub unsafe fn open(at: usize, len: usize) -> Result<(), Errno> {
         return opened;
     }
     // SAFETY: mapped just now.
-    let _ = unsafe { munmap(ptr, len) };
-    MAPPED.fetch_sub(len, Relaxed);
+    unsafe { close(std::slice::from_ref(&(first..first + len))) };
     opened
 }
 
@@ -94,8 +91,25 @@ fn reserve(at: usize, len: usize) -> Result<(), Errno> {
         let _ = munlock(ptr, len);
         let _ = madvise(ptr, len, Advice::LinuxNoHugepage);
     }
-    MAPPED.fetch_add(len, Relaxed);
+    note_opened(at, at, at + len);
     Ok(())
+}
+
+/// What was opened in the [`WINDOW`]: from, to; zeros: nothing. Others may be mapped there, too.
+static OPENED: [[AtomicUsize; 2]; 64] = [const { [const { AtomicUsize::new(0) }; 2] }; 64];
+
+/// What was open from `start` on, up to `end`, is so up to `to`.
+fn note_opened(start: usize, end: usize, to: usize) {
+    MAPPED.fetch_add(to - end, Relaxed);
+    let grows = |place: &&[AtomicUsize; 2]| end > start && place[1].load(SeqCst) == end;
+    let is_free = |place: &&[AtomicUsize; 2]| place[0].compare_exchange(0, start, SeqCst, SeqCst).is_ok();
+    let place = OPENED.iter().find(grows).or_else(|| OPENED.iter().find(|place| end == start && is_free(place)));
+    place.into_iter().for_each(|place| place[1].store(to, SeqCst));
+}
+
+/// Whether what begins at `start`, in the [`WINDOW`], was opened: by this process, or before it was forked.
+pub fn is_opened(start: usize) -> bool {
+    OPENED.iter().any(|place| place[0].load(SeqCst) == start)
 }
 
 /// What lies below `end`, to its last page, becomes `more` bytes longer.
@@ -109,27 +123,26 @@ unsafe fn extend(end: usize, more: usize) -> Result<(), Errno> {
     let last = (end - PAGE_SIZE) as *mut c_void;
     // SAFETY: caller's promise. It stays where it is, and takes nothing's place.
     unsafe { mremap(last, PAGE_SIZE, PAGE_SIZE + more, MremapFlags::empty()) }?;
-    MAPPED.fetch_add(more, Relaxed);
+    note_opened(end - PAGE_SIZE, end, end + more);
     Ok(())
 }
 
-/// What was opened of these parts of the [`WINDOW`] is unmapped.
+/// What was opened of these parts of the [`WINDOW`] is unmapped, and nothing else: the program may have something there,
+/// too.
 ///
 /// # Safety
 /// They are the caller's, and nothing of them is used any more.
 pub unsafe fn close(parts: &[Range<usize>]) {
-    let mut mapped = 0;
-    if let Ok(maps) = Proc::open().and_then(|proc| proc.file("self/maps")) {
-        let _ = mappings(&maps, &mut vec![0; 8192], |m, _| {
-            let of = |part: &Range<usize>| part.end.min(m.end).saturating_sub(part.start.max(m.start));
-            mapped += parts.iter().map(of).sum::<usize>();
-        });
+    for [from, to] in &OPENED {
+        let (start, end) = (from.load(SeqCst), to.load(SeqCst));
+        if parts.iter().any(|part| part.contains(&start)) {
+            // SAFETY: caller's promise.
+            let _ = unsafe { munmap(start as *mut c_void, end - start) };
+            MAPPED.fetch_sub(end - start, Relaxed);
+            to.store(0, SeqCst);
+            from.store(0, SeqCst);
+        }
     }
-    for part in parts {
-        // SAFETY: caller's promise.
-        let _ = unsafe { munmap(part.start as *mut c_void, part.len()) };
-    }
-    MAPPED.fetch_sub(mapped, Relaxed);
 }
 
 /// Memory that is opened from its beginning on.

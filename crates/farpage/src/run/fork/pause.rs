@@ -64,6 +64,7 @@ impl Pager {
         // Also for the control blocks of new threads, which the forking thread touches next.
         self.adopt_news();
         self.settle_changes();
+        self.finish_notes();
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.land_all();
         f.late_fills.clear();

@@ -8,8 +8,9 @@
 //!
 //! Callers: the preload library, in front of libc's functions, on program threads; the pager. No locks.
 
+use crate::sys::futex;
 use rustix::thread::sched_yield;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 
 /// Threads of the program that are about to change a library's mappings.
 static CHANGES: AtomicUsize = AtomicUsize::new(0);
@@ -18,6 +19,8 @@ static HELD: AtomicBool = AtomicBool::new(false);
 
 /// How often the pager looks whether the program's threads are done, before it gives up.
 const TRIES: usize = 32;
+/// Between two looks at whether the pager is done.
+const LOOK_NS: u64 = 50_000;
 
 /// The calling thread of the program is about to unload a library, or to change access rights: from now on, until this
 /// is dropped.
@@ -35,7 +38,8 @@ impl ProgramChange {
             }
             CHANGES.fetch_sub(1, SeqCst);
             while HELD.load(SeqCst) {
-                sched_yield();
+                // Not only a yield: the pager may have to run on this CPU.
+                futex::wait(&AtomicU32::new(0), 0, Some(LOOK_NS));
             }
         }
     }

@@ -78,8 +78,10 @@ impl Pager {
 
     /// As [`Pager::move_out`], for a run in such memory.
     pub(crate) fn move_read_only_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
-        let (start, len) = (vpn.addr(), run.len() * PAGE_SIZE);
         let Some(hold) = LibraryHold::take() else { return self.refused(vpn, run, Err(UffdError::Incompatible)) };
+        // The program may have changed the rights of a part.
+        let run = &run[..self.in_one_mapping(vpn, run.len())];
+        let (start, len) = (vpn.addr(), run.len() * PAGE_SIZE);
         let is_read_only = self.mm.rights(start).map(|rights| rights.is_read_only());
         if is_read_only == Some(false) || !self.is_behind_a_file(vpn) {
             // The program has made it writable, or it is something else by now: it is like all other memory.

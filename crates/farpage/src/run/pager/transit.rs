@@ -14,7 +14,7 @@
 use crate::PAGE_SIZE;
 use crate::mem::arena::{Part, TRANSIT_BYTES};
 use crate::mem::lock::lock;
-use crate::mem::open::open;
+use crate::mem::open::{is_opened, open};
 use crate::mem::units::Vpn;
 use crate::mem::zeros::{ZERO_PAGES, zero_pages};
 use crate::run::address_space::AddressSpace;
@@ -40,13 +40,12 @@ impl Pager {
         let e = self.e;
         let prepare = |part: Part, mm: &dyn AddressSpace| {
             let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
-            // SAFETY: a part of the arena that holds nothing, and that only this file uses. (In a forked child it may be
-            // mapped.)
-            let allowed = unsafe {
-                let _ = open(part.base, part.len);
-                mprotect(part.base as *mut _, part.len, all)
-            };
-            allowed.is_ok() && mm.register(part.base, part.len).is_ok()
+            // SAFETY: a part of the arena that holds nothing, and that only this file uses. In a forked child it may be
+            // open; what else is mapped there is the program's.
+            let is_ours = unsafe { open(part.base, part.len) }.is_ok() || is_opened(part.base);
+            // SAFETY: as above.
+            let allowed = || unsafe { mprotect(part.base as *mut _, part.len, all) };
+            is_ours && allowed().is_ok() && mm.register(part.base, part.len).is_ok()
         };
         let waste = lock(&e.discard_area).as_ref().is_some_and(|discard_area| prepare(e.arena.waste, &**discard_area));
         let open = waste && prepare(e.arena.transit, &*self.mm);
