@@ -336,8 +336,8 @@ pub struct RunArgs {
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
     #[arg(long, value_name = "NAME|UID[:GROUP|GID]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
-    /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write
-    /// to FILE.PID
+    /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first
+    /// write to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead")]
     pub trace: Option<PathBuf>,
     /// Say on stderr what is done

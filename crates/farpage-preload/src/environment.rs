@@ -10,11 +10,11 @@
 //! | has `FARPAGE_DISABLE` | stays |
 //! | is for a program that cannot load the library | does not name this library |
 //!
-//! The last ones are linked against musl, whose loader would give up with status 127, or for 32 bits, whose loader would
-//! complain, or have another root in which the library is not. A static program passes on what it has.
+//! The last ones are linked against musl, whose loader would give up with status 127, or for 32 bits, whose loader
+//! would complain, or have another root in which the library is not. A static program passes on what it has.
 //!
-//! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack. But for a shell that
-//! libc starts ([`with_shell`]).
+//! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack. But for a shell
+//! that libc starts ([`with_shell`]).
 
 use farpage::internals::conf::redis::ENV_PASSWORD;
 use farpage::internals::conf::{ENV_CONF, ENV_DISABLE};

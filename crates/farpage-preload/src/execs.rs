@@ -57,7 +57,8 @@ pub fn find() {
     REAL_WAIT4.store(next(c"wait4"), Relaxed);
 }
 
-/// [`with_env`], where the calling process becomes that program: its tree is told so, and if it does not, that it stays.
+/// [`with_env`], where the calling process becomes that program: its tree is told so, and if it does not, that it
+/// stays.
 unsafe fn become_with_env(
     env: Strings,
     look: impl FnOnce() -> LoaderKind,

@@ -1,6 +1,6 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it calls itself is its
-//! own ([`own`]).
+//! [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it
+//! calls itself is its own ([`own`]).
 
 pub mod allocate;
 pub mod descriptors;

@@ -11,7 +11,8 @@
 //! Sets and actions are read where the program has them, as arrays of pointers are (`parts`). A child that shares the
 //! memory (`vfork`, `posix_spawn`) is another process: its calls are made as they are.
 //!
-//! Callers: [`crate::entry`], [`crate::parts`], the memory. No lock, no allocation; all of it may run in signal handlers.
+//! Callers: [`crate::entry`], [`crate::parts`], the memory. No lock, no allocation; all of it may run in signal
+//! handlers.
 
 use crate::parts::{is_user, read, write};
 use crate::raw::raw;

@@ -89,8 +89,8 @@ macro_rules! fields {
     };
 }
 
-/// A message that could not be written to standard error, because that is another file by now: its text, as far as there
-/// is room. Several at a time may mix; nothing depends on it.
+/// A message that could not be written to standard error, because that is another file by now: its text, as far as
+/// there is room. Several at a time may mix; nothing depends on it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Unsaid {

@@ -1,4 +1,5 @@
-//! What a process has started before it was attached to: those run already, and do not come into its tree by themselves.
+//! What a process has started before it was attached to: those run already, and do not come into its tree by
+//! themselves.
 //!
 //! Caller: [`super`]. No locks.
 

@@ -102,8 +102,8 @@ impl Looked {
     }
 }
 
-/// All of a place that the rules allow, and that are large enough for a budget. What each of them has is what the kernel
-/// says: a process may say anything of itself.
+/// All of a place that the rules allow, and that are large enough for a budget. What each of them has is what the
+/// kernel says: a process may say anything of itself.
 pub fn find(place: &Place, only: &[Rule], never: &[Rule]) -> Vec<Target> {
     let me = rustix::process::geteuid();
     let pids: HashSet<u32> = place.processes().into_iter().filter(|p| *p != 1 && *p != std::process::id()).collect();

@@ -127,8 +127,8 @@ unsafe fn extend(end: usize, more: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What was opened of these parts of the [`WINDOW`] is unmapped, and nothing else: the program may have something there,
-/// too.
+/// What was opened of these parts of the [`WINDOW`] is unmapped, and nothing else: the program may have something
+/// there, too.
 ///
 /// # Safety
 /// They are the caller's, and nothing of them is used any more.

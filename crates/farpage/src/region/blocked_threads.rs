@@ -1,9 +1,9 @@
 //! Threads that block SIGBUS before a pager can see to it: a fault of theirs would end the process.
 //!
-//! Only a thread itself can change its mask, and such threads mostly block all signals. But libc takes two of its own out
-//! of every set that a program blocks. One of them, with which `setuid` reaches all threads, asks them to unblock SIGBUS:
-//! it comes with a code that libc's handler leaves alone, and what is not ours goes to that handler. Threads that block
-//! it, too, are not libc's: the kernel's workers for io_uring, which have no faults of their own.
+//! Only a thread itself can change its mask, and such threads mostly block all signals. But libc takes two of its own
+//! out of every set that a program blocks. One of them, with which `setuid` reaches all threads, asks them to unblock
+//! SIGBUS: it comes with a code that libc's handler leaves alone, and what is not ours goes to that handler. Threads
+//! that block it, too, are not libc's: the kernel's workers for io_uring, which have no faults of their own.
 //!
 //! Callers: [`super::builder`]; [`super::handle`] where libc's calls are not looked at. Any of the program's threads.
 

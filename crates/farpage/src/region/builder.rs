@@ -173,9 +173,9 @@ impl Builder {
 
     /// Whether the system calls of libc work on region memory that is not present, as on all other memory: libc's text
     /// is changed in this process, once, so that its calls are looked at before the kernel sees them
-    /// (`farpage_syscalls`). A call that is not about a region takes some nanoseconds more. And SIGBUS stays open in all
-    /// threads, its handler the pagers', whatever the program does by libc. Default: no. In [`FaultMode::Thread`] calls
-    /// work in any case.
+    /// (`farpage_syscalls`). A call that is not about a region takes some nanoseconds more. And SIGBUS stays open in
+    /// all threads, its handler the pagers', whatever the program does by libc. Default: no. In [`FaultMode::Thread`]
+    /// calls work in any case.
     ///
     /// Not for what a device does after the call has returned (O_DIRECT with asynchronous I/O, io_uring, MSG_ZEROCOPY,
     /// vmsplice): that needs a [`Pin`](super::Pin).

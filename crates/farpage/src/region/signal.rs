@@ -4,8 +4,8 @@
 //! program's handler, as the kernel would call it: with its mask, on its stack. So does the fault of a page that cannot
 //! be read back. With [`super::Builder::system_calls`] a program's `sigaction` changes only what [`chain`] does.
 //!
-//! While a fault is served, all other asynchronous signals are blocked in this thread, so no code of the program runs in
-//! between, and it takes only locks that are never held where region memory is touched (the engine's own, which its
+//! While a fault is served, all other asynchronous signals are blocked in this thread, so no code of the program runs
+//! in between, and it takes only locks that are never held where region memory is touched (the engine's own, which its
 //! functions hold with signals blocked, see [`Blocked`]). It allocates nothing and makes system calls directly, only
 //! such that may be made in a handler (ioctl, futex, pread, preadv, madvise, gettid).
 

@@ -88,7 +88,8 @@ pub(super) const LOOK_BYTES_MIN: u64 = 128 << 10;
 const STACK: u64 = 8 << 20;
 
 /// 1: the engine's first thread is there, and sleeps. A forked child has it that could copy more of its parent's memory
-/// than there is room for. When it has copied some, is given more, or lives for longer than [`DOZE`], an engine is made.
+/// than there is room for. When it has copied some, is given more, or lives for longer than [`DOZE`], an engine is
+/// made.
 pub(super) static DOZES: AtomicU32 = AtomicU32::new(0);
 
 /// Forked children that are short have ended or become another program by then, also on a busy machine.
@@ -366,8 +367,8 @@ pub(super) fn fork_child(reach: Option<u64>) -> bool {
     holds
 }
 
-/// On an engine's first thread, in a child that is to have an engine by and by: returns when it is to be made. Allocates
-/// nothing: the process may be copied meanwhile.
+/// On an engine's first thread, in a child that is to have an engine by and by: returns when it is to be made.
+/// Allocates nothing: the process may be copied meanwhile.
 pub(crate) fn doze() {
     let since = Instant::now();
     while DOZES.load(SeqCst) != 0 {

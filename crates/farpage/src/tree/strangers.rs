@@ -10,8 +10,8 @@
 //! ([`find_own_children`]).
 //!
 //! Callers: monitors at their looks, program threads of dormant processes when they were refused memory or wait for
-//! children, the preload library around exec. No locks: the look is taken by one of them at a time, by a word with the time of the last one.
-//! No allocation.
+//! children, the preload library around exec. No locks: the look is taken by one of them at a time, by a word with the
+//! time of the last one. No allocation.
 
 use super::{Member, MemberKind, Segment, mine, own_namespace, segment};
 use crate::sys::clock::now_us;

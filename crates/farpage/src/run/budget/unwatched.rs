@@ -54,8 +54,8 @@ pub(crate) fn hold(pages: u64) -> bool {
         }
         return true;
     }
-    // A quarter of the budget is for those who can give. A forked child has brothers, with which it is to share: what it
-    // has without an engine nobody else gets. Those who ended without a word have nothing any more.
+    // A quarter of the budget is for those who can give. A forked child has brothers, with which it is to share: what
+    // it has without an engine nobody else gets. Those who ended without a word have nothing any more.
     let is_full = || match forked_with() {
         0 => segment.free() < segment.budget() / 4 + want,
         _ => is_full_for_child(segment, pages),

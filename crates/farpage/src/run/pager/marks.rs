@@ -71,8 +71,8 @@ impl Pager {
                 true
             });
         }
-        // A guard may be in what has come to the place of something that was moved, which has yet to be read. It is found
-        // again.
+        // A guard may be in what has come to the place of something that was moved, which has yet to be read. It is
+        // found again.
         if self.changing() || !self.order.is_settled() {
             return;
         }

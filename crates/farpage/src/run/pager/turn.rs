@@ -116,9 +116,9 @@ impl Pager {
         }
     }
 
-    /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and each
-    /// message after that is waited for ([`Pager::add_fresh`]). Mostly none is pending once those on the queue are read
-    /// and their threads have run; where a thousand threads start and end, one always is.
+    /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and
+    /// each message after that is waited for ([`Pager::add_fresh`]). Mostly none is pending once those on the queue are
+    /// read and their threads have run; where a thousand threads start and end, one always is.
     fn puts_off_news(&mut self) -> bool {
         let e = self.e;
         let are_there = || e.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.candidates).is_empty();
