@@ -10,12 +10,13 @@
 use super::signal;
 use crate::sys::clock::now_us;
 use crate::sys::message::warn;
+use crate::sys::one_thread::OneThread;
 use crate::sys::raw::{gettid, nr, syscall};
 use crate::sys::thread;
 use farpage_syscalls::sigbus::{self, Action, BUS};
 use std::ffi::{c_int, c_void};
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// libc's SIGSETXID.
@@ -33,37 +34,6 @@ const AGAIN_US: u64 = 20_000;
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
 /// Says what is ours, by its address.
 static MARK: AtomicBool = AtomicBool::new(false);
-
-/// Held by one thread of a process at a time. The thread is not in a child that is forked meanwhile: there it is free.
-pub(super) struct OneThread(AtomicU32);
-
-/// Gives [`OneThread`] back.
-pub(super) struct OneThreadGuard<'a>(&'a OneThread);
-
-impl OneThread {
-    /// Nobody has it.
-    pub(super) const fn new() -> OneThread {
-        OneThread(AtomicU32::new(0))
-    }
-
-    /// Waits until the calling thread has it. Not in a signal handler.
-    pub(super) fn lock(&self) -> OneThreadGuard<'_> {
-        let process = std::process::id();
-        loop {
-            let holder = self.0.load(SeqCst);
-            if holder != process && self.0.compare_exchange(holder, process, SeqCst, SeqCst).is_ok() {
-                return OneThreadGuard(self);
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-}
-
-impl Drop for OneThreadGuard<'_> {
-    fn drop(&mut self) {
-        self.0.0.store(0, SeqCst);
-    }
-}
 
 /// As [`unblock`], but at most every [`AGAIN_US`]: a program that makes many regions would look all the time.
 pub(super) fn unblock_again() {

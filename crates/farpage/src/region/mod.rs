@@ -20,9 +20,9 @@
 //!   kernel sees them. [`Region::pin`] makes a range resident and keeps it so. In [`FaultMode::Thread`] calls simply
 //!   work.
 //! * The handler is installed when the first pager is built, and passes every other SIGBUS on to the program's. Threads
-//! that touch regions must not block SIGBUS, and a handler that is installed later must call [`signal::handle`] first.
-//! With [`Builder::system_calls`] farpage sees to both: libc's calls change only what the program reads back, and what
-//!   its handler gets.
+//!   that touch regions must not block SIGBUS, and a handler that is installed later must call [`signal::handle`]
+//!   first. With [`Builder::system_calls`] farpage sees to both: libc's calls change only what the program reads back,
+//!   and what its handler gets.
 //! * A region cannot be a thread's stack.
 //! * Handlers of the program may touch regions.
 //! * A forked child does not have the regions: touching one there is a SIGSEGV; see [`Builder::inherit`].

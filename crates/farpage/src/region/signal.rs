@@ -9,9 +9,9 @@
 //! functions hold with signals blocked, see [`Blocked`]). It allocates nothing and makes system calls directly, only
 //! such that may be made in a handler (ioctl, futex, pread, preadv, madvise, gettid).
 
-use super::blocked_threads::OneThread;
 use super::fault::Served;
 use super::registry::PAGERS;
+use crate::sys::one_thread::OneThread;
 use crate::sys::raw::{nr, syscall};
 use crate::sys::thread::FAULT_SIGNALS;
 use farpage_syscalls::sigbus::{self, Action};

@@ -14,6 +14,7 @@ pub mod loader;
 pub mod maps;
 pub mod message;
 pub mod mutex;
+pub mod one_thread;
 pub mod pagemap;
 pub mod pass;
 pub mod pm_qos;
