@@ -240,15 +240,9 @@ fn limits_too_low_for_the_engine() {
     };
     for (resource, to, says, help) in [
         (
-            libc::RLIMIT_AS,
-            8 << 30,
-            "the limit on address space (ulimit -v) is 8.0 GiB; farpage reserves",
-            "ulimit -v unlimited",
-        ),
-        (
             libc::RLIMIT_DATA,
-            16 << 20,
-            "the limit on private memory (ulimit -d) is 16.0 MiB; farpage reserves",
+            8 << 20,
+            "the limit on private memory (ulimit -d) is 8.0 MiB; farpage needs",
             "ulimit -d unlimited",
         ),
         (libc::RLIMIT_NOFILE, 16, "the limit on open files (ulimit -n) is 16; farpage needs", "ulimit -n 1024"),
