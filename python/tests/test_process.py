@@ -95,8 +95,10 @@ class Limit(unittest.TestCase):
 
     @unittest.skipUnless(MAY, "needs full userfaultfd")
     def test_leaving_restores_the_budget_of_the_run(self):
-        code = "import farpage\nwith farpage.limit('32M'): pass\nprint(farpage._process._budget() >> 20)"
-        done = farpage.run([sys.executable, "-c", code], ram="64M", capture_output=True, text=True)
+        # The engine hears of it by and by.
+        code = ("import farpage, time\nwith farpage.limit('32M'): pass\n"
+                "while farpage._process._budget() != 64 << 20: time.sleep(0.05)\nprint(64)")
+        done = farpage.run([sys.executable, "-c", code], ram="64M", capture_output=True, text=True, timeout=300)
         self.assertEqual((done.stdout, done.stderr), ("64\n", ""))
 
     @unittest.skipUnless(MAY, "needs full userfaultfd")
