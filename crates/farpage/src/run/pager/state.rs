@@ -121,8 +121,8 @@ pub struct Pager {
     /// What is read before it is wanted.
     pub(crate) prefetch: Prefetch,
     pub(crate) fault_threads: FaultThreads,
-    /// All that is out is being brought in, from here on.
-    pub(crate) comes_back_from: Option<Vpn>,
+    /// All that is out is being brought in, from here on, and when some came in last.
+    pub(crate) comes_back_from: Option<(Vpn, Instant)>,
     /// Mutexes whose owners' death is to be told.
     pub(crate) robust: RobustLists,
     /// Sequential first touches.
