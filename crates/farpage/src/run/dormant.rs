@@ -39,7 +39,6 @@ use crate::run::budget::unwatched;
 use crate::run::state::{Engine, engine};
 use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
-use crate::sys::descriptor::FileId;
 use crate::sys::futex;
 use crate::sys::proc::{Reach, hold as hold_proc, minor_faults, reach};
 use crate::tree::{self, Member};
@@ -123,8 +122,6 @@ pub struct StartPlan {
     pub(super) is_child: AtomicBool,
     /// When it was made: when the program began.
     pub(super) begun: Instant,
-    /// Standard error as it was then.
-    pub(super) stderr: Option<FileId>,
 }
 
 impl StartPlan {
@@ -141,7 +138,6 @@ impl StartPlan {
             heap_given: AtomicBool::new(false),
             is_child: AtomicBool::new(false),
             begun: Instant::now(),
-            stderr: None,
         }
     }
 

@@ -39,7 +39,7 @@ pub fn end_at_once() {
 /// Whether this process is to say it. A filter of the program's own may not let it.
 fn is_asked(plan: &StartPlan) -> bool {
     let is_first = tree::segment().is_some_and(|segment| segment.is_first(std::process::id()));
-    is_first && plan.stat().is_none() && !FILTERED.load(SeqCst) && plan.stderr.is_some_and(|file| file.is_at(2))
+    is_first && plan.stat().is_none() && !FILTERED.load(SeqCst)
 }
 
 fn advice(plan: &StartPlan) -> Option<String> {

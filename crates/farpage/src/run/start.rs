@@ -22,7 +22,6 @@ use crate::run::state::{Engine, engine, forget_engine};
 use crate::run::threads::monitor;
 use crate::run::uffd_device;
 use crate::stat::StatPage;
-use crate::sys::descriptor::FileId;
 use crate::sys::futex;
 use crate::sys::message::begin_messages;
 use crate::sys::proc::has_ended_child;
@@ -81,8 +80,6 @@ fn plan(conf: Conf, heap: &'static Heap) -> bool {
         heap_given: AtomicBool::new(false),
         is_child: AtomicBool::new(false),
         begun: Instant::now(),
-        // SAFETY: only asked what it is; if it is not open, there is no answer.
-        stderr: FileId::of(unsafe { BorrowedFd::borrow_raw(2) }).ok(),
         conf,
         heap,
     };
