@@ -17,8 +17,8 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one fuzz coverage hooks run setup build build-checked install uninstall deb wheel test-install \
-	test-packages test-python test-programs test lint unit models loom tsan miri breakages stress situations programs programs-all \
+.PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb wheel test-install \
+	test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages stress situations programs programs-all \
 	soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
@@ -39,7 +39,7 @@ NAME ?=
 test-one: build
 	@[ -n "$(NAME)" ] || { echo "make test-one NAME=part-of-a-name" >&2; exit 1; }
 	cargo test --workspace --profile checked --quiet $(NAME)
-	tests/situations/run.py $(NAME)
+	tests/run.py situations/$(NAME)
 
 ## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second); coverage-guided
 ## with cargo install cargo-bolero: cargo bolero test -p farpage conf::tests::fuzz_conf_text
@@ -60,11 +60,15 @@ hooks:
 run: setup build
 	@scripts/demo.py
 
-## make test: everything that CI runs
-test: setup lint unit models build test-install test-packages test-python test-programs stress situations programs
+## make test: everything that CI runs, in as many lanes as there are CPUs and one; each stage has a target of its own
+test: setup-tests
+	tests/run.py
 
 setup:
 	@scripts/setup.sh
+
+setup-tests: setup
+	@scripts/setup-tests.sh
 
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
 # as it does for cargo install. Not the command farpage-bench, for developers: cargo run --release -p farpage-bench
@@ -181,18 +185,15 @@ lint:
 # Tests and what they run, in one go: libraries of other dependencies' features would be built anew.
 EVERYTHING := --workspace --lib --bins --tests
 
-unit: build-checked
-	FARPAGE_BUILT=yes cargo test --workspace --profile checked --quiet
-
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 2
-models:
+test-loom:
 	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
 		cargo test -p farpage-swap --profile checked --quiet --lib loom_tests
 
 ## make loom: the same, deeper (minutes)
 loom:
-	$(MAKE) models LOOM_PREEMPTIONS=5
+	$(MAKE) test-loom LOOM_PREEMPTIONS=5
 
 # The threaded tests of the slot allocator under ThreadSanitizer and under miri. Both need a nightly toolchain with rust-src
 # and miri: rustup toolchain install nightly --component rust-src,miri
@@ -225,86 +226,28 @@ $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $(STRESS_SOURCES)
 
-# With the engine's assertions, but for what is read in advance, which hangs on how fast the writer is. Command and library lie side by
-# side in target/checked.
-CHECKED := target/checked/farpage
-
+# With the engine's assertions, but for what is read in advance, which hangs on how fast the writer is.
 build-checked:
 	cargo build --profile checked --quiet $(EVERYTHING)
 
-# The verifying stress program, natively (the test must be right) and under a quarter of its working set.
-stress: build build-checked test-programs
-	$(TESTS)/stress --mb 64 --ops 1000
-	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 1500 --seed 11 --no-fork
-	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12
-	$(CHECKED) run --ram 24M --verify -- $(TESTS)/stress --threads 2 --mb 64 --ops 400 --seed 45
-	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp,fault=7,encrypt -- $(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 3
-	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp,fault=dying:1 --swap file:/var/tmp -- \
-		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 4 --no-fork
-	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp --stats-json $(TESTS)/queued.json -- \
-		$(TESTS)/stress --threads 4 --mb 64 --ops 300 --seed 5
-	grep -q '"pgmajfault_queued": [1-9]' $(TESTS)/queued.json
-	$(CHECKED) run --ram 16M --swap file:/var/tmp -- $(TESTS)/ahead 48 30
-	FARPAGE_CONF='ram:16777216;swap:zram;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so $(TESTS)/ahead 48 30 60
-	FARPAGE_CONF='ram:25165824;swap:zram;swap:file:/var/tmp;verify;tune:decompressor=1' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
-		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 14
-	$(CHECKED) run --ram 24M --verify --swap file:/var/tmp -- $(TESTS)/moves 4 150 2000
-	$(CHECKED) run --ram 16M --swap file:/var/tmp --readahead exact -- $(TESTS)/ahead 48 30
-	for rule in exact vma slot; do $(CHECKED) run --ram 24M --verify --readahead $$rule -- \
-		$(TESTS)/stress --threads 2 --mb 64 --ops 300 --seed 12 || exit 1; done
-	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=lost:7 --readahead exact -- $(TESTS)/lost 64 10
-	tests/stress/readahead.py $(FARPAGE) $(TESTS)/patterns
-	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=lost:7 -- $(TESTS)/lost 64 10
-	$(CHECKED) run --ram 24M --swap file:/var/tmp,fault=silent:7 -- $(TESTS)/lost 64 10
-	tests/stress/zeros.py $(CHECKED)
-	tests/stress/full.py $(CHECKED) $(TESTS)/patterns
-	tests/stress/verify.py $(CHECKED)
-	$(CHECKED) run --ram 24M -- $(TESTS)/locked 24
-	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
-		$(TESTS)/locked 0 2>$(TESTS)/message && grep 'No such file .* without a budget' $(TESTS)/message
-	FARPAGE_CONF='ram:25165824;swap:zram;trace:/nowhere/x;quiet' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
-		$(TESTS)/locked 0 2>$(TESTS)/message && ! grep . $(TESTS)/message
-	$(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/clones 16 1
-	$(CHECKED) run --ram 32M --verify -- $(TESTS)/handlers 96 3
-	$(CHECKED) run --ram 32M --verify -- $(TESTS)/wipe 48
-	if [ $$(id -u) = 0 ]; then $(CHECKED) run --ram-per-process 24M --verify -- $(TESTS)/huge 48 12; else echo "skipped: huge needs root"; fi
-	$(CHECKED) run --ram 24M -- $(TESTS)/arenas 32 300
-	tests/stress/mallocs.py $(CHECKED) $(TESTS)/mallocs
-	$(CHECKED) run --ram 40M --verify -- $(TESTS)/sparse 1500 48 2>$(TESTS)/message && grep 'spread thin' $(TESTS)/message
-	FARPAGE_CONF='ram:16777216;swap:zram;swap:file:/var/tmp;verify;debug_evict_all' LD_PRELOAD=$(CURDIR)/target/checked/libfarpage_preload.so \
-		$(TESTS)/first 24 4 2000
-	if [ $$(id -u) = 0 ]; then for how in setuid undumpable chroot; do \
-		$(CHECKED) run --ram 32M --verify -- $(TESTS)/confined $$how 96 || exit 1; done; \
-	else echo "skipped: confined needs root"; fi
-	tests/stress/children.py $(CHECKED)
-	tests/stress/attach.py $(CHECKED) $(TESTS)/stress 1 3
-	tests/stress/tree.py $(CHECKED) $(TESTS)/member 1
-	$(CHECKED) run --ram 24M --idle-poll never --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
-	grep -q '"idle_poll_ns": 0,' $(TESTS)/idle.json
-	$(CHECKED) run --ram 24M --idle-poll always --stats-json $(TESTS)/idle.json -- $(TESTS)/stress --threads 1 --mb 64 --ops 200 --no-fork
-	! $(CHECKED) doctor --json | grep -q '"wake_up_kept_awake_ns": [0-9]' || grep -q '"idle_poll_ns": [1-9]' $(TESTS)/idle.json
-
-# What once broke programs under farpage, one kind a file. To run some: make situations ONLY=descriptors
+# Jobs of tests, side by side: tests/run.py says how. unit needs the programs of the tests, the others the command, too.
+## make unit, models, stress, situations, programs [ONLY=part-of-a-name]: these of make test
 ONLY ?=
-situations: build
-	tests/situations/run.py $(ONLY)
-
-# Real programs, each compared with its plain run: those that pass within CI's time.
-PROGRAMS ?= syscalls storm_mmap storm_malloc python_update python_file python_subprocess cc node java stress_ng
-ATTACHED ?= storm_malloc python_subprocess node java
-programs: build test-programs
-	tests/programs/run.py --quick $(addprefix --case ,$(PROGRAMS))
-	tests/programs/run.py --quick --attach $(addprefix --case ,$(ATTACHED))
+unit: build-checked
+models:
+stress situations programs: build build-checked test-programs
+unit models stress situations programs:
+	tests/run.py $@$(addprefix /,$(ONLY))
 
 ## make programs-all: every real program, also those that are known to fail or to be slow
 programs-all: build test-programs
 	tests/programs/run.py --quick
-	tests/programs/run.py --quick --attach $(addprefix --case ,$(PROGRAMS))
+	tests/programs/run.py --quick --attach
 
 ## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
 soak: build test-programs
 	tests/stress/attach.py $(FARPAGE) $(TESTS)/stress 1 50
-	ATTACHES=200 ROUNDS=20 tests/situations/run.py again_and_again signals_meanwhile
+	ATTACHES=200 ROUNDS=20 tests/run.py situations/again_and_again situations/signals_meanwhile
 	@for seed in $(SEED); do \
 		for threads in 2 4 16; do \
 			echo "seed $$seed, $$threads threads"; \

@@ -4,8 +4,8 @@ A situation is something about a program or its surroundings that once broke it 
 limit that it meets, a library that is preloaded beside ours. Each `test_*.py` has one kind of situation; small C programs lie in
 `src`. A test compares the run under farpage with the plain one wherever that is possible.
 
-    tests/situations/run.py                 # all
-    tests/situations/run.py descriptors     # those with "descriptors" in their name
+    tests/run.py situations                 # all
+    tests/run.py situations/descriptors     # those with "descriptors" in their name
 
 No test measures time. A run that does not end is killed after `HANG` seconds and fails. What comes about by and by, as
 what is shown of a process, is waited for (`wait_until`)."""

@@ -43,7 +43,8 @@ class Elsewhere(Situation):
     @unless_root
     @unless_there("unshare", "umount")
     def test_a_program_without_proc_goes_on_without_a_budget(self):
-        inside = "umount -l /proc && exec $0 large 40"
+        # There may be one below another.
+        inside = "while umount -l /proc 2>&-; do :; done; exec $0 large 40"
         ran = self.run_farpage("unshare", "--mount", "sh", "-c", inside, build("grow.c"), ram="20M")
         self.assertEqual((ran.returncode, ran.stdout), (0, "ok\n"), ran.stderr)
         self.assertRegex(ran.stderr, r"\Afarpage: cannot read /proc: [^\n]*goes on without a budget\n\Z")
