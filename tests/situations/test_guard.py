@@ -10,15 +10,22 @@ from pathlib import Path
 from holder import MIB, PYTHON, Holding
 from situation import FARPAGE, HANG, build, unless_root, unless_there
 
-# Grows to argv[1] MiB, fills argv[2] MiB a second at most, says whether it has what it wrote.
+# Grows to argv[1] MiB, fills argv[2] MiB a second at most, says whether it has what it wrote. Where argv[3] is a cgroup,
+# it waits while that has less than argv[4] MiB left: on a busy machine a guard may come late.
 GREEDY = """
-import hashlib, os, sys, time
+import hashlib, os, re, sys, time
+def left():
+    stat = open(sys.argv[3] + "/memory.stat").read()
+    limit, rss = (int(re.search(f"^{name} (.*)", stat, re.M)[1]) for name in ("hierarchical_memory_limit", "total_rss"))
+    return limit - rss >> 20
 print("ready", flush=True)
 sys.stdin.readline()
 kept, sums, since = [], hashlib.sha1(), time.monotonic()
 for i in range(int(sys.argv[1]) * 4):
     kept.append(os.urandom(4096).hex() * 32)
     sums.update(kept[-1].encode())
+    while len(sys.argv) > 3 and left() < int(sys.argv[4]):
+        time.sleep(0.02)
     time.sleep(max(0, (i + 1) / 4 / float(sys.argv[2]) - (time.monotonic() - since)))
 print("full", flush=True)
 sys.stdin.readline()
@@ -90,8 +97,9 @@ class Guard(Holding):
         self.assertEqual((guard.returncode, out), (-signal.SIGTERM, ""))
         return err
 
-    def greedy(self, group, mib, a_second, *before):
-        return self.begin(*before, PYTHON, "-c", GREEDY, mib, a_second, preexec_fn=self.enter(group))
+    def greedy(self, group, mib, a_second, *before, waits=True):
+        watched = (group, 8) if waits else ()
+        return self.begin(*before, PYTHON, "-c", GREEDY, mib, a_second, *watched, preexec_fn=self.enter(group))
 
     def tell(self, *processes):
         for process in processes:
@@ -103,7 +111,7 @@ class Guard(Holding):
 
     def test_without_one_is_killed(self):
         group = self.small(160)
-        two = [self.greedy(group, 120, 40) for _ in range(2)]
+        two = [self.greedy(group, 120, 40, waits=False) for _ in range(2)]
         self.tell(*two)
         ended = [process.stdout.readline() for process in two]
         self.assertIn("", ended)

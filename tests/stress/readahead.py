@@ -34,7 +34,8 @@ def run(pattern, rule, swap=ZRAM, ram="24M", mb=MB):
 
 def reads(pattern, rule, most, least_used=None, swap=ZRAM):
     """Reading ahead works: at most `most` major faults for each page that came in; hits of `least_used` percent, where
-    they are counted."""
+    they are counted. Without it there is a fault for each page. On a busy machine there are more than on a quiet one,
+    because a thread comes to a page before its reader: up to six times as many were seen."""
     counters, used, _ = run(pattern, rule, swap)
     assert counters["pswpin"] > PAGES / 2, "the test is no test"
     assert counters["pgmajfault"] <= most * counters["pswpin"], "hardly anything was read ahead"
@@ -43,21 +44,21 @@ def reads(pattern, rule, most, least_used=None, swap=ZRAM):
 
 
 for swap in (FILE, ZRAM):
-    up = reads("up", "stream", 1 / 10, swap=swap)
-    reads("down", "stream", 1 / 10, swap=swap)
-    reads("stride", "stream", 1 / 3, swap=swap)
-    reads("several", "stream", 1 / 8, swap=swap)
-    reads("up", "exact", 1 / 10, 97, swap)
-    reads("up", "vma", 1 / 3, 95, swap)
+    up = reads("up", "stream", 1 / 3, swap=swap)
+    reads("down", "stream", 1 / 3, swap=swap)
+    reads("stride", "stream", 1 / 2, swap=swap)
+    reads("several", "stream", 1 / 3, swap=swap)
+    reads("up", "exact", 1 / 3, 97, swap)
+    reads("up", "vma", 1 / 2, 95, swap)
     reads("up", "slot", 1 / 2, 60, swap)
 rows = [row for row in up["readahead"] if row["swap_ra"] > PAGES / 2]
 assert len(rows) == 1 and rows[0]["window"] in (1, 32) and rows[0]["ra_hit_pct"] is None, up["readahead"]
 for rule, used in ("stream", None), ("exact", 85):
     reads("threads", rule, 1 / 2, used)
-    reads("stride", rule, 1 / 3, used)
+    reads("stride", rule, 1 / 2, used)
 # Larger windows, fewer of them (as far as there are free frames); none, none. The reader's windows are not the faults'.
 # Eight pages are far from the default's 32 and from 512: beside a busy neighbour these two come close to each other.
-large, small = reads("up", "page_cluster=9", 1 / 10), reads("up", "page_cluster=3", 1 / 5)
+large, small = reads("up", "page_cluster=9", 1 / 3), reads("up", "page_cluster=3", 1 / 2)
 windows = [row["pgmajfault"] + row["swap_ra_windows_hit"] for row in (large, small)]
 assert windows[0] < windows[1], windows
 for rule in ("none", "page_cluster=0"):

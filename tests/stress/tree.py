@@ -133,8 +133,8 @@ def shapes():
     # Six children that share most: there is room for all, so nothing that they share is copied.
     Tree(80, MEMBER, 40, 1, 800, 6).end(out="right\n")
     # And where there is not: a page that several have is gone when all of them have taken it out.
-    Tree(40, MEMBER, 40, 1, 300, 3).end(out="right\n", percent=125, mostly=105)
-    Tree(40, MEMBER, 100, 1, 1000, 6).end(out="right\n", percent=160, mostly=110)
+    Tree(40, MEMBER, 40, 1, 300, 3).end(out="right\n", percent=150, mostly=120)
+    Tree(40, MEMBER, 100, 1, 1000, 6).end(out="right\n", percent=200, mostly=130)
     # Many short ones.
     Tree(32, "sh", "-c", "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done; echo right").end(out="right\n")
     # More than there are places, which end without a word.

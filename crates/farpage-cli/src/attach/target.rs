@@ -64,7 +64,9 @@ impl Target {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
         })?;
-        if pid == KTHREADD || status.value("PPid:") == KTHREADD.to_string() {
+        // In a pid namespace number 2 is a process like others. Kernel threads have no memory.
+        let is_below = pid == KTHREADD || status.value("PPid:") == KTHREADD.to_string();
+        if is_below && status.value("VmSize:").is_empty() {
             return Err(refuse(pid, status.value("Name:"), "it is a thread of the kernel's"));
         }
         Target::look_closely(pid, &status).map_err(|failure| {
