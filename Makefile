@@ -71,7 +71,7 @@ setup-tests: setup
 	@scripts/setup-tests.sh
 
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
-# as it does for cargo install. Not the command farpage-bench, for developers: cargo run --release -p farpage-bench
+# as it does for cargo install. The benches of parts are a command of their own: cargo run --release -p seed-bench
 build:
 	cargo build --release --quiet --no-default-features --features farpage-cli/top \
 		$(addprefix -p ,farpage-cli farpage-preload farpage-c)
@@ -189,7 +189,7 @@ EVERYTHING := --workspace --lib --bins --tests
 LOOM_PREEMPTIONS ?= 2
 test-loom:
 	LOOM_MAX_PREEMPTIONS=$(LOOM_PREEMPTIONS) LOOM_MAX_BRANCHES=20000 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-		cargo test -p farpage-swap --profile checked --quiet --lib loom_tests
+		cargo test -p farpage-swap -p seed-bench --profile checked --quiet --lib loom_tests
 
 ## make loom: the same, deeper (minutes)
 loom:

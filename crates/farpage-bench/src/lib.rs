@@ -1,5 +1,4 @@
-//! Measurements for users: commands of `farpage bench`. Those for who works on farpage are the command `farpage-bench`
-//! (`src/main.rs`), which uses some of this.
+//! Measurements for users: commands of `farpage bench`. Those of farpage's parts are the command `seed-bench`.
 
 pub mod anonymous;
 pub mod compare;

@@ -70,22 +70,6 @@ fn a_plain_process_can_be_measured_under_run() {
 }
 
 #[test]
-fn ways_of_linking_are_rows_of_their_own() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let ways = ["--no-kernel", "--workload", "fault", "--linking", "one-by-one,batched,spliced", "--json", "-"];
-    let output = bench("24M", &ways).stderr(Stdio::inherit()).output().unwrap();
-    assert!(output.status.success());
-    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let locks = |i: usize, variant: &str| {
-        let row = &value["rows"][i];
-        assert_eq!((&row["variant"], &row["workload"]), (&variant.into(), &"fault".into()), "{row}");
-        row["lru_locks_per_page"].as_f64().unwrap()
-    };
-    let (single, batched, spliced) = (locks(0, "one-by-one"), locks(1, "batched"), locks(2, "spliced"));
-    assert!(single >= 1.0 && batched < 0.2 && spliced < 0.2, "{single} {batched} {spliced}");
-}
-
-#[test]
 fn what_cannot_be_measured_is_refused() {
     for arguments in [
         &["--ram", "1M"][..],
@@ -96,8 +80,6 @@ fn what_cannot_be_measured_is_refused() {
         &["--idle-poll", "never"],
         &["--mode", "run", "--idle-poll", "often"],
         &["--against", "mmap", "--workload", "fault"],
-        &["--linking", "sorted"],
-        &["--mode", "run", "--linking", "spliced"],
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
         let output = command.args(["bench", "compare", "--no-kernel"]).args(arguments).output().unwrap();

@@ -7,7 +7,7 @@
 //! | [`slots`] | the slots of one device with a value each |
 //! | [`table`] | the swap table: one word a slot |
 //! | [`lock`], [`sync`] | locks with statistics; every lock and atomic, std's or loom's |
-//! | [`lru`], [`splice`] | intrusive page lists; the same for many threads: batches, spliced |
+//! | [`lru`] | intrusive page lists |
 //! | [`workingset`] | which page leaves memory next |
 //! | [`sim`] | policies under page traces |
 //! | [`readahead`] | how many pages to bring in around a fault |
@@ -24,7 +24,6 @@ pub mod range;
 pub mod readahead;
 pub mod sim;
 pub mod slots;
-pub mod splice;
 pub mod split;
 pub mod sync;
 pub mod table;

@@ -2,7 +2,7 @@
 //!
 //! A [`Lock`] is a mutex whose every acquisition names a [`Site`]. What is done with that is up to its [`Meter`], a
 //! type parameter: `()` does nothing and compiles to the bare mutex, so that one program can have both the engine's
-//! locks and the counted ones of `farpage bench`.
+//! locks and the counted ones of `seed-bench`.
 //!
 //! Callers: `cluster`, `table`; the bench for its other allocators. The order of locks is in the header of `cluster`.
 
@@ -21,7 +21,7 @@ pub struct Site {
     pub name: &'static str,
 }
 
-/// Most sites of one program: those of this crate are below 24, and the last one; the rest is for others.
+/// Most sites of one program: [`sites`] are those of this crate; the rest is for others.
 pub const SITES: usize = 32;
 
 macro_rules! sites {
@@ -58,10 +58,6 @@ sites! {
     MANY = 16, "large counts", "count";
     DEVICE_FEW = 18, "device", "look into full clusters";
     ADMIN = 17, "swap", "swapon, swapoff";
-    LRU_ADD = 19, "lru", "add";
-    LRU_ISOLATE = 20, "lru", "isolate";
-    LRU_RELEASE = 21, "lru", "unlink";
-    LRU_COUNT = 22, "lru", "count";
     VALUES = 31, "slot values", "read, change";
 }
 

@@ -13,11 +13,9 @@ use super::side::rss_anon;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::anonymous;
 use crate::failure::{Failure, Result, why};
-use clap::ValueEnum;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, Region};
-use farpage_swap::splice::Linking;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
@@ -37,39 +35,7 @@ pub enum MemoryKind {
     File(PathBuf),
     /// A farpage region. The process as a whole gets this much anonymous memory, bytes; swap devices as for
     /// `farpage run`.
-    Region(u64, Vec<String>, Variant),
-}
-
-/// How pages that come in together get onto the lists of a region's pager.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// The lock is taken for each page
-    OneByOne,
-    /// The lock is taken once, and the pages are linked under it
-    Batched,
-    /// The pages are linked before, and spliced under the lock: what the library does
-    #[default]
-    Spliced,
-}
-
-impl Variant {
-    /// As on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Variant::OneByOne => "one-by-one",
-            Variant::Batched => "batched",
-            Variant::Spliced => "spliced",
-        }
-    }
-
-    fn linking(self) -> Linking {
-        match self {
-            Variant::OneByOne => Linking::OneByOne,
-            Variant::Batched => Linking::Batched,
-            Variant::Spliced => Linking::Spliced,
-        }
-    }
+    Region(u64, Vec<String>),
 }
 
 /// What the process is to do.
@@ -127,8 +93,6 @@ pub struct Done {
     pub latencies: Latencies,
     /// Of a region: memory of the compressed pool, and the bytes that it stands for.
     pub pool: Option<(u64, u64)>,
-    /// Of a region: how often the lock of its lists was taken, and how often somebody had it.
-    pub lru_locks: Option<(u64, u64)>,
 }
 
 /// Plain anonymous memory, for `fault`.
@@ -156,10 +120,10 @@ struct Regions {
 }
 
 impl Regions {
-    fn new(ram: u64, swap: &[String], variant: Variant) -> Result<Regions> {
+    fn new(ram: u64, swap: &[String]) -> Result<Regions> {
         // The limit is for the whole process, as the kernel's is.
         let budget = ram.saturating_sub(rss_anon(std::process::id()));
-        let mut builder = Pager::builder().budget(budget).linking(variant.linking());
+        let mut builder = Pager::builder().budget(budget);
         if !swap.is_empty() {
             let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();
             builder = builder.swap(devices.map_err(|e| Failure::new(format!("--swap: {e}")))?);
@@ -247,9 +211,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     let memory = match &spec.memory {
         MemoryKind::Anonymous => Anonymous.map(pages).map_err(Failure::new)?,
         MemoryKind::File(directory) => map_file(directory, spec.data)?,
-        MemoryKind::Region(ram, swap, variant) => {
-            regions.insert(Regions::new(*ram, swap, *variant)?).map(pages).map_err(Failure::new)?
-        }
+        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages).map_err(Failure::new)?,
     };
     let source: &dyn Source = regions.as_ref().map_or(&Anonymous, |regions| regions as &dyn Source);
     let bench = Bench {
@@ -273,7 +235,6 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
-        done.lru_locks = Some((after.lru_lock - before.lru_lock, after.lru_lock_wait - before.lru_lock_wait));
         if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
             eprintln!("{before:?}\n{after:?}");
         }
@@ -295,6 +256,5 @@ fn done(measured: Measured, before: &libc::rusage, after: &libc::rusage) -> Done
         wrong: measured.wrong,
         latencies: measured.latencies,
         pool: None,
-        lru_locks: None,
     }
 }

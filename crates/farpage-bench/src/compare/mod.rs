@@ -22,7 +22,7 @@ mod workload;
 use crate::destination::Destination;
 use crate::failure::{Failure, Result, say, why};
 use crate::progress;
-use child::{MemoryKind, Spec, Variant};
+use child::{MemoryKind, Spec};
 use clap::{Args, ValueEnum};
 use farpage::internals::conf::parse_idle_poll;
 use farpage::internals::conf::size;
@@ -47,7 +47,7 @@ Examples:
   sudo farpage bench compare
   sudo farpage bench compare --workload seq-read --rounds 5 --json report.json
   sudo farpage bench compare --against file --ram 256M --data 1G
-  sudo farpage bench compare --workload fault --threads 4 --linking one-by-one";
+  sudo farpage bench compare --workload fault --threads 4";
 
 /// `farpage bench compare`.
 #[derive(Debug, Args)]
@@ -85,9 +85,6 @@ pub struct CompareArgs {
     /// With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub idle_poll: Option<String>,
-    /// With --mode region: how pages that come in get onto the pager's lists; several alternate [default: spliced]
-    #[arg(long, value_name = "HOW", value_enum, value_delimiter = ',')]
-    pub linking: Vec<Variant>,
     /// Where files for --against file and mmap go
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
@@ -181,10 +178,6 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
     if idle.is_some() && args.mode != Mode::Run {
         return Err(Failure::new("--idle-poll: only with --mode run"));
     }
-    if !args.linking.is_empty() && args.mode != Mode::Region {
-        return Err(Failure::new("--linking: only with --mode region"));
-    }
-    let variants = if args.linking.is_empty() { vec![Variant::default()] } else { args.linking.clone() };
     let mut workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
     if args.against == Against::Mmap {
         // It maps and unmaps memory without a file.
@@ -228,24 +221,22 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
     let (mut rows, mut failed) = (Vec::new(), false);
     for workload in workloads {
         let before = cpu_ticks();
-        let mut rounds: Vec<Vec<Round>> = variants.iter().map(|_| Vec::new()).collect();
+        let mut rounds = Vec::new();
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
-            for (variant, rounds) in variants.iter().zip(&mut rounds) {
-                progress::step(format_args!("{}, round {} of {}", workload.name(), number + 1, args.rounds));
-                match round(args, counter, &setting, &spec, *variant, with_kernel) {
-                    Ok(round) => rounds.push(round),
-                    Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
-                    Err(failure) => {
-                        say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
-                        failed = true;
-                    }
+            progress::step(format_args!("{}, round {} of {}", workload.name(), number + 1, args.rounds));
+            match round(args, counter, &setting, &spec, with_kernel) {
+                Ok(round) => rounds.push(round),
+                Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
+                Err(failure) => {
+                    say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
+                    failed = true;
                 }
             }
         }
-        for (variant, rounds) in variants.iter().zip(rounds).filter(|(_, rounds)| !rounds.is_empty()) {
-            let row = Row::new(workload, (args.mode == Mode::Region).then_some(*variant), args.threads, rounds);
-            destination.tell(&report::line(&row, !args.linking.is_empty()));
+        if !rounds.is_empty() {
+            let row = Row { workload, threads: args.threads, rounds };
+            destination.tell(&report::line(&row));
             rows.push(row);
         }
         if let Some(note) = stolen(&workload.name(), before, cpu_ticks()) {
@@ -275,14 +266,7 @@ fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -
 }
 
 /// Both sides, once.
-fn round(
-    args: &CompareArgs,
-    counter: Counter,
-    setting: &Setting,
-    spec: &Spec,
-    variant: Variant,
-    with_kernel: bool,
-) -> Result<Round> {
+fn round(args: &CompareArgs, counter: Counter, setting: &Setting, spec: &Spec, with_kernel: bool) -> Result<Round> {
     let kernel = with_kernel.then(|| kernel_run(args, setting, spec)).transpose()?;
     let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
     let ram = setting.ram + pool;
@@ -297,7 +281,7 @@ fn round(
             side::run(spec, &Pager::Run(ram, &options, counter))
         }
         Mode::Region => {
-            let spec = Spec { memory: MemoryKind::Region(ram, swap, variant), ..spec.clone() };
+            let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };
             side::run(&spec, &Pager::Itself)
         }
     };

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 pub const HEADER: &str = "\
 workload   side      ops/s   us/page  CPU s/GiB  (user   sys)  majflt  p50 us  p99 us  p99.9 us   max us  pool MiB ratio  RssAnon MiB  speed: kernel's time / farpage's";
 
-/// The lines of one row; `variants`: there are several, so say which, and what it does to the lists' lock.
-pub fn line(row: &Row, variants: bool) -> String {
+/// The lines of one row.
+pub fn line(row: &Row) -> String {
     let mut out = String::new();
     let name = row.workload.name();
     if let Some(kernel) = row.kernel() {
@@ -23,13 +23,6 @@ pub fn line(row: &Row, variants: bool) -> String {
     }
     if let Some(p99) = row.p99_ratio() {
         out.push_str(&format!(", p99 {:.2}", p99.median));
-    }
-    if let (true, Some(variant), Some((locks, waits))) = (variants, row.variant, row.lru_locks()) {
-        out.push_str(&format!(
-            "  {}: {locks:.4} LRU locks an access, {:.2} in 1000 of them waited for",
-            variant.name(),
-            1e3 * waits / locks.max(f64::MIN_POSITIVE)
-        ));
     }
     out
 }
@@ -73,11 +66,6 @@ fn json_row(setting: &Setting, row: &Row) -> Value {
         "against": setting.against.name(),
         "threads": row.threads,
     });
-    if let (Some(variant), Some((locks, waits))) = (row.variant, row.lru_locks()) {
-        object["variant"] = variant.name().into();
-        object["lru_locks_per_page"] = locks.into();
-        object["lru_lock_waits_per_page"] = waits.into();
-    }
     let ratio = row.ratio();
     object["ratio_median"] = json!(ratio.map(|r| r.median));
     object["ratio_min"] = json!(ratio.map(|r| r.min));
@@ -120,7 +108,7 @@ mod tests {
     #[test]
     fn json_has_the_promised_keys() {
         let round = super::super::row::Round { kernel: Some(Sample::default()), farpage: Sample::default(), ram: 7 };
-        let row = Row::new(Workload::RandRead, None, 2, vec![round]);
+        let row = Row { workload: Workload::RandRead, threads: 2, rounds: vec![round] };
         let (mode, against) = (Mode::Run, Against::Zram);
         let setting = Setting { ram: 1, data: 2, threads: 2, mode, against, rounds: 1, notes: vec!["a".into()] };
         let value = json(&setting, &[row]);

@@ -1,6 +1,5 @@
 //! One row of the result: the rounds of a workload, their medians and ranges.
 
-use super::child::Variant;
 use super::side::Sample;
 use super::workload::Workload;
 
@@ -42,8 +41,6 @@ impl Spread {
 pub struct Row {
     /// The workload.
     pub workload: Workload,
-    /// Of a region: how pages got onto the lists.
-    pub variant: Option<Variant>,
     /// Its threads.
     pub threads: u64,
     /// At least one round.
@@ -107,11 +104,6 @@ impl Side {
 }
 
 impl Row {
-    /// A row of at least one round.
-    pub fn new(workload: Workload, variant: Option<Variant>, threads: u64, rounds: Vec<Round>) -> Row {
-        Row { workload, variant, threads, rounds }
-    }
-
     /// farpage's medians.
     pub fn farpage(&self) -> Side {
         Side::of(&self.rounds.iter().map(|r| &r.farpage).collect::<Vec<_>>()).unwrap_or_default()
@@ -135,15 +127,6 @@ impl Row {
         Spread::of(self.rounds.iter().filter_map(ratio))
     }
 
-    /// Of a region: acquisitions of its lists' lock an access, and of these, how many were not free; medians.
-    pub fn lru_locks(&self) -> Option<(f64, f64)> {
-        let each = |pick: fn((u64, u64)) -> u64| {
-            let done = self.rounds.iter().map(|r| &r.farpage.done);
-            Spread::of(done.filter_map(|d| Some(pick(d.lru_locks?) as f64 / d.ops.max(1) as f64)))
-        };
-        Some((each(|both| both.0)?.median, each(|both| both.1)?.median))
-    }
-
     /// farpage's budget, bytes: the largest of all rounds.
     pub fn ram(&self) -> u64 {
         self.rounds.iter().map(|r| r.ram).max().unwrap_or(0)
@@ -160,14 +143,18 @@ mod tests {
         sample
     }
 
+    fn row_of(rounds: Vec<Round>) -> Row {
+        Row { workload: Workload::Fill, threads: 1, rounds }
+    }
+
     #[test]
     fn ratios_are_of_the_same_round() {
         let round = |k: f64, f: f64| Round { kernel: Some(sample(k)), farpage: sample(f), ram: 1 };
-        let row = Row::new(Workload::Fill, None, 1, vec![round(10.0, 5.0), round(90.0, 10.0), round(12.0, 4.0)]);
+        let row = row_of(vec![round(10.0, 5.0), round(90.0, 10.0), round(12.0, 4.0)]);
         let ratio = row.ratio().unwrap();
         assert!((ratio.median - 3.0).abs() < 1e-9 && (ratio.min - 2.0).abs() < 1e-9 && (ratio.max - 9.0).abs() < 1e-9);
         assert!((row.farpage().us_per_page - 5.0).abs() < 1e-9);
-        let alone = Row::new(Workload::Fill, None, 1, vec![Round { kernel: None, farpage: sample(1.0), ram: 1 }]);
+        let alone = row_of(vec![Round { kernel: None, farpage: sample(1.0), ram: 1 }]);
         assert!(alone.ratio().is_none() && alone.kernel().is_none());
         assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
     }

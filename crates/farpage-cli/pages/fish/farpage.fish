@@ -160,9 +160,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_s
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l corpus -d 'Take the data from FILE' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l swap -d 'farpage\'s swap devices [default: as farpage run; with --against file or mmap: file:DIR]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l idle-poll -d 'With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l linking -d 'With --mode region: how pages that come in get onto the pager\'s lists; several alternate [default: spliced]' -r -f -a "one-by-one\t'The lock is taken for each page'
-batched\t'The lock is taken once, and the pages are linked under it'
-spliced\t'The pages are linked before, and spliced under the lock: what the library does'"
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l dir -d 'Where files for --against file and mmap go' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l no-kernel -d 'Measure farpage only'

@@ -32,7 +32,6 @@ use crate::sys::message::begin_messages;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, Uffd};
 use farpage_swap::readahead::{Streams, Tuning};
-use farpage_swap::splice::Linking;
 use farpage_syscalls::sigbus;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
@@ -58,7 +57,6 @@ pub struct Builder {
     seek_us: u32,
     threads: usize,
     inherit: bool,
-    linking: Linking,
     verify: bool,
     system_calls: bool,
 }
@@ -82,7 +80,6 @@ impl Default for Builder {
             seek_us: 0,
             threads,
             inherit: false,
-            linking: Linking::Spliced,
             verify: false,
             system_calls: false,
         }
@@ -153,13 +150,6 @@ impl Builder {
     /// (`pthread_atfork`) that was there before the first pager waits for a lock whose holder touches a region.
     pub fn inherit(mut self, inherit: bool) -> Builder {
         self.inherit = inherit;
-        self
-    }
-
-    /// How pages that come in together are put on the pager's lists, for measurements. Default: spliced.
-    #[doc(hidden)]
-    pub fn linking(mut self, how: Linking) -> Builder {
-        self.linking = how;
         self
     }
 
@@ -256,7 +246,7 @@ impl Builder {
         if let Some(promote) = controls.pinned(Controller::Promotion) {
             swap.hold_promotion(promote != 0);
         }
-        let lists = PageLists::new(self.mode == FaultMode::Signal, self.linking, pages);
+        let lists = PageLists::new(self.mode == FaultMode::Signal, pages);
         if let Some(parts) = controls.pinned(Controller::Stage) {
             lists.lock().set.hold_stage(parts as u32);
         }

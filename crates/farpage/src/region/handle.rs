@@ -94,10 +94,7 @@ impl Pager {
         let e = self.core()?;
         let _inside = e.enter();
         e.look_at_overhead();
-        let mut stats = Stats::of(&e.stat);
-        let lists = e.lists.lock();
-        (stats.lru_lock, stats.lru_lock_wait) = (lists.locked, lists.waited);
-        Ok(stats)
+        Ok(Stats::of(&e.stat))
     }
 
     /// Whether it can be used in this process: in a forked child only if children have its regions.

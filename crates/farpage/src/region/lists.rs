@@ -15,11 +15,10 @@ use super::space::Space;
 use super::word::{PageState, Seen};
 use crate::mm::pool_share::Distances;
 use farpage_swap::lru::List;
-use farpage_swap::splice::Linking;
 use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and
 /// each costs a fault for every page in use that is written.
@@ -29,7 +28,6 @@ const SWEPT_PROBATION: u32 = 4;
 #[derive(Debug)]
 pub struct PageLists {
     lists: Mutex<Lists>,
-    linking: Linking,
     lengths: Lengths,
 }
 
@@ -70,13 +68,17 @@ pub struct NewPage {
 }
 
 impl PageLists {
-    /// Empty lists. `wp_sweeps`: pages are write-protected all at once. `linking`: how pages that come in together are
-    /// linked; spliced unless for a measurement. `pages`: the budget.
-    pub fn new(wp_sweeps: bool, linking: Linking, pages: usize) -> PageLists {
+    /// Empty lists. `wp_sweeps`: pages are write-protected all at once. `pages`: the budget.
+    pub fn new(wp_sweeps: bool, pages: usize) -> PageLists {
         let set = if wp_sweeps { WorkingSet::with_probation(SWEPT_PROBATION) } else { WorkingSet::new() };
-        let lists =
-            Mutex::new(Lists { set, ahead: List::new(), distances: Distances::new(pages), locked: 0, waited: 0 });
-        PageLists { lists, linking, lengths: Lengths::default() }
+        let lists = Lists {
+            set,
+            ahead: List::new(),
+            distances: Distances::new(pages),
+            #[cfg(test)]
+            locked: 0,
+        };
+        PageLists { lists: Mutex::new(lists), lengths: Lengths::default() }
     }
 
     /// Pages that the caller has busy came in together. `back`: what those left with that had left. `read`: that of one
@@ -93,23 +95,7 @@ impl PageLists {
             return;
         }
         let mut local = LocalLists::default();
-        match self.linking {
-            Linking::OneByOne => pages.for_each(|one| {
-                local.link(space, one);
-                self.lock().splice_front(space, &mut local);
-            }),
-            Linking::Batched => {
-                let mut lists = self.lock();
-                pages.for_each(|one| {
-                    local.link(space, one);
-                    lists.splice_front(space, &mut local);
-                });
-            }
-            Linking::Spliced => pages.for_each(|one| local.link(space, one)),
-        }
-        if local.is_empty() && read.is_none() {
-            return;
-        }
+        pages.for_each(|one| local.link(space, one));
         let mut lists = self.lock();
         back.for_each(|shadow| lists.set.note_back(shadow));
         lists.splice_front(space, &mut local);
@@ -122,13 +108,7 @@ impl PageLists {
 
     /// Waits until the lock is free and takes it.
     pub fn lock(&self) -> ListsGuard<'_> {
-        let (mut lists, waited) = match self.lists.try_lock() {
-            Ok(lists) => (lists, 0),
-            Err(TryLockError::Poisoned(error)) => (error.into_inner(), 0),
-            Err(TryLockError::WouldBlock) => (self.lists.lock().unwrap_or_else(PoisonError::into_inner), 1),
-        };
-        lists.locked += 1;
-        lists.waited += waited;
+        let lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         ListsGuard { lists, lengths: &self.lengths }
     }
 
@@ -184,6 +164,10 @@ impl Drop for ListsGuard<'_> {
         to.hot.store(set.hot(), Relaxed);
         to.cached.store(set.cached(), Relaxed);
         to.ahead.store(self.lists.ahead.len(), Relaxed);
+        #[cfg(test)]
+        {
+            self.lists.locked += 1;
+        }
     }
 }
 
@@ -206,10 +190,6 @@ impl LocalLists {
         };
         list.push_front(space, page);
     }
-
-    fn is_empty(&self) -> bool {
-        self.cold.is_empty() && self.hot.is_empty() && self.ahead.is_empty()
-    }
 }
 
 /// The pager's lists.
@@ -222,9 +202,8 @@ pub struct Lists {
     /// Of pages that came back from a device, because they were touched.
     pub distances: Distances,
     /// How often the lock was taken so far.
+    #[cfg(test)]
     pub locked: u64,
-    /// Of that, how often it was not free.
-    pub waited: u64,
 }
 
 impl Lists {

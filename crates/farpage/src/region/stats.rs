@@ -70,16 +70,12 @@ macro_rules! make {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: u64,)+
-            /// How often the lock of the page lists was taken.
-            pub lru_lock: u64,
-            /// Of that, how often somebody had it.
-            pub lru_lock_wait: u64,
         }
 
         impl Stats {
             /// As the statistics page says now.
             pub(super) fn of(page: &Stat) -> Stats {
-                let mut stats = Stats { $($name: page.$name.load(Relaxed),)+ lru_lock: 0, lru_lock_wait: 0 };
+                let mut stats = Stats { $($name: page.$name.load(Relaxed),)+ };
                 // Once more: what is a hit was read before.
                 stats.swap_ra = page.swap_ra.load(Relaxed);
                 stats

@@ -1,23 +1,16 @@
 //! How often the lists' lock is taken: threads that fault at the same time must not meet there.
 
 use super::*;
-use farpage_swap::splice::Linking;
 
 /// Four times the budget.
 const PAGES: usize = 8192;
 const BUDGET: u64 = 8 << 20;
 const THREADS: usize = 4;
 
-/// Locks taken, of them not free, and pages that came in or went out, while four threads write pages of their own,
-/// `rounds` times, in the order that `at` says.
-fn taken(
-    mode: FaultMode,
-    linking: Linking,
-    advice: Advice,
-    rounds: usize,
-    at: impl Fn(usize) -> usize + Sync,
-) -> Option<(u64, u64, u64)> {
-    let pager = built_in(mode, Pager::builder().budget(BUDGET).swap([file()]).linking(linking))?;
+/// Locks taken, and pages that came in or went out, while four threads write pages of their own, `rounds` times, in the
+/// order that `at` says.
+fn taken(mode: FaultMode, advice: Advice, rounds: usize, at: impl Fn(usize) -> usize + Sync) -> Option<(u64, u64)> {
+    let pager = built_in(mode, Pager::builder().budget(BUDGET).swap([file()]))?;
     let region = pager.region(PAGES * PAGE_SIZE).unwrap();
     region.advise(0..region.len(), advice).unwrap();
     let base = region.as_ptr() as usize;
@@ -39,8 +32,8 @@ fn taken(
     });
     let s = pager.stats().unwrap();
     let pages = s.pswpin + s.swpin_zero + s.pswpout + s.swpout_clean + s.swpout_zero;
-    let lists = pager.owner.core.lists.lock();
-    Some((lists.locked, lists.waited, pages))
+    let locked = pager.owner.core.lists.lock().locked;
+    Some((locked, pages))
 }
 
 #[test]
@@ -53,21 +46,9 @@ fn the_lock_is_taken_seldom() {
     ];
     for (mode, advice, most) in cases {
         let at = |i: usize| if advice == Advice::Random { mix(i as u64) as usize } else { i };
-        let Some((locked, waited, pages)) = taken(mode, Linking::Spliced, advice, 4, at) else { continue };
+        let Some((locked, pages)) = taken(mode, advice, 4, at) else { continue };
         let each = locked as f64 / pages as f64;
-        println!("{mode:?}, {advice:?}: {pages} pages, {each:.3} locks a page, {waited} of {locked} waited");
+        println!("{mode:?}, {advice:?}: {pages} pages, {each:.3} locks a page");
         assert!(each < most, "{mode:?}, {advice:?}: {each}");
     }
-}
-
-#[test]
-fn pages_linked_one_by_one_take_a_lock_each() {
-    let locks = |linking| {
-        let (locked, _, pages) = taken(FaultMode::Signal, linking, Advice::Normal, 2, |i| i).unwrap();
-        locked as f64 / pages as f64
-    };
-    // Half of the pages come in, the others go.
-    let (single, batched) = (locks(Linking::OneByOne), locks(Linking::Batched));
-    println!("one by one {single:.3} locks a page, batched {batched:.3}");
-    assert!(single > 0.45 && batched < 0.2, "{single} {batched}");
 }

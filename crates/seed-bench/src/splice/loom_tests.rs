@@ -1,7 +1,7 @@
 //! [46]: a batch is flushed while its pages are isolated and freed. Batches of two pages, one local list a round.
 
 use super::*;
-use crate::sync::Arc;
+use farpage_swap::sync::Arc;
 use loom::thread;
 
 const HERE: Place = Place { list: 0, group: 0 };

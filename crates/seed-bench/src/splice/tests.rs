@@ -235,7 +235,7 @@ fn threads_leave_the_lists_whole() {
                 let dead = |page: u32| {
                     freed[page as usize].fetch_add(1, Ordering::Relaxed);
                 };
-                let mut random = crate::sim::Random(u64::from(thread));
+                let mut random = farpage_swap::sim::Random(u64::from(thread));
                 let mut batch = Batch::new();
                 start.wait();
                 (thread * 1024..(thread + 1) * 1024).for_each(|page| {

@@ -26,7 +26,7 @@
 //!
 //! One [`Lock`] around all lists, innermost: nothing is called while it is held. Words are changed without it.
 //!
-//! Measured by `farpage bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
+//! Measured by `seed-bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
 //! (2018), with two things otherwise: there the bit was set before the page was on a list, and local lists were not
 //! told apart by list (docs/measurements/2026-11-24-seeds.md).
 
@@ -35,9 +35,15 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use crate::lock::{Lock, Meter, sites};
-use crate::lru::{Links, List};
-use crate::sync::{AtomicU32, Ordering};
+use farpage_swap::lock::{Lock, Meter, Site};
+use farpage_swap::lru::{Links, List, NIL};
+use farpage_swap::sync::{AtomicU32, Ordering};
+
+/// Where the lock is taken.
+pub static ADD: Site = Site { index: 19, lock: "lru", name: "add" };
+static ISOLATE: Site = Site { index: 20, lock: "lru", name: "isolate" };
+static RELEASE: Site = Site { index: 21, lock: "lru", name: "unlink" };
+static COUNT: Site = Site { index: 22, lock: "lru", name: "count" };
 
 /// Pages of a batch.
 pub const SPLICE_BATCH: usize = if cfg!(loom) { 2 } else { 31 };
@@ -140,7 +146,7 @@ impl<M: Meter> PageLists<M> {
 
     /// Length of a list.
     pub fn len(&self, place: Place) -> u32 {
-        self.lists.lock(&sites::LRU_COUNT).get(self.index(place)).map_or(0, List::len)
+        self.lists.lock(&COUNT).get(self.index(place)).map_or(0, List::len)
     }
 
     /// Whether no page is on the list.
@@ -214,7 +220,7 @@ impl<M: Meter> PageLists<M> {
     /// Takes up to `out.len()` of the oldest pages off a list; the caller owns them. Pages that somebody else is about
     /// to take off, or has not finished adding, are passed over.
     pub fn isolate_tail(&self, place: Place, out: &mut [u32]) -> usize {
-        let mut lists = self.lists.lock(&sites::LRU_ISOLATE);
+        let mut lists = self.lists.lock(&ISOLATE);
         let Some(list) = lists.get_mut(self.index(place)) else { return 0 };
         let (mut n, mut at, mut looks) = (0, list.back(), 2 * out.len() + SPLICE_BATCH);
         while let Some(page) = at
@@ -223,7 +229,7 @@ impl<M: Meter> PageLists<M> {
         {
             looks -= 1;
             // Neighbours are stable: only holders of the lock change links of listed pages.
-            at = Some(self.links.prev(page)).filter(|&n| n != crate::lru::NIL);
+            at = Some(self.links.prev(page)).filter(|&n| n != NIL);
             let word = &self.words[page as usize];
             let seen = word.load(Ordering::Relaxed);
             let on = seen & ON_LRU != 0;
@@ -270,7 +276,7 @@ impl<M: Meter> PageLists<M> {
         if pages.is_empty() {
             return;
         }
-        let mut lists = self.lists.lock(&sites::LRU_RELEASE);
+        let mut lists = self.lists.lock(&RELEASE);
         for &page in pages {
             let place = Place::of(self.words[page as usize].load(Ordering::Relaxed));
             if let Some(list) = lists.get_mut(self.index(place)) {
@@ -284,7 +290,7 @@ impl<M: Meter> PageLists<M> {
         if pages.is_empty() {
             return;
         }
-        let mut lists = self.lists.lock(&sites::LRU_ADD);
+        let mut lists = self.lists.lock(&ADD);
         for &page in pages {
             let place = Place::of(self.words[page as usize].load(Ordering::Relaxed));
             if let Some(list) = lists.get_mut(self.index(place)) {
@@ -315,7 +321,7 @@ impl<M: Meter> PageLists<M> {
                     }
                 }
             }
-            let mut lists = self.lists.lock(&sites::LRU_ADD);
+            let mut lists = self.lists.lock(&ADD);
             for (at, local) in &mut locals {
                 if let Some(list) = lists.get_mut(*at) {
                     list.splice_front(&self.links, local);
@@ -333,7 +339,7 @@ impl<M: Meter> PageLists<M> {
     /// For tests: all lists, front to back, and that nothing but what is on them has its bit set.
     #[cfg(test)]
     fn checked(&self) -> Vec<Vec<u32>> {
-        let lists = self.lists.lock(&sites::LRU_COUNT);
+        let lists = self.lists.lock(&COUNT);
         let all: Vec<Vec<u32>> = lists.iter().map(|list| list.iter(&self.links).collect()).collect();
         let mut on = vec![0; self.words.len()];
         for (at, (list, pages)) in lists.iter().zip(&all).enumerate() {

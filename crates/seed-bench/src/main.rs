@@ -1,4 +1,4 @@
-//! `farpage-bench`: measurements of farpage's parts, for who works on them. Those for users are `farpage bench`.
+//! `seed-bench`: measurements of farpage's parts, for work on them. Those for users are `farpage bench`.
 
 mod cache;
 mod io;
@@ -18,7 +18,7 @@ static ALLOCATOR: farpage::internals::mem::count::Counting = farpage::internals:
 
 /// Measure farpage's parts
 #[derive(Debug, Parser)]
-#[command(name = "farpage-bench", version)]
+#[command(name = "seed-bench", version)]
 struct Cli {
     /// What to measure.
     #[command(subcommand)]
