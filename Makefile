@@ -287,6 +287,7 @@ pictures: build
 book:
 	scripts/links.py
 	@command -v mdbook >/dev/null || env -u CARGO_TARGET_DIR cargo install --locked mdbook
+	scripts/book.py summary > docs/SUMMARY.md
 	cd docs && mdbook build
 
 clean:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Relative links, pictures and anchors of every page must lead somewhere; every page below docs must be in
-docs/SUMMARY.md; every picture must be on a page, and in words, too."""
+"""Relative links, pictures and anchors of every page must lead somewhere; every page below docs must be in the list of
+its folder; every picture must be on a page, and in words, too."""
 
 import os
 import re
 import sys
 from pathlib import Path
+
+from book import LISTS, listed
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = re.compile(r"\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s+<?(\S+?)>?$", re.M)
@@ -50,9 +52,9 @@ def main():
     pages = sorted(page for page in ROOT.rglob("*.md") if page.relative_to(ROOT).parts[0] not in (".git", "target"))
     bad = [line for page in pages for line in wrong(page)]
     docs = ROOT / "docs"
-    summary = (docs / "SUMMARY.md").read_text(encoding="utf-8")
-    names = [str(page.relative_to(docs)) for page in pages if docs in page.parents and page.name != "SUMMARY.md"]
-    bad += [f"docs/SUMMARY.md: {name} is missing" for name in names if f"({name})" not in summary]
+    for folder, page in LISTS.items():
+        missing = {f"{folder}/{one.name}" for one in pages if one.parent == docs / folder} - {page, *listed(folder)}
+        bad += [f"docs/{page}: {name} is missing" for name in sorted(missing)]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     pictures = [path.relative_to(ROOT) for path in sorted((docs / "pictures").iterdir())]
     bad += [f"{picture}: on no page" for picture in pictures if f"pictures/{picture.name}" not in text]
