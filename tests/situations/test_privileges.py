@@ -135,6 +135,25 @@ class Privileges(Situation):
                 said.append((process.wait(), self.said))
         self.assertEqual(said[0], said[1])
 
+    def test_no_descriptor_of_an_engine_leads_out(self):
+        """Of a root directory that was changed; with setuid, of what the user may open."""
+        program, root = build("way_out.c"), self.dir / "root"
+        inner, outside = self.dir / "closed" / "open", self.dir / "closed" / "outside"
+        root.mkdir()
+        inner.mkdir(parents=True)
+        inner.chmod(0o1777)
+        outside.write_text("outside")
+        # Only root gets here by a path.
+        outside.parent.chmod(0o700)
+        self.dir.chmod(0o755)
+        for how in ("chroot", "call", "unshare", "setuid", "instruction"):
+            # By the swap directory; by /proc, which leads to what everybody may read.
+            files = (str(outside)[1:], *(["etc/passwd"] if how != "setuid" else []))
+            with self.subTest(how=how):
+                done = self.run_farpage(program, how, root, *files, ram="24M",
+                                        options=("--swap", "zram", "--swap", f"file:{inner}"))
+                self.assertEqual((done.returncode, done.stdout), (0, "0 ways out\n0 ways out of a child, right\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -24,8 +24,9 @@
 //! ```
 
 pub(crate) mod following;
+mod places;
 
-use crate::run::privileges::following::{Model, NO_BITS, WAIT_NS};
+use crate::run::privileges::following::{NO_BITS, WAIT_NS};
 use crate::run::stacks::{MONITOR, STACKS};
 use crate::run::state::Engine;
 use crate::sys::futex;
@@ -36,6 +37,16 @@ use crate::sys::raw::{ErrnoText, gettid};
 use crate::sys::thread::{block_signals, restore_signals};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
+
+/// What the program has changed of what its main thread holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    /// Users, groups, capabilities.
+    Rights,
+    /// Its root directory or its mounts; or a filter is on its way, under which nothing can be got any more.
+    Place,
+}
 
 /// Between two looks of the monitor at what the main thread holds.
 const LOOK: Duration = Duration::from_millis(250);
@@ -127,44 +138,43 @@ impl Engine {
             return;
         }
         following.looked.store(now, SeqCst);
-        let is_new = self.read_model(proc, is_asked);
-        let number = match (is_asked, is_new) {
+        let change = self.read_model(proc, is_asked);
+        let number = match (is_asked, change) {
             (true, _) => asked,
-            (false, true) => following.asked.fetch_add(1, SeqCst).wrapping_add(1),
-            (false, false) => return,
+            (false, Change::None) => return,
+            (false, _) => following.asked.fetch_add(1, SeqCst).wrapping_add(1),
         };
+        let places = self.places_before(proc, change);
         following.published.store(number, SeqCst);
         // Made by a thread that held something else then.
         self.fork.dismiss_now();
-        self.keep_up(MONITOR);
+        self.keep_up_and(MONITOR, || self.leave_places(proc, places));
         self.fork.ring_gates();
         self.wake_writer();
         self.kick_pager();
     }
 
-    /// Whether the main thread holds something else than the engine's.
-    fn read_model(&self, proc: &Proc, is_asked: bool) -> bool {
+    /// Reads what the main thread holds, and what of it the engine's threads do not hold yet.
+    fn read_model(&self, proc: &Proc, is_asked: bool) -> Change {
         let following = &self.following;
         // Without an answer (the main thread has ended, and the monitor was not asked) things stay as they are.
         let caller = Some(following.caller.load(SeqCst)).filter(|_| is_asked);
-        let Ok(mut privileges) = Privileges::of(proc, caller) else { return false };
+        let Ok(mut privileges) = Privileges::of(proc, caller) else { return Change::None };
         let bits = following.securebits.load(SeqCst);
         privileges.securebits = (bits != NO_BITS).then_some(bits as u32);
         if following.filtered.load(SeqCst) {
             privileges.set_filtered();
         }
         let mut model = following.model.lock();
-        let is_new = match &*model {
-            Some(model) => model.privileges != privileges,
-            // The first look: mostly what every thread was started with.
-            None => !Privileges::of_caller(proc).is_ok_and(|own| own.are_those_of(&privileges)),
+        // The first look: mostly what every thread was started with.
+        let before = model.take().or_else(|| Privileges::of_caller(proc).ok());
+        let change = match before {
+            Some(before) if before.are_those_of(&privileges) => Change::None,
+            Some(before) if before.are_at_the_place_of(&privileges) => Change::Rights,
+            _ => Change::Place,
         };
-        match (&mut *model, proc.try_clone()) {
-            (Some(model), _) => model.privileges = privileges,
-            (none, Ok(proc)) => *none = Some(Model { privileges, proc }),
-            (_, Err(_)) => {}
-        }
-        is_new
+        *model = Some(privileges);
+        change
     }
 
     /// Whether engine thread `index` has something to take on.
@@ -174,19 +184,25 @@ impl Engine {
 
     /// Engine thread `index`: takes on what was published since it last did. Allocates nothing.
     pub(crate) fn keep_up(&self, index: usize) {
+        self.keep_up_and(index, || ());
+    }
+
+    /// The same, and what else is to be done before the program goes on.
+    fn keep_up_and(&self, index: usize, and: impl FnOnce()) {
         let following = &self.following;
         let published = following.published.load(SeqCst);
         if following.done[index].load(SeqCst) == published {
             return;
         }
         if let Some(model) = &*following.model.lock()
-            && let Err(error) = model.privileges.take_on(&model.proc)
+            && let Err(error) = Proc::held().and_then(|proc| model.take_on(proc))
         {
             fatal_fmt(format_args!(
                 "the program has given up privileges that an engine thread cannot give up: {}",
                 ErrnoText(error)
             ));
         }
+        and();
         following.done[index].store(published, SeqCst);
         futex::wake_all(&following.done[index]);
     }

@@ -2,8 +2,9 @@
 //! ([`PageStore`]).
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
-//! open it and nothing stays behind), and both stay open: a later chroot or setuid of the program does not matter. A
-//! path that is a regular file stands for its directory.
+//! open it and nothing stays behind), and both stay open. When the program changes its root directory or its user, the
+//! file is made if it was not, and a directory that the program cannot reach any more is closed. A path that is a
+//! regular file stands for its directory.
 //!
 //! ```text
 //!  slot of an entry:  | file id: 8 | page of the file: 32 |        (page 0 is the header, never a slot)
@@ -84,6 +85,8 @@ pub struct FileDevice {
     name: String,
     /// Where files are made; `None`: the device is a block device, or on a server.
     dir: Option<Fd>,
+    /// The program cannot reach that any more.
+    has_left: AtomicBool,
     /// The server that has its pages.
     server: Option<PageServer>,
     /// Where second copies are kept of what is on a server.
@@ -153,6 +156,7 @@ impl FileDevice {
             index,
             name: opened.name,
             dir: opened.dir,
+            has_left: AtomicBool::new(false),
             server: None,
             mirror: None,
             mirror_failed: AtomicBool::new(false),

@@ -122,6 +122,21 @@ impl SwapSpace {
         self.files.iter().for_each(|file| file.create());
     }
 
+    /// Makes the files that this process will write to, while their directories are there; these, by descriptor.
+    pub fn directories(&self) -> Vec<RawFd> {
+        self.files.iter().flat_map(|file| file.directories()).collect()
+    }
+
+    /// The program cannot reach directory `number` any more.
+    pub fn leave_directory(&self, number: RawFd) {
+        self.files.iter().for_each(|file| file.leave_directory(number));
+    }
+
+    /// A device whose directory the program has left.
+    pub fn left(&self) -> Option<&str> {
+        self.files.iter().find_map(|file| file.left())
+    }
+
     /// Stores a page; `check` is what [`SwapSpace::check`] returns until the entry is freed.
     ///
     /// # Errors

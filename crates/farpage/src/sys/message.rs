@@ -96,7 +96,7 @@ fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) -> bool {
 fn standard_error_anew() -> Result<OwnedFd, Errno> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    super::proc::held(|proc| rustix::fs::openat(proc, "self/fd/2", flags, Mode::empty()))
+    rustix::fs::openat(super::proc::Proc::held()?, "self/fd/2", flags, Mode::empty())
 }
 
 /// Whether [`warn`] is silent.

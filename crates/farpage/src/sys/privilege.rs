@@ -16,6 +16,9 @@ use std::io::Write;
 const NAMESPACES: [(&str, usize); 5] =
     [("mnt", 0x2_0000), ("cgroup", 0x200_0000), ("uts", 0x400_0000), ("ipc", 0x800_0000), ("net", 0x4000_0000)];
 
+/// The first of them.
+const MOUNTS: usize = 0;
+
 /// Capability sets, in the order of `/proc/PID/status`; the last is the ambient one.
 const INHERITABLE: usize = 0;
 const PERMITTED: usize = 1;
@@ -85,6 +88,12 @@ impl Privileges {
     /// Whether another thread holds the same.
     pub fn are_those_of(&self, other: &Privileges) -> bool {
         Privileges { thread: other.thread.clone(), ..self.clone() } == *other
+    }
+
+    /// Whether another thread has the same root directory and mounts, and a filter or none as this one.
+    pub fn are_at_the_place_of(&self, other: &Privileges) -> bool {
+        let place = |of: &Privileges| (of.root, of.namespaces[MOUNTS], of.filtered);
+        place(self) == place(other)
     }
 
     fn read(proc: &Proc, thread: String) -> Result<Privileges, Errno> {

@@ -1,45 +1,32 @@
 //! What `/proc` tells about this process: resident memory, threads. (Its mappings: [`super::maps`].)
 
 use super::raw::{Errno, nr, syscall};
-use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statat, statx};
 use rustix::io::pread;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// `/proc` in the engine's descriptor table, or -1.
-static HELD: AtomicI32 = AtomicI32::new(-1);
+/// `/proc` in the engine's descriptor table. One number, whoever uses it: what is behind it is exchanged when the
+/// program leaves its root directory.
+static HELD: Proc = Proc(AtomicI32::new(-1));
 
-/// The number of `/proc` in the engine's descriptor table, for [`held`] and children; -1: none.
+/// The number of `/proc` in the engine's descriptor table, for [`Proc::held`] and children; -1: none.
 pub fn hold(number: RawFd) {
-    HELD.store(number, Relaxed);
+    HELD.0.store(number, Relaxed);
 }
 
 /// What was given to [`hold`].
 pub fn held_number() -> RawFd {
-    HELD.load(Relaxed)
-}
-
-/// Calls `f` with the `/proc` that the engine has held since its start, on a thread with the engine's descriptor table.
-///
-/// # Errors
-/// Those of `f`; `BADF`: none is held.
-pub fn held<R>(f: impl FnOnce(BorrowedFd<'_>) -> Result<R, Errno>) -> Result<R, Errno> {
-    match held_number() {
-        number @ 0.. => {
-            // SAFETY: open as long as the engine's threads are.
-            f(unsafe { BorrowedFd::borrow_raw(number) })
-        }
-        _ => Err(Errno::BADF),
-    }
+    HELD.0.load(Relaxed)
 }
 
 /// So often a private file is tried: another thread that opens one may have ended the moment in which it could be.
 const OPEN_TRIES: usize = 16;
 
-/// An open `/proc`, kept so that a program that changes its root directory does not cut the engine off.
+/// An open `/proc`.
 #[derive(Debug)]
-pub struct Proc(OwnedFd);
+pub struct Proc(AtomicI32);
 
 impl Proc {
     /// Opens `/proc`.
@@ -47,34 +34,75 @@ impl Proc {
     /// # Errors
     /// Not mounted, or no descriptors left.
     pub fn open() -> Result<Proc, Errno> {
-        rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map(Proc)
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(CWD, "/proc", flags, Mode::empty()).map(Proc::from_fd)
     }
 
-    /// Keeps it for the engine ([`held`]).
+    /// Mounts one that has no place: no way leads up from it. It shows processes that the caller may look into, and
+    /// nothing else.
+    ///
+    /// # Errors
+    /// As the system calls: only whoever may mount can do that.
+    pub fn mount() -> Result<Proc, Errno> {
+        const CLOEXEC: usize = 1;
+        const SET_STRING: usize = 1;
+        const CREATE: usize = 6;
+        const NO_SUID_DEV_EXEC: usize = 2 | 4 | 8;
+        let call = |number: i64, args: [usize; 6]| {
+            // SAFETY: the strings end with a zero and are alive; a filesystem is made that has no place.
+            unsafe { syscall(number as u32, args) }
+        };
+        // SAFETY: what the two calls return is new, and nobody else's.
+        let own = |fd: usize| unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        let made = own(call(libc::SYS_fsopen, [c"proc".as_ptr().addr(), CLOEXEC, 0, 0, 0, 0])?);
+        let number = made.as_raw_fd() as usize;
+        for (key, value) in [(c"hidepid", c"ptraceable"), (c"subset", c"pid")] {
+            call(libc::SYS_fsconfig, [number, SET_STRING, key.as_ptr().addr(), value.as_ptr().addr(), 0, 0])?;
+        }
+        call(libc::SYS_fsconfig, [number, CREATE, 0, 0, 0, 0])?;
+        call(libc::SYS_fsmount, [number, CLOEXEC, NO_SUID_DEV_EXEC, 0, 0, 0]).map(|fd| Proc::from_fd(own(fd)))
+    }
+
+    /// Whether it tells of this process: not every directory of this name does.
+    pub fn tells(&self) -> bool {
+        const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+        rustix::fs::fstatfs(self).is_ok_and(|fs| fs.f_type as i64 == PROC_SUPER_MAGIC)
+            && statat(self, "self/task", AtFlags::empty()).is_ok()
+    }
+
+    /// Whether no way leads up from it.
+    pub fn is_top(&self) -> bool {
+        let place = |path: &str| {
+            let stat = statx(self, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+            Some((stat.stx_ino, stat.stx_mnt_id))
+        };
+        place("..").is_some_and(|up| Some(up) == place("."))
+    }
+
+    /// Keeps it for the engine ([`Proc::held`]).
     pub fn hold(self) {
-        hold(self.0.into_raw_fd());
+        hold(self.0.swap(-1, Relaxed));
     }
 
-    /// The one that is held, once more.
+    /// From now on the engine holds this one, for all that have the other.
     ///
     /// # Errors
-    /// None is held; no descriptors left.
-    pub fn held() -> Result<Proc, Errno> {
-        held(|proc| rustix::io::fcntl_dupfd_cloexec(proc, 0)).map(Proc)
+    /// There is no other.
+    pub fn hold_instead(&self) -> Result<(), Errno> {
+        replace(held_number(), self.as_fd())
     }
 
-    /// For tests: another directory in its place.
-    #[cfg(test)]
+    /// The one that the engine has held since its start, on a thread with the engine's descriptor table.
+    ///
+    /// # Errors
+    /// None is held.
+    pub fn held() -> Result<&'static Proc, Errno> {
+        if held_number() >= 0 { Ok(&HELD) } else { Err(Errno::BADF) }
+    }
+
+    /// Takes an open directory over.
     pub(crate) fn from_fd(fd: OwnedFd) -> Proc {
-        Proc(fd)
-    }
-
-    /// The same, once more.
-    ///
-    /// # Errors
-    /// No descriptors left.
-    pub fn try_clone(&self) -> Result<Proc, Errno> {
-        rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Proc)
+        Proc(AtomicI32::new(fd.into_raw_fd()))
     }
 
     /// Opens a file of this process that anybody may read, for example `self/statm`.
@@ -82,7 +110,7 @@ impl Proc {
     /// # Errors
     /// As openat.
     pub fn file(&self, path: &str) -> Result<OwnedFd, Errno> {
-        openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        openat(self, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
 
     /// Opens a file of this process that only its owner may read: `self/pagemap`, `self/mem`. Those of a process that
@@ -120,15 +148,40 @@ impl Proc {
     /// Threads of this process, the caller's included; 1 where that cannot be read.
     pub fn threads(&self) -> usize {
         // A directory for each, which names its parent.
-        let links = statat(&self.0, "self/task", AtFlags::empty()).map_or(0, |stat| stat.st_nlink as usize);
+        let links = statat(self, "self/task", AtFlags::empty()).map_or(0, |stat| stat.st_nlink as usize);
         links.saturating_sub(2).max(1)
     }
 }
 
 impl AsFd for Proc {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        // Where none is held, a number that is none either.
+        let number = Some(self.0.load(Relaxed)).filter(|number| *number >= 0).unwrap_or(RawFd::MAX);
+        // SAFETY: open until this is dropped, or as long as the engine's threads are.
+        unsafe { BorrowedFd::borrow_raw(number) }
     }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        if let number @ 0.. = *self.0.get_mut() {
+            // SAFETY: taken over in `from_fd`, and not given away since.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+}
+
+/// What the calling thread's table has under `number` is `other` from now on, for all that use the number.
+///
+/// # Errors
+/// As dup3; the number is not open.
+pub fn replace(number: RawFd, other: BorrowedFd<'_>) -> Result<(), Errno> {
+    const CLOEXEC: usize = 0o2_000_000;
+    if number < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the number is the engine's, and whoever uses it takes what there is.
+    unsafe { syscall(nr::DUP3, [other.as_raw_fd() as usize, number as usize, CLOEXEC, 0, 0, 0]) }.map(drop)
 }
 
 /// What a process has, and what its mappings let it have, in bytes.

@@ -79,6 +79,7 @@ const FREE: &[i64] = &[
     libc::SYS_getdents64,
     libc::SYS_fcntl,
     libc::SYS_dup,
+    libc::SYS_dup3,
     libc::SYS_pipe2,
     libc::SYS_eventfd2,
     libc::SYS_memfd_create,

@@ -37,7 +37,7 @@ const TRY_OFTEN: u32 = 16;
 /// Where the engine's threads were put.
 #[derive(Debug)]
 pub struct CpuAffinity {
-    proc: Proc,
+    proc: &'static Proc,
     looked: Instant,
     /// The CPU the pager was put on.
     pager: Option<usize>,
@@ -69,7 +69,7 @@ impl Last {
 
 impl CpuAffinity {
     /// Nothing placed yet.
-    pub fn new(proc: Proc) -> CpuAffinity {
+    pub fn new(proc: &'static Proc) -> CpuAffinity {
         let (looked, last) = (Instant::now(), Last::default());
         CpuAffinity {
             proc,
@@ -101,7 +101,7 @@ impl CpuAffinity {
         self.looked = now;
         let alone = self.last.sample(tid) && others[0] != 0;
         let colocated = alone && controls.decide(Controller::Colocate, self.trial.turn(pages, now));
-        let Some(theirs) = cpu_of(&self.proc, tid) else { return };
+        let Some(theirs) = cpu_of(self.proc, tid) else { return };
         let here = if colocated { self.others[0].unwrap_or_else(cpu::current) } else { theirs };
         if self.pager != Some(here) {
             self.pager = Some(here);
@@ -188,7 +188,7 @@ mod tests {
         let main = crate::sys::raw::gettid();
         // The "pager" is a thread of its own: it is moved about.
         let pager = std::thread::spawn(move || {
-            let mut affinity = CpuAffinity::new(Proc::open().unwrap());
+            let mut affinity = CpuAffinity::new(Box::leak(Box::new(Proc::open().unwrap())));
             let mut now = affinity.looked;
             let free = Controls::new(Pins::default());
             let look = |tid: u32| {

@@ -11,6 +11,7 @@ use crate::mem::units::Vpn;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::sys::futex;
 use crate::sys::maps::{Kind, mappings, wiped_mappings};
@@ -51,11 +52,18 @@ impl Engine {
     }
 
     /// In a child, on its monitor thread: makes the inherited state work again.
-    pub fn start_as_child(&'static self, proc: &Proc) {
+    pub fn start_as_child(&'static self, proc: &'static Proc) {
         // SAFETY: open in this table since `inherit`.
         let pending = PendingEvents::receive(unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) });
         if let Err(why) = self.activate_child(proc, &pending) {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
+        }
+        if let Some(name) = self.space.left() {
+            let text = format!(
+                "swap device {name:?}: its directory is not in the root directory that the program has chosen: forked \
+                 children have no swap file, and their pages go to other devices"
+            );
+            warn_once_in_tree(WarningKind::NoDirectory, &text);
         }
         self.fork.child_starts.store(false, SeqCst);
         self.fork.child_ready.store(1, SeqCst);
@@ -67,7 +75,7 @@ impl Engine {
     /// # Errors
     /// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
     /// as zeros.
-    pub fn activate_child(&'static self, proc: &Proc, pending: &PendingEvents) -> Result<(), String> {
+    pub fn activate_child(&'static self, proc: &'static Proc, pending: &PendingEvents) -> Result<(), String> {
         let mut pager = self.make_pager(self.open(proc)?, proc)?;
         let mut buffer = vec![0u8; 32 * 1024];
         let (mut mapped, mut stack) = (PageRanges::new(), None);

@@ -25,7 +25,7 @@ const THREADS: usize = 512;
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct GracePeriod {
-    proc: Proc,
+    proc: &'static Proc,
     /// Thread, and the CPU time at which it has told all that it did before.
     threads: Vec<(Thread, Duration)>,
     /// A message is missing, and who runs has yet to be noted.
@@ -35,13 +35,13 @@ pub(crate) struct GracePeriod {
 
 impl GracePeriod {
     /// None so far.
-    pub(crate) fn new(proc: Proc) -> GracePeriod {
+    pub(crate) fn new(proc: &'static Proc) -> GracePeriod {
         GracePeriod { proc, threads: Vec::with_capacity(THREADS), begins: false, since: Instant::now() }
     }
 
     /// `/proc`, as the pager keeps it.
     pub(crate) fn proc(&self) -> &Proc {
-        &self.proc
+        self.proc
     }
 
     /// A message is missing: who runs when the next one is wanted is waited for. All those that were able to run now
@@ -55,7 +55,7 @@ impl GracePeriod {
         self.begins = false;
         self.threads.clear();
         self.since = Instant::now();
-        let (proc, own, noted) = (&self.proc, gettid(), &mut self.threads);
+        let (proc, own, noted) = (self.proc, gettid(), &mut self.threads);
         let all = threads(proc, |thread| {
             if thread.tid != own && noted.len() < THREADS && is_running(proc, thread.listed) {
                 noted.extend(cpu_time(thread.tid).map(|time| (thread, time + ON_ITS_WAY)));
@@ -81,7 +81,7 @@ impl GracePeriod {
         if self.threads.is_empty() {
             return false;
         }
-        let proc = &self.proc;
+        let proc = self.proc;
         self.threads.retain(|(thread, end)| {
             cpu_time(thread.tid).is_some_and(|time| time < *end) && is_running(proc, thread.listed)
         });
@@ -101,7 +101,7 @@ mod tests {
     fn who_sleeps_or_has_run_is_not_waited_for() {
         let (stop, spinner) = (AtomicBool::new(false), AtomicU32::new(0));
         let asleep = std::sync::Mutex::new(());
-        let mut grace_period = GracePeriod::new(Proc::open().unwrap());
+        let mut grace_period = GracePeriod::new(Box::leak(Box::new(Proc::open().unwrap())));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 spinner.store(gettid(), Relaxed);

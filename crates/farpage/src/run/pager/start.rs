@@ -48,7 +48,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line: why memory cannot be managed.
-    pub fn activate(&'static self, proc: &Proc, opened: Option<PagerParts>) -> Result<(), String> {
+    pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), String> {
         let opened = opened.map_or_else(|| self.open(proc), Ok)?;
         let mut pager = self.make_pager(opened, proc)?;
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
@@ -88,19 +88,18 @@ impl Engine {
         Ok(PagerParts { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick, memory })
     }
 
-    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &Proc) -> Result<Box<Pager>, String> {
+    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, String> {
         let PagerParts { mm, discard_area, kick, memory } = opened;
         // What comes in without a fault is not recorded.
         let none = Tuning { rule: Rule::None, ..self.conf.readahead };
         let readahead = if self.records() { none } else { self.conf.readahead };
-        let no_proc = |e| format!("cannot keep /proc open: {}", ErrnoText::from(e));
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.discard_area) = Some(discard_area);
         Ok(Box::new(Pager {
             e: self,
             mm,
             kick,
-            affinity: CpuAffinity::new(proc.try_clone().map_err(no_proc)?),
+            affinity: CpuAffinity::new(proc),
             spin: AdaptiveSpin::default(),
             cpu_latency: CpuLatency::new(self.conf.idle_poll, Instant::now()),
             filled: 0,
@@ -127,14 +126,14 @@ impl Engine {
             unadvised: Vec::new(),
             zeros: Vec::new(),
             order: Order::default(),
-            grace_period: GracePeriod::new(proc.try_clone().map_err(no_proc)?),
+            grace_period: GracePeriod::new(proc),
             pending_frees: Vec::new(),
             news: Vec::new(),
             put_off_since: None,
             readahead: Readahead::new(readahead, self.conf.ram),
             prefetch: Prefetch::default(),
             fault_threads: FaultThreads::default(),
-            robust: RobustLists::new(proc.try_clone().map_err(no_proc)?, memory),
+            robust: RobustLists::new(proc, memory),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
             trace: self.recorder()?,
@@ -164,7 +163,7 @@ impl Engine {
         // No threads are to be waited for, or to be bound to CPUs: a directory without any.
         let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT) };
-        let pager = self.make_pager(parts, &Proc::from_fd(nobody)).unwrap();
+        let pager = self.make_pager(parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
         self.active.store(true, Ordering::SeqCst);
         pager
     }

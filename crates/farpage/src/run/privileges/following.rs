@@ -6,7 +6,6 @@ use crate::run::stacks::STACKS;
 use crate::sys::futex;
 use crate::sys::mutex::Mutex;
 use crate::sys::privilege::Privileges;
-use crate::sys::proc::Proc;
 use crate::sys::thread::ForkLock;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -17,12 +16,6 @@ pub(super) const STARTED: u32 = 1;
 
 /// Nothing was said about secure bits.
 pub(super) const NO_BITS: u64 = u64::MAX;
-
-/// What the program's main thread holds, and where to look.
-pub(super) struct Model {
-    pub(super) privileges: Privileges,
-    pub(super) proc: Proc,
-}
 
 /// Who has come how far. All numbers count what was asked for, from 1 on.
 pub struct Following {
@@ -37,8 +30,9 @@ pub struct Following {
     /// The program confines itself.
     pub(super) filtered: AtomicBool,
     pub(super) securebits: AtomicU64,
-    /// Changed by the monitor only, never while the process is copied, whole at every moment.
-    pub(super) model: Mutex<Option<Model>>,
+    /// What the program's main thread holds. Changed by the monitor only, never while the process is copied, whole at
+    /// every moment.
+    pub(super) model: Mutex<Option<Privileges>>,
     /// The monitor's last look, since `epoch`, in ms.
     pub(super) looked: AtomicU64,
     pub(super) epoch: Instant,

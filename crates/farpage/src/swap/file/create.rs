@@ -55,9 +55,28 @@ impl FileDevice {
         }
     }
 
+    /// Makes the own file now, if any is made in a directory; the directories, by descriptor.
+    pub fn directories(&self) -> impl Iterator<Item = RawFd> {
+        if self.dir.is_some() || self.mirror.is_some() {
+            self.create();
+        }
+        self.dir.iter().chain(&self.mirror).filter_map(Fd::raw)
+    }
+
+    /// The program cannot reach directory `number` any more, and what is open under it now is none.
+    pub fn leave_directory(&self, number: RawFd) {
+        let is_own = self.dir.as_ref().is_some_and(|dir| dir.raw() == Some(number));
+        self.has_left.fetch_or(is_own, Relaxed);
+    }
+
+    /// The device, if the program has left its directory: children of this process have no file of their own.
+    pub fn left(&self) -> Option<&str> {
+        self.has_left.load(Relaxed).then_some(&*self.name)
+    }
+
     /// Whether its own part can be made when it is wanted: not that of a block device.
     pub(super) fn makes_files(&self) -> bool {
-        self.dir.is_some() || self.server.is_some()
+        self.dir.is_some() && !self.has_left.load(Relaxed) || self.server.is_some()
     }
 
     pub(super) fn new_file(&self) -> Result<Backing, Errno> {

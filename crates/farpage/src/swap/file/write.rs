@@ -61,7 +61,8 @@ impl FileDevice {
         if let Some(backing) = own.backing.get() {
             return Ok((own, backing));
         }
-        // A forked child has no part of a block device of its own: its pages go to the next device.
+        // A forked child has no part of a block device of its own, and no file where the program has left the
+        // directory: its pages go to the next device.
         if !self.makes_files() {
             return Err(self.no_room());
         }

@@ -21,7 +21,7 @@ const LINK_BITS: usize = 1;
 /// Reads the lists.
 #[derive(Debug)]
 pub(crate) struct RobustLists {
-    proc: Proc,
+    proc: &'static Proc,
     /// `/proc/self/mem`.
     memory: Result<OwnedFd, Errno>,
     warned: bool,
@@ -29,7 +29,7 @@ pub(crate) struct RobustLists {
 }
 
 impl RobustLists {
-    pub(crate) fn new(proc: Proc, memory: Result<OwnedFd, Errno>) -> RobustLists {
+    pub(crate) fn new(proc: &'static Proc, memory: Result<OwnedFd, Errno>) -> RobustLists {
         RobustLists { proc, memory, warned: false, heads: Vec::new() }
     }
 
@@ -51,7 +51,7 @@ impl RobustLists {
         };
         self.heads.clear();
         // A thread that ends in this moment is missed: the kernel has gone along its list.
-        let _ = thread_blocks(&self.proc, |head| self.heads.push(head));
+        let _ = thread_blocks(self.proc, |head| self.heads.push(head));
         for head in &self.heads {
             for _ in 0..TRIES {
                 if walk(*head, &self.heads, |at, to| words(memory, at, to), pages) {

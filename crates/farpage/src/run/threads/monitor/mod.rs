@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 pub struct Monitor {
     e: &'static Engine,
     /// `/proc`.
-    pub proc: Proc,
+    pub proc: &'static Proc,
     /// What the pager will need, if it is there already.
     opened: Option<PagerParts>,
     statm: OwnedFd,
@@ -108,7 +108,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
     e.looked();
-    e.start_as_child(&monitor.proc);
+    e.start_as_child(monitor.proc);
     drop(room);
     monitor.run()
 }
@@ -126,8 +126,8 @@ fn close_program_files(mut keep: [Option<RawFd>; 2]) {
 /// What the program's main thread holds now, if this one, which it has made, holds something else: it may have slept.
 fn take_on_privileges() -> Result<(), rustix::io::Errno> {
     let proc = Proc::held()?;
-    let (Ok(main), Ok(own)) = (Privileges::of(&proc, None), Privileges::of_caller(&proc)) else { return Ok(()) };
-    if own.are_those_of(&main) { Ok(()) } else { main.take_on(&proc) }
+    let (Ok(main), Ok(own)) = (Privileges::of(proc, None), Privileges::of_caller(proc)) else { return Ok(()) };
+    if own.are_those_of(&main) { Ok(()) } else { main.take_on(proc) }
 }
 
 impl Monitor {
@@ -143,12 +143,12 @@ impl Monitor {
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
         let statm = proc.file("self/statm")?;
-        e.stack_top.store(stack_start(&proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
+        e.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         let now = Instant::now();
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands.
-        let opened = if is_child { None } else { e.open(&proc).ok() };
-        let scan = Scan::new(&proc, now)?;
+        let opened = if is_child { None } else { e.open(proc).ok() };
+        let scan = Scan::new(proc, now)?;
         let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {
             e,
@@ -198,7 +198,7 @@ impl Monitor {
         loop {
             fork.pass_gate(|| {
                 fork.channel.serve();
-                e.oversee_at_gate(&self.proc);
+                e.oversee_at_gate(self.proc);
             });
             if fork.monitor_gate.try_lock() {
                 break;
@@ -229,7 +229,7 @@ impl Monitor {
     /// One sample and what follows from it; returns how long to sleep.
     fn turn(&mut self) -> Duration {
         let e = self.e;
-        e.oversee_privileges(&self.proc);
+        e.oversee_privileges(self.proc);
         self.activity.parks_itself(e, self.member.share.as_ref());
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
@@ -239,12 +239,12 @@ impl Monitor {
             Err(_) => return Duration::from_millis(1), // the process is ending
         };
         let all = rss;
-        let rss = self.member.own_pages(e, &self.proc, rss);
+        let rss = self.member.own_pages(e, self.proc, rss);
         e.budget.sample(rss, before);
         e.publish_levels(all);
-        let gives = self.member.look(e, &self.proc, rss);
+        let gives = self.member.look(e, self.proc, rss);
         if others > e.most_pages() {
-            self.scan.look_at_shared(e, &self.proc);
+            self.scan.look_at_shared(e, self.proc);
         }
         if !e.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
@@ -282,7 +282,7 @@ impl Monitor {
         }
         if !e.left_alone() {
             if self.scan.pin_due().is_some_and(|then| self.activity.has_moved_since(then)) {
-                self.scan.pin_threads(e, &self.proc);
+                self.scan.pin_threads(e, self.proc);
             }
             self.scan.look_after(e, rss);
         }
@@ -307,8 +307,8 @@ impl Monitor {
     fn activate(&mut self) {
         let e = self.e;
         self.scan.find_mappings(e);
-        self.scan.pin_threads(e, &self.proc);
-        match e.activate(&self.proc, self.opened.take()) {
+        self.scan.pin_threads(e, self.proc);
+        match e.activate(self.proc, self.opened.take()) {
             Ok(()) => {
                 self.scan.find_mappings(e); // those made meanwhile
                 if e.conf.verbose {
