@@ -78,6 +78,13 @@ const IN_USE_PART: u32 = 2;
 const SETTLED_SHARE: u32 = 64;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
+/// Under `farpage run` so many pages are taken out at a time.
+pub const EVICT_BATCH: usize = 64;
+/// There one in so many pages is cached at most: a minor fault costs the way to the pager and back, which is most of
+/// what a load from the pool costs.
+pub const STAGE_PART: u32 = 16;
+/// ... but so many, where they may.
+const STAGE_MIN: u32 = 128;
 
 /// Pages on their way through memory.
 #[derive(Debug, Default)]
@@ -427,6 +434,11 @@ impl WorkingSet {
     pub fn cached_target(&self, most: u32) -> u32 {
         let pages = self.pages();
         (pages / CACHED_PARTS * self.cached_parts).min(most).max(1)
+    }
+
+    /// The same under `farpage run`: enough for the writer's batches.
+    pub fn stage_target(&self, most: u32) -> u32 {
+        self.cached_target(most).clamp(STAGE_MIN.min(most), most)
     }
 
     /// Length of the cached lists, in 64ths of the pages in memory.

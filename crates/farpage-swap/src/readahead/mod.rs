@@ -27,7 +27,14 @@ pub use stride::Strides;
 pub use vma::{VmaState, window};
 
 use std::fmt;
+use std::ops::Range;
 
+/// Windows take this part of the budget at most.
+pub const BUDGET_PART: u64 = 64;
+/// Most pages of a window that is not of neighbours, under `farpage run`.
+pub const LIST_MAX: usize = 32;
+/// Most pages of a window of ours there by default: the fault waits for all of them.
+const RUN_MAX: u32 = 32;
 /// Largest `page_cluster` of our own rule: 2^9 pages are 2 MiB.
 pub const PAGE_CLUSTER_MAX: u32 = 9;
 
@@ -80,6 +87,18 @@ impl Window {
         let (start, stride) = (self.start, u64::from(self.stride));
         (0..u64::from(self.pages)).map(move |i| start.saturating_add(i * stride))
     }
+}
+
+/// The longest run of pages around `page`, inside `[low, high)`, of which all others are `inside`.
+pub fn run_around(page: u64, low: u64, high: u64, inside: impl Fn(u64) -> bool) -> Range<u64> {
+    let (mut start, mut end) = (page, page + 1);
+    while start > low && inside(start - 1) {
+        start -= 1;
+    }
+    while end < high && inside(end) {
+        end += 1;
+    }
+    start..end
 }
 
 /// By which rule pages are read ahead.
@@ -188,6 +207,15 @@ impl Tuning {
     /// Most pages in a window.
     pub fn max_pages(&self) -> u32 {
         if self.rule == Rule::None { 1 } else { 1 << self.page_cluster() }
+    }
+
+    /// The same under `farpage run` with a budget of `pages`.
+    pub fn max_pages_of_run(&self, pages: u64) -> u32 {
+        let own = match (self.rule, self.page_cluster) {
+            (Rule::Stream, None) => RUN_MAX,
+            _ => self.max_pages(),
+        };
+        own.min((pages / BUDGET_PART).clamp(8, 512) as u32)
     }
 
     /// Whether pages read ahead stay unmapped.

@@ -1,7 +1,7 @@
 //! What `farpage run` does with a trace: the policy of [`super::Ours`], and around it
 //! * readahead: a page that is read brings in the window of its stream, of one rank; a cached one that is wanted back
 //!   in order brings its cached neighbours along;
-//! * batches: pages are unmapped 64 at a time, neighbours together, and stored some at a time;
+//! * batches: pages are unmapped [`EVICT_BATCH`] at a time, neighbours together, and stored some at a time;
 //! * a short stage, and as much room as is kept free.
 //!
 //! What is left out: windows that are read before their stream comes to them (they are read anyway, but for the last
@@ -9,25 +9,13 @@
 
 use super::ours::{At, Table};
 use super::{Met, Moved, Policy};
-use crate::readahead::{Streams, Window};
-use crate::workingset::{Rank, WorkingSet, in_runs};
+use crate::readahead::{LIST_MAX, Streams, Tuning, Window, run_around};
+use crate::workingset::{EVICT_BATCH, Rank, STAGE_PART, WorkingSet, in_runs};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Pages unmapped at a time.
-const BATCH: usize = 64;
 /// Pages that leave at a time.
 const STORED: usize = 16;
-/// The stage is at most one in so many of the pages in memory...
-const STAGE_PART: u32 = 16;
-/// ... but so many pages, if there are as many.
-const STAGE_MIN: u32 = 128;
-/// Most pages of a window, and the part of memory that it takes at most.
-const WINDOW_MAX: u32 = 32;
-const WINDOW_PART: u32 = 64;
-const WINDOW_MIN: u32 = 8;
-/// Most pages of a window that is not of neighbours.
-const LIST_MAX: usize = 32;
 
 /// See the module documentation.
 #[derive(Debug)]
@@ -51,7 +39,7 @@ impl Run {
             table: Table::new(numbers.len() as u32),
             size,
             streams: Streams::with_strides(),
-            window_max: (size / WINDOW_PART).clamp(WINDOW_MIN.min(size / 2).max(1), WINDOW_MAX),
+            window_max: Tuning::default().max_pages_of_run(size.into()).min((size / 2).max(1)),
             numbers: numbers.to_vec(),
             pages: HashMap::new(),
         }
@@ -70,16 +58,9 @@ impl Run {
         })
     }
 
-    /// The longest run of pages around `number` inside of a window, of which all others are `inside`.
+    /// [`run_around`] `number`, in a window.
     fn run_around(&self, number: u64, window: &Window, inside: impl Fn(At) -> bool) -> Range<u64> {
-        let (mut start, mut end) = (number, number + 1);
-        while start > window.start && inside(self.at(start - 1)) {
-            start -= 1;
-        }
-        while end < window.end() && inside(self.at(end)) {
-            end += 1;
-        }
-        start..end
+        run_around(number, window.start, window.end(), |number| inside(self.at(number)))
     }
 
     /// A page that was thrown out is wanted: it comes in with its window.
@@ -158,10 +139,9 @@ impl Run {
 
     /// Unmaps the pages that are next, until there are enough cached ones.
     fn fill_stage(&mut self) {
-        let most = self.size / STAGE_PART;
-        let target = self.set.cached_target(most).clamp(STAGE_MIN.min(most), most.max(1));
+        let target = self.set.stage_target((self.size / STAGE_PART).max(1));
         while self.set.cached() < target || self.set.is_behind() {
-            let mut oldest = [0; BATCH];
+            let mut oldest = [0; EVICT_BATCH];
             let n = self.set.oldest(&self.table, target, &mut oldest);
             if n == 0 {
                 return;

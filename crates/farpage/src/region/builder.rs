@@ -31,15 +31,13 @@ use crate::sys::fd::Fd;
 use crate::sys::message::begin_messages;
 use crate::sys::pagemap;
 use crate::sys::uffd::{FEATURES_QUIET, Uffd};
-use farpage_swap::readahead::{Streams, Tuning};
+use farpage_swap::readahead::{BUDGET_PART, Streams, Tuning};
 use farpage_syscalls::sigbus;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 
-/// Windows of readahead have at most this share of the budget.
-const READAHEAD_SHARE: usize = 64;
 /// Frames at least: moves, swap cache and store need some at any budget.
 const FRAMES_MIN: usize = 1024;
 
@@ -240,7 +238,7 @@ impl Builder {
             let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
             first.is_some_and(|entry| swap.is_rotational(entry))
         });
-        let readahead = RegionReadahead::new(self.readahead, (pages / READAHEAD_SHARE) as u32, rotational)
+        let readahead = RegionReadahead::new(self.readahead, (pages as u64 / BUDGET_PART) as u32, rotational)
             .map_err(os("cannot reserve address space"))?;
         let controls = Controls::new(self.tune);
         if let Some(promote) = controls.pinned(Controller::Promotion) {

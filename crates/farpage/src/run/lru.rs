@@ -105,7 +105,7 @@ impl Lru {
 
     /// How many pages are best in the swap cache under pressure: the stage's length in pages, at most `most`.
     pub fn cached_target(&self, most: usize) -> usize {
-        self.set.cached_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
+        self.set.stage_target(u32::try_from(most).unwrap_or(u32::MAX)) as usize
     }
 
     /// Pages on probation are to leave, and none of them is in the swap cache: those of main would go in their place.

@@ -49,6 +49,7 @@ use crate::sys::futex;
 use crate::sys::message::fatal;
 use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{Start, spawn};
+use farpage_swap::workingset::STAGE_PART;
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -262,13 +263,11 @@ impl Engine {
         self.conf.trace.is_some()
     }
 
-    /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it, but enough
-    /// for the writer's batches, and not more than a sixteenth of the budget: here a minor fault costs the way to the
-    /// pager and back, which is most of what a load from the pool costs.
+    /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it.
     pub fn cached_target(&self) -> usize {
         let most = self.frames.len() / 8 * 5;
-        let most = if self.records() { most } else { most.min(self.budget.movable() as usize / 16) };
-        lock(&self.lru).cached_target(most).clamp(128.min(most), most)
+        let most = if self.records() { most } else { most.min(self.budget.movable() as usize / STAGE_PART as usize) };
+        lock(&self.lru).cached_target(most)
     }
 
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the

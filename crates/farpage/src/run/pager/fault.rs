@@ -21,22 +21,17 @@ use crate::run::pager::state::{Fault, Pager};
 use crate::stat::{EventKind, Stat};
 use crate::swap::Entry;
 use crate::sys::uffd::UffdError;
+use farpage_swap::readahead;
 use farpage_swap::workingset::Rank;
 
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
 pub(crate) const ZERO_MAX_TIGHT: u32 = 32;
 
-/// The longest run of pages around `vpn`, inside `[low, high)`, of which all others are `inside`.
+/// [`readahead::run_around`] a page.
 pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
-    let (mut start, mut end) = (vpn, vpn + 1);
-    while start > low && inside(start - 1) {
-        start -= 1;
-    }
-    while end < high && inside(end) {
-        end += 1;
-    }
-    (start, end)
+    let run = readahead::run_around(vpn.number(), low.number(), high.number(), |number| inside(Vpn::new(number)));
+    (Vpn::new(run.start), Vpn::new(run.end))
 }
 
 impl Pager {

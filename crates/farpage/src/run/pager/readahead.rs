@@ -18,7 +18,7 @@
 use crate::mem::units::Vpn;
 use crate::run::page_table::Node;
 use crate::swap::Entry;
-use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
+use farpage_swap::readahead::{ClusterState, LIST_MAX, Rule, Streams, Tuning, VmaState, Window};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -27,12 +27,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 const THREADS: usize = 8;
 /// Mappings whose state the kernel's rule keeps.
 const MAPPINGS: usize = 16;
-/// Most pages of a window of ours by default: the fault waits for all of them.
-const DEFAULT_MAX: u32 = 32;
-/// Windows take this part of the budget at most.
-const BUDGET_PART: u64 = 64;
-/// Most pages of one of the kernel's windows, and of a strided one.
-pub(crate) const LIST_MAX: usize = 32;
 /// Most pages that are read in slot order beside our own rule, the kernel's default.
 const BESIDE_MAX: u32 = 8;
 /// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
@@ -87,14 +81,9 @@ pub(crate) struct Readahead {
 impl Readahead {
     /// For a program with a budget of `ram` bytes.
     pub(crate) fn new(tuning: Tuning, ram: u64) -> Readahead {
-        let share = (ram / crate::PAGE_SIZE as u64 / BUDGET_PART).clamp(8, 512) as u32;
-        let own = match (tuning.rule, tuning.page_cluster) {
-            (Rule::Stream, None) => DEFAULT_MAX,
-            _ => tuning.max_pages(),
-        };
         Readahead {
             tuning,
-            max: own.min(share),
+            max: tuning.max_pages_of_run(ram / crate::PAGE_SIZE as u64),
             own: 0,
             streams: Box::new([const { Streams::with_strides() }; THREADS]),
             mappings: Vec::with_capacity(MAPPINGS),

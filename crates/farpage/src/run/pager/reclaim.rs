@@ -14,12 +14,9 @@ use crate::stat::{EventKind, Stat};
 use crate::sys::maps::Rights;
 use crate::sys::raw::Errno;
 use crate::sys::uffd::UffdError;
-use farpage_swap::workingset::in_runs;
+use farpage_swap::workingset::{EVICT_BATCH, in_runs};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-
-/// Pages moved out per step.
-pub const EVICT_BATCH: usize = 64;
 
 /// Pages that a fault stores for itself at least, and that wait for a file at most.
 const WRITE_MIN: usize = 8;

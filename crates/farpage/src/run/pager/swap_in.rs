@@ -9,14 +9,14 @@ use crate::run::lru::PageBatch;
 use crate::run::page_table::State;
 use crate::run::pager::fault::run_around;
 use crate::run::pager::prefetch::windows::Inflight;
-use crate::run::pager::readahead::{LIST_MAX, Plan, bounds, pages_of, single};
+use crate::run::pager::readahead::{Plan, bounds, pages_of, single};
 use crate::run::pager::scratch::SCRATCH_PAGES;
 use crate::run::pager::state::Outcome;
 use crate::run::pager::state::Pager;
 use crate::stat::{EventKind, Stat};
 use crate::swap::{Entry, LoadError};
 use crate::sys::uffd::UffdError;
-use farpage_swap::readahead::Window;
+use farpage_swap::readahead::{LIST_MAX, Window};
 use std::ops::Range;
 use std::time::Instant;
 
