@@ -25,7 +25,7 @@ def table():
     out = []
     for group, body in re.findall(r"^    (\w+) \{\n(.*?)^    \}", fields, flags=re.S | re.M):
         out.append(f"{GROUPS[group]}\n| name | what |\n| --- | --- |\n")
-        for text, name in re.findall(r"((?:^        ///.*\n)+)^        (\w+),", body, flags=re.M):
+        for text, name in re.findall(r"((?:^        ///.*\n)+)(?:^        //.*\n)*^        (\w+) =", body, flags=re.M):
             words = " ".join(line.strip()[3:].strip() for line in text.splitlines())
             out.append(f"| `{name}` | {words} |\n")
         out.append("\n")

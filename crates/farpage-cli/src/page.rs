@@ -124,7 +124,7 @@ impl Page {
 
     /// One value; 0 for a name that this version does not have.
     pub fn get(&self, name: &str) -> u64 {
-        self.values().iter().find(|v| v.name == name).map_or(0, |v| v.value)
+        self.0.get(name).unwrap_or(0)
     }
 
     /// The events that are kept, the oldest first.

@@ -115,8 +115,8 @@ pub mod run {
 
 pub mod stat {
     pub use crate::stat::{
-        EVENTS, Event, FAMILY, FULL, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES, Stat,
-        THREAD_NAME, Value, Waiting, bucket_end, new_memfd, percentile_ns,
+        EVENTS, Event, Exported, FAMILY, FULL, MAGIC, MEMFD_NAME, MappingReadahead, PAGER_THREAD_NAME, STAT_BYTES,
+        Stat, THREAD_NAME, Value, Waiting, bucket_end, new_memfd, percentile_ns,
     };
 }
 

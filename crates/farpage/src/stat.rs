@@ -42,7 +42,7 @@ pub const READAHEADS: usize = 16;
 pub const BUCKETS: usize = 40 * SUB;
 
 macro_rules! fields {
-    ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident,)+ })+) => {
+    ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident = $about:expr,)+ })+) => {
         /// The shared page. Values ending in `_bytes` are bytes, in `_ns` nanoseconds, the others counts.
         #[repr(C)]
         #[derive(Debug)]
@@ -77,13 +77,22 @@ macro_rules! fields {
                     help: concat!($($doc),+),
                     value: self.$name.load(Relaxed),
                     counter: stringify!($kind).ends_with("counter"),
+                    about: $about,
                 })),+),+];
                 let pager = self.pager.load(Relaxed) > 0;
                 values.retain(|(kind, value)| match pager {
-                    true => !ENGINE_ONLY.contains(&value.name),
+                    true => !value.about.engine,
                     false => !kind.starts_with("pager"),
                 });
                 values.into_iter().map(|(_, value)| value).collect()
+            }
+
+            /// One of them; `None`: there is none of this name.
+            pub fn get(&self, name: &str) -> Option<u64> {
+                $($(if name == stringify!($name) {
+                    return Some(self.$name.load(Relaxed));
+                })+)+
+                None
             }
         }
     };
@@ -118,32 +127,6 @@ impl Unsaid {
     }
 }
 
-/// Values that a pager of regions does not have.
-const ENGINE_ONLY: [&str; 22] = [
-    "active",
-    "rss_anon_bytes",
-    "rss_anon_peak_bytes",
-    "unmanaged_bytes",
-    "alloc_wait_ns",
-    "fault_threads",
-    "pgmajfault_queued",
-    "swap_ra_windows",
-    "swap_ra_windows_hit",
-    "pgsteal_anon",
-    "move_skipped",
-    "cow_unshared",
-    "event_remove",
-    "event_unmap",
-    "event_remap",
-    "adopted_ranges",
-    "relocated_pages",
-    "forks",
-    "over_budget_samples",
-    "swap_full",
-    "pages_lost",
-    "idle_poll_ns",
-];
-
 /// Readahead in one managed mapping.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -173,153 +156,211 @@ pub struct Value {
     pub value: u64,
     /// A counter only grows; the others are levels.
     pub counter: bool,
+    /// How it is shown and exported.
+    pub about: About,
+}
+
+/// How a value is shown and exported.
+#[derive(Debug, Clone, Copy)]
+pub struct About {
+    /// The part of the sheet of `farpage stat` that it is in.
+    pub group: &'static str,
+    /// A brief sheet has it, though it is a level.
+    pub brief: bool,
+    /// As a metric.
+    pub exported: Exported,
+    /// A pager of regions does not have it.
+    engine: bool,
+}
+
+/// What a value is as a metric.
+#[derive(Debug, Clone, Copy)]
+pub enum Exported {
+    /// What it is here.
+    AsNamed,
+    /// None: a peak is `max_over_time` of what it is the peak of.
+    Not,
+    /// One of another name.
+    As(&'static str),
+    /// A kind of `farpage_errors`.
+    Error(&'static str),
+}
+
+const fn group(group: &'static str) -> About {
+    About { group, brief: false, exported: Exported::AsNamed, engine: false }
+}
+
+const MEMORY: About = group("memory");
+const FAULTS: About = group("faults");
+const SWAP: About = group("swap");
+const EVENTS_SEEN: About = group("events");
+const TROUBLE: About = group("trouble");
+const OTHER: About = group("other");
+
+impl About {
+    const fn brief(self) -> About {
+        About { brief: true, ..self }
+    }
+    const fn of_engines(self) -> About {
+        About { engine: true, ..self }
+    }
+    const fn not_exported(self) -> About {
+        About { exported: Exported::Not, ..self }
+    }
+    const fn exported_as(self, name: &'static str) -> About {
+        About { exported: Exported::As(name), ..self }
+    }
+    const fn error(self, kind: &'static str) -> About {
+        About { exported: Exported::Error(kind), ..self }
+    }
 }
 
 fields! {
     level {
         /// 1 once memory is managed; 0 while the program is below its budget.
-        active,
+        active = MEMORY.of_engines(),
         /// The budget.
-        budget_bytes,
+        budget_bytes = MEMORY.brief(),
         /// Resident anonymous memory as the kernel counts it, last sample.
-        rss_anon_bytes,
+        rss_anon_bytes = MEMORY.brief().of_engines(),
         /// Largest sample so far.
-        rss_anon_peak_bytes,
+        rss_anon_peak_bytes = MEMORY.of_engines().not_exported(),
         /// Managed pages that are mapped in the program (an estimate after MADV_DONTNEED).
-        resident_bytes,
-        /// Of these, the ones that proved hot.
-        hot_bytes,
+        resident_bytes = MEMORY.brief(),
+        /// Managed pages that are mapped in the program and proved hot.
+        hot_bytes = MEMORY,
         /// Pages in the swap cache: taken out of the program, still in RAM.
-        cached_bytes,
+        cached_bytes = MEMORY,
         /// Frames that nobody needs: to read ahead into, or on their way back to the kernel.
-        free_frames_bytes,
+        free_frames_bytes = MEMORY,
         /// Pages whose only copy is on a swap device.
-        swapped_bytes,
+        swapped_bytes = MEMORY.brief(),
         /// RAM of the compressed pool, fragmentation included.
-        pool_bytes,
+        pool_bytes = MEMORY.brief(),
         /// Compressed bytes in the pool.
-        pool_compressed_bytes,
+        pool_compressed_bytes = MEMORY,
         /// Uncompressed bytes the pool stands for.
-        pool_orig_bytes,
+        pool_orig_bytes = MEMORY,
         /// Most RAM the compressed pool may take.
-        pool_limit_bytes,
+        pool_limit_bytes = MEMORY,
         /// Most RAM the compressed pool has taken.
-        pool_peak_bytes,
+        pool_peak_bytes = MEMORY.not_exported(),
         /// Pages kept as one word.
-        same_filled_pages,
+        same_filled_pages = MEMORY,
         /// Pages kept in the pool as they are: they do not compress, and no other device takes them.
-        huge_pages,
+        // zram's word; beside huge pages of the processor it would say something else.
+        huge_pages = MEMORY.exported_as("pool_raw_pages"),
         /// Bytes of pages on file devices.
-        file_bytes,
+        file_bytes = MEMORY.brief(),
         /// Address space registered with userfaultfd.
-        managed_bytes,
+        managed_bytes = MEMORY,
         /// Resident memory that cannot be managed, while it leaves too little of the budget for the rest.
-        unmanaged_bytes,
+        unmanaged_bytes = MEMORY.of_engines(),
         /// Engine metadata: page table, heap.
-        meta_bytes,
+        meta_bytes = MEMORY.brief(),
     }
     counter {
         /// Faults served.
-        pgfault,
+        pgfault = FAULTS,
         /// Time for which threads waited in faults, from when the engine heard of each until it was served.
-        fault_wait_ns,
+        fault_wait_ns = FAULTS.exported_as("fault_wait_seconds"),
         /// Time for which threads waited after they were given memory, until the engine had looked at it.
-        alloc_wait_ns,
+        alloc_wait_ns = FAULTS.of_engines().exported_as("alloc_wait_seconds"),
         /// Threads that had faults; more than 255 are not told apart.
-        fault_threads,
+        fault_threads = FAULTS.of_engines(),
         /// Faults that read a swap device.
-        pgmajfault,
-        /// Of these, faults that waited for a file.
-        pgmajfault_file,
-        /// Of these, faults whose read was queued, so that those of other threads could be served meanwhile.
-        pgmajfault_queued,
+        pgmajfault = FAULTS,
+        /// Faults that read a swap device and waited for a file.
+        pgmajfault_file = OTHER,
+        /// Faults whose read was queued, so that those of other threads could be served meanwhile.
+        pgmajfault_queued = OTHER.of_engines(),
         /// Pages read from swap devices, readahead included.
-        pswpin,
+        pswpin = SWAP,
         /// Pages written to swap devices.
-        pswpout,
+        pswpout = SWAP,
         /// Pages served as zero: first touches and swapped-out zero pages.
-        swpin_zero,
+        swpin_zero = SWAP,
         /// Pages found all zero at swap-out: no device space, no I/O.
-        swpout_zero,
+        swpout_zero = SWAP,
         /// Pages dropped without a write because their slot still held the same bytes.
-        swpout_clean,
+        swpout_clean = SWAP,
         /// Pages brought in by readahead.
-        swap_ra,
-        /// Of these, pages touched later: sampled in regions; under `run` with `exact`, `vma`, `slot`.
-        swap_ra_hit,
+        swap_ra = SWAP,
+        /// Pages brought in by readahead and touched later: sampled in regions; under `run` with `exact`, `vma`, `slot`.
+        swap_ra_hit = SWAP,
         /// Windows whose read was begun before the program came to them.
-        swap_ra_windows,
-        /// Of these, windows of which a page was wanted.
-        swap_ra_windows_hit,
+        swap_ra_windows = SWAP.of_engines(),
+        /// Windows whose read was begun before the program came to them, and of which a page was wanted.
+        swap_ra_windows_hit = SWAP.of_engines(),
         /// Faults served from the swap cache, without I/O.
-        workingset_refault_cached,
+        workingset_refault_cached = FAULTS.exported_as("workingset_refault"),
         /// Pages taken out of the program into the swap cache.
-        pgsteal_anon,
+        pgsteal_anon = SWAP.of_engines(),
         /// Faults that had to wait for reclaim.
-        allocstall,
+        allocstall = FAULTS,
         /// Pages that could not be taken out for now (pinned, locked, other access rights).
-        move_skipped,
+        move_skipped = TROUBLE.of_engines(),
         /// Pages unshared after a fork so that they could be taken out.
-        cow_unshared,
+        cow_unshared = EVENTS_SEEN.of_engines(),
         /// MADV_DONTNEED, MADV_FREE followed.
-        event_remove,
+        event_remove = EVENTS_SEEN.of_engines(),
         /// munmap, brk shrinking, mmap over a mapping followed.
-        event_unmap,
+        event_unmap = EVENTS_SEEN.of_engines(),
         /// mremap followed.
-        event_remap,
+        event_remap = EVENTS_SEEN.of_engines(),
         /// Mappings adopted.
-        adopted_ranges,
+        adopted_ranges = EVENTS_SEEN.of_engines(),
         /// Pages of libraries' relocated tables taken over.
-        relocated_pages,
+        relocated_pages = EVENTS_SEEN.of_engines(),
         /// Forks followed.
-        forks,
+        forks = EVENTS_SEEN.of_engines(),
         /// Samples of resident anonymous memory above budget + 5 %.
-        over_budget_samples,
+        over_budget_samples = TROUBLE.of_engines().error("over_budget"),
         /// Tries to swap a page out that failed because no device had room; the page stays in RAM.
-        swap_full,
+        swap_full = TROUBLE.of_engines().error("device_full"),
         /// Bytes of pages read from file devices, readahead included.
-        file_read_bytes,
+        file_read_bytes = SWAP,
         /// Bytes of pages written to file devices.
-        file_write_bytes,
+        file_write_bytes = SWAP,
         /// Compressed pages moved on to a file device.
-        pool_writeback,
+        pool_writeback = SWAP,
         /// Loads of compressed pages that were among the older half.
-        pool_old_loads,
+        pool_old_loads = OTHER,
         /// Compressed pages moved to fill holes of the pool.
-        pages_compacted,
+        pages_compacted = SWAP,
         /// Pages compressed once more, to less.
-        pool_recompressed,
+        pool_recompressed = SWAP,
         /// Pages that zram refused because they do not compress.
-        incompressible_pages,
+        incompressible_pages = SWAP,
         /// Unused space given back to disk or filesystem.
-        discarded_bytes,
+        discarded_bytes = SWAP,
         /// Pages taken off devices that failed.
-        drained_pages,
+        drained_pages = TROUBLE,
         /// Pages that no device could read back: threads that touch them get SIGBUS.
-        pages_lost,
+        pages_lost = TROUBLE.of_engines().error("lost_page"),
         /// Slots that are not used again because a write to them failed.
-        bad_slots,
+        bad_slots = TROUBLE.error("bad_slot"),
         /// Device write errors.
-        write_errors,
+        write_errors = TROUBLE.error("write"),
         /// Device read errors.
-        read_errors,
+        read_errors = TROUBLE.error("read"),
         /// Time for which idle CPUs were kept from sleeping, because faults came one after the other.
-        idle_poll_ns,
+        idle_poll_ns = SWAP.of_engines().exported_as("idle_poll_seconds"),
         /// Checksums of pages that came back, compared and equal: `--verify`, or a pager that verifies.
-        verified,
+        verified = SWAP,
     }
     // Pagers only. Behind the others, so that these have the same places everywhere.
     pager_level {
         /// What counts against the budget: pages of regions, frames, pool, tables.
-        used_bytes,
+        used_bytes = MEMORY.brief(),
         /// Pages that are pinned.
-        pinned_bytes,
+        pinned_bytes = MEMORY.brief(),
     }
     pager_counter {
         /// Faults by writing to a page that was write-protected to see that.
-        wp_fault,
+        wp_fault = FAULTS,
         /// Pages taken above the budget because nothing could be swapped out.
-        over_budget,
+        over_budget = TROUBLE.error("over_budget"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The counters as metrics: which there are, what they are called, of what they are.
 //!
-//! Every value of a statistics page is a metric of the same name, `farpage_NAME`; [`EXCEPTIONS`] says which are not.
-//! So a counter that is new in `farpage::stat` is exported without a change here. Units are bytes and seconds.
+//! Every value of a statistics page is a metric of the same name, `farpage_NAME`; where it is defined
+//! (`farpage::stat`) says which are not. Units are bytes and seconds.
 //!
 //! Callers: `farpage stat --openmetrics`, `farpage exporter`. What is read is what processes say of themselves: no
 //! label may break a line, and no two samples may have the same labels, whatever that is.
@@ -13,52 +13,10 @@ pub use text::{Exposition, write};
 use crate::page::Page;
 use crate::stat_cmd::find::Managed;
 use crate::trees::{Tree, bytes, comm};
-use farpage::internals::stat::{Value, bucket_end};
+use farpage::internals::stat::{Exported, Value, bucket_end};
 use farpage::internals::tree::MemberKind;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
-
-/// How a value of the page is exported, if not under its own name.
-#[derive(Debug, Clone, Copy)]
-enum Exported {
-    /// Not at all: a peak is `max_over_time` of what it is the peak of.
-    Not,
-    /// Under another name.
-    As(&'static str),
-    /// As a kind of `farpage_errors`.
-    Error(&'static str),
-}
-
-/// Values that are not exported under their own name.
-const EXCEPTIONS: [(&str, Exported); 14] = [
-    ("rss_anon_peak_bytes", Exported::Not),
-    ("pool_peak_bytes", Exported::Not),
-    // zram's word; beside huge pages of the processor it would say something else.
-    ("huge_pages", Exported::As("pool_raw_pages")),
-    ("workingset_refault_cached", Exported::As("workingset_refault")),
-    ("fault_wait_ns", Exported::As("fault_wait_seconds")),
-    ("alloc_wait_ns", Exported::As("alloc_wait_seconds")),
-    ("idle_poll_ns", Exported::As("idle_poll_seconds")),
-    ("read_errors", Exported::Error("read")),
-    ("write_errors", Exported::Error("write")),
-    ("pages_lost", Exported::Error("lost_page")),
-    ("bad_slots", Exported::Error("bad_slot")),
-    ("swap_full", Exported::Error("device_full")),
-    ("over_budget_samples", Exported::Error("over_budget")),
-    ("over_budget", Exported::Error("over_budget")),
-];
-
-/// Descriptions that would not be understood alone: in the page they speak of the value before.
-const ALONE: [(&str, &str); 5] = [
-    ("hot_bytes", "Managed pages that are mapped in the program and proved hot."),
-    ("pgmajfault_file", "Faults that read a swap device and waited for a file."),
-    ("pgmajfault_queued", "Faults whose read was queued, so that those of other threads could be served meanwhile."),
-    ("swap_ra_hit", "Pages brought in by readahead and touched later, where that is counted."),
-    (
-        "swap_ra_windows_hit",
-        "Windows whose read was begun before the program came to them, and of which a page was wanted.",
-    ),
-];
 
 /// Bounds of the latency histogram: powers of two nanoseconds, from 2^10 (1.024 us) to 2^32 (4.3 s).
 const LATENCY_BOUNDS: std::ops::RangeInclusive<u32> = 10..=32;
@@ -169,18 +127,16 @@ fn of_page(families: &mut Families, one: &Managed, page: &Page) {
 }
 
 fn of_value(families: &mut Families, value: Value, labels: &Labels) {
-    let exported = EXCEPTIONS.iter().find(|(name, _)| *name == value.name).map(|(_, exported)| *exported);
-    let help = ALONE.iter().find(|(name, _)| *name == value.name).map_or(value.help, |(_, help)| help);
     let kind = if value.counter { FamilyKind::Counter } else { FamilyKind::Gauge };
     let amount = match value.name.ends_with("_ns") {
         true => Amount::Nanoseconds(value.value),
         false => Amount::Whole(value.value),
     };
-    match exported {
-        Some(Exported::Not) => {}
-        Some(Exported::As(name)) => families.add(name, kind, help, labels.clone(), amount),
-        None => families.add(value.name, kind, help, labels.clone(), amount),
-        Some(Exported::Error(what)) => {
+    match value.about.exported {
+        Exported::Not => {}
+        Exported::As(name) => families.add(name, kind, value.help, labels.clone(), amount),
+        Exported::AsNamed => families.add(value.name, kind, value.help, labels.clone(), amount),
+        Exported::Error(what) => {
             let labels = labels.iter().cloned().chain([("kind", what.to_string())]).collect();
             let help = "What should not happen, by kind; docs/user/statistics.md says what each is.";
             families.add("errors", FamilyKind::Counter, help, labels, amount);

@@ -7,64 +7,8 @@ use farpage::internals::stat::{Event, Value};
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
 
-/// Groups of the sheet, in order; values in none of them come under "other".
-const GROUPS: [(&str, &[&str]); 4] = [
-    (
-        "faults",
-        &[
-            "pgfault",
-            "pgmajfault",
-            "workingset_refault_cached",
-            "wp_fault",
-            "allocstall",
-            "fault_wait_ns",
-            "alloc_wait_ns",
-            "fault_threads",
-        ],
-    ),
-    (
-        "swap",
-        &[
-            "pswpin",
-            "pswpout",
-            "swpin_zero",
-            "swpout_zero",
-            "swpout_clean",
-            "swap_ra",
-            "swap_ra_hit",
-            "swap_ra_windows",
-            "swap_ra_windows_hit",
-            "pgsteal_anon",
-            "file_read_bytes",
-            "file_write_bytes",
-            "pool_writeback",
-            "pool_recompressed",
-            "pages_compacted",
-            "incompressible_pages",
-            "discarded_bytes",
-            "idle_poll_ns",
-            "verified",
-        ],
-    ),
-    (
-        "events",
-        &["event_remove", "event_unmap", "event_remap", "adopted_ranges", "relocated_pages", "forks", "cow_unshared"],
-    ),
-    (
-        "trouble",
-        &[
-            "move_skipped",
-            "over_budget_samples",
-            "over_budget",
-            "swap_full",
-            "write_errors",
-            "read_errors",
-            "bad_slots",
-            "drained_pages",
-            "pages_lost",
-        ],
-    ),
-];
+/// Groups of counters in a sheet, in order.
+const GROUPS: [&str; 5] = ["faults", "swap", "events", "trouble", "other"];
 
 /// The feedback controllers of each page: where they are, whether they are held there, what they decide.
 pub fn tuning(pages: &[Page]) -> String {
@@ -200,25 +144,12 @@ pub fn table(all: &[Managed], raw: bool) -> String {
     out
 }
 
-/// Levels of a brief sheet.
-const BRIEF: [&str; 9] = [
-    "budget_bytes",
-    "rss_anon_bytes",
-    "used_bytes",
-    "resident_bytes",
-    "swapped_bytes",
-    "pool_bytes",
-    "file_bytes",
-    "pinned_bytes",
-    "meta_bytes",
-];
-
 /// How a sheet looks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Look {
     /// Sizes in bytes, times in nanoseconds.
     pub raw: bool,
-    /// Only what is not zero, of levels only [`BRIEF`], and without what it means.
+    /// Only what is not zero, of levels only those of [`About`](farpage::internals::stat::About), and without what it means.
     pub brief: bool,
 }
 
@@ -256,12 +187,12 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, look: Look) -> String {
     let values: Vec<Value> = page.values().into_iter().filter(|v| v.name != "active").collect();
     let (levels, counters): (Vec<Value>, Vec<Value>) = values.into_iter().partition(|v| !v.counter);
     out.push_str("memory\n");
-    for v in levels.iter().filter(|v| worth(v, look) && (!look.brief || BRIEF.contains(&v.name))) {
+    for v in levels.iter().filter(|v| worth(v, look) && (!look.brief || v.about.brief)) {
         let shown = if v.name.ends_with("_bytes") { amount(v.value, raw) } else { v.value.to_string() };
         out.push_str(&row(v.name.trim_end_matches("_bytes"), &shown, None, look, v.help));
     }
-    for (title, names) in GROUPS {
-        let group: Vec<&Value> = counters.iter().filter(|v| names.contains(&v.name) && worth(v, look)).collect();
+    for title in GROUPS {
+        let group: Vec<&Value> = counters.iter().filter(|v| v.about.group == title && worth(v, look)).collect();
         if !group.is_empty() {
             out.push_str(&counter_group(title, &group, before, look));
         }
@@ -278,11 +209,6 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, look: Look) -> String {
                 ));
             }
         }
-    }
-    let grouped = |v: &&Value| GROUPS.iter().any(|(_, names)| names.contains(&v.name));
-    let other: Vec<&Value> = counters.iter().filter(|v| !grouped(v) && worth(v, look)).collect();
-    if !other.is_empty() {
-        out.push_str(&counter_group("other", &other, before, look));
     }
     let mappings = page.readahead();
     if !mappings.is_empty() {
