@@ -9,7 +9,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from situation import FARPAGE, Situation, unless_root
+from situation import FARPAGE, PRELOAD, Situation, unless_root
 
 PRELUDE = """
 import ctypes, os, sys
@@ -65,9 +65,10 @@ print(sum(page[0] for page in pages) > 0)
 
 class Running(Situation):
     @contextlib.contextmanager
-    def running(self, *argv):
+    def running(self, *argv, **options):
         """A program that has said that it is ready, and waits for its input to end."""
-        with subprocess.Popen([str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([str(a) for a in argv], **pipes, **options) as process:
             try:
                 self.assertEqual(process.stdout.readline(), b"ready\n")
                 yield process
@@ -138,9 +139,9 @@ class Stat(Running):
                 self.assertEqual(process.wait(), 7)
 
     def test_a_controller_is_held_and_shown(self):
-        held = ["--tune", "stage=7", "--tune", "depth=0"]
-        argv = [FARPAGE, "run", "--ram", "24M", *held, "--", sys.executable, "-c", FILL]
-        with self.running(*argv) as process:
+        env = os.environ | {"LD_PRELOAD": str(PRELOAD), "FARPAGE_CONF": "ram:24M;tune:stage=7;tune:depth=0"}
+        argv = [sys.executable, "-c", FILL]
+        with self.running(*argv, env=env) as process:
             shown = json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
             shown = {row["name"]: row for row in shown}
             self.assertEqual({name for name, row in shown.items() if row["held"]}, {"stage", "depth"})
@@ -150,20 +151,13 @@ class Stat(Running):
         # Once memory is managed, the value is what it is held at.
         argv[-1] = FILL.replace("sys.exit(7", "print('full', flush=True); sys.stdin.read(); sys.exit(7")
         argv[-1] = argv[-1].replace("sys.stdin.read()\nkept", "sys.stdin.readline()\nkept")
-        with self.running(*argv) as process:
+        with self.running(*argv, env=env) as process:
             process.stdin.write(b"\n")
             process.stdin.flush()
             self.assertEqual(process.stdout.readline(), b"full\n")
             rows = lambda: json.loads(self.stat(process.pid, "--tuning", "--json").stdout)["tuning"]
             held = lambda: ("stage", 7, True) in [(row["name"], row["now"], row["held"]) for row in rows()]
             self.wait_until("it is shown as held", held)
-
-    def test_what_cannot_be_held_is_refused_by_name(self):
-        unknown, range_of, elsewhere = "there are clean-slots", "from 0 to 4 (windows)", "no such name"
-        for pin, words in ("dept=1", unknown), ("depth=9", range_of), ("protect=1", elsewhere):
-            done = self.run_plain(FARPAGE, "run", "--ram", "24M", "--tune", pin, "--", "true")
-            self.assertEqual(done.returncode, 125)
-            self.assertIn(words, done.stderr)
 
     @staticmethod
     def pages(pid):

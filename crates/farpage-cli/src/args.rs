@@ -281,9 +281,6 @@ pub struct EngineArgs {
     /// Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)
     #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"])]
     pub idle_poll: Option<String>,
-    /// Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)
-    #[arg(long, value_name = "NAME=VALUE", hide_short_help = true)]
-    pub tune: Vec<String>,
     /// Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What
     /// can be swapped out goes, and comes back when it is used
     #[arg(long, value_name = "TIME")]
@@ -299,7 +296,6 @@ impl EngineArgs {
         let mut arguments = Vec::new();
         let mut put = |name: &str, value: &OsStr| arguments.extend([OsString::from(name), value.to_owned()]);
         self.swap.iter().for_each(|spec| put("--swap", spec));
-        self.tune.iter().for_each(|spec| put("--tune", spec.as_ref()));
         for (name, value) in
             [("--readahead", &self.readahead), ("--idle-poll", &self.idle_poll), ("--idle", &self.idle)]
         {
@@ -442,8 +438,7 @@ mod tests {
 
     #[test]
     fn engines_are_told_what_was_said() {
-        let said =
-            "--swap zram --swap file:/tmp,size=1G --tune a=1 --readahead none --idle-poll never --idle 5m --verify";
+        let said = "--swap zram --swap file:/tmp,size=1G --readahead none --idle-poll never --idle 5m --verify";
         let parse = |arguments: &[OsString]| {
             let all = ["farpage", "attach", "1", "--ram", "1G"]
                 .map(OsString::from)

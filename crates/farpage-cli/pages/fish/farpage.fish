@@ -48,7 +48,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Re
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the program ends' -r -F
@@ -66,7 +65,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Attach to all that it has started, too: one budget for all of them'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
@@ -81,7 +79,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d '
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l tune -d 'Hold a feedback controller at a value, for an experiment; may be repeated (names: docs/user/statistics.md)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Say what would be done, and do nothing'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'

@@ -25,7 +25,6 @@ use crate::user;
 use exec::Image;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::conf::tuning::TuneScope;
 use farpage::internals::conf::{self, Conf, SwapSpec};
 use farpage::internals::probe::{self, Probe};
 use farpage::internals::run::build::start_bytes;
@@ -269,9 +268,6 @@ fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
     }
     if let Some(text) = &args.idle_poll {
         conf.idle_poll = conf::parse_idle_poll(text).map_err(|e| Failure::new(e.to_string()))?;
-    }
-    for pin in &args.tune {
-        conf.tune.add(pin, TuneScope::Run).map_err(|e| Failure::new(e.to_string()))?;
     }
     if !args.swap.is_empty() {
         conf.swap = args.swap.iter().map(|spec| parse_spec(spec)).collect::<Result<_>>()?;

@@ -19,7 +19,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
-use tuning::{Pins, TuneScope};
+use tuning::Pins;
 
 pub use error::ConfError;
 pub use swap_spec::{Alg, InjectedFault, SwapSpec};
@@ -144,7 +144,7 @@ impl Conf {
                 ("idle-poll", v) => conf.idle_poll = parse_idle_poll(v)?,
                 ("verify", "") => conf.verify = true,
                 ("debug_evict_all", "") => conf.debug_evict_all = true,
-                ("tune", v) => conf.tune.add(v, TuneScope::Run).map_err(|e| ConfError(e.0))?,
+                ("tune", v) => conf.tune.add(v).map_err(|e| ConfError(e.0))?,
                 ("verbose", "") => conf.verbose = true,
                 ("quiet", "") => conf.quiet = true,
                 ("trace", path) if !path.is_empty() => conf.trace = Some(PathBuf::from(path)),

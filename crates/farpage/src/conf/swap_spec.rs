@@ -109,7 +109,7 @@ impl SwapSpec {
                     if head.starts_with(['/', '.', '~']) {
                         return Err(err(format!("unknown kind; for that file or directory write file:{text}")));
                     }
-                    let kinds = "zram[,alg=lz4|zstd], file:PATH, nbd://HOST, redis://HOST or ram";
+                    let kinds = "zram[,alg=lz4|zstd], file:PATH, nbd://HOST or redis://HOST";
                     return Err(err(format!("unknown kind; use {kinds}")));
                 }
             },

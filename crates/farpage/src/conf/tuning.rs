@@ -2,8 +2,8 @@
 //!
 //! A controller measures what something earns, and moves one value by it. The rule of each is in the file that
 //! [`ControllerInfo`] names. What they have in common is here: a name, what their value means, the value as it is now
-//! (for `farpage stat PID --tuning`), and a *pin* that holds it for an experiment (`--tune NAME=VALUE`, conf
-//! `tune:NAME=VALUE`, [`crate::region::Builder::tune`]).
+//! (for `farpage stat PID --tuning`), and under `farpage run` a *pin* that holds it for an experiment (conf
+//! `tune:NAME=VALUE`).
 //!
 //! Callers: the controllers, on any thread; who publishes statistics. No locks.
 
@@ -24,7 +24,7 @@ pub enum TuneScope {
 /// What there is to know of a controller.
 #[derive(Debug)]
 pub struct ControllerInfo {
-    /// As in `--tune NAME=VALUE`.
+    /// As in `tune:NAME=VALUE`.
     pub name: &'static str,
     /// What its value counts.
     pub unit: &'static str,
@@ -115,14 +115,13 @@ pub struct TuneError(pub String);
 pub struct Pins([Option<u64>; COUNT]);
 
 impl Pins {
-    /// Holds a controller as `NAME=VALUE` says. `place`: where it has to work.
+    /// Holds a controller of `farpage run` as `NAME=VALUE` says.
     ///
     /// # Errors
     /// No such name there (the message lists those that there are), or a value out of range.
-    pub fn add(&mut self, text: &str, place: TuneScope) -> Result<(), TuneError> {
+    pub fn add(&mut self, text: &str) -> Result<(), TuneError> {
         let err = |what: String| Err(TuneError(format!("tune {text:?}: {what}")));
-        let works =
-            |info: &ControllerInfo| info.place == TuneScope::Both || place == TuneScope::Both || info.place == place;
+        let works = |info: &ControllerInfo| info.place != TuneScope::Region;
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let Some(at) = CONTROLLERS.iter().position(|info| info.name == name && works(info)) else {
             let names: Vec<&str> = CONTROLLERS.iter().filter(|info| works(info)).map(|info| info.name).collect();
@@ -218,7 +217,7 @@ mod tests {
         let mut pins = Pins::default();
         assert!(pins.is_empty() && pins.to_string().is_empty());
         for text in ["depth=2", "clean-slots=0", "depth=3"] {
-            pins.add(text, TuneScope::Run).unwrap();
+            pins.add(text).unwrap();
         }
         assert_eq!(pins.to_string(), "tune:clean-slots=0;tune:depth=3");
         assert_eq!((pins.get(Controller::Depth), pins.get(Controller::Spin)), (Some(3), None));
@@ -227,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let refused = |text: &str, place| Pins::default().add(text, place).unwrap_err().to_string();
+        let refused = |text: &str| Pins::default().add(text).unwrap_err().to_string();
         for (text, part) in [
             ("dept=2", "there are clean-slots, promotion, stage"),
             ("depth", "from 0 to 4 (windows)"),
@@ -236,11 +235,10 @@ mod tests {
             ("stage=1", "from 2 to 24"),
             ("", "there are"),
         ] {
-            assert!(refused(text, TuneScope::Run).contains(part), "{text}");
+            assert!(refused(text).contains(part), "{text}");
         }
-        let regions = refused("depth=2", TuneScope::Region);
-        assert!(regions.contains("background") && !regions.contains("depth,"), "{regions}");
-        assert!(Pins::default().add("stage=3", TuneScope::Region).is_ok());
+        let of_regions = refused("protect=1");
+        assert!(of_regions.contains("depth,") && !of_regions.contains("background"), "{of_regions}");
     }
 
     #[test]
@@ -256,7 +254,7 @@ mod tests {
     #[test]
     fn a_pin_wins_and_both_are_shown() {
         let mut pins = Pins::default();
-        pins.add("depth=1", TuneScope::Run).unwrap();
+        pins.add("depth=1").unwrap();
         let controls = Controls::new(pins);
         assert_eq!((controls.settle(Controller::Depth, 4), controls.settle(Controller::Stage, 9)), (1, 9));
         assert!(controls.decide(Controller::Colocate, true) && !controls.decide(Controller::Spin, false));

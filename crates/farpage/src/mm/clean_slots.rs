@@ -56,7 +56,7 @@ impl CleanSlotPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conf::tuning::{Pins, TuneScope};
+    use crate::conf::tuning::Pins;
 
     #[test]
     fn keeping_stops_when_it_does_not_pay() {
@@ -76,7 +76,7 @@ mod tests {
     fn a_pin_decides_alone() {
         let held = |text| {
             let mut pins = Pins::default();
-            pins.add(text, TuneScope::Run).unwrap();
+            pins.add(text).unwrap();
             Controls::new(pins)
         };
         let balance = CleanSlotPolicy::default();

@@ -17,7 +17,7 @@ use super::stat::PagerStat;
 use super::{blocked_threads, division, fork, signal, syscalls};
 use crate::PAGE_SIZE;
 use crate::conf::SwapSpec;
-use crate::conf::tuning::{Controller, Controls, Pins, TuneScope};
+use crate::conf::tuning::{Controls, Pins};
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
@@ -51,7 +51,6 @@ pub struct Builder {
     swap: Vec<SwapSpec>,
     mode: FaultMode,
     readahead: Tuning,
-    tune: Pins,
     seek_us: u32,
     threads: usize,
     inherit: bool,
@@ -74,7 +73,6 @@ impl Default for Builder {
             swap: SwapSpec::defaults(),
             mode: FaultMode::Signal,
             readahead: Tuning::default(),
-            tune: Pins::default(),
             seek_us: 0,
             threads,
             inherit: false,
@@ -115,16 +113,6 @@ impl Builder {
     pub fn readahead_tuning(mut self, tuning: Tuning) -> Builder {
         self.readahead = tuning;
         self
-    }
-
-    /// Holds a feedback controller at a value, for an experiment: `NAME=VALUE`, as `farpage run --tune` does.
-    ///
-    /// # Errors
-    /// [`Error::Tune`]: no controller of regions has this name (the message lists those that there are), or the value
-    /// is out of its range.
-    pub fn tune(mut self, pin: &str) -> Result<Builder, Error> {
-        self.tune.add(pin, TuneScope::Region).map_err(|e| Error::Tune(e.to_string()))?;
-        Ok(self)
     }
 
     /// Files behave like a disk whose head takes this long to move, microseconds: for measurements. 0: as they are.
@@ -240,14 +228,7 @@ impl Builder {
         });
         let readahead = RegionReadahead::new(self.readahead, (pages as u64 / BUDGET_PART) as u32, rotational)
             .map_err(os("cannot reserve address space"))?;
-        let controls = Controls::new(self.tune);
-        if let Some(promote) = controls.pinned(Controller::Promotion) {
-            swap.hold_promotion(promote != 0);
-        }
         let lists = PageLists::new(self.mode == FaultMode::Signal, pages);
-        if let Some(parts) = controls.pinned(Controller::Stage) {
-            lists.lock().set.hold_stage(parts as u32);
-        }
         let core = Arc::new(PagerCore {
             space,
             uffd,
@@ -264,7 +245,7 @@ impl Builder {
             to_free: Mutex::new(Vec::with_capacity(TO_FREE)),
             slot_hand: AtomicU32::new(0),
             clean: CleanSlotPolicy::default(),
-            controls,
+            controls: Controls::new(Pins::default()),
             share: Mutex::new(division::new_share(self.budget)),
             load_times: LoadTimes::default(),
             protecting: RwLock::new(()),

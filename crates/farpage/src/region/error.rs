@@ -50,9 +50,6 @@ pub enum Error {
     /// There are 64 pagers already.
     #[error("a process can have 64 pagers")]
     TooManyPagers,
-    /// A controller cannot be held so ([`Builder::tune`](super::Builder::tune)).
-    #[error("{0}")]
-    Tune(String),
     /// No userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),

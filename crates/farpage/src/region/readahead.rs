@@ -122,8 +122,7 @@ impl PrefetchScore {
     }
 
     fn pays(&self, controls: &Controls) -> bool {
-        let held = controls.pinned(Controller::Background).is_some();
-        controls.decide(Controller::Background, self.score.get() >= 0) || !held && self.seldom.comes()
+        controls.decide(Controller::Background, self.score.get() >= 0) || self.seldom.comes()
     }
 }
 
