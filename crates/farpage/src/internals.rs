@@ -167,7 +167,7 @@ pub mod sys {
         pub use crate::sys::escape::unescape;
     }
     pub mod loader {
-        pub use crate::sys::loader::{LoaderKind, is_library_here, is_program, kind};
+        pub use crate::sys::loader::{ExecFormat, LoaderKind, SCRIPTS, format, is_library_here, is_program, kind};
     }
     pub mod pagemap {
         pub use crate::sys::pagemap::is_of_this_process;

@@ -2,45 +2,14 @@
 
 use super::{path_of, shown};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
+use farpage::internals::sys::loader::{self, ExecFormat, SCRIPTS};
 use rustix::fs::{FileType, Mode};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-const EM_X86_64: u16 = 62;
-const ET_REL: u16 = 1;
-const ET_EXEC: u16 = 2;
-const ET_DYN: u16 = 3;
-const ET_CORE: u16 = 4;
-const PT_INTERP: u32 = 3;
-const CLASS_64: u8 = 2;
-/// The kernel follows this many interpreters.
-const SCRIPT_DEPTH: usize = 5;
-/// The kernel reads this much of a `#!` line.
-const SCRIPT_LINE: usize = 256;
-const HEADER_BYTES: usize = 64;
-const PHDR_BYTES: usize = 56;
-
 /// Interpreter names are this long at most, as for the kernel.
-const INTERP_MAX: u64 = 4096;
-
-/// What kind of file it is, as far as preloading goes.
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    /// Started by this loader.
-    Dynamic(PathBuf),
-    /// No loader.
-    Static,
-    /// ELF for something else; in words.
-    Foreign(String),
-    /// ELF that no kernel starts; in words.
-    Broken(&'static str),
-    /// `#!` and this interpreter.
-    Script(PathBuf),
-    /// No format we know; the shell runs it, or binfmt_misc.
-    Unknown,
-}
+const INTERP_MAX: usize = 4096;
 
 /// Refuses programs in which the preload library would not start.
 ///
@@ -48,20 +17,23 @@ enum Kind {
 /// Status 125 for those; 126 and 127 for a script whose interpreter cannot be run.
 pub fn check(program: &Path) -> Result<()> {
     let mut path = program.to_path_buf();
-    for _ in 0..SCRIPT_DEPTH {
+    let mut name = [0; INTERP_MAX];
+    for _ in 0..SCRIPTS {
         // A file that may be executed and not read cannot be judged.
         let Ok(file) = File::open(&path) else { return privileges(program, &path) };
-        let kind = kind(&file).map_err(|e| {
-            let why = crate::failure::why(&e);
+        let format = loader::format(&file, &mut name).map_err(|errno| {
+            let why = crate::failure::why(&errno.into());
             Failure::with_status(NOT_EXECUTABLE, format!("cannot run {}: {why}", shown(&path)))
         })?;
-        match kind {
-            Kind::Script(interpreter) => {
+        match format {
+            ExecFormat::Script(interpreter) => {
+                let interpreter = path_of(interpreter);
                 interpreter_exists(&path, &interpreter)?;
                 path = interpreter;
             }
-            Kind::Unknown => path = PathBuf::from("/bin/sh"),
-            Kind::Dynamic(loader) => {
+            ExecFormat::Unknown => path = PathBuf::from("/bin/sh"),
+            ExecFormat::Dynamic(loader) => {
+                let loader = path_of(loader);
                 if is_musl_loader(&loader) {
                     let why = "it is linked against musl, and the preload library needs glibc";
                     return Err(refuse(program, &path, why).help("use the build for glibc systems"));
@@ -69,17 +41,18 @@ pub fn check(program: &Path) -> Result<()> {
                 loader_exists(program, &path, &loader)?;
                 return privileges(program, &path);
             }
-            Kind::Static if is_glibc_loader(&path) => return Ok(()),
-            Kind::Static => {
+            ExecFormat::Static if is_glibc_loader(&path) => return Ok(()),
+            ExecFormat::Static => {
                 let failure = refuse(program, &path, "it is statically linked, so nothing can be preloaded into it");
                 return Err(failure.help("use a dynamically linked build (go build: -linkmode=external; musl: glibc)"));
             }
-            Kind::Broken(what) => {
+            ExecFormat::Broken(what) => {
                 let via = if program == path { String::new() } else { format!("its interpreter {}: ", shown(&path)) };
                 let sentence = format!("cannot run {}: {via}it is {what}", shown(program));
                 return Err(Failure::with_status(NOT_EXECUTABLE, sentence).help("build or install it anew"));
             }
-            Kind::Foreign(what) => {
+            ExecFormat::Foreign(machine) => {
+                let what = machine_name(machine);
                 return Err(refuse(
                     program,
                     &path,
@@ -157,176 +130,13 @@ fn has_capabilities(file: &Path) -> bool {
     rustix::fs::getxattr(file, "security.capability", &mut value[..]).is_ok_and(|n| n > 0)
 }
 
-fn kind(file: &File) -> io::Result<Kind> {
-    let mut head = vec![0; SCRIPT_LINE];
-    let n = read_up_to(file, &mut head)?;
-    head.truncate(n);
-    if let Some(line) = head.strip_prefix(b"#!") {
-        let line = line.split(|b| *b == b'\n').next().unwrap_or_default().trim_ascii_start();
-        let end = line.iter().position(|b| b" \t\0".contains(b)).unwrap_or(line.len());
-        return Ok(if end == 0 { Kind::Unknown } else { Kind::Script(path_of(&line[..end])) });
-    }
-    if !head.starts_with(b"\x7fELF") {
-        return Ok(Kind::Unknown);
-    }
-    if head.len() < HEADER_BYTES {
-        return Ok(Kind::Broken("a truncated ELF file"));
-    }
-    let machine = u16_at(&head, 18);
-    if head[5] != 1 || machine != EM_X86_64 {
-        return Ok(Kind::Foreign(machine_name(machine)));
-    }
-    if head[4] != CLASS_64 {
-        return Ok(Kind::Foreign("an x32 program".into()));
-    }
-    match u16_at(&head, 16) {
-        ET_EXEC | ET_DYN => {}
-        ET_REL => return Ok(Kind::Broken("an object file that has not been linked yet")),
-        ET_CORE => return Ok(Kind::Broken("a core dump and not a program")),
-        _ => return Ok(Kind::Broken("a damaged ELF file")),
-    }
-    let (table, size, count) = (u64_at(&head, 32), u16_at(&head, 54), u16_at(&head, 56));
-    if usize::from(size) != PHDR_BYTES || count == 0 {
-        return Ok(Kind::Broken("a damaged ELF file"));
-    }
-    // What is named in it and is not there is behind the file's end.
-    let read = |bytes: &mut [u8], at| match file.read_exact_at(bytes, at) {
-        Err(e) if matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput) => Ok(false),
-        result => result.map(|()| true),
-    };
-    for i in 0..u64::from(count) {
-        let mut phdr = [0; PHDR_BYTES];
-        if !read(&mut phdr, table.saturating_add(i * PHDR_BYTES as u64))? {
-            return Ok(Kind::Broken("a truncated ELF file"));
-        }
-        if u32_at(&phdr, 0) == PT_INTERP {
-            let length = u64_at(&phdr, 32);
-            if !(2..=INTERP_MAX).contains(&length) {
-                return Ok(Kind::Broken("a damaged ELF file"));
-            }
-            let mut name = vec![0; length as usize];
-            if !read(&mut name, u64_at(&phdr, 8))? {
-                return Ok(Kind::Broken("a truncated ELF file"));
-            }
-            return Ok(match name.split_last() {
-                Some((0, name)) => Kind::Dynamic(path_of(name.split(|b| *b == 0).next().unwrap_or_default())),
-                _ => Kind::Broken("a damaged ELF file"),
-            });
-        }
-    }
-    Ok(Kind::Static)
-}
-
-fn read_up_to(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut n = 0;
-    while n < buffer.len() {
-        match file.read_at(&mut buffer[n..], n as u64)? {
-            0 => break,
-            more => n += more,
-        }
-    }
-    Ok(n)
-}
-
 fn machine_name(machine: u16) -> String {
     match machine {
         3 => "a 32-bit x86 program".into(),
+        62 => "an x32 program".into(),
         40 => "a 32-bit Arm program".into(),
         183 => "a 64-bit Arm program".into(),
         243 => "a RISC-V program".into(),
         other => format!("for another architecture (ELF machine {other})"),
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-
-    fn kind_of(bytes: &[u8]) -> Kind {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        kind(&file).unwrap()
-    }
-
-    #[test]
-    fn scripts() {
-        assert_eq!(kind_of(b"#!/bin/sh -e\necho\n"), Kind::Script("/bin/sh".into()));
-        assert_eq!(kind_of(b"#! \t/usr/bin/env python3\n"), Kind::Script("/usr/bin/env".into()));
-        assert_eq!(kind_of(b"#!/bin/sh"), Kind::Script("/bin/sh".into()));
-        assert_eq!(kind_of(b"#!\n"), Kind::Unknown);
-        assert_eq!(kind_of(b""), Kind::Unknown);
-        assert_eq!(kind_of(b"echo hello\n"), Kind::Unknown);
-    }
-
-    #[test]
-    fn this_test_is_dynamic_and_truncated_elf_is_not() {
-        let exe = File::open("/proc/self/exe").unwrap();
-        assert!(matches!(kind(&exe).unwrap(), Kind::Dynamic(loader) if loader.exists()));
-        assert_eq!(kind_of(b"\x7fELF\x02\x01\x01"), Kind::Broken("a truncated ELF file"));
-    }
-
-    /// An ELF file's first bytes, and then anything.
-    #[test]
-    fn fuzz_elf_file() {
-        let whole = std::fs::read("/proc/self/exe").unwrap();
-        bolero::check!().with_type().for_each(|(kept, changes, end): &(u16, Vec<(u16, u8)>, u16)| {
-            let mut elf = whole[..usize::from(*kept).clamp(4, whole.len())].to_vec();
-            for (at, byte) in changes {
-                let at = usize::from(*at) % elf.len().min(1024);
-                elf[at] = *byte;
-            }
-            elf.truncate(usize::from(*end).max(4));
-            kind_of(&elf);
-        });
-    }
-
-    /// This test's own file, shorter or with other bytes, at every place that is looked at: no error is the system's.
-    #[test]
-    fn damaged_elf_files_are_named_as_such() {
-        let whole = std::fs::read("/proc/self/exe").unwrap();
-        let table = u64_at(&whole, 32) as usize;
-        let headers = table + usize::from(u16_at(&whole, 56)) * PHDR_BYTES;
-        for end in [4, 63, 64, table + 1, headers - 1] {
-            assert_eq!(kind_of(&whole[..end]), Kind::Broken("a truncated ELF file"), "{end}");
-        }
-        let with = |at: usize, bytes: &[u8]| {
-            let mut elf = whole[..headers + 4096].to_vec();
-            elf[at..at + bytes.len()].copy_from_slice(bytes);
-            kind_of(&elf)
-        };
-        assert!(matches!(with(0, b"\x7fELF"), Kind::Dynamic(_)));
-        assert!(matches!(with(16, &[ET_REL as u8]), Kind::Broken(what) if what.contains("object file")));
-        assert!(matches!(with(16, &[ET_CORE as u8]), Kind::Broken(what) if what.contains("core dump")));
-        let interp = (table..headers).step_by(PHDR_BYTES).find(|&at| u32_at(&whole, at) == PT_INTERP).unwrap();
-        let (offset, length) = (u64_at(&whole, interp + 8) as usize, u64_at(&whole, interp + 32) as usize);
-        let damaged = Kind::Broken("a damaged ELF file");
-        for (at, bytes) in [
-            (16, &[9u8, 0][..]),
-            (54, &[55, 0]),
-            (56, &[0, 0]),
-            (interp + 32, &[0xff; 8]),
-            (interp + 32, &[0; 8]),
-            (offset + length - 1, b"x"),
-        ] {
-            assert_eq!(with(at, bytes), damaged, "{at}");
-        }
-        for at in [32, interp + 8] {
-            for value in [u64::MAX, 1 << 62, whole.len() as u64] {
-                assert_eq!(with(at, &value.to_ne_bytes()), Kind::Broken("a truncated ELF file"), "{at} {value}");
-            }
-        }
     }
 }
