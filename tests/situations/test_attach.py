@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 from holder import HOLDER, MIB, PYTHON, Holding, resident
-from situation import FARPAGE, HANG, build, unless_root, unless_there
+from situation import FARPAGE, HANG, NOBODY, build, unless_root, unless_there
 from test_containers import DOCKER
 
 COUNT_LIBRARY = "grep -c farpage_preload /proc/self/maps"
@@ -29,6 +29,11 @@ class Attach(Holding):
 
     def assert_attached(self, done):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+    def assert_attached_for_another(self, done):
+        """The same, of a process whose user may have no userfaultfd."""
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertRegex(done.stderr, r"\Afarpage: programs that process \d+ [^\n]* may not open /dev/userfaultfd\n  help: setfacl")
 
     def test_it_is_within_its_budget_and_right(self):
         process = self.holder()
@@ -231,12 +236,58 @@ class Attach(Holding):
         nobody = pwd.getpwnam("nobody")
         become = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": "/"}
         process = self.holder(**become)
-        self.assert_attached(self.attach(process.pid))
+        self.assert_attached_for_another(self.attach(process.pid))
         self.assertLess(resident(process.pid), 32 * MIB)
         self.assertEqual(self.ask(process, "digest"), "True")
         self.assertEqual(self.ask(process, "fork"), "0")
+        # A program that it starts may have none: what it has counts, and the rest makes room.
+        process.stdin.write(f"run {PYTHON} -c b=b'x'*(48<<20);print(input(),end='')\n")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        self.wait_until("it has filled its memory", lambda: [p for p in children.read_text().split()
+                                                             if resident(int(p)) > 48 * MIB])
+        child = children.read_text().split()[0]
+        self.wait_until("it is said", lambda: "goes on without a budget" in self.run_plain(FARPAGE, "stat", child).stdout)
+        trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+        members = [m for tree in trees if tree["pid"] == process.pid for m in tree["members"]]
+        self.assertEqual({str(process.pid), child}, {str(m["pid"]) for m in members})
+        os.kill(int(child), signal.SIGTERM)
+        self.assertEqual(process.stdout.readline(), "\n")
+        self.assertEqual(self.ask(process, "digest"), "True")
         status = Path(f"/proc/{process.pid}/status").read_text()
         self.assertRegex(status, rf"Uid:\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\s+{nobody.pw_uid}\n")
+
+    @unless_root
+    def test_another_users_process_gets_no_device(self):
+        for filters in [[], DOCKER]:
+            with self.subTest(filters=filters):
+                seeks = self.begin(*([build("refuse.c"), *filters, "--"] if filters else []), build("seeks_device.c"), 48,
+                                   user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
+                self.assertEqual(self.ask(seeks, "watch"), "0")
+                self.assert_attached_for_another(self.attach(seeks.pid, ram="24M"))
+                self.assertLess(resident(seeks.pid), 24 * MIB)
+                self.assertEqual(self.ask(seeks, "seek"), "0")
+                # Children, and theirs, are managed as well.
+                self.assertEqual(self.ask(seeks, "fork 3"), "0")
+                self.assertEqual(self.ask(seeks, "more"), "0")
+                self.assertEqual(self.ask(seeks, "right"), "1")
+                self.assertLess(resident(seeks.pid), 24 * MIB)
+                self.assertEqual(self.ask(seeks, "seek"), "0")
+                # It is as it was for its user: may be traced, and has no other process.
+                status = Path(f"/proc/{seeks.pid}/status")
+                self.assertEqual(status.stat().st_uid, NOBODY)
+                self.assertEqual(Path(f"/proc/{seeks.pid}/task/{seeks.pid}/children").read_text(), "")
+
+    @unless_root
+    def test_children_of_another_users_small_process(self):
+        # Nothing is managed yet, so its forks are not told: children have no engine.
+        seeks = self.begin(build("seeks_device.c"), 8, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
+        self.assert_attached_for_another(self.attach(seeks.pid, ram="64M"))
+        for line, answer in [("fork 2", "0"), ("more", "0"), ("seek", "0"), ("right", "1")]:
+            self.assertEqual(self.ask(seeks, line), answer, line)
+        # It is managed when its budget is smaller, and its children are from then on.
+        self.assertEqual(self.run_plain(FARPAGE, "set", seeks.pid, "--ram", "16M").returncode, 0)
+        for line, answer in [("more", "0"), ("fork 2", "0"), ("right", "1"), ("seek", "0")]:
+            self.assertEqual(self.ask(seeks, line), answer, line)
 
     @unless_root
     def test_a_containers_filter(self):

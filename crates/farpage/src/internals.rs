@@ -84,6 +84,9 @@ pub mod run {
             pub use crate::run::mappings::library_guard::ProgramChange;
         }
     }
+    pub mod given_uffds {
+        pub use crate::run::given_uffds::give;
+    }
     pub mod late {
         pub use crate::run::late::{Prepared, prepare, start};
         pub use crate::run::outcome::StartOutcome;
@@ -180,6 +183,11 @@ pub mod sys {
     }
     pub mod thread {
         pub use crate::sys::thread::{engine_errno, is_engine_thread, thread_pointer};
+    }
+    pub mod uffd {
+        pub mod given {
+            pub use crate::sys::uffd::given::{FLAGS, KINDS, NEW, switch_on};
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`place`] | which thread, and where |
 //! | [`tracee`], [`stops`] | the thread: calls for us, and is put back; `ptrace` |
 //! | [`filter`] | whether its seccomp filter lets an engine work |
+//! | [`userfaultfds`] | makes those of a process whose user may not have any |
 //! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
 //! | [`family`] | what it has started before |
@@ -23,6 +24,7 @@ mod stops;
 mod symbols;
 mod target;
 mod tracee;
+mod userfaultfds;
 
 use crate::args::AttachArgs;
 use crate::budget::budget;
@@ -35,6 +37,7 @@ use farpage::internals::run::late::StartOutcome;
 use place::Places;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::cell::Cell;
 use std::fmt::Display;
 use std::fs;
 use std::io::Write;
@@ -65,7 +68,7 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     };
     let bytes = budget(Some(&args.ram))?.bytes;
     let (conf, text) = run::configuration_of_running(bytes, &args.engine)?;
-    let start = Start { library: preload::find()?, configuration: text, note: &note };
+    let start = Start { library: preload::find()?, configuration: text, note: &note, said: Cell::new(false) };
     let target = if args.tree { Target::look_at_member(args.pid)? } else { Target::look(args.pid)? };
     let since = Instant::now();
     if target.library().is_some() {
@@ -89,6 +92,8 @@ struct Start<'a> {
     library: PathBuf,
     configuration: String,
     note: &'a dyn Fn(&dyn Display),
+    /// What some of them lack was said.
+    said: Cell<bool>,
 }
 
 impl Start<'_> {
@@ -97,26 +102,37 @@ impl Start<'_> {
         if target.is_filtered {
             look_at_filter(target)?;
         }
-        let device = device_for(target)?;
-        let outcome = self.load(target, device.as_ref(), segment)?;
+        let is_own = target.uid == rustix::process::geteuid().as_raw();
+        if is_own {
+            // What this user may not have, its program may not.
+            probe::Probe::take(None).verdict()?;
+        }
+        let (outcome, is_limited) = self.load(target, is_own, segment)?;
         await_start(target, outcome)?;
+        if is_limited && !self.said.replace(true) {
+            say_what_is_limited(target);
+        }
         (self.note)(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
         Ok(())
     }
 
     /// Loads the library into the process, and tells it to start; where it says what became of that.
-    fn load(&self, target: &Target, device: Option<&OwnedFd>, segment: Option<BorrowedFd<'_>>) -> Result<usize> {
-        let Start { library, configuration, note } = self;
+    ///
+    /// `is_own`: of this command's user. Also returns whether the process has userfaultfds that were made for it.
+    fn load(&self, target: &Target, is_own: bool, segment: Option<BorrowedFd<'_>>) -> Result<(usize, bool)> {
+        let Start { library, configuration, note, .. } = self;
         let file = fs::read(library)
             .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
         let symbol = |name: &str| {
             let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
             symbols::address(&file, name).ok_or_else(missing)
         };
-        let [start, join] = [symbol("farpage_start")?, symbol("farpage_join")?];
+        let [start, join, take] = [symbol("farpage_start")?, symbol("farpage_join")?, symbol("farpage_take")?];
         let outcome = symbol("farpage_start_outcome")?;
         let mut tracee = borrow(target)?;
         note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
+        let may = is_own || userfaultfds::can_itself(target, &mut tracee)?;
+        let made = if may { None } else { Some(userfaultfds::make(target, &mut tracee)?) };
         let mut handle = match is_visible(target, library) {
             true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
             false => 0,
@@ -135,14 +151,17 @@ impl Start<'_> {
         let mut base = [0; 8];
         target.memory.read(handle, &mut base)?;
         let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
-        let device =
-            device.map(|device| pass::give(&target.memory, target.pid, &mut tracee, device.as_fd())).transpose()?;
         if let Some(segment) = segment {
             let number = pass::give(&target.memory, target.pid, &mut tracee, segment)?;
             tracee.call(at(join), [number, 0, 0])?;
         }
+        if let Some([program, engine]) = made {
+            let mut give = |made: OwnedFd| pass::give(&target.memory, target.pid, &mut tracee, made.as_fd());
+            let numbers = [give(program)?, give(engine)?];
+            tracee.call(at(take), [numbers[0], numbers[1], 0])?;
+        }
         let [text] = tracee.put([configuration.as_bytes()])?;
-        let failed = tracee.call(at(start), [text, device.unwrap_or(usize::MAX), 0])?;
+        let failed = tracee.call(at(start), [text, usize::MAX, 0])?;
         if failed != 0 {
             let why = text_at(target, failed);
             // Nothing has begun that would use it.
@@ -154,7 +173,7 @@ impl Start<'_> {
         let stopped = tracee.stopped_for();
         drop(tracee);
         note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
-        Ok(at(outcome))
+        Ok((at(outcome), !may))
     }
 }
 
@@ -186,18 +205,14 @@ pub fn wake(pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// An open `/dev/userfaultfd` for a process of another user.
-fn device_for(target: &Target) -> Result<Option<OwnedFd>> {
-    if target.uid == rustix::process::geteuid().as_raw() {
-        // What this user may not have, its program may not.
-        probe::Probe::take(None).verdict()?;
-        return Ok(None);
-    }
-    let opened = probe::open_device().map_err(|error| {
-        let why = why(&error.into());
-        target.refuse(&format!("it is another user's, and {} cannot be opened for it: {why}", probe::DEVICE))
-    })?;
-    Ok(Some(opened))
+/// One line: which processes that it starts cannot be managed.
+fn say_what_is_limited(target: &Target) {
+    let (pid, name, uid, device) = (target.pid, target.name.escape_debug(), target.uid, probe::DEVICE);
+    say(format_args!(
+        "farpage: programs that process {pid} ({name}) starts from now on, and children that it forks while it is below \
+         its budget, count, and are not swapped out: user {uid} may not open {device}\n  \
+         help: setfacl -m u:{uid}:rw {device} lets this user have userfaultfds, until the next boot"
+    ));
 }
 
 /// Has the process load a library; 0: it cannot.

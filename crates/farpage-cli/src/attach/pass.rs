@@ -1,5 +1,5 @@
-//! Gives a process a descriptor: an open `/dev/userfaultfd`, for one that may not open it; the library as a file in
-//! memory, for one that has another file system. What the process says is not believed: it may be another user's, and
+//! Gives a process a descriptor: its userfaultfds, for one that may not make any; the library as a file in memory, for
+//! one that has another file system. What the process says is not believed: it may be another user's, and
 //! its other threads run.
 //!
 //! The process makes a pair of sockets; one end is fetched from it, and what is sent there it receives at the other. So
@@ -10,7 +10,7 @@
 use super::memory::Memory;
 use super::tracee::Tracee;
 use crate::failure::{Failure, Result, why};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::IoSlice;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg};
@@ -37,10 +37,15 @@ pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: Borr
     Ok(received)
 }
 
-fn send(pid: u32, end: i32, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+/// A copy of a descriptor of a process.
+pub fn fetch(pid: u32, number: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
-    let socket = pidfd_getfd(&process, end, PidfdGetfdFlags::empty())?;
+    Ok(pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?)
+}
+
+fn send(pid: u32, end: i32, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let socket = fetch(pid, end)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = SendAncillaryBuffer::new(&mut space);
     // It may be another one by now.

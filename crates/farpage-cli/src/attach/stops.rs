@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 /// `PTRACE_EVENT_STOP` and `PTRACE_EVENT_EXEC`.
 const EVENT_STOP: i32 = 128;
 const EVENT_EXEC: i32 = 4;
+/// `PTRACE_EVENT_CLONE`.
+const EVENT_CLONE: i32 = 3;
 /// A stop for a system call: `SIGTRAP` with this bit (`PTRACE_O_TRACESYSGOOD`).
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
@@ -61,6 +63,8 @@ pub enum Stop {
     Group,
     /// It has become another program.
     Exec,
+    /// It has made another one, of this number, which is traced, too.
+    Clone(i32),
     /// The kernel has forced a signal upon it.
     Fatal,
     /// Another signal, under way to it.
@@ -86,6 +90,11 @@ pub fn waited(tid: i32) -> io::Result<Option<Stop>> {
             (libc::SIGTRAP, EVENT_STOP) => Stop::Event,
             (_, EVENT_STOP) => Stop::Group,
             (_, EVENT_EXEC) => Stop::Exec,
+            (_, EVENT_CLONE) => {
+                let mut number = 0usize;
+                ptrace(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut number as usize)?;
+                Stop::Clone(number as i32)
+            }
             (signal, _) if FORCED.contains(&signal) => Stop::Fatal,
             (signal, _) => Stop::Signal(signal),
         })),

@@ -10,6 +10,8 @@
 //!
 //! Caller: [`super`]. No locks.
 
+pub mod helper;
+
 use super::filter::Filter;
 use super::memory::Memory;
 use super::stops::{Stop, deliver, get_filter, get_registers, ptrace, waited};
@@ -19,6 +21,8 @@ use std::mem::size_of;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+/// Of every thread that is traced.
+const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
 const NT_X86_XSTATE: usize = 0x202;
 /// Larger than the state of any processor so far.
 const XSTATE_BYTES: usize = 64 << 10;
@@ -67,6 +71,8 @@ pub struct Tracee<'a> {
     _held: Held,
     /// It has become another program, or is gone: there is nothing to put back.
     is_lost: bool,
+    /// What it has made last.
+    made: Option<i32>,
 }
 
 /// The signals that would end this command or stop it wait while this lives: the thread must be given back.
@@ -122,8 +128,7 @@ impl<'a> Tracee<'a> {
         is_safe: impl FnOnce(&libc::user_regs_struct) -> bool,
     ) -> std::result::Result<Tracee<'a>, Refused> {
         let held = Held::new();
-        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
-        ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize).map_err(|error| match error.raw_os_error() {
+        ptrace(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => Refused::Gone,
             _ => Refused::Failed(not_allowed(tid, &error)),
         })?;
@@ -139,7 +144,7 @@ impl<'a> Tracee<'a> {
                 Some(Stop::Event) => break,
                 Some(Stop::Gone | Stop::Exec | Stop::Group) => return Err(detach(Refused::Gone)),
                 // A signal was on its way: it is delivered, as it would have been.
-                Some(Stop::Signal(_) | Stop::Fatal | Stop::Syscall) => deliver(tid).map_err(failed)?,
+                Some(Stop::Signal(_) | Stop::Fatal | Stop::Syscall | Stop::Clone(_)) => deliver(tid).map_err(failed)?,
                 // It is in the kernel, and cannot be interrupted there.
                 None if since.elapsed() > STOP_MAX => return Err(Refused::Gone),
                 None => std::thread::sleep(Duration::from_micros(20)),
@@ -181,6 +186,7 @@ impl<'a> Tracee<'a> {
             stops: false,
             _held: held,
             is_lost: false,
+            made: None,
         })
     }
 
@@ -258,6 +264,9 @@ impl<'a> Tracee<'a> {
     /// What came that cannot be blocked is not lost.
     fn note(&mut self, stop: &Stop) {
         self.stops |= matches!(stop, Stop::Signal(libc::SIGSTOP));
+        if let Stop::Clone(made) = stop {
+            self.made = Some(*made);
+        }
     }
 
     /// A descriptor that it has only for this.

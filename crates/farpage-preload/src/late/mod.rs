@@ -16,6 +16,7 @@ pub mod slots;
 
 use crate::environment::{self, NAME};
 use crate::{find, is_first, is_started};
+use farpage::internals::run::given_uffds;
 use farpage::internals::run::late::{self, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
@@ -63,6 +64,14 @@ pub extern "C" fn farpage_join(segment: c_int) {
 }
 
 static SEGMENT: AtomicI32 = AtomicI32::new(-1);
+
+/// The userfaultfds of a process that may not make any, for the next [`farpage_start`]: root has made them for the
+/// program's memory and for the engine's own, and switched them on. They stay the caller's until the engine has begun.
+/// `farpage attach` calls it.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpage_take(program: c_int, engine: c_int) {
+    given_uffds::give([program, engine]);
+}
 
 /// Starts the engine of a process that runs under farpage and has none yet, because it is small. `farpage park` calls
 /// it, through a thread that it borrows.

@@ -48,6 +48,11 @@ pub(crate) trait AddressSpace: Send {
     /// Reads messages without waiting.
     fn read(&self, out: &mut [Message]) -> Result<usize, Errno>;
 
+    /// As [`Uffd::take_child`].
+    fn take_child(&self) -> Option<OwnedFd> {
+        None
+    }
+
     /// Runs of pages in `[start, end)` where something is, and what. Until `each` says false.
     fn runs_by_kind(
         &self,
@@ -128,6 +133,10 @@ impl AddressSpace for Kernel {
 
     fn read(&self, out: &mut [Message]) -> Result<usize, Errno> {
         self.uffd.read(out)
+    }
+
+    fn take_child(&self) -> Option<OwnedFd> {
+        self.uffd.take_child()
     }
 
     fn runs_by_kind(

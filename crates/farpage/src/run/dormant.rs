@@ -36,6 +36,7 @@ use crate::mem::heap::Heap;
 use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
 use crate::run::budget::unwatched;
+use crate::run::given_uffds;
 use crate::run::state::{Engine, engine};
 use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
@@ -149,13 +150,14 @@ impl StartPlan {
 }
 
 impl StartPlan {
-    /// Of the descriptors that the program started with, those that are the engine's, as far as they are still what
+    /// Of the descriptors that the program started with, or was given, those that are the engine's, as far as they are still what
     /// they were. On the engine's first thread.
-    pub(crate) fn descriptors(&self) -> [Option<RawFd>; 2] {
+    pub(crate) fn descriptors(&self) -> [Option<RawFd>; 4] {
         // SAFETY: only asked what it is; if it is not open, the answer is no.
         let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
         let page = self.stat().and_then(|_| StatPage::still_there());
-        [Some(self.uffd).filter(is_device), page]
+        let [main, other] = given_uffds::numbers().map_or([None; 2], |numbers| numbers.map(Some));
+        [Some(self.uffd).filter(is_device), page, main, other]
     }
 
     /// The `/dev/userfaultfd` among [`StartPlan::descriptors`], or -1.

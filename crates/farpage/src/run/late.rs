@@ -7,6 +7,7 @@
 
 use crate::conf::{Conf, ENV_CONF, ENV_UFFD_FD, give_variables};
 use crate::mem::heap::Heap;
+use crate::run::given_uffds;
 use crate::run::outcome::StartOutcome;
 use crate::run::told::{self, hear};
 use crate::run::{pager::robust, preload, start};
@@ -38,7 +39,9 @@ pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Pre
     // SAFETY: the caller's, open for this call.
     let device = (device >= 0).then(|| unsafe { BorrowedFd::borrow_raw(device) });
     let pagemap = pagemap::own().map_err(|why| format!("cannot open /proc/self/pagemap: {why}"))?;
-    drop(Uffd::open(device, FEATURES, pagemap).map_err(|why| why.to_string())?);
+    if given_uffds::numbers().is_none() {
+        drop(Uffd::open(device, FEATURES, pagemap).map_err(|why| why.to_string())?);
+    }
     let failed = |why: rustix::io::Errno| format!("cannot make the memory that all processes of a tree share: {why}");
     // SAFETY: the caller's, open for this call.
     let joined = (segment >= 0).then(|| unsafe { BorrowedFd::borrow_raw(segment) });

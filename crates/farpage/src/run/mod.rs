@@ -8,6 +8,7 @@ pub mod cpus;
 pub mod dormant;
 pub mod ended;
 pub mod fork;
+pub mod given_uffds;
 mod images;
 pub mod late;
 pub(crate) mod lru;

@@ -25,11 +25,7 @@ const REPORT_WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// The same, for [`format_args!`]: allocates nothing, and makes async-signal-safe calls only.
 pub fn message_fmt(text: std::fmt::Arguments<'_>) {
-    let mut line = Line { bytes: [0; 512], len: 0 };
-    // What does not fit is left out.
-    let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
-    line.len = line.len.min(line.bytes.len() - 1);
-    let _ = line.write_str("\n");
+    let line = Line::of(text);
     let bytes = &line.bytes[..line.len];
     // An engine's and a pager's threads have tables of their own, in which 2 is something else, or nothing.
     // (Where there are none, because valgrind is here, it would say that it does not know the call.)
@@ -42,8 +38,15 @@ pub fn message_fmt(text: std::fmt::Arguments<'_>) {
     let to = of_process.as_ref().ok().map(AsFd::as_fd).or(own).filter(is_standard_error);
     // No signal for a pipe whose reader is gone.
     let is_said = to.is_some_and(|to| without_signal(libc::SIGPIPE, || write_in_time(to, bytes)));
+    if !is_said {
+        keep(bytes);
+    }
+}
+
+/// A line that is not written is kept.
+fn keep(bytes: &[u8]) {
     let keep = UNSAID.load(Relaxed);
-    if !is_said && keep != 0 {
+    if keep != 0 {
         // SAFETY: `begin_messages` has put it there.
         let keep = unsafe { std::mem::transmute::<usize, fn(&[u8])>(keep) };
         keep(bytes);
@@ -107,17 +110,30 @@ pub fn set_quiet() {
     QUIET.store(true, Relaxed);
 }
 
-/// [`message`] for what the program gets over; nothing after [`set_quiet`].
+/// [`message`] for what the program gets over; after [`set_quiet`] it is kept only.
 pub fn warn(text: &str) {
-    if !QUIET.load(Relaxed) {
-        message(text);
+    if QUIET.load(Relaxed) {
+        let line = Line::of(format_args!("{text}"));
+        return keep(&line.bytes[..line.len]);
     }
+    message(text);
 }
 
 /// A line of text without the heap.
 struct Line {
     bytes: [u8; 512],
     len: usize,
+}
+
+impl Line {
+    /// What does not fit is left out.
+    fn of(text: std::fmt::Arguments<'_>) -> Line {
+        let mut line = Line { bytes: [0; 512], len: 0 };
+        let _ = line.write_str("farpage: ").and_then(|()| line.write_fmt(text));
+        line.len = line.len.min(line.bytes.len() - 1);
+        let _ = line.write_str("\n");
+        line
+    }
 }
 
 impl std::fmt::Write for Line {

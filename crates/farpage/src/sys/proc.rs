@@ -420,9 +420,17 @@ pub fn stack_start(proc: &Proc) -> Option<usize> {
 
 /// Whether thread `tid` (as `/proc` lists it) of this process has a CPU, or waits for nothing else.
 pub fn is_running(proc: &Proc, tid: u32) -> bool {
+    state(proc, tid) == Some(b'R')
+}
+
+/// Whether it waits in the kernel, where no signal wakes it. `None`: there is no such thread.
+pub fn waits_in_kernel(proc: &Proc, tid: u32) -> Option<bool> {
+    state(proc, tid).map(|state| state == b'D')
+}
+
+fn state(proc: &Proc, tid: u32) -> Option<u8> {
     let mut text = [0u8; 512];
-    let state = of_thread(proc, tid, "stat", &mut text).and_then(|n| Some(text[state_at(&text[..n])?]));
-    state == Some(b'R')
+    of_thread(proc, tid, "stat", &mut text).and_then(|n| Some(text[state_at(&text[..n])?]))
 }
 
 /// The CPU time that thread `tid` of this process has had. `None`: there is no such thread.

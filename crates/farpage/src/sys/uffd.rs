@@ -9,8 +9,11 @@ use super::raw::{Errno, ErrnoText, nr, syscall};
 use super::table::Table;
 use crate::PAGE_SIZE;
 use linux_raw_sys::general as k;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+pub mod given;
 
 const fn iowr(nr: u32, size: usize) -> usize {
     (3 << 30) | (size << 16) | (0xAA << 8) | nr as usize
@@ -150,6 +153,14 @@ pub struct Uffd {
     fd: Fd,
     /// `/proc/self/pagemap`: what is where after a move that was cut short.
     pagemap: Fd,
+    /// The userfaultfd of a forked child that was read last, or -1 ([`given`]).
+    child: AtomicI32,
+}
+
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        drop(self.take_child());
+    }
 }
 
 /// Every way that was tried to open a userfaultfd, and how it failed.
@@ -230,7 +241,7 @@ impl Uffd {
         let Some(raw) = raw else { return Err(error) };
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
-        let uffd = Uffd { fd: Fd::new(fd), pagemap: Fd::new(pagemap) };
+        let uffd = Uffd::of(fd, pagemap);
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
         match unsafe { uffd.ioctl(UFFDIO_API, &mut api) } {
@@ -252,7 +263,7 @@ impl Uffd {
             .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
         // SAFETY: the kernel just returned this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
-        let uffd = Uffd { fd: Fd::new(fd), pagemap: Fd::new(pagemap) };
+        let uffd = Uffd::of(fd, pagemap);
         let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
         // SAFETY: api is a live uffdio_api.
@@ -260,6 +271,10 @@ impl Uffd {
             Ok(()) => Ok(uffd),
             Err(e) => Err(OpenError { features: Some(e), ..OpenError::default() }),
         }
+    }
+
+    fn of(fd: OwnedFd, pagemap: OwnedFd) -> Uffd {
+        Uffd { fd: Fd::new(fd), pagemap: Fd::new(pagemap), child: AtomicI32::new(-1) }
     }
 
     /// The process's pagemap.
@@ -461,6 +476,13 @@ impl Uffd {
         for msg in &raw[..n] {
             // SAFETY: the kernel filled the first n messages.
             let msg = unsafe { msg.assume_init_ref() };
+            if msg.event as u32 == k::UFFD_EVENT_FORK {
+                // SAFETY: the member that belongs to this event; a new descriptor of the calling thread's table.
+                let child = unsafe { OwnedFd::from_raw_fd(msg.arg.fork.ufd as RawFd) };
+                drop(self.take_child());
+                self.child.store(child.into_raw_fd(), Relaxed);
+                continue;
+            }
             // SAFETY: the event says which member of the union the kernel wrote.
             let decoded = unsafe { decode(msg) };
             if let Some(m) = decoded {

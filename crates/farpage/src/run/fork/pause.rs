@@ -2,10 +2,12 @@
 
 use super::late_fills::LATE_FILLS_MAX;
 use crate::PAGE_SIZE;
+use crate::mem::lock::lock;
 use crate::mem::units::{FrameNo, Vpn};
 use crate::mem::zeros::zero_pages;
 use crate::run::fork::pending_events::PendingEvents;
 use crate::run::fork::protocol::{PAUSED, RESUME_WANTED, RUNNING};
+use crate::run::given_uffds;
 use crate::run::mappings::event_order::is_known_after;
 use crate::run::page_table::State;
 use crate::run::pager::state::Outcome;
@@ -13,7 +15,7 @@ use crate::run::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::run::state::Engine;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
-use crate::sys::proc::{cpu_time, waits_for_futex};
+use crate::sys::proc::{cpu_time, waits_for_futex, waits_in_kernel};
 use crate::sys::thread::set_name;
 use crate::sys::uffd::{Message, UffdError};
 use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
@@ -69,6 +71,8 @@ impl Pager {
         self.land_all();
         f.late_fills.clear();
         f.channel.fill(&self.e.given_to_children());
+        self.forks.keep();
+        let is_told = given_uffds::are_forks_told();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
@@ -87,7 +91,11 @@ impl Pager {
                 && pending.len() + more <= PENDING_MAX
                 && !held.is_full(more)
                 && self.order.has_room();
-            let n = if room { self.next_messages(&mut one) } else { 0 };
+            // The fork waits until its own message is read, which comes behind those of other threads: for these there is
+            // room left until then.
+            let reads = if is_told { room && !held.is_half_full() || self.waits_to_be_heard(forker) } else { room };
+            let n = if reads { self.next_messages(&mut one) } else { 0 };
+            self.forks.hear(None);
             match one[0] {
                 _ if n == 0 && self.order.waits() && !self.changing() => {
                     while let Some(event) = self.next_settled(|start, end| e.is_known_then(&pending, start, end)) {
@@ -129,6 +137,12 @@ impl Pager {
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
         let lease = self.e.space.fork_parent();
         let channel = self.keep_channel(lease);
+        if is_told {
+            // SAFETY: as below.
+            let to = channel.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+            let managed = lock(&self.e.managed).clone();
+            self.forks.send(to, managed.iter().map(|(start, end)| (start.addr(), end.addr())));
+        }
         self.apply_pending(&mut pending);
         // Until all is told; a change that was made just now may be in the copy.
         while self.changing() || self.order.waits() {
@@ -158,6 +172,11 @@ impl Pager {
         }
         self.e.fork.set_pager(RUNNING);
         set_name(THREAD_NAME);
+    }
+
+    /// Whether the forking thread may have made the copy, and wait until the pager has read that.
+    fn waits_to_be_heard(&self, forker: u32) -> bool {
+        waits_in_kernel(self.grace_period.proc(), forker).unwrap_or(true)
     }
 
     /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be

@@ -5,8 +5,9 @@ use crate::sys::pass::{receive, send};
 use crate::sys::uffd::Message;
 use rustix::fd::BorrowedFd;
 
-/// Events that can be held: one for each thread that changes mappings during the few hundred microseconds of a fork.
-const EVENTS_MAX: usize = 128;
+/// Events that can be held: one for each thread that changes mappings during the few hundred microseconds of a fork, and
+/// as many again where the message of the fork comes behind them.
+const EVENTS_MAX: usize = 256;
 
 /// Changes of mappings that were pending when the process was copied.
 #[derive(Debug, Clone, Copy)]

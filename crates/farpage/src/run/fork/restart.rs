@@ -8,6 +8,7 @@ use super::pending_events::PendingEvents;
 use crate::mem::lock::lock;
 use crate::mem::page_ranges::PageRanges;
 use crate::mem::units::Vpn;
+use crate::run::given_uffds;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
@@ -54,8 +55,15 @@ impl Engine {
     /// In a child, on its monitor thread: makes the inherited state work again.
     pub fn start_as_child(&'static self, proc: &'static Proc) {
         // SAFETY: open in this table since `inherit`.
-        let pending = PendingEvents::receive(unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) });
-        if let Err(why) = self.activate_child(proc, &pending) {
+        let end = unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) };
+        let given = || {
+            let pagemap = proc.private_file("self/pagemap");
+            let pagemap = pagemap.map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)))?;
+            given_uffds::receive(end, &self.arena, pagemap)
+        };
+        let given = if given_uffds::are_forks_told() { given() } else { Ok(()) };
+        let pending = PendingEvents::receive(end);
+        if let Err(why) = given.and_then(|()| self.activate_child(proc, &pending)) {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
         }
         if let Some(name) = self.space.left() {

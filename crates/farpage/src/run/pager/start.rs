@@ -10,6 +10,7 @@ use crate::run::address_space::{AddressSpace, Kernel};
 use crate::run::build::FRAMES_BYTES_MIN;
 use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
+use crate::run::given_uffds::{self, Forks};
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::fault_threads::FaultThreads;
@@ -29,7 +30,7 @@ use crate::sys::thread::{Start, settle};
 use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd, UffdError};
 use farpage_swap::readahead::{Rule, Streams, Tuning};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -40,6 +41,7 @@ pub struct PagerParts {
     kick: OwnedFd,
     /// `/proc/self/mem`.
     memory: Result<OwnedFd, Errno>,
+    forks: Forks,
 }
 
 impl Engine {
@@ -64,8 +66,14 @@ impl Engine {
     pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, String> {
         let no_pagemap = |e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e));
         let pagemap = || proc.private_file("self/pagemap").map_err(no_pagemap);
-        let uffd = Uffd::open(uffd_device::device(), FEATURES, pagemap()?).map_err(|e| e.to_string())?;
-        let discard_area = Uffd::open(uffd_device::device(), FEATURES_QUIET, pagemap()?).map_err(|e| e.to_string())?;
+        let new = |features| Uffd::open(uffd_device::device(), features, pagemap()?).map_err(|e| e.to_string());
+        let (uffd, discard_area, forks) = match given_uffds::take() {
+            Some([main, other]) => {
+                let forks = Forks::of(other.as_fd()).map_err(|e| format!("no descriptor is left: {}", ErrnoText(e)))?;
+                (Uffd::given(main, pagemap()?), Uffd::given(other, pagemap()?), forks)
+            }
+            None => (new(FEATURES)?, new(FEATURES_QUIET)?, Forks::NONE),
+        };
         let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
         if self.frames.opened() == 0 {
             self.frames.add_opened(self.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
@@ -85,11 +93,12 @@ impl Engine {
         let for_discard_area = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
         let mm = Box::new(Kernel::new(uffd, maps));
         let memory = proc.private_file("self/mem");
-        Ok(PagerParts { mm, discard_area: Box::new(Kernel::new(discard_area, for_discard_area)), kick, memory })
+        let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
+        Ok(PagerParts { mm, discard_area, kick, memory, forks })
     }
 
     pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, String> {
-        let PagerParts { mm, discard_area, kick, memory } = opened;
+        let PagerParts { mm, discard_area, kick, memory, forks } = opened;
         // What comes in without a fault is not recorded.
         let none = Tuning { rule: Rule::None, ..self.conf.readahead };
         let readahead = if self.records() { none } else { self.conf.readahead };
@@ -137,6 +146,7 @@ impl Engine {
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
             trace: self.recorder()?,
+            forks,
         }))
     }
 
@@ -162,7 +172,7 @@ impl Engine {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         // No threads are to be waited for, or to be bound to CPUs: a directory without any.
         let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT) };
+        let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
         let pager = self.make_pager(parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
         self.active.store(true, Ordering::SeqCst);
         pager

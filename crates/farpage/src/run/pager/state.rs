@@ -6,6 +6,7 @@ use crate::mem::units::Vpn;
 use crate::run::address_space::AddressSpace;
 use crate::run::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::run::cpus::cpu_latency::CpuLatency;
+use crate::run::given_uffds::Forks;
 use crate::run::mappings::event_order::Order;
 use crate::run::mappings::grace_period::GracePeriod;
 use crate::run::pager::fault_threads::FaultThreads;
@@ -133,4 +134,6 @@ pub struct Pager {
     pub(crate) transit: Transit,
     /// Records the faults, if that was asked for.
     pub(crate) trace: Option<Recorder>,
+    /// Userfaultfds of forked children.
+    pub(crate) forks: Forks,
 }

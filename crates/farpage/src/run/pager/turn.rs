@@ -146,9 +146,10 @@ impl Pager {
         // Where nothing would wake it, it only looks.
         let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
-        let (mut fds, mut count) = ([messages; 2 + FDS_MAX], 2);
+        let (mut fds, mut count) = ([messages; 3 + FDS_MAX], 3);
         fds[1] = self.kick.as_fd();
-        for (place, fd) in fds[2..].iter_mut().zip(self.prefetch.queue.fds()) {
+        fds[2] = self.forks.descriptor().unwrap_or(messages);
+        for (place, fd) in fds[3..].iter_mut().zip(self.prefetch.queue.fds()) {
             (*place, count) = (fd, count + 1);
         }
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -156,7 +157,7 @@ impl Pager {
             timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 });
         let woken = poll(&mut fds[..count], timeout.as_ref()).is_ok();
         let has_come = |fd: &PollFd<'_>| woken && !fd.revents().is_empty();
-        let (kicked, read) = (has_come(&fds[1]), fds[2..count].iter().any(has_come));
+        let (kicked, read) = (has_come(&fds[1]), fds[3..count].iter().any(has_come));
         if kicked {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);
@@ -183,10 +184,12 @@ impl Pager {
             }
             self.grace_period.end();
         }
-        match self.mm.read(batch) {
+        let n = match self.mm.read(batch) {
             Ok(n) => n,
             Err(e) => give_up("reading the userfaultfd failed", e),
-        }
+        };
+        self.forks.hear(self.mm.take_child());
+        n
     }
 
     /// Notes a change that was read; whether it is to be applied now. `is_known` as in [`Order::push`].

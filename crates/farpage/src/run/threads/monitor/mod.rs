@@ -22,6 +22,7 @@ use crate::run::budget::kin::pages;
 use crate::run::budget::park;
 use crate::run::dormant::{self, StartPlan};
 use crate::run::fork::protocol::room_for_start;
+use crate::run::given_uffds;
 use crate::run::pager::start::PagerParts;
 use crate::run::stacks::MONITOR;
 use crate::run::state::{Engine, give_up, show_engine};
@@ -100,7 +101,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     settle(crate::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
-    close_program_files([Some(e.fork.inherited_end()).filter(|fd| *fd >= 0), None]);
+    close_program_files([Some(e.fork.inherited_end()).filter(|fd| *fd >= 0)]);
     // Refused: perhaps the limit is enough.
     let room = room_for_start(e.given_to_children().len());
     let mut monitor = match e.inherit().and_then(|()| Monitor::new(e, true)) {
@@ -114,13 +115,16 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
 }
 
 /// Leaves only the engine's own descriptors in the table, which was copied from the program's.
-fn close_program_files(mut keep: [Option<RawFd>; 2]) {
-    keep.sort_unstable();
-    match keep {
-        [Some(one), Some(other)] if one != other => close_all_but(&[one, other]),
-        [_, Some(one)] => close_all_but(&[one]),
-        _ => close_all_but(&[]),
+fn close_program_files<const N: usize>(keep: [Option<RawFd>; N]) {
+    let (mut kept, mut n) = ([0; N], 0);
+    for fd in keep.into_iter().flatten() {
+        if !kept[..n].contains(&fd) {
+            kept[n] = fd;
+            n += 1;
+        }
     }
+    kept[..n].sort_unstable();
+    close_all_but(&kept[..n]);
 }
 
 /// What the program's main thread holds now, if this one, which it has made, holds something else: it may have slept.
@@ -146,8 +150,9 @@ impl Monitor {
         e.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         let now = Instant::now();
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
-        // Forked children can do without: there are programs that make thousands.
-        let opened = if is_child { None } else { e.open(proc).ok() };
+        // Forked children can do without: there are programs that make thousands. Where forks are told, nothing may be
+        // registered before there is a pager.
+        let opened = if is_child || given_uffds::numbers().is_some() { None } else { e.open(proc).ok() };
         let scan = Scan::new(proc, now)?;
         let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {

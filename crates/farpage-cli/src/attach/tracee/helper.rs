@@ -1,0 +1,100 @@
+//! A process of the borrowed thread's that has its memory, and descriptors that are no other thread's: what it is given
+//! is gone with it. It runs no instruction of the program's, makes system calls for us, and lives for some of them.
+//!
+//! Caller: [`crate::attach::userfaultfds`]. No locks.
+
+use super::{Held, OPTIONS, STOP_MAX, Tracee, cannot};
+use crate::attach::stops::{Stop, ptrace, waited};
+use crate::failure::{Failure, Result, why};
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+/// See the module header. It ends when this is dropped.
+pub struct Helper<'h, 'a> {
+    maker: &'h mut Tracee<'a>,
+    /// It is never given back.
+    tracee: Tracee<'a>,
+    /// As its maker names it.
+    number: usize,
+}
+
+impl<'h, 'a> Helper<'h, 'a> {
+    /// Has the thread make one.
+    ///
+    /// # Errors
+    /// The system allows its user no other process, or its seccomp filter does not.
+    pub fn begin(maker: &'h mut Tracee<'a>) -> Result<Helper<'h, 'a>> {
+        let failed = |error| Failure::with_status(1, format!("the process cannot make another one: {}", why(&error)));
+        maker.scratch()?;
+        let options = |tid: i32, options: i32| ptrace(libc::PTRACE_SETOPTIONS, tid, 0, options as usize);
+        let traced = |error| cannot(maker.tid, "trace what is made by", &error);
+        options(maker.tid, OPTIONS | libc::PTRACE_O_TRACECLONE).map_err(traced)?;
+        maker.made = None;
+        // No signal at its end: the program's waits do not find it.
+        let made = maker.syscall(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]);
+        let _ = options(maker.tid, OPTIONS);
+        let number = made?.map_err(failed)?;
+        let tid = maker.made.take().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+        let tracee = Tracee {
+            memory: maker.memory,
+            tid,
+            registers: maker.registers,
+            state: Vec::new(),
+            mask: maker.mask,
+            instruction: maker.instruction,
+            scratch: maker.scratch,
+            since: Instant::now(),
+            is_stopped: true,
+            descriptors: Vec::new(),
+            stops: false,
+            _held: Held::new(),
+            is_lost: true,
+            made: None,
+        };
+        let helper = Helper { maker, tracee, number };
+        let since = Instant::now();
+        loop {
+            match waited(tid).map_err(|error| cannot(tid, "wait for", &error))? {
+                Some(Stop::Event) => break,
+                Some(Stop::Gone) => return Err(failed(std::io::ErrorKind::NotFound.into())),
+                Some(_) => ptrace(libc::PTRACE_CONT, tid, 0, 0).map_err(|error| cannot(tid, "continue", &error))?,
+                None if since.elapsed() > STOP_MAX => return Err(failed(std::io::ErrorKind::TimedOut.into())),
+                None => std::thread::sleep(Duration::from_micros(20)),
+            }
+        }
+        // It must not outlive this command.
+        options(tid, OPTIONS | libc::PTRACE_O_EXITKILL).map_err(|error| cannot(tid, "trace", &error))?;
+        Ok(helper)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.tracee.tid as u32
+    }
+}
+
+impl<'a> Deref for Helper<'_, 'a> {
+    type Target = Tracee<'a>;
+
+    fn deref(&self) -> &Tracee<'a> {
+        &self.tracee
+    }
+}
+
+impl<'a> DerefMut for Helper<'_, 'a> {
+    fn deref_mut(&mut self) -> &mut Tracee<'a> {
+        &mut self.tracee
+    }
+}
+
+impl Drop for Helper<'_, '_> {
+    fn drop(&mut self) {
+        // SAFETY: a process that was made for this, and is waited for below.
+        unsafe { libc::kill(self.tracee.tid, libc::SIGKILL) };
+        while !matches!(waited(self.tracee.tid), Ok(Some(Stop::Gone)) | Err(_)) {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let wait = [self.number, 0, libc::__WALL as usize, 0, 0, 0];
+        let _ = self.maker.syscall(libc::SYS_wait4, wait);
+    }
+}

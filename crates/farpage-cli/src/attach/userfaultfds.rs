@@ -1,0 +1,73 @@
+//! The userfaultfds of a process whose user may not have any that serve the kernel's faults, too.
+//!
+//! Whoever has `/dev/userfaultfd` open makes as many as he likes, in any of his processes: so the process never has it.
+//! A helper ([`Helper`]) that has the process's memory and descriptors of its own makes two, and ends; while it lives, other
+//! processes of that user may not trace it. This command, as root, switches them on, with messages of forks, by which
+//! forked children have theirs.
+//!
+//! Caller: [`super`]. No locks.
+
+use super::pass;
+use super::target::Target;
+use super::tracee::Tracee;
+use super::tracee::helper::Helper;
+use crate::failure::{Result, why};
+use farpage::internals::probe;
+use farpage::internals::sys::uffd::given::{FLAGS, KINDS, NEW, switch_on};
+use rustix::fd::{AsFd, OwnedFd};
+
+/// Whether the process can have such userfaultfds by itself.
+///
+/// # Errors
+/// It has ended meanwhile.
+pub fn can_itself(target: &Target, tracee: &mut Tracee<'_>) -> Result<bool> {
+    let [device] = tracee.put([probe::DEVICE.as_bytes()])?;
+    let open = [libc::AT_FDCWD as usize, device, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
+    for (call, args) in [(libc::SYS_openat, open), (libc::SYS_userfaultfd, [FLAGS, 0, 0, 0, 0, 0])] {
+        if let Ok(fd) = tracee.syscall(call, args)? {
+            tracee.syscall(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?.map_err(|error| target.refuse(&why(&error)))?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Has the process make them.
+///
+/// # Errors
+/// This command may not, or the process may not have a helper.
+pub fn make(target: &Target, tracee: &mut Tracee<'_>) -> Result<[OwnedFd; KINDS]> {
+    let device = probe::open_device().map_err(|error| {
+        let why = why(&error.into());
+        target.refuse(&format!("it is another user's, and {} cannot be opened for it: {why}", probe::DEVICE))
+    })?;
+    let mut dumpable = |call: i32, to: usize| tracee.syscall(libc::SYS_prctl, [call as usize, to, 0, 0, 0, 0]);
+    let before = dumpable(libc::PR_GET_DUMPABLE, 0)?.unwrap_or(0);
+    // From here on nobody but root may fetch its descriptors.
+    if before == 1 {
+        dumpable(libc::PR_SET_DUMPABLE, 0)?.map_err(|error| target.refuse(&why(&error)))?;
+    }
+    let made = with_helper(target, tracee, &device);
+    if before == 1 {
+        tracee.syscall(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, before, 0, 0, 0, 0])?.ok();
+    }
+    made
+}
+
+fn with_helper(target: &Target, tracee: &mut Tracee<'_>, device: &OwnedFd) -> Result<[OwnedFd; KINDS]> {
+    let mut helper = Helper::begin(tracee)?;
+    let pid = helper.pid();
+    let device = pass::give(&target.memory, pid, &mut helper, device.as_fd())?;
+    let mut one = |kind: usize| -> Result<OwnedFd> {
+        let number = helper.syscall(libc::SYS_ioctl, [device, NEW, FLAGS, 0, 0, 0])?;
+        let made = number.and_then(|number| pass::fetch(pid, number as i32));
+        let made =
+            made.map_err(|error| target.refuse(&format!("no userfaultfd can be made for it: {}", why(&error))))?;
+        switch_on(made.as_fd(), kind).map_err(|error| {
+            let why = why(&error.into());
+            target.refuse(&format!("the kernel does not tell of its forks, which CAP_SYS_PTRACE is needed for: {why}"))
+        })?;
+        Ok(made)
+    };
+    Ok([one(0)?, one(1)?])
+}
