@@ -39,6 +39,8 @@ pub mod file;
 pub mod frame_entries;
 pub mod io;
 pub mod leases;
+#[cfg(test)]
+mod lies;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;

@@ -26,10 +26,7 @@ impl PageServer {
 
     /// Whether it is in reach; takes a step to get there. Does not wait.
     pub fn reach(&self) -> InReach {
-        match self {
-            PageServer::Space(space) => space.export().link().reach(),
-            PageServer::Numbers(stores) => stores.reach(),
-        }
+        self.link().reach()
     }
 
     /// Whether it was given up.

@@ -100,6 +100,8 @@ pub struct RemoteRead {
     pub memory: *const iovec,
     /// See `memory`.
     pub parts: usize,
+    /// How many pages that is.
+    pub pages: usize,
     /// Whose run it is: its window, and the run's number in the batch.
     pub window: u32,
     /// See `window`.
@@ -111,6 +113,15 @@ pub struct RemoteRead {
 // SAFETY: the pointer is to memory lent for as long as the run is in flight (contract of `Batch::push`), not to
 // anything of a thread.
 unsafe impl Send for RemoteRead {}
+
+impl RemoteRead {
+    /// From where to where it goes, in what [`Place::at`] counts in.
+    pub fn range(&self) -> (u64, u64) {
+        // Runs of more than a page are counted in bytes.
+        let len = if self.remote.merges() { self.pages as u64 * PAGE_SIZE as u64 } else { 1 };
+        (self.at, self.at + len)
+    }
+}
 
 /// What has come in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,14 +139,14 @@ pub trait Conversation: Send {
     /// Readable when something has come in.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Sends what asks for so many runs; `false`: the connection is of no more use, and its link knows.
-    fn send(&mut self, bytes: &[u8], runs: usize) -> bool;
+    /// Sends what asks for these runs; `false`: the connection is of no more use, and its link knows.
+    fn send(&mut self, bytes: &[u8], asked: &[RemoteRead]) -> bool;
 
     /// Takes in what has come for `asked`, the oldest first; does not wait.
     fn receive(&mut self, asked: &VecDeque<RemoteRead>) -> Received;
 
-    /// Whether it can still be used, if something has been waited for since then. If not, its link knows.
-    fn is_good(&mut self, waiting_since_ms: i64) -> bool;
+    /// Whether it can still be used, if nothing has come for a run, the oldest. If not, its link knows.
+    fn is_good(&mut self, oldest: &RemoteRead) -> bool;
 
     /// Whether it can still be used, if nothing is in flight.
     fn is_ready(&mut self) -> bool;
@@ -151,6 +162,8 @@ pub struct RemoteRequest<'a> {
     pub count: u64,
     /// Its memory; the batch's until the run has ended.
     pub memory: &'a [iovec],
+    /// How many pages that is.
+    pub pages: usize,
 }
 
 /// What became of one page of a batch.
@@ -469,7 +482,8 @@ impl Batch {
         let request = self.request(i)?;
         let run = &self.runs[i];
         let memory = &self.vectors[usize::from(run.first)..usize::from(run.last)];
-        Some(RemoteRequest { direction: request.direction, at: request.at, count: run.count, memory })
+        let pages = (run.want - run.done) / PAGE_SIZE;
+        Some(RemoteRequest { direction: request.direction, at: request.at, count: run.count, memory, pages })
     }
 
     /// Whose run it is, if it is on a server, has not ended and was not begun.

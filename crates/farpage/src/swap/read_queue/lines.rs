@@ -66,6 +66,7 @@ impl Lines {
                     count: request.count,
                     memory: request.memory.as_ptr(),
                     parts: request.memory.len().min(BATCH_MAX),
+                    pages: request.pages,
                     window,
                     run,
                     since_ms,
@@ -79,9 +80,10 @@ impl Lines {
             }
             flying += runs;
             self.bytes.clear();
-            remote.ask(&line.asked.make_contiguous()[from..], &mut self.bytes);
+            let asked = &line.asked.make_contiguous()[from..];
+            remote.ask(asked, &mut self.bytes);
             // What a broken line was asked for ends in `next`.
-            line.broken |= !line.conversation.send(&self.bytes, runs);
+            line.broken |= !line.conversation.send(&self.bytes, asked);
         }
         flying
     }
@@ -103,11 +105,10 @@ impl Lines {
     pub fn next(&mut self) -> Option<Landed> {
         for line in &mut self.lines {
             if let Some(oldest) = line.asked.front() {
-                let since = oldest.since_ms;
                 let received = if line.broken { Received::Broken } else { line.conversation.receive(&line.asked) };
                 let (at, end) = match received {
                     Received::Ended(at, end) => (at, end),
-                    Received::Nothing if line.conversation.is_good(since) => continue,
+                    Received::Nothing if line.conversation.is_good(oldest) => continue,
                     Received::Nothing | Received::Broken => (0, Transferred::OutOfReach),
                 };
                 line.broken |= end == Transferred::OutOfReach && received != Received::Ended(at, end);

@@ -85,12 +85,10 @@ impl ReplyReader for RedisReplies {
                     self.left = parts;
                     continue;
                 }
-                (0, MgetPart::Refused(refusal)) => {
+                (0, MgetPart::Refused(ServerRefusal::Later)) => return Err(Broken::Busy),
+                (0, MgetPart::Refused(_)) => {
                     self.left = self.commands.pop_front().unwrap_or(0);
-                    self.refused = Some(match refusal {
-                        ServerRefusal::Later => Transferred::OutOfReach,
-                        _ => Transferred::Failed(Errno::PROTO),
-                    });
+                    self.refused = Some(Transferred::Failed(Errno::PROTO));
                     continue;
                 }
                 (1.., MgetPart::NoValue) => Transferred::Gone,

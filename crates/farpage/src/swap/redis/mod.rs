@@ -22,4 +22,4 @@ pub mod resp;
 pub mod server;
 pub mod sweep;
 #[cfg(test)]
-mod tests;
+pub mod tests;

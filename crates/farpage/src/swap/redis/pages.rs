@@ -18,7 +18,7 @@ use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
 use crate::swap::remote::conversation;
-use crate::swap::remote::link::{InReach, Link, Patience, Unreachable};
+use crate::swap::remote::link::{About, Link, Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::swap::remote::wire::Wire;
 use crate::swap::zram::codec::{Codec, fill, same_filled};
@@ -26,7 +26,6 @@ use crate::sys::clock::now_ms;
 use crate::sys::mutex::Mutex;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
-use rustix::time::Timespec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
@@ -37,9 +36,6 @@ const LZ4: u8 = 2;
 
 /// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
 const LOOK_MS: i64 = 5000;
-/// For how long a server may say "later", and until it is asked again, milliseconds.
-const LATER_MOST_MS: i64 = 60_000;
-const LATER_MS: i64 = 50;
 
 /// What the stores of a device have in common.
 struct StoresShare {
@@ -49,10 +45,6 @@ struct StoresShare {
     scratch: Mutex<Vec<Vec<u8>>>,
     /// Who we are, for those who look at the server.
     owner: String,
-    /// Since when it says "later", milliseconds; 0: it does not.
-    later_since_ms: AtomicI64,
-    /// When it is asked again.
-    later_until_ms: AtomicI64,
 }
 
 /// The stores of one server.
@@ -63,14 +55,7 @@ impl RedisStores {
     pub fn new(server: Server, owner: String) -> RedisStores {
         let codec = Codec::new(Alg::Lz4);
         codec.warm();
-        RedisStores(Arc::new(StoresShare {
-            server,
-            codec,
-            scratch: Mutex::new(Vec::new()),
-            owner,
-            later_since_ms: AtomicI64::new(0),
-            later_until_ms: AtomicI64::new(0),
-        }))
+        RedisStores(Arc::new(StoresShare { server, codec, scratch: Mutex::new(Vec::new()), owner }))
     }
 }
 
@@ -85,13 +70,6 @@ impl PageStores for RedisStores {
 
     fn link(&self) -> &Link {
         self.0.server.link()
-    }
-
-    fn reach(&self) -> InReach {
-        match self.0.server.link().reach() {
-            InReach::Up if now_ms() < self.0.later_until_ms.load(Relaxed) => InReach::Waiting,
-            reach => reach,
-        }
     }
 
     fn fork_child(&self) {
@@ -245,39 +223,16 @@ impl RedisPages {
             }
             Ok(())
         };
-        loop {
-            let end = match self.shared.server.exchange(patience, command.bytes(), &mut read) {
-                Ok(Ok(())) => {
-                    if self.shared.later_since_ms.load(Relaxed) != 0 {
-                        self.shared.later_since_ms.store(0, Relaxed);
-                    }
-                    return;
-                }
-                Ok(Err(ServerRefusal::Later)) => match (self.shared.later(), patience) {
-                    (false, _) => Transferred::Failed(Errno::TIMEDOUT),
-                    (true, Patience::Now) => Transferred::OutOfReach,
-                    (true, Patience::Wait) => {
-                        let pause = Timespec { tv_sec: 0, tv_nsec: LATER_MS * 1_000_000 };
-                        let _ = rustix::thread::nanosleep(&pause);
-                        continue;
-                    }
-                },
-                Err(Unreachable::Later) => Transferred::OutOfReach,
-                Ok(Err(_)) => Transferred::Failed(Errno::PROTO),
-                Err(Unreachable::Lost) => Transferred::Failed(Errno::HOSTUNREACH),
-            };
-            return ends.fill(end);
-        }
-    }
-}
-
-impl StoresShare {
-    /// The server has said "later" (somebody's script runs, for example); whether that is to be waited for.
-    fn later(&self) -> bool {
-        let now = now_ms();
-        let first = self.later_since_ms.compare_exchange(0, now, Relaxed, Relaxed);
-        self.later_until_ms.store(now + LATER_MS, Relaxed);
-        first.is_ok() || first.is_err_and(|since| now - since < LATER_MOST_MS)
+        let mut ranges = [(0, 0); BATCH_MAX];
+        ranges.iter_mut().zip(wanted).for_each(|(range, wanted)| *range = (wanted.slot, wanted.slot + 1));
+        let about = About::Pages(&ranges[..wanted.len()]);
+        let end = match self.shared.server.exchange(patience, about, command.bytes(), &mut read) {
+            Ok(Ok(())) => return,
+            Err(Unreachable::Later) => Transferred::OutOfReach,
+            Ok(Err(_)) | Err(Unreachable::Nonsense) => Transferred::Failed(Errno::PROTO),
+            Err(Unreachable::Lost) => Transferred::Failed(Errno::HOSTUNREACH),
+        };
+        ends.fill(end);
     }
 }
 
@@ -306,15 +261,15 @@ impl PageStore for RedisPages {
             Ok(())
         };
         // What became of each is in `out`.
-        let _ = shared.server.exchange(Patience::Now, commands.bytes(), &mut read);
+        let _ = shared.server.exchange(Patience::Now, About::Stores, commands.bytes(), &mut read);
         shared.scratch.lock().push(commands.into_memory());
     }
 
     fn forget(&self, slots: &[u64]) -> bool {
         slots.chunks(MANY).all(|slots| {
             let command = PagesCommand::new(b"UNLINK", &self.id, slots.iter().copied());
-            let done =
-                self.shared.server.exchange(Patience::Now, command.bytes(), &mut |reader, wire| reader.done(wire));
+            let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| reader.done(wire);
+            let done = self.shared.server.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
             matches!(done, Ok(Ok(())))
         })
     }

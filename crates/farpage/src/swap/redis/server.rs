@@ -13,14 +13,11 @@ use crate::conf::address::Endpoint;
 use crate::conf::redis::{ENV_PASSWORD, RedisSpec};
 use crate::conf::variable;
 use crate::swap::DeviceError;
-use crate::swap::remote::link::{Link, Patience, Unreachable};
+use crate::swap::remote::link::{About, Link, Patience, Unreachable};
 use crate::swap::remote::wire::{Broken, Wire};
-use crate::sys::clock::now_ms;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a server may send what it must not, instead of one reply.
-const NONSENSE_MAX: u32 = 3;
 /// What is read from a connection at once, on the stack.
 const BUFFER: usize = 8 << 10;
 
@@ -48,7 +45,6 @@ pub struct Server {
     link: Arc<Link>,
     greeting: Arc<RedisGreeting>,
     trust: bool,
-    timeout: Option<Duration>,
 }
 
 /// Why something was not done.
@@ -133,7 +129,7 @@ impl Server {
     pub fn new(spec: ServerSpec<'_>) -> Server {
         let greeting = Arc::new(RedisGreeting::new(spec.user, spec.password.as_deref(), spec.database));
         let link = Link::new(spec.name.clone(), spec.endpoint, greeting.clone(), spec.timeout);
-        Server { name: spec.name, link: Arc::new(link), greeting, trust: spec.trust, timeout: spec.timeout }
+        Server { name: spec.name, link: Arc::new(link), greeting, trust: spec.trust }
     }
 
     /// The connections.
@@ -207,10 +203,11 @@ impl Server {
     /// See [`AskError`].
     pub fn ask(&self, words: &[&[u8]]) -> Result<Reply, AskError> {
         let command = Commands::one(words);
-        let reply = self.exchange(Patience::Now, command.bytes(), &mut |reader, wire| match reader.reply(wire)? {
+        let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| match reader.reply(wire)? {
             Reply::Error(refusal, _) => Err(RespError::Refused(refusal)),
             reply => Ok(reply),
-        });
+        };
+        let reply = self.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
         reply.map_err(AskError::Unreachable)?.map_err(AskError::Refused)
     }
 
@@ -221,29 +218,23 @@ impl Server {
     pub fn exchange<R>(
         &self,
         patience: Patience,
+        about: About<'_>,
         commands: &[u8],
         read: &mut dyn FnMut(&mut Reader<'_>, &mut Wire) -> Result<R, RespError>,
     ) -> Result<Result<R, ServerRefusal>, Unreachable> {
-        let (begun, mut nonsense) = (now_ms(), 0);
-        self.link.talk(patience, &mut |wire| {
-            // One that welcomes us, and then does not keep to the protocol, or says nothing, would do so for ever.
-            let late = |limit: Duration| now_ms() - begun > limit.as_millis() as i64;
-            if nonsense == NONSENSE_MAX || self.timeout.is_some_and(late) {
-                return Ok(Err(ServerRefusal::Other));
-            }
+        self.link.talk(patience, about, &mut |wire| {
             let mut buffer = [0; BUFFER];
             let mut reader = Reader::new(&mut buffer);
             wire.send(&[commands])?;
             let result = match read(&mut reader, wire) {
                 Ok(result) => Ok(result),
+                // It is to be asked again, as one that does not answer.
+                Err(RespError::Refused(ServerRefusal::Later)) => return Err(Broken::Busy),
                 Err(RespError::Refused(refusal)) => Err(refusal),
-                Err(RespError::Broken(broken)) => {
-                    nonsense += u32::from(matches!(broken, Broken::Nonsense(_)));
-                    return Err(broken);
-                }
+                Err(RespError::Broken(broken)) => return Err(broken),
             };
-            reader.end().inspect_err(|_| nonsense += 1)?;
-            Ok::<_, Broken>(result)
+            reader.end()?;
+            Ok(result)
         })
     }
 

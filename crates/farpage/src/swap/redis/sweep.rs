@@ -3,9 +3,10 @@
 //! Callers: the command; a device that ends. No locks.
 
 use super::keys::{MANY, PagesCommand, SESSIONS, SessionId};
-use super::resp::Reply;
+use super::resp::{Reader, Reply};
 use super::server::{AskError, Server};
-use crate::swap::remote::link::Patience;
+use crate::swap::remote::link::{About, Patience};
+use crate::swap::remote::wire::Wire;
 
 /// A session that the server knows.
 #[derive(Debug, Clone)]
@@ -48,7 +49,8 @@ pub fn remove(server: &Server, id: &SessionId, end: u64) -> Option<u64> {
         let n = (end - first).min(MANY as u64) as usize;
         let slots = (0..n).map(|i| first + i as u64);
         let command = PagesCommand::new(b"UNLINK", id, slots);
-        let reply = server.exchange(Patience::Now, command.bytes(), &mut |reader, wire| reader.reply(wire));
+        let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| reader.reply(wire);
+        let reply = server.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
         let Ok(Ok(Reply::Number(n_removed))) = reply else { return None };
         removed += u64::try_from(n_removed).unwrap_or(0);
         first += n as u64;

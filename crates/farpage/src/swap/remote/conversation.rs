@@ -2,7 +2,7 @@
 //!
 //! Owner: a queue's `Lines`. No locks but the link's.
 
-use super::link::{Link, OwnWire};
+use super::link::{About, Link, OwnWire};
 use super::wire::Broken;
 use crate::swap::io::{Conversation, Received, RemoteRead};
 use rustix::fd::{AsFd, BorrowedFd};
@@ -32,27 +32,39 @@ pub fn open<R: ReplyReader + 'static>(link: &Arc<Link>, replies: R) -> Option<Bo
     Some(Box::new(Talk { own: link.open_own()?, link: link.clone(), replies }))
 }
 
+impl<R> Talk<R> {
+    fn lose(&self, oldest: Option<&RemoteRead>, broken: Broken) {
+        let Some(oldest) = oldest else { return };
+        self.link.lose(&self.own, About::Pages(&[oldest.range()]), oldest.since_ms, broken);
+    }
+}
+
 impl<R: ReplyReader> Conversation for Talk<R> {
     fn fd(&self) -> BorrowedFd<'_> {
         self.own.wire.as_fd()
     }
 
-    fn send(&mut self, bytes: &[u8], runs: usize) -> bool {
-        self.replies.asked(runs);
-        self.own.wire.begin();
-        let sent = self.own.wire.send(&[bytes]);
-        sent.map_err(|broken| self.link.lose(&self.own, broken)).is_ok()
+    fn send(&mut self, bytes: &[u8], asked: &[RemoteRead]) -> bool {
+        self.replies.asked(asked.len());
+        self.own.wire.begin(self.link.time());
+        self.own.wire.send(&[bytes]).map_err(|broken| self.lose(asked.first(), broken)).is_ok()
     }
 
     fn receive(&mut self, asked: &VecDeque<RemoteRead>) -> Received {
-        self.replies.take_in(&mut self.own, asked).unwrap_or_else(|broken| {
-            self.link.lose(&self.own, broken);
+        let received = self.replies.take_in(&mut self.own, asked).unwrap_or_else(|broken| {
+            self.lose(asked.front(), broken);
             Received::Broken
-        })
+        });
+        if let Received::Ended(at, _) = received
+            && let Some(ended) = asked.get(at)
+        {
+            self.link.heard_of(&self.own, About::Pages(&[ended.range()]));
+        }
+        received
     }
 
-    fn is_good(&mut self, waiting_since_ms: i64) -> bool {
-        self.link.is_good(&self.own, waiting_since_ms)
+    fn is_good(&mut self, oldest: &RemoteRead) -> bool {
+        self.link.is_good(&self.own, About::Pages(&[oldest.range()]), oldest.since_ms)
     }
 
     fn is_ready(&mut self) -> bool {

@@ -10,6 +10,8 @@
 //!      '-------------------------------------------------------------------------------' (unless another one)
 //! ```
 //!
+//! [`condition`] decides that, and what a welcome is worth without an answer.
+//!
 //! While it is out of reach, who stores goes elsewhere, and who reads waits ([`Patience::Wait`]) or comes again
 //! ([`Patience::Now`]). Once it was given up, reads fail at once. All of this is driven by whoever asks
 //! ([`Link::reach`] never waits); there is no thread for it.
@@ -21,22 +23,25 @@
 //! program's threads, has its own connections.
 //!
 //! Callers: the devices. Locks: `opening`, only tried; a connection, which a thread waits for only where all are in use.
-//! Both are held while the server works, and nothing is taken under them.
+//! Both are held while the server works. `condition`, inside them, for an instant.
 
+mod condition;
 mod own;
 
+pub use condition::About;
 pub use own::OwnWire;
 
 use super::opening::{Failed, Greeting, OpeningSocket, sleep};
-use super::wire::{Broken, Wire};
+use super::wire::{Broken, PATIENCE, Wire};
 use crate::conf::address::Endpoint;
 use crate::sys::clock::now_ms;
 use crate::sys::mutex::{Guard, Mutex};
 use crate::sys::raw::gettid;
 use crate::sys::table::Table;
+use condition::Condition;
 use rustix::fd::IntoRawFd;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -44,11 +49,6 @@ use std::time::Duration;
 pub const DEADLINE: Duration = Duration::from_secs(1);
 /// Connections of a side.
 const WIRES: usize = 8;
-/// First and longest pause between two tries, milliseconds.
-const PAUSE_MIN: i64 = 20;
-const PAUSE_MAX: i64 = 2000;
-/// What is over sooner is not worth a word, milliseconds.
-const SAID_AFTER: i64 = 1000;
 /// How long who waits sleeps at most between two looks, nanoseconds.
 const LOOK_NS: i64 = 20_000_000;
 
@@ -81,13 +81,15 @@ pub enum Unreachable {
     /// It was given up.
     #[error("the server was given up")]
     Lost,
+    /// It was asked several times.
+    #[error("the server sends what it must not")]
+    Nonsense,
 }
 
-/// What the user should know, once each.
-const SAY_WAITS: u32 = 1;
-const SAY_BACK: u32 = 2;
-const SAY_LOST: u32 = 4;
-const SAY_ANOTHER: u32 = 8;
+/// What the condition says, for those who only look: bits of [`Link::glance`].
+const UP: u32 = 1;
+const LOST: u32 = 2;
+const TROUBLED: u32 = 4;
 
 /// An open connection, and the number of the link's life in which it was opened.
 struct Opened {
@@ -112,21 +114,13 @@ pub struct Link {
     sides: [Side; 2],
     /// Connections that the server allows.
     most: AtomicUsize,
-    /// Since when it is out of reach, milliseconds; 0: it is in reach.
-    down_since: AtomicI64,
-    next_try: AtomicI64,
-    pause: AtomicI64,
-    /// Counts how often it was out of reach.
+    /// Counts how often it was out of reach. Changed with `condition`.
     life: AtomicU32,
     /// One more than the life in which the server had no connection for somebody's own.
     none_in_life: AtomicU32,
-    lost: AtomicBool,
-    another: AtomicBool,
-    /// What is to be said, and what was said of the present failure.
-    notes: AtomicU32,
-    said: AtomicU32,
-    /// Why the last try failed.
-    why: Mutex<Failed>,
+    condition: Mutex<Condition>,
+    /// See [`UP`].
+    glance: AtomicU32,
     table: OnceLock<Arc<Table>>,
 }
 
@@ -142,16 +136,10 @@ impl Link {
             timeout,
             sides: [side(), side()],
             most: AtomicUsize::new(WIRES),
-            down_since: AtomicI64::new(0),
-            next_try: AtomicI64::new(0),
-            pause: AtomicI64::new(PAUSE_MIN),
             life: AtomicU32::new(0),
             none_in_life: AtomicU32::new(0),
-            lost: AtomicBool::new(false),
-            another: AtomicBool::new(false),
-            notes: AtomicU32::new(0),
-            said: AtomicU32::new(0),
-            why: Mutex::new(Failed::Broken(Broken::Silent)),
+            condition: Mutex::new(Condition::new()),
+            glance: AtomicU32::new(UP),
             table: OnceLock::new(),
         }
     }
@@ -179,10 +167,7 @@ impl Link {
     /// Why that is not possible, in words.
     pub fn open(&self) -> Result<(), String> {
         let side = self.side();
-        self.wire_of(side, true).map(drop).map_err(|failed| match failed {
-            Failed::Broken(broken) => broken.to_string(),
-            Failed::Refused(why) | Failed::Another(why) => why.into(),
-        })
+        self.wire_of(side, true).map(drop).map_err(|failed| failed.to_string())
     }
 
     /// Opens the first connection; why the server refuses that, if it says so.
@@ -201,29 +186,27 @@ impl Link {
 
     /// Whether the server is in reach, as far as is known. Takes no time.
     pub fn is_up(&self) -> bool {
-        self.down_since.load(Relaxed) == 0
+        self.glance.load(Relaxed) & UP != 0
     }
 
     /// Whether it was given up, even if it is back.
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Relaxed)
+        self.glance.load(Relaxed) & LOST != 0
     }
 
     /// Whether the server is in reach; takes a step to get there. Does not wait.
     pub fn reach(&self) -> InReach {
-        if self.is_up() {
-            return InReach::Up;
-        }
-        if !self.another.load(Relaxed) {
-            self.step();
-            if self.is_up() {
-                return InReach::Up;
+        if !self.is_up() {
+            if self.condition.lock().is_due(now_ms()) {
+                self.step();
             }
+            self.change(|condition| condition.tell(now_ms()));
         }
-        if self.down_for() >= SAID_AFTER {
-            self.say(SAY_WAITS);
+        match (self.is_up(), self.is_lost()) {
+            (true, _) => InReach::Up,
+            (false, true) => InReach::Lost,
+            (false, false) => InReach::Waiting,
         }
-        if self.is_lost() { InReach::Lost } else { InReach::Waiting }
     }
 
     /// Does something on a connection; after a failure again, on a new one, if `patience` says so.
@@ -233,6 +216,7 @@ impl Link {
     pub fn talk<R>(
         &self,
         patience: Patience,
+        about: About<'_>,
         act: &mut dyn FnMut(&mut Wire) -> Result<R, Broken>,
     ) -> Result<R, Unreachable> {
         loop {
@@ -245,21 +229,29 @@ impl Link {
                     continue;
                 }
             }
-            let life = self.life.load(Acquire);
-            match self.wire_of(self.side(), false) {
+            let (life, mut begun) = (self.life.load(Acquire), now_ms());
+            let failed = match self.wire_of(self.side(), false) {
                 Ok(mut place) => {
                     let Some(opened) = place.as_mut() else { continue };
-                    opened.wire.begin();
+                    // Other threads may have had it.
+                    begun = now_ms();
+                    opened.wire.begin(self.time());
                     match act(&mut opened.wire) {
-                        Ok(result) => return Ok(result),
+                        Ok(result) => {
+                            drop(place);
+                            self.answered(life, about);
+                            return Ok(result);
+                        }
                         Err(broken) => {
                             *place = None;
-                            drop(place);
-                            self.broke(life, Failed::Broken(broken));
+                            Failed::Broken(broken)
                         }
                     }
                 }
-                Err(failed) => self.broke(life, failed),
+                Err(failed) => failed,
+            };
+            if self.broke(life, begun, about, failed) {
+                return Err(Unreachable::Nonsense);
             }
             if patience == Patience::Now {
                 return Err(if self.is_lost() { Unreachable::Lost } else { Unreachable::Later });
@@ -287,7 +279,7 @@ impl Link {
                 side.opening.free_in_child();
                 side.wires.iter().for_each(|wire| wire.free_in_child());
             }
-            self.why.free_in_child();
+            self.condition.free_in_child();
         }
         for side in &self.sides {
             // The number may be somebody else's.
@@ -295,55 +287,18 @@ impl Link {
             side.wires.iter().for_each(|wire| drop(wire.lock().take()));
         }
         self.life.fetch_add(1, Relaxed);
-        self.notes.store(0, Relaxed);
+        self.change(Condition::fork_child);
     }
 
     /// Something that the user should know, once; one line. `mirrored`: there is a second copy of every page.
     pub fn take_note(&self, mirrored: bool) -> Option<String> {
-        let notes = self.notes.load(Relaxed);
-        let one = notes & notes.wrapping_neg();
-        if one == 0 || self.notes.fetch_and(!one, Relaxed) & one == 0 {
-            return None;
-        }
-        let name = &self.name;
-        Some(match one {
-            SAY_WAITS => {
-                let why = match *self.why.lock() {
-                    Failed::Broken(broken) => broken.to_string(),
-                    Failed::Refused(why) | Failed::Another(why) => why.into(),
-                };
-                let until = match self.timeout {
-                    Some(timeout) => format!("for {} s at most", timeout.as_secs()),
-                    None => "until it is back".into(),
-                };
-                match mirrored {
-                    true => format!("swap device {name:?} is out of reach: {why}; its pages come from the mirror"),
-                    false => format!(
-                        "swap device {name:?} is out of reach: {why}; threads that need pages from it wait, {until}"
-                    ),
-                }
-            }
-            SAY_BACK => format!("swap device {name:?} is back"),
-            SAY_LOST if mirrored => format!(
-                "swap device {name:?} is given up: it was out of reach for too long (timeout=); it takes no more \
-                 pages, and those on it come from the mirror"
-            ),
-            SAY_LOST => format!(
-                "swap device {name:?} is given up: it was out of reach for too long (timeout=); it takes no more \
-                 pages, and those on it are lost unless it comes back"
-            ),
-            _ => {
-                let why = if let Failed::Another(why) = *self.why.lock() { why } else { "it is another one" };
-                let then = if mirrored { "its pages come from the mirror" } else { "all pages on it are lost" };
-                format!("swap device {name:?}: {why}: {then}")
-            }
-        })
+        self.condition.lock().take_note(&self.name, mirrored, self.timeout)
     }
 
     /// What is to be said yet.
     #[cfg(test)]
     pub fn notes_pending(&self) -> u32 {
-        self.notes.load(Relaxed)
+        self.condition.lock().notes_pending()
     }
 
     /// Which connections the calling thread can use.
@@ -391,7 +346,7 @@ impl Link {
                 }
             };
             if first {
-                self.back();
+                self.change(Condition::welcomed);
             }
         }
         Ok(place)
@@ -399,12 +354,10 @@ impl Link {
 
     /// A step of getting a new connection; the result is a new life.
     fn step(&self) {
-        if now_ms() < self.next_try.load(Relaxed) {
-            return;
-        }
         self.drop_old();
         let side = self.side();
         let Some(mut opening) = self.sides[side].opening.try_lock() else { return };
+        let begun = opening.began_ms();
         match self.open_step(&mut opening) {
             Ok(None) => {}
             Ok(Some(wire)) => {
@@ -412,18 +365,10 @@ impl Link {
                 if let Some(mut place) = self.wires(side).iter().find_map(Mutex::try_lock) {
                     *place = Some(Opened { wire, life });
                 }
-                self.back();
+                self.change(Condition::welcomed);
             }
             Err(failed) => {
-                let pause = self.pause.load(Relaxed);
-                self.pause.store((pause * 2).min(PAUSE_MAX), Relaxed);
-                self.next_try.store(now_ms() + pause, Relaxed);
-                self.note_failure(failed);
-                // Only now: perhaps nobody has tried since it was out of reach.
-                if self.timeout.is_some_and(|timeout| self.down_for() >= timeout.as_millis() as i64) {
-                    self.lost.store(true, Relaxed);
-                    self.say(SAY_LOST);
-                }
+                self.change(|condition| condition.failed(now_ms(), begun, About::Other, failed, self.timeout));
             }
         }
     }
@@ -441,14 +386,6 @@ impl Link {
             if let Some(mut place) = wire.try_lock() {
                 place.take_if(|opened| opened.life != life);
             }
-        }
-    }
-
-    /// Milliseconds for which it has been out of reach.
-    fn down_for(&self) -> i64 {
-        match self.down_since.load(Relaxed) {
-            0 => 0,
-            since => now_ms() - since,
         }
     }
 
@@ -471,38 +408,43 @@ impl Link {
         Wire::new(socket, self.deadline).map(Some).map_err(Failed::Broken)
     }
 
-    /// An exchange, or a connection, has failed in this life of the link.
-    fn broke(&self, life: u32, failed: Failed) {
-        self.note_failure(failed);
-        if self.life.compare_exchange(life, life.wrapping_add(1), AcqRel, Relaxed).is_err() {
-            return; // Another thread was first.
-        }
-        self.said.store(0, Relaxed);
-        self.pause.store(PAUSE_MIN, Relaxed);
-        self.next_try.store(0, Relaxed);
-        self.down_since.store(now_ms(), Release);
+    /// For how long an exchange that begins now may take.
+    pub(super) fn time(&self) -> Duration {
+        let (most, now) = (self.deadline * PATIENCE, now_ms());
+        let left = self.condition.lock().left(now, self.timeout);
+        left.map_or(most, |left| most.min(Duration::from_millis(left.max(0) as u64)).max(self.deadline))
     }
 
-    fn note_failure(&self, failed: Failed) {
-        *self.why.lock() = failed;
-        if let Failed::Another(_) = failed {
-            self.another.store(true, Relaxed);
-            self.lost.store(true, Relaxed);
-            self.say(SAY_ANOTHER);
-        }
+    /// An exchange that began then, or its connection, has failed in this life of the link. As
+    /// [`Condition::failed`].
+    fn broke(&self, life: u32, begun: i64, about: About<'_>, failed: Failed) -> bool {
+        self.change(|condition| {
+            if self.life.load(Acquire) != life {
+                return false; // Another thread was first.
+            }
+            self.life.store(life.wrapping_add(1), Release);
+            condition.failed(now_ms(), begun, about, failed, self.timeout)
+        })
     }
 
-    fn back(&self) {
-        self.down_since.store(0, Release);
-        if self.said.load(Relaxed) & SAY_WAITS != 0 {
-            self.say(SAY_BACK);
+    /// The server has answered, in this life of the link.
+    fn answered(&self, life: u32, about: About<'_>) {
+        if self.glance.load(Relaxed) & TROUBLED == 0 {
+            return;
         }
+        self.change(|condition| {
+            if self.life.load(Acquire) == life {
+                condition.answered(now_ms(), about);
+            }
+        });
     }
 
-    fn say(&self, what: u32) {
-        if self.said.fetch_or(what, Relaxed) & what == 0 {
-            self.notes.fetch_or(what, Relaxed);
-        }
+    fn change<R>(&self, change: impl FnOnce(&mut Condition) -> R) -> R {
+        let mut condition = self.condition.lock();
+        let result = change(&mut condition);
+        let bits = [(condition.is_up(), UP), (condition.is_lost(), LOST), (condition.is_troubled(), TROUBLED)];
+        self.glance.store(bits.into_iter().filter(|bit| bit.0).map(|bit| bit.1).sum(), Relaxed);
+        result
     }
 
     /// Waits a little, or until the server says something.

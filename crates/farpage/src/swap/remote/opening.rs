@@ -37,10 +37,13 @@ pub enum Answer {
 }
 
 /// Why a try came to nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failed {
+    #[error("{0}")]
     Broken(Broken),
+    #[error("{0}")]
     Refused(&'static str),
+    #[error("{0}")]
     Another(&'static str),
 }
 
@@ -49,6 +52,7 @@ pub(super) struct OpeningSocket {
     pub(super) socket: Option<OwnedFd>,
     /// The greeting was sent.
     greeted: bool,
+    began_ms: i64,
     pub(super) until_ms: i64,
     got: [u8; GREETING_MAX],
     len: usize,
@@ -56,16 +60,22 @@ pub(super) struct OpeningSocket {
 
 impl OpeningSocket {
     pub(super) fn none() -> OpeningSocket {
-        OpeningSocket { socket: None, greeted: false, until_ms: 0, got: [0; GREETING_MAX], len: 0 }
+        OpeningSocket { socket: None, greeted: false, began_ms: 0, until_ms: 0, got: [0; GREETING_MAX], len: 0 }
     }
 }
 
 impl OpeningSocket {
+    /// When the present try began, or one that begins now.
+    pub(super) fn began_ms(&self) -> i64 {
+        if self.socket.is_some() { self.began_ms } else { now_ms() }
+    }
+
     /// As far as it goes without waiting: whether the server has welcomed us.
     pub(super) fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting, deadline: Duration) -> Result<bool, Failed> {
         let failed = |errno| Failed::Broken(Broken::Io(errno));
         if self.socket.is_none() {
-            self.until_ms = now_ms() + deadline.as_millis() as i64;
+            self.began_ms = now_ms();
+            self.until_ms = self.began_ms + deadline.as_millis() as i64;
             (self.greeted, self.len) = (false, 0);
             self.socket = Some(connect(to).map_err(failed)?);
         }

@@ -7,7 +7,7 @@
 //!
 //! Callers: the file device. No locks.
 
-use super::link::{InReach, Link};
+use super::link::Link;
 use crate::mem::units::Page;
 use crate::swap::crypt::{Cipher, Salt};
 use crate::swap::io::{RemoteRuns, Transferred};
@@ -77,9 +77,6 @@ pub trait PageStores: Send + Sync {
 
     /// The way to it.
     fn link(&self) -> &Link;
-
-    /// Whether pages can be read and stored now; takes a step to get there. Does not wait.
-    fn reach(&self) -> InReach;
 
     /// In a forked child, whose only thread this is.
     fn fork_child(&self);

@@ -1,6 +1,6 @@
 //! A link against servers of a line each: `hello` is answered by a word, and every byte by its successor.
 
-use super::link::{InReach, Link, Patience, Unreachable};
+use super::link::{About, InReach, Link, Patience, Unreachable};
 use super::opening::{Answer, Greeting};
 use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+const ABOUT: About<'_> = About::Pages(&[(0, 1)]);
 
 struct Word;
 
@@ -138,7 +140,9 @@ fn what_is_in_flight_has_a_time_in_which_it_must_be_over() {
     let mut own = link.open_own().unwrap();
     assert!(link.is_ready(&mut own));
     own.heard();
-    assert!(link.is_good(&own, now_ms() - 18_000) && !link.is_good(&own, now_ms() - 22_000) && !link.is_up());
+    assert!(
+        link.is_good(&own, ABOUT, now_ms() - 18_000) && !link.is_good(&own, ABOUT, now_ms() - 22_000) && !link.is_up()
+    );
     assert!(!link.is_ready(&mut own));
     while link.reach() != InReach::Up {}
     let mut own = link.open_own().unwrap();
@@ -163,7 +167,7 @@ fn a_server_may_have_fewer_connections_than_there_are_threads() {
                         std::thread::sleep(Duration::from_millis(1));
                         ask(wire)
                     };
-                    assert_eq!(link.talk(Patience::Wait, &mut talk), Ok(b'b'));
+                    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut talk), Ok(b'b'));
                 }
             });
         }
@@ -190,7 +194,7 @@ fn threads_have_connections_of_their_own_unless_there_may_be_only_one() {
                         }
                         ask(wire)
                     };
-                    assert_eq!(link.talk(Patience::Now, &mut talk), Ok(b'b'));
+                    assert_eq!(link.talk(Patience::Now, ABOUT, &mut talk), Ok(b'b'));
                 });
             }
         });
@@ -204,12 +208,12 @@ fn a_server_that_ends_and_begins_again_is_found_again() {
     let path = dir.path().join("s");
     let server = WordServer::start(&path, b"good");
     let link = link(&path, None);
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Ok(b'b'));
     drop(server);
-    assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later));
+    assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Err(Unreachable::Later));
     assert!(!link.is_up() && link.reach() == InReach::Waiting);
     let _server = WordServer::start(&path, b"good");
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Ok(b'b'));
     assert!(link.is_up() && notes(&link).is_empty(), "too short to be worth a word");
 }
 
@@ -218,13 +222,13 @@ fn a_silent_server_is_waited_for_and_that_is_said_once() {
     let dir = tempfile::tempdir().unwrap();
     let server = WordServer::start(&dir.path().join("s"), b"good");
     let link = hasty(&server.path, None);
-    while link.talk(Patience::Now, &mut ask) != Ok(b'b') {}
+    while link.talk(Patience::Now, ABOUT, &mut ask) != Ok(b'b') {}
     let silence = server.stopped.lock().unwrap();
-    assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later));
+    assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Err(Unreachable::Later));
     std::thread::scope(|threads| {
-        let reader = threads.spawn(|| link.talk(Patience::Wait, &mut ask));
+        let reader = threads.spawn(|| link.talk(Patience::Wait, ABOUT, &mut ask));
         while link.notes_pending() == 0 {
-            assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later), "does not wait");
+            assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Err(Unreachable::Later), "does not wait");
         }
         drop(silence);
         assert_eq!(reader.join().unwrap(), Ok(b'b'));
@@ -241,13 +245,13 @@ fn what_is_out_of_reach_for_too_long_is_given_up_and_may_come_back() {
     let link = link(&path, Some(Duration::from_millis(300)));
     link.open().unwrap();
     drop(server);
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Err(Unreachable::Lost));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Err(Unreachable::Lost));
     assert!(notes(&link).last().unwrap().contains("given up"));
     let _server = WordServer::start(&path, b"good");
     while link.reach() != InReach::Up {}
     assert!(link.is_lost(), "it takes no more pages");
-    assert_eq!(link.talk(Patience::Now, &mut ask), Ok(b'b'));
+    assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Ok(b'b'));
 }
 
 #[test]
@@ -258,10 +262,10 @@ fn a_server_that_is_back_before_anybody_asks_is_not_given_up() {
     let link = link(&path, Some(Duration::from_millis(1)));
     link.open().unwrap();
     drop(server);
-    assert_eq!(link.talk(Patience::Now, &mut ask), Err(Unreachable::Later));
+    assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Err(Unreachable::Later));
     let _server = WordServer::start(&path, b"good");
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Ok(b'b'));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Ok(b'b'));
 }
 
 #[test]
@@ -273,7 +277,7 @@ fn another_server_in_the_same_place_means_that_all_is_lost_at_once() {
     link.open().unwrap();
     drop(server);
     let _server = WordServer::start(&path, b"else");
-    assert_eq!(link.talk(Patience::Wait, &mut ask), Err(Unreachable::Lost));
+    assert_eq!(link.talk(Patience::Wait, ABOUT, &mut ask), Err(Unreachable::Lost));
     assert_eq!(link.reach(), InReach::Lost);
     let notes = notes(&link);
     assert!(notes.len() == 1 && notes[0].contains("another server: all pages on it are lost"), "{notes:?}");
@@ -289,14 +293,14 @@ fn a_descriptor_that_is_another_file_by_now_is_not_closed() {
         number = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(wire));
         Ok(())
     };
-    link.talk(Patience::Now, &mut look).unwrap();
+    link.talk(Patience::Now, ABOUT, &mut look).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: the number is the link's, as a program may close it.
     assert_eq!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&file), number) }, number);
     link.fork_child();
     // SAFETY: only asked for its flags.
     assert!(unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0);
-    assert_eq!(link.talk(Patience::Now, &mut ask), Ok(b'b'), "by a new connection");
+    assert_eq!(link.talk(Patience::Now, ABOUT, &mut ask), Ok(b'b'), "by a new connection");
     // SAFETY: nobody else has it.
     unsafe { libc::close(number) };
 }

@@ -21,6 +21,9 @@ pub enum Broken {
     /// The server has closed it.
     #[error("the server has closed the connection")]
     Closed,
+    /// It does not do what it is asked for now.
+    #[error("it is busy, loads its data, or has too many clients")]
+    Busy,
     /// What the kernel said.
     #[error("{}", crate::sys::raw::ErrnoText(*.0))]
     Io(Errno),
@@ -49,7 +52,6 @@ pub struct Wire {
     fd: RawFd,
     /// Device and inode of the socket.
     file: (u64, u64),
-    deadline: Duration,
     /// When the present exchange must be over.
     until_ms: i64,
 }
@@ -63,14 +65,12 @@ impl Wire {
         ready.into_iter().collect::<Result<(), Errno>>().map_err(Broken::Io)?;
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(Broken::Io)?;
         rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK).map_err(Broken::Io)?;
-        let mut wire = Wire { fd: fd.into_raw_fd(), file: (stat.st_dev, stat.st_ino), deadline, until_ms: 0 };
-        wire.begin();
-        Ok(wire)
+        Ok(Wire { fd: fd.into_raw_fd(), file: (stat.st_dev, stat.st_ino), until_ms: 0 })
     }
 
-    /// An exchange begins: it has its time from now on.
-    pub fn begin(&mut self) {
-        self.until_ms = now_ms() + (self.deadline * PATIENCE).as_millis() as i64;
+    /// An exchange begins: it has this time from now on.
+    pub fn begin(&mut self, time: Duration) {
+        self.until_ms = now_ms() + time.as_millis() as i64;
     }
 
     /// Whether the calling thread's table still has the socket under its number.

@@ -23,15 +23,15 @@ pub mod greeting;
 pub mod header;
 mod in_flight;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use super::conversation;
-use super::link::{Link, Patience, Unreachable};
+use super::link::{About, Link, Patience, Unreachable};
 use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
-use crate::swap::io::{Batch, Conversation, RemoteRead, RemoteRuns, Transferred};
+use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
 use header::{ExportHeader, Wrong};
@@ -178,7 +178,7 @@ impl Export {
     /// The server is out of reach; within: what it says.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<Result<(), Errno>, Unreachable> {
         let part = [libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() }];
-        self.link.talk(Patience::Now, &mut |wire| {
+        self.link.talk(Patience::Now, About::Other, &mut |wire| {
             let mut exchange = Exchange::new();
             // SAFETY: borrowed mutably until the exchange is over.
             unsafe { exchange.add(NbdCommand::Read, at, &part, 0) };
@@ -193,7 +193,7 @@ impl Export {
     /// As [`Export::read`].
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Result<(), Errno>, Unreachable> {
         let part = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-        self.link.talk(Patience::Now, &mut |wire| {
+        self.link.talk(Patience::Now, About::Other, &mut |wire| {
             let mut exchange = Exchange::new();
             // SAFETY: borrowed until the exchange is over, and only read.
             unsafe { exchange.add(NbdCommand::Write, at, &part, 0) };
@@ -213,7 +213,7 @@ impl Export {
         let (mut from, end) = (at, at + len);
         while from < end {
             let part = (end - from).min(TRIM_MAX);
-            let done = self.link.talk(Patience::Now, &mut |wire| {
+            let done = self.link.talk(Patience::Now, About::Other, &mut |wire| {
                 let mut exchange = Exchange::new();
                 // SAFETY: no memory.
                 unsafe { exchange.add(NbdCommand::Trim, from, &[], part as u32) };
@@ -244,18 +244,26 @@ impl RemoteRuns for Export {
 
     fn run(&self, batch: &mut Batch, mine: &[bool]) {
         let patience = if batch.is_patient() { Patience::Wait } else { Patience::Now };
-        let mut results = [None; crate::swap::io::BATCH_MAX];
-        let talked = self.link.talk(patience, &mut |wire| {
+        let mut results = [None; BATCH_MAX];
+        let (mut ranges, mut len, mut stores) = ([(0, 0); BATCH_MAX], 0, false);
+        for i in (0..batch.runs()).filter(|i| mine[*i]) {
+            let Some(request) = batch.remote_request(i) else { continue };
+            ranges[len] = (request.at, request.at + (request.pages * PAGE_SIZE) as u64);
+            stores |= request.direction == Direction::Write;
+            len += 1;
+        }
+        let about = if stores { About::Stores } else { About::Pages(&ranges[..len]) };
+        let talked = self.link.talk(patience, about, &mut |wire| {
             let mut exchange = Exchange::new();
-            let mut runs = [0; crate::swap::io::BATCH_MAX];
+            let mut runs = [0; BATCH_MAX];
             for i in (0..batch.runs()).filter(|i| mine[*i]) {
                 if results[i].is_some() {
                     continue;
                 }
                 let Some(request) = batch.remote_request(i) else { continue };
                 let command = match request.direction {
-                    crate::swap::io::Direction::Read => NbdCommand::Read,
-                    crate::swap::io::Direction::Write => NbdCommand::Write,
+                    Direction::Read => NbdCommand::Read,
+                    Direction::Write => NbdCommand::Write,
                 };
                 // SAFETY: the memory is the batch's until it has ended.
                 if let Some(number) = unsafe { exchange.add(command, request.at, request.memory, 0) } {
@@ -269,7 +277,10 @@ impl RemoteRuns for Export {
             ended
         });
         let without = match talked {
+            // What was written may yet get there.
+            _ if stores => Transferred::OutOfReach,
             Err(Unreachable::Later) => Transferred::OutOfReach,
+            Err(Unreachable::Nonsense) => Transferred::Failed(Errno::PROTO),
             _ => Transferred::Failed(Errno::TIMEDOUT),
         };
         for (i, result) in results.into_iter().enumerate().take(batch.runs()).filter(|(i, _)| mine[*i]) {

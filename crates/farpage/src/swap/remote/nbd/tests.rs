@@ -73,6 +73,12 @@ impl FakeServer {
     }
 }
 
+/// An honest server; the result ends it.
+pub fn begin(path: &Path) -> Box<dyn FnOnce()> {
+    let server = FakeServer::start(path);
+    Box::new(move || drop(server))
+}
+
 /// Requests of one connection; what is there is answered from the last to the first.
 fn serve(mut peer: UnixStream, data: &Mutex<Vec<u8>>, faults: &Faults) -> Option<()> {
     peer.write_all(&handshake(SIZE as u64)).ok()?;
