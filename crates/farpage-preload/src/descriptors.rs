@@ -10,21 +10,14 @@
 //! Without such descriptors, and for all others, they are libc's. No locks, no allocation: called between `vfork` and
 //! exec.
 
-use crate::interpose::{found, next, no_such_function};
+use crate::call::{call, interposed};
 use crate::userfaultfds::registered;
 use farpage::internals::probe::inherited_device;
 use farpage::internals::sys::descriptor::FileId;
 use farpage::internals::tree;
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-
-static REAL_CLOSE: AtomicUsize = AtomicUsize::new(0);
-static REAL_CLOSE_RANGE: AtomicUsize = AtomicUsize::new(0);
-static REAL_FCNTL: AtomicUsize = AtomicUsize::new(0);
-static REAL_IOCTL: AtomicUsize = AtomicUsize::new(0);
-static REAL_SPAWN_CLOSE: AtomicUsize = AtomicUsize::new(0);
-static REAL_SPAWN_CLOSE_FROM: AtomicUsize = AtomicUsize::new(0);
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// A descriptor that stays open.
 struct Kept {
@@ -45,7 +38,7 @@ static KEPT: [Kept; 2] =
     [const { Kept { number: AtomicU32::new(NONE), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; 2];
 const NONE: u32 = u32::MAX;
 
-/// Looks the functions up. By the initialiser: later, a child of `vfork` may ask.
+/// Finds them. By the initialiser: later, a child of `vfork` may ask.
 pub fn find() {
     let device = inherited_device().and_then(|fd| Some((fd.as_raw_fd(), FileId::of(fd).ok()?)));
     for (kept, (fd, file)) in KEPT.iter().zip([device, tree::inherited()].into_iter().flatten()) {
@@ -53,12 +46,6 @@ pub fn find() {
         kept.inode.store(file.inode, Relaxed);
         kept.number.store(u32::try_from(fd).unwrap_or(NONE), Relaxed);
     }
-    REAL_CLOSE.store(next(c"close"), Relaxed);
-    REAL_CLOSE_RANGE.store(next(c"close_range"), Relaxed);
-    REAL_FCNTL.store(next(c"fcntl"), Relaxed);
-    REAL_IOCTL.store(next(c"ioctl"), Relaxed);
-    REAL_SPAWN_CLOSE.store(next(c"posix_spawn_file_actions_addclose"), Relaxed);
-    REAL_SPAWN_CLOSE_FROM.store(next(c"posix_spawn_file_actions_addclosefrom_np"), Relaxed);
 }
 
 /// Those of these descriptors that stay open and are still what they were: the program may have put others there.
@@ -75,52 +62,51 @@ fn is_kept(fd: c_int) -> bool {
     kept(fd as c_uint, fd as c_uint).next().is_some() // a negative number is larger than any
 }
 
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_kept(fd) {
-        return 0;
-    }
-    let real = found(&REAL_CLOSE, c"close");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: unsafe extern "C" fn(c_int) -> c_int = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    unsafe { real(fd) }
-}
+type SpawnActions = *mut libc::posix_spawn_file_actions_t;
 
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let real = found(&REAL_CLOSE_RANGE, c"close_range");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: unsafe extern "C" fn(c_uint, c_uint, c_int) -> c_int = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise, for parts of its range.
-    let close = |first, last| unsafe { real(first, last, flags) };
-    let (mut from, mut result) = (first, 0);
-    loop {
-        let Some(kept) = kept(from, last).min() else { return result.min(close(from, last)) };
-        if from < kept {
-            result = result.min(close(from, kept - 1));
+// Where the last argument may be missing in C, or of another type, it is passed on as it comes.
+interposed! {
+    fn close(fd: c_int) -> c_int = if is_kept(fd) { 0 } else { call!(close(fd)) };
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = {
+        let close = |first, last| call!(close_range(first, last, flags));
+        let (mut from, mut result) = (first, 0);
+        loop {
+            let Some(kept) = kept(from, last).min() else { return result.min(close(from, last)) };
+            if from < kept {
+                result = result.min(close(from, kept - 1));
+            }
+            if kept == last {
+                return result;
+            }
+            from = kept + 1;
         }
-        if kept == last {
-            return result;
+    };
+    fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int =
+        if command == libc::F_SETFD && is_kept(fd) { 0 } else { call!(fcntl(fd, command, argument)) };
+    /// The two are one on x86-64.
+    fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int = fcntl(fd, command, argument);
+    fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int = {
+        let call = || call!(ioctl(fd, request, argument));
+        if request == libc::FIOCLEX && is_kept(fd) { 0 } else { registered(call(), request, argument, call) }
+    };
+    fn posix_spawn_file_actions_addclose(actions: SpawnActions, fd: c_int) -> c_int =
+        if is_kept(fd) { 0 } else { call!(posix_spawn_file_actions_addclose(actions, fd), libc::ENOSYS) };
+    /// What is below the last descriptor that stays is closed one by one: the child that does it is within libc, and
+    /// knows no range with an end.
+    fn posix_spawn_file_actions_addclosefrom_np(actions: SpawnActions, from: c_int) -> c_int = {
+        let close_from = |from| call!(posix_spawn_file_actions_addclosefrom_np(actions, from), libc::ENOSYS);
+        let last = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX).max());
+        let Some(kept) = last else { return close_from(from) };
+        // Above the limit libc takes no number; the program can have opened none there.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        for fd in from..u64::from(kept).min(limit) as c_int {
+            let error = posix_spawn_file_actions_addclose(actions, fd);
+            if error != 0 {
+                return error;
+            }
         }
-        from = kept + 1;
-    }
+        close_from(kept as c_int + 1)
+    };
 }
 
 /// As libc's; see the module header.
@@ -131,114 +117,4 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 pub unsafe extern "C" fn closefrom(low: c_int) {
     // SAFETY: caller's promise. The kernels that farpage needs have this call, so it fails for no descriptor.
     unsafe { close_range(low.max(0) as c_uint, c_uint::MAX, 0) };
-}
-
-/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it
-/// comes.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    if command == libc::F_SETFD && is_kept(fd) {
-        return 0;
-    }
-    let real = found(&REAL_FCNTL, c"fcntl");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name takes its third argument where an integer is passed.
-    let real: unsafe extern "C" fn(c_int, c_int, usize) -> c_int = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    unsafe { real(fd, command, argument) }
-}
-
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: caller's promise; the two are one on x86-64.
-    unsafe { fcntl(fd, command, argument) }
-}
-
-/// As libc's; see the module header. In C the third argument may be missing or of another type: it is passed on as it
-/// comes.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    if request == libc::FIOCLEX && is_kept(fd) {
-        return 0;
-    }
-    let real = found(&REAL_IOCTL, c"ioctl");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name takes its third argument where an integer is passed.
-    let real: unsafe extern "C" fn(c_int, c_ulong, usize) -> c_int = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    let call = || unsafe { real(fd, request, argument) };
-    // SAFETY: caller's promise, and just called.
-    unsafe { registered(call(), request, argument, call) }
-}
-
-type SpawnClose = unsafe extern "C" fn(*mut libc::posix_spawn_file_actions_t, c_int) -> c_int;
-
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_addclose(
-    actions: *mut libc::posix_spawn_file_actions_t,
-    fd: c_int,
-) -> c_int {
-    if is_kept(fd) {
-        return 0;
-    }
-    let real = found(&REAL_SPAWN_CLOSE, c"posix_spawn_file_actions_addclose");
-    if real == 0 {
-        return libc::ENOSYS;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: SpawnClose = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    unsafe { real(actions, fd) }
-}
-
-/// As libc's; see the module header. What is below the last descriptor that stays is closed one by one: the child that
-/// does it is within libc, and knows no range with an end.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(
-    actions: *mut libc::posix_spawn_file_actions_t,
-    from: c_int,
-) -> c_int {
-    let real = found(&REAL_SPAWN_CLOSE_FROM, c"posix_spawn_file_actions_addclosefrom_np");
-    if real == 0 {
-        return libc::ENOSYS;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: SpawnClose = unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    let close_from = |from| unsafe { real(actions, from) };
-    let last = u32::try_from(from).ok().and_then(|from| kept(from, c_uint::MAX).max());
-    let Some(kept) = last else { return close_from(from) };
-    // Above the limit libc takes no number; the program can have opened none there.
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    for fd in from..u64::from(kept).min(limit) as c_int {
-        // SAFETY: caller's promise.
-        let error = unsafe { posix_spawn_file_actions_addclose(actions, fd) };
-        if error != 0 {
-            return error;
-        }
-    }
-    close_from(kept as c_int + 1)
 }

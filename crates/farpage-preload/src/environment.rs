@@ -32,8 +32,8 @@ unsafe extern "C" {
 /// How many strings [`OURS`] has: the library's, and four variables.
 const STRINGS: usize = 5;
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-/// A longer value stays as it is.
-const VALUE: usize = 1024;
+/// A longer list of libraries stays as it is.
+const LIST: usize = 2048;
 /// Part of the name of libraries of this kind.
 pub const NAME: &[u8] = b"libfarpage_preload";
 
@@ -166,11 +166,7 @@ pub unsafe fn own_variable<'a>(name: &[u8]) -> Option<&'a [u8]> {
 ///
 /// # Safety
 /// `env` is an environment, or null.
-pub unsafe fn with_env(
-    env: Strings,
-    look: impl FnOnce() -> LoaderKind,
-    start: impl FnOnce(Strings, bool) -> c_int,
-) -> c_int {
+pub unsafe fn with_env(env: Strings, look: &dyn Fn() -> LoaderKind, start: &dyn Fn(Strings, bool) -> c_int) -> c_int {
     // SAFETY: caller's promise.
     let said = unsafe { Said::by(env) };
     let lacks = said.lacks();
@@ -181,68 +177,57 @@ pub unsafe fn with_env(
     }
     let kind = look();
     let is_here = library().is_none_or(|path| !path.to_bytes().starts_with(b"/") || is_library_here(path));
-    if kind == LoaderKind::Other || kind == LoaderKind::Glibc && !is_here {
-        let start = |env| start(env, false);
-        // As little of the stack as will do.
-        return match said.count {
-            _ if !said.names_us => start(env),
-            // SAFETY: caller's promise; counted.
-            0..256 => unsafe { without_us::<256, _>(env, start) },
-            // SAFETY: as above.
-            256..4096 => unsafe { without_us::<4096, _>(env, start) },
-            _ => start(env),
-        };
-    }
-    let start = |env| start(env, kind == LoaderKind::Glibc && !said.disables);
+    let cannot_load = kind == LoaderKind::Other || kind == LoaderKind::Glibc && !is_here;
+    let lacks = if cannot_load { [std::ptr::null(); STRINGS] } else { lacks };
+    let start = |env| start(env, !cannot_load && kind == LoaderKind::Glibc && !said.disables);
+    let changes = if cannot_load { said.names_us } else { lacks_some };
+    // As little of the stack as will do.
     match said.count {
-        _ if !lacks_some => start(env),
+        _ if !changes => start(env),
         // SAFETY: caller's promise; counted.
-        0..250 => unsafe { with_us::<256, _>(env, lacks, start) },
+        0..250 => unsafe { with_changes::<256>(env, lacks, &start) },
         // SAFETY: as above.
-        250..4090 => unsafe { with_us::<4096, _>(env, lacks, start) },
+        250..4090 => unsafe { with_changes::<4096>(env, lacks, &start) },
         _ => start(env),
     }
 }
 
-/// Calls `start` with an environment that has the strings of `lacks`, too: for one of fewer than `N` strings less
-/// those. What it preloads is preloaded behind this library.
+/// Calls `start` with an environment that has the strings of `lacks`, too: what it preloads is preloaded behind this
+/// library. Without any, it is one that does not name this library. For one of fewer than `N` strings less those.
 #[inline(never)]
-unsafe fn with_us<const N: usize, F: FnOnce(Strings) -> c_int>(
+unsafe fn with_changes<const N: usize>(
     env: Strings,
     lacks: [*const c_char; STRINGS],
-    start: F,
+    start: &dyn Fn(Strings) -> c_int,
 ) -> c_int {
-    let mut out = [std::ptr::null(); N];
-    let mut both = [0u8; 2 * VALUE];
-    let mut n = 0;
+    let (mut out, mut n) = ([std::ptr::null(); N], 0);
+    let mut list = [0u8; LIST];
     for string in lacks.into_iter().filter(|string| !string.is_null()) {
         out[n] = string;
         n += 1;
     }
     let added = n;
-    // SAFETY: strings of ours.
-    let name = |string: *const c_char| unsafe { CStr::from_ptr(string) }.to_bytes().split(|byte| *byte == b'=').next();
+    // SAFETY: strings of ours, or of the environment.
+    let text_of = |string: *const c_char| unsafe { CStr::from_ptr(string) }.to_bytes();
+    let name = |string| text_of(string).split(|byte| *byte == b'=').next();
     // SAFETY: caller's promise.
     for string in unsafe { pointers(env) } {
-        // SAFETY: one of the environment's.
-        let text = unsafe { CStr::from_ptr(string) }.to_bytes();
-        match text.strip_prefix(PRELOAD).filter(|_| !lacks[0].is_null()) {
-            Some(others) => {
-                // SAFETY: a string of ours.
-                let ours = unsafe { CStr::from_ptr(lacks[0]) }.to_bytes();
-                let len = ours.len() + 1 + others.len();
+        match text_of(string).strip_prefix(PRELOAD) {
+            Some(others) if !lacks[0].is_null() => {
                 // Too long: it is the program's.
-                out[0] = string;
-                if len < both.len() {
-                    both[..ours.len()].copy_from_slice(ours);
-                    both[ours.len()] = b':';
-                    both[ours.len() + 1..len].copy_from_slice(others);
-                    out[0] = both.as_ptr().cast();
+                out[0] = joined(b"", [text_of(lacks[0]), others].into_iter(), &mut list).unwrap_or(string);
+            }
+            Some(value) if added == 0 && libraries(value).any(is_ours) => {
+                let mut others = libraries(value).filter(|library| !is_ours(library)).peekable();
+                if others.peek().is_some() {
+                    let Some(others) = joined(PRELOAD, others, &mut list) else { return start(env) };
+                    out[n] = others;
+                    n += 1;
                 }
             }
             // What is left of an older list.
-            None if out[..added].iter().any(|ours| name(*ours) == text.split(|byte| *byte == b'=').next()) => {}
-            None => {
+            _ if out[..added].iter().any(|ours| name(*ours) == name(string)) => {}
+            _ => {
                 out[n] = string;
                 n += 1;
             }
@@ -251,41 +236,18 @@ unsafe fn with_us<const N: usize, F: FnOnce(Strings) -> c_int>(
     start(out.as_ptr())
 }
 
-/// Calls `start` with an environment without this library, for one of fewer than `N` strings.
-#[inline(never)]
-unsafe fn without_us<const N: usize, F: FnOnce(Strings) -> c_int>(env: Strings, start: F) -> c_int {
-    let mut out = [std::ptr::null(); N];
-    let mut others = [0u8; PRELOAD.len() + VALUE + 1];
-    let mut n = 0;
-    // SAFETY: caller's promise.
-    for string in unsafe { pointers(env) } {
-        // SAFETY: as above.
-        let value = unsafe { CStr::from_ptr(string) }.to_bytes().strip_prefix(PRELOAD);
-        let Some(value) = value.filter(|value| libraries(value).any(is_ours)) else {
-            out[n] = string;
-            n += 1;
-            continue;
-        };
-        if value.len() > VALUE {
-            return start(env);
-        }
-        others[..PRELOAD.len()].copy_from_slice(PRELOAD);
-        let mut len = PRELOAD.len();
-        for library in libraries(value).filter(|library| !is_ours(library)) {
-            if len > PRELOAD.len() {
-                others[len] = b':';
-                len += 1;
-            }
-            others[len..len + library.len()].copy_from_slice(library);
-            len += library.len();
-        }
-        others[len] = 0;
-        if len > PRELOAD.len() {
-            out[n] = others.as_ptr().cast();
-            n += 1;
-        }
+/// `first`, and these with colons between them, as a C string; `None`: they do not fit.
+fn joined<'a>(first: &[u8], parts: impl Iterator<Item = &'a [u8]>, to: &mut [u8]) -> Option<*const c_char> {
+    let mut len = first.len();
+    to.get_mut(..len)?.copy_from_slice(first);
+    for part in parts {
+        let colon = usize::from(len > first.len());
+        to.get_mut(len..len + colon)?.fill(b':');
+        to.get_mut(len + colon..len + colon + part.len())?.copy_from_slice(part);
+        len += colon + part.len();
     }
-    start(out.as_ptr())
+    *to.get_mut(len)? = 0;
+    Some(to.as_ptr().cast())
 }
 
 /// Calls `start` with a command for a shell that libc starts with this process's environment: the command sets the

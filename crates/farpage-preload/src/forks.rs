@@ -12,12 +12,9 @@
 //! is swapped out and all pass through: their children have no engine then, and may do what a process with one thread
 //! may (`unshare(CLONE_NEWUSER)`, `setns`). Of a process without an engine they are like any other child.
 
-use crate::descriptors;
-use crate::execs;
-use crate::interpose::{self, found, next, no_such_function};
+use crate::call::{call, interposed};
 use crate::late::slots::take_over_new;
-use crate::pagemaps;
-use crate::privileges;
+use crate::own::{Answer, answer};
 use farpage::PAGE_SIZE;
 use farpage::internals::run::fork;
 use farpage::internals::run::preload::follow_forks;
@@ -26,41 +23,23 @@ use farpage::internals::run::state::engine;
 use farpage::internals::sys::raw;
 use farpage::internals::sys::thread::thread_pointer;
 use std::arch::asm;
-use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
-static REAL_LIBC_FORK: AtomicUsize = AtomicUsize::new(0);
-static REAL_DAEMON: AtomicUsize = AtomicUsize::new(0);
-static REAL_FORKPTY: AtomicUsize = AtomicUsize::new(0);
-static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
-static REAL_REGISTER: AtomicUsize = AtomicUsize::new(0);
-
-/// Looks the functions up. By the initialiser: later, a signal handler may ask.
-pub fn find() {
-    REAL_FORK.store(next(c"_Fork"), Relaxed);
-    REAL_LIBC_FORK.store(next(c"fork"), Relaxed);
-    REAL_DAEMON.store(next(c"daemon"), Relaxed);
-    REAL_FORKPTY.store(next(c"forkpty"), Relaxed);
-    REAL_CLONE.store(next(c"clone"), Relaxed);
-    REAL_REGISTER.store(next(c"__register_atfork"), Relaxed);
-}
+use std::ffi::{c_char, c_int, c_void};
 
 /// A child made with these has its own memory, or not: its parent's descriptors, or its own.
 const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
 /// The parent would sleep until the child's exec, and the child waits for the parent. With memory of its own nothing
 /// needs the former.
-const VFORK: usize = libc::CLONE_VFORK as usize;
+pub const VFORK: usize = libc::CLONE_VFORK as usize;
 
 /// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own
 /// children.
-fn followed(flags: usize) -> bool {
+pub fn followed(flags: usize) -> bool {
     flags & SHARES == 0 && engine().is_some_and(|e| e.is_active() && e.fork.is_home())
 }
 
 /// What the call that makes a child with these flags returns: in one with memory of its own, made before there was an
 /// engine, that is all it needs.
-fn unfollowed(flags: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+pub fn unfollowed(flags: usize, result: Answer) -> Answer {
     result.inspect(|pid| {
         if *pid == 0 && flags & SHARES == 0 {
             start::fork_child();
@@ -68,21 +47,9 @@ fn unfollowed(flags: usize, result: Result<usize, raw::Errno>) -> Result<usize, 
     })
 }
 
-/// What `syscall(2)` of libc returns; sets `errno`.
-pub fn answer(result: Result<usize, raw::Errno>) -> c_long {
-    match result {
-        Ok(value) => value as c_long,
-        Err(error) => {
-            // SAFETY: the calling thread's errno.
-            unsafe { *libc::__errno_location() = error.raw_os_error() };
-            -1
-        }
-    }
-}
-
 /// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the
 /// kernel or the child's thread-local storage is, which must be there before the child's engine is.
-fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+pub fn around(places: &[usize], copy: impl FnOnce() -> Answer) -> Answer {
     fork::reserve()?;
     let forker = thread_pointer();
     fork::prepare();
@@ -98,74 +65,6 @@ fn around(places: &[usize], copy: impl FnOnce() -> Result<usize, raw::Errno>) ->
     result
 }
 
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's, and as for the system call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-    // SAFETY: caller's promise.
-    let call = |args| unsafe { raw::syscall(number as u32, args) };
-    let args = [a, b, c, d, e, f];
-    // A child with a stack of its own would return to nowhere: whoever asks for one does not come through a function.
-    answer(match number {
-        libc::SYS_fork if followed(0) => around(&[], || call(args)),
-        libc::SYS_fork => unfollowed(0, call(args)),
-        libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([a & !VFORK, b, c, d, e, f])),
-        libc::SYS_clone if b == 0 => unfollowed(a, call(args)),
-        libc::SYS_clone3 => clone3(args, call),
-        // These set errno themselves.
-        // SAFETY: caller's promise.
-        libc::SYS_close => return unsafe { descriptors::close(a as c_int) }.into(),
-        // SAFETY: caller's promise.
-        libc::SYS_fcntl => return unsafe { descriptors::fcntl(a as c_int, b as c_int, c) }.into(),
-        // SAFETY: caller's promise.
-        libc::SYS_ioctl => return unsafe { descriptors::ioctl(a as c_int, b as c_ulong, c) }.into(),
-        // SAFETY: caller's promise.
-        libc::SYS_madvise => return unsafe { interpose::madvise(a as *mut c_void, b, c as c_int) }.into(),
-        // SAFETY: caller's promise.
-        libc::SYS_process_madvise => unsafe { interpose::advise_ranges(args, || call(args)) },
-        libc::SYS_close_range => {
-            // SAFETY: caller's promise.
-            return unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) }.into();
-        }
-        libc::SYS_execve => {
-            // SAFETY: caller's promise.
-            return unsafe { execs::execve(a as *const c_char, b as *const _, c as *const _) }.into();
-        }
-        libc::SYS_execveat => {
-            // SAFETY: caller's promise.
-            let result =
-                unsafe { execs::execveat(a as c_int, b as *const c_char, c as *const _, d as *const _, e as c_int) };
-            return result.into();
-        }
-        libc::SYS_open => opened(call(args), libc::AT_FDCWD, a),
-        libc::SYS_openat | libc::SYS_openat2 => opened(call(args), a as c_int, b),
-        // Not by the functions of these names, which may be somebody's who calls this one.
-        libc::SYS_mmap if d & libc::MAP_PRIVATE as usize != 0 && c & libc::PROT_WRITE as usize != 0 => {
-            grows(b, call(args))
-        }
-        libc::SYS_mremap => grows(c.saturating_sub(b), call(args)),
-        libc::SYS_mprotect if c & libc::PROT_WRITE as usize != 0 => grows(b, call(args)),
-        libc::SYS_brk => call(args).inspect(|_| start::grown()),
-        _ => privileges::follow_call(number, args, call),
-    })
-}
-
-/// What became of a call that opens the file with its name at `path`.
-fn opened(result: Result<usize, raw::Errno>, dir: c_int, path: usize) -> Result<usize, raw::Errno> {
-    if result.is_ok() {
-        // SAFETY: the kernel has read it.
-        unsafe { pagemaps::opened(dir, path as *const c_char) };
-    }
-    result
-}
-
-/// `bytes` more may have become writable, if that was the `result`.
-fn grows(bytes: usize, result: Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
-    result.inspect(|_| start::handed_out(bytes))
-}
-
 /// The arguments of `clone3` are in memory, in a structure that may grow: this many words of it are read.
 const CLONE3_WORDS: usize = 64;
 /// Words of it: `flags`, `child_tid`, `stack`, `tls`.
@@ -174,7 +73,8 @@ const CHILD_TID: usize = 2;
 const STACK: usize = 5;
 const TLS: usize = 7;
 
-fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Result<usize, raw::Errno>) -> Result<usize, raw::Errno> {
+/// Makes `clone3` with these arguments, by `call`.
+pub fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Answer) -> Answer {
     let mut own = [0usize; CLONE3_WORDS];
     let size = args[1];
     // Smaller than the first version, or larger than any yet, or not there: the kernel's business.
@@ -217,121 +117,32 @@ fn reserved(fork: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// As libc's; see the module header.
-#[unsafe(no_mangle)]
-pub extern "C" fn fork() -> libc::pid_t {
-    let real = found(&REAL_LIBC_FORK, c"fork");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
-    reserved(|| real())
-}
-
-/// As libc's: its other name for it.
-#[unsafe(no_mangle)]
-pub extern "C" fn __fork() -> libc::pid_t {
-    fork()
-}
-
-/// As libc's; see the module header.
-#[unsafe(no_mangle)]
-pub extern "C" fn daemon(stay: c_int, keep: c_int) -> c_int {
-    let real = found(&REAL_DAEMON, c"daemon");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: extern "C" fn(c_int, c_int) -> c_int = unsafe { std::mem::transmute(real) };
-    reserved(|| real(stay, keep))
-}
-
-/// As libc's; see the module header.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn forkpty(
-    controller: *mut c_int,
-    name: *mut c_char,
-    settings: *const libc::termios,
-    size: *const libc::winsize,
-) -> libc::pid_t {
-    let real = found(&REAL_FORKPTY, c"forkpty");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: unsafe extern "C" fn(*mut c_int, *mut c_char, *const libc::termios, *const libc::winsize) -> libc::pid_t =
-        unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    reserved(|| unsafe { real(controller, name, settings, size) })
-}
-
-/// As libc's; see the module header.
-#[unsafe(no_mangle)]
-pub extern "C" fn _Fork() -> libc::pid_t {
-    let real = found(&REAL_FORK, c"_Fork");
-    if real == 0 {
-        no_such_function();
-        return -1;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
-    if !followed(0) {
-        let pid = real();
-        if pid == 0 {
-            start::fork_child();
-        }
-        return pid;
-    }
-    answer(around(&[], || match real() {
-        // SAFETY: the calling thread's errno.
-        -1 => Err(raw::Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
-        pid => Ok(pid as usize),
-    })) as libc::pid_t
+interposed! {
+    fn fork() -> libc::pid_t = reserved(|| call!(fork()));
+    /// Its other name.
+    fn __fork() -> libc::pid_t = fork();
+    fn daemon(stay: c_int, keep: c_int) -> c_int = reserved(|| call!(daemon(stay, keep)));
+    fn forkpty(
+        controller: *mut c_int, name: *mut c_char, settings: *const libc::termios, size: *const libc::winsize
+    ) -> libc::pid_t = reserved(|| call!(forkpty(controller, name, settings, size)));
+    fn _Fork() -> libc::pid_t = {
+        let copy = || match call!(_Fork()) {
+            -1 => Err(raw::Errno::from_raw_os_error(*libc::__errno_location())),
+            pid => Ok(pid as usize),
+        };
+        answer(if followed(0) { around(&[], copy) } else { unfollowed(0, copy()) }) as libc::pid_t
+    };
+    /// `pthread_atfork` calls it, that part of it being in each program; the engine's handlers come before the first.
+    /// May be called before the initialiser, by what is initialised earlier.
+    fn __register_atfork(before: Handler, parent: Handler, child: Handler, dso: *mut c_void) -> c_int = {
+        follow_forks();
+        call!(__register_atfork(before, parent, child, dso), libc::ENOMEM)
+    };
 }
 
 type Handler = Option<unsafe extern "C" fn()>;
 
-/// As libc's, which `pthread_atfork` calls, that part of it being in each program; the engine's handlers come before
-/// the first. May be called before the initialiser, by what is initialised earlier.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __register_atfork(
-    before: Handler,
-    parent: Handler,
-    child: Handler,
-    dso: *mut c_void,
-) -> c_int {
-    follow_forks();
-    let real = found(&REAL_REGISTER, c"__register_atfork");
-    if real == 0 {
-        return libc::ENOMEM;
-    }
-    // SAFETY: libc's function of this name has this type.
-    let real: unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int =
-        unsafe { std::mem::transmute(real) };
-    // SAFETY: caller's promise.
-    unsafe { real(before, parent, child, dso) }
-}
-
 type Start = extern "C" fn(*mut c_void) -> c_int;
-type Clone = unsafe extern "C" fn(
-    Start,
-    *mut c_void,
-    c_int,
-    *mut c_void,
-    *mut libc::pid_t,
-    *mut c_void,
-    *mut libc::pid_t,
-) -> c_int;
 
 /// As libc's; see the module header.
 ///
@@ -348,15 +159,8 @@ pub unsafe extern "C" fn clone(
     child_tid: *mut libc::pid_t,
 ) -> c_int {
     if stack.is_null() || !followed(flags as usize) {
-        let real = found(&REAL_CLONE, c"clone");
-        if real == 0 {
-            no_such_function();
-            return -1;
-        }
-        // SAFETY: libc's function of this name has this type.
-        let real: Clone = unsafe { std::mem::transmute(real) };
         // SAFETY: caller's promise.
-        return unsafe { real(start, stack, flags, arg, parent_tid, tls, child_tid) };
+        return unsafe { call!(clone(start, stack, flags, arg, parent_tid, tls, child_tid)) };
     }
     // Pointers that the flags do not ask for may be anything.
     let asked = |flag: c_int, at: usize| if flags & flag != 0 { at } else { 0 };

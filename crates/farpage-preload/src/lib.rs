@@ -1,20 +1,27 @@
-//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`interpose`], [`allocate`],
-//! [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`], [`userfaultfds`]). What it
+//! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`mappings`], [`allocate`],
+//! [`threads`], [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`],
+//! [`userfaultfds`], [`syscall`](mod@syscall)), which call what stands behind them ([`call`], [`real`]). What the library
 //! calls itself is its own ([`own`]).
 
 pub mod allocate;
+mod call;
 pub mod descriptors;
 pub mod environment;
 pub mod execs;
 pub mod forks;
-pub mod interpose;
 pub mod late;
+pub mod mappings;
 mod own;
 pub mod pagemaps;
 pub mod privileges;
+mod real;
+pub mod syscall;
+pub mod threads;
 pub mod userfaultfds;
 
 use farpage::internals::mem::heap::Heap;
+use farpage::internals::sys::raw;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory for what is allocated before the engine has reserved its address space.
@@ -39,16 +46,11 @@ extern "C" fn init() {
     }
 }
 
-/// Looks the functions up that the library stands in front of.
+/// Looks up what is asked for later, where nothing can be looked up.
 fn find() {
     environment::find();
-    interpose::find();
-    allocate::find();
-    forks::find();
-    execs::find();
     descriptors::find();
-    privileges::find();
-    pagemaps::find();
+    real::find();
 }
 
 /// Set by the first library of this kind in a process, of whatever installation and name.
@@ -75,6 +77,22 @@ fn started() -> &'static AtomicBool {
 
 extern "C" fn end() {
     farpage::internals::run::ended::end();
+}
+
+/// As libc's; for a process that ends without its finalisers.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    farpage::internals::run::ended::end_at_once();
+    loop {
+        // SAFETY: ends the process.
+        let _ = unsafe { raw::syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// As libc's; another name of the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    _exit(status)
 }
 
 /// An ELF note that says whose library this file is, and of which version: `farpage run` reads it before it starts a

@@ -7,10 +7,12 @@
 //! protected are made writable for that moment. Libraries that are loaded later are taken over when the next thread, or
 //! the next child, is started. What the program has stored as the address of a function (`dlsym`) stays what it was.
 //!
-//! Callers: [`super`], the look-up of what stands behind ours ([`crate::interpose`]), and the functions that start
+//! Callers: [`super`], the look-up of what stands behind ours ([`crate::real`]), and the functions that start
 //! threads and children; on program threads. No locks but the loader's.
 
-use crate::interpose::change_of_libraries;
+use farpage::internals::run::mappings::library_guard::ProgramChange;
+use farpage::internals::run::state::engine;
+use farpage::internals::sys::thread::is_engine_thread;
 use libc::{Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -215,10 +217,17 @@ impl Loaded {
     }
 }
 
+/// Libraries may change from now on, until this is dropped. `None`: nobody minds.
+pub fn change_of_libraries() -> Option<ProgramChange> {
+    let minds = !is_engine_thread() && engine().is_some_and(|e| e.is_active() && e.fork.is_home());
+    minds.then(ProgramChange::begin)
+}
+
 /// What was loaded when slots were filled last: the loader's count.
 static LOADED: AtomicU64 = AtomicU64::new(0);
 
-fn find(handle: *mut c_void, name: &CStr) -> usize {
+/// Where the loader finds a name; 0: nowhere.
+pub(crate) fn look_up(handle: *mut c_void, name: &CStr) -> usize {
     // SAFETY: only looks a name up; the handle is one of the loader's.
     unsafe { libc::dlsym(handle, name.as_ptr()) as usize }
 }
@@ -227,7 +236,7 @@ fn find(handle: *mut c_void, name: &CStr) -> usize {
 /// executable at a fixed address that takes a function's address has one, and the loader gives that to all who ask).
 /// 0: there is none.
 pub fn what_the_program_calls(name: &CStr) -> usize {
-    let found = find(libc::RTLD_DEFAULT, name);
+    let found = look_up(libc::RTLD_DEFAULT, name);
     if !is_stub(name, found) {
         return found;
     }
@@ -244,7 +253,7 @@ pub fn what_the_program_calls(name: &CStr) -> usize {
         if handle.is_null() {
             return None;
         }
-        let at = find(handle, name);
+        let at = look_up(handle, name);
         // SAFETY: opened above.
         unsafe { libc::dlclose(handle) };
         (start..end).contains(&at).then_some(at)
@@ -292,7 +301,7 @@ pub fn take_over() {
     let mut bases = Vec::new();
     each(&mut |loaded| bases.push(loaded.base));
     // The loader holds a lock while it loads, which this takes: what was there above has been loaded by now.
-    find(libc::RTLD_DEFAULT, c"dlsym");
+    look_up(libc::RTLD_DEFAULT, c"dlsym");
     each(&mut |loaded| {
         if !loaded.is_this_one() && bases.contains(&loaded.base) {
             loaded.fill(functions);

@@ -3,14 +3,14 @@
 //! On a program thread `errno` is the program's, on an engine thread a word of its control block.
 
 use super::{define, named};
-use crate::interpose::next;
+use crate::real::{function, real};
 use farpage::internals::sys::raw::{Errno, ErrnoText, syscall};
 use farpage::internals::sys::thread::{engine_errno, is_engine_thread};
 use rustix::time::ClockId;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::fmt::Write;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicI32;
 
 define! {
     "__errno_location" = errno_location;
@@ -18,50 +18,33 @@ define! {
     "abort" = abort;
     "clock_gettime" = clock_gettime;
     "clock_nanosleep" = clock_nanosleep;
-    "fstat64" = fstat;
     "getcwd" = getcwd;
-    "getpid" = getpid;
-    "getrandom" = getrandom;
-    "gettid" = gettid;
-    "lseek64" = lseek;
-    "munmap" = munmap;
-    "poll" = poll;
-    "read" = read;
-    "readlink" = readlink;
-    "stat64" = stat;
-    "statx" = statx;
-    "write" = write;
-    "writev" = writev;
     "ZSTD_trace_compress_begin" = trace_begin;
     "ZSTD_trace_compress_end" = trace_end;
     "ZSTD_trace_decompress_begin" = trace_begin;
     "ZSTD_trace_decompress_end" = trace_end;
 }
 
-/// Where libc's function is, or another library's; found when a program thread first asks.
-static REAL_ERRNO: AtomicUsize = AtomicUsize::new(0);
-
 extern "C" fn errno_location() -> *mut c_int {
     if is_engine_thread() {
         return engine_errno();
     }
-    let real = match REAL_ERRNO.load(Relaxed) {
-        0 => next(c"__errno_location"),
-        at => at,
-    };
-    if real == 0 {
-        // No libc that we know: a word that nobody else reads.
-        static NOBODYS: AtomicUsize = AtomicUsize::new(0);
-        return NOBODYS.as_ptr().cast();
-    }
-    REAL_ERRNO.store(real, Relaxed);
     // SAFETY: libc's function of this name has this type.
-    let real: extern "C" fn() -> *mut c_int = unsafe { std::mem::transmute(real) };
-    real()
+    match unsafe { function(real!("__errno_location").address(), errno_location as extern "C" fn() -> _) } {
+        Some(real) => real(),
+        None => {
+            // No libc that we know: a word that nobody else reads.
+            static NOBODYS: AtomicI32 = AtomicI32::new(0);
+            NOBODYS.as_ptr()
+        }
+    }
 }
 
-/// What libc's functions return for the result of a system call; sets `errno`.
-fn answer(result: Result<usize, Errno>) -> isize {
+/// The result of a system call.
+pub type Answer = Result<usize, Errno>;
+
+/// What libc's functions return for it; sets `errno`.
+pub fn answer(result: Answer) -> isize {
     result.map_or_else(
         |error| {
             // SAFETY: the calling thread's.
@@ -72,10 +55,12 @@ fn answer(result: Result<usize, Errno>) -> isize {
     )
 }
 
-/// Functions whose arguments are those of the system call, in order.
+/// Functions whose arguments are those of the system call, in order; those with a name are defined under it.
 macro_rules! plain {
-    ($($function:ident($($arg:ident: $type:ty),*) -> $result:ty = $number:ident;)*) => {
+    ($($($name:literal =)? $function:ident($($arg:ident: $type:ty),*) -> $result:ty = $number:ident;)*) => {
         $(
+            $(define! { $name = $function; })?
+
             /// # Safety
             /// As for the system call.
             unsafe extern "C" fn $function($($arg: $type),*) -> $result {
@@ -92,24 +77,24 @@ plain! {
     close(fd: c_int) -> c_int = SYS_close;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = SYS_close_range;
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int = SYS_fcntl;
-    fstat(fd: c_int, to: *mut c_void) -> c_int = SYS_fstat;
-    getrandom(to: *mut c_void, len: usize, flags: c_uint) -> isize = SYS_getrandom;
-    getpid() -> c_int = SYS_getpid;
-    gettid() -> c_int = SYS_gettid;
+    "fstat64" = fstat(fd: c_int, to: *mut c_void) -> c_int = SYS_fstat;
+    "getrandom" = getrandom(to: *mut c_void, len: usize, flags: c_uint) -> isize = SYS_getrandom;
+    "getpid" = getpid() -> c_int = SYS_getpid;
+    "gettid" = gettid() -> c_int = SYS_gettid;
     ioctl(fd: c_int, request: usize, argument: usize) -> c_int = SYS_ioctl;
-    lseek(fd: c_int, offset: i64, from: c_int) -> i64 = SYS_lseek;
+    "lseek64" = lseek(fd: c_int, offset: i64, from: c_int) -> i64 = SYS_lseek;
     madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int = SYS_madvise;
     mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void = SYS_mmap;
-    munmap(at: *mut c_void, len: usize) -> c_int = SYS_munmap;
+    "munmap" = munmap(at: *mut c_void, len: usize) -> c_int = SYS_munmap;
     open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = SYS_open;
     openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int = SYS_openat;
-    poll(fds: *mut c_void, n: usize, milliseconds: c_int) -> c_int = SYS_poll;
-    read(fd: c_int, to: *mut c_void, len: usize) -> isize = SYS_read;
-    readlink(path: *const c_char, to: *mut c_char, len: usize) -> isize = SYS_readlink;
-    stat(path: *const c_char, to: *mut c_void) -> c_int = SYS_stat;
-    statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut c_void) -> c_int = SYS_statx;
-    write(fd: c_int, from: *const c_void, len: usize) -> isize = SYS_write;
-    writev(fd: c_int, from: *const c_void, n: c_int) -> isize = SYS_writev;
+    "poll" = poll(fds: *mut c_void, n: usize, milliseconds: c_int) -> c_int = SYS_poll;
+    "read" = read(fd: c_int, to: *mut c_void, len: usize) -> isize = SYS_read;
+    "readlink" = readlink(path: *const c_char, to: *mut c_char, len: usize) -> isize = SYS_readlink;
+    "stat64" = stat(path: *const c_char, to: *mut c_void) -> c_int = SYS_stat;
+    "statx" = statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut c_void) -> c_int = SYS_statx;
+    "write" = write(fd: c_int, from: *const c_void, len: usize) -> isize = SYS_write;
+    "writev" = writev(fd: c_int, from: *const c_void, n: c_int) -> isize = SYS_writev;
 }
 
 /// What the functions that this library exports go on to on an engine thread; 0: no engine thread calls such a

@@ -5,14 +5,14 @@
 //! (libfaketime, profilers, quicker `memcpy`s). Theirs use what engine threads do not have: thread-local storage, an
 //! allocator, memory that stays. So an engine thread calls nothing that another library can take: memory functions of
 //! its own ([`memory`]), system calls without libc around them ([`calls`]), and an `errno` of its own. The functions
-//! that this library exports ([`crate::interpose`] and its like) are linked symbolically (`build.rs`); on engine
+//! that this library exports ([`crate::call`]) are linked symbolically (`build.rs`); on engine
 //! threads they go on to a plain system call ([`on_engine_threads`]), not to the next library.
 //!
 //! What is still asked for by name is called on program threads only, or in a panic. `tests/situations/test_names.py`
 //! has the list, and fails when there is another; to take one off, define it in [`calls`]. A function that comes to be
 //! exported moves from there to [`on_engine_threads`]: the linker does not take two of a name.
 
-pub use calls::on_engine_threads;
+pub use calls::{Answer, answer, on_engine_threads};
 
 mod calls;
 mod memory;
