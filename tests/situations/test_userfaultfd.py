@@ -18,6 +18,12 @@ class Userfaultfd(Situation):
                 self.assertIn("userfaultfd of the program's own", ours.stderr)
                 self.assertGreater(json.loads(stats.read_text())["pswpout"], 0)
 
+    def test_registered_while_memory_comes_to_be_managed(self):
+        """In one run of three or so it happened in that moment."""
+        for _ in range(8):
+            done = self.run_farpage(build("userfaultfd_soon.c"), 48, 64, ram="16M", options=("--quiet",))
+            self.assertEqual((done.returncode, done.stdout), (0, "ok\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

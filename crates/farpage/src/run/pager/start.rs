@@ -53,6 +53,8 @@ impl Engine {
     pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), String> {
         let opened = opened.map_or_else(|| self.open(proc), Ok)?;
         let mut pager = self.make_pager(opened, proc)?;
+        // Before anything is registered: who finds memory busy asks for it.
+        self.active.store(true, Ordering::SeqCst);
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
         // what is registered makes those wait instead.
         pager.adopt_news();
