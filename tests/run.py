@@ -55,7 +55,7 @@ class Job:
 
 def build_jobs():
     """What the others run. Two that build into one folder of cargo's wait for each other."""
-    for name, target, after in (("build/lint", "lint", ()), ("build/checked", "build-checked", ("build/lint",)),
+    for name, target, after in (("build/checked", "build-checked", ()), ("build/lint", "lint", ("build/checked",)),
                                 ("build/release", "build", ()), ("build/programs", "test-programs", ())):
         yield Job(name, ["make", "--no-print-directory", target], after, seconds=1000)
 

@@ -66,7 +66,7 @@ impl Proc {
     /// Whether it tells of this process: not every directory of this name does.
     pub fn tells(&self) -> bool {
         const PROC_SUPER_MAGIC: i64 = 0x9fa0;
-        rustix::fs::fstatfs(self).is_ok_and(|fs| fs.f_type as i64 == PROC_SUPER_MAGIC)
+        rustix::fs::fstatfs(self).is_ok_and(|fs| fs.f_type == PROC_SUPER_MAGIC)
             && statat(self, "self/task", AtFlags::empty()).is_ok()
     }
 
