@@ -57,7 +57,7 @@ fn sum(tree: &Tree, pages: impl Fn(&Member) -> u64) -> u64 {
 }
 
 fn used(tree: &Tree) -> u64 {
-    sum(tree, |m| m.used.load(Relaxed))
+    sum(tree, |m| m.used.load())
 }
 
 fn bytes(pages: u64) -> String {
@@ -119,8 +119,8 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     let before = used(&tree);
     ask(args.pid, &tree)?.into_iter().for_each(say);
     let left = |m: &Member| match m.park.load(SeqCst) {
-        ASKED => m.used.load(Relaxed),
-        _ => m.used.load(Relaxed).saturating_sub(m.target.load(Relaxed) + NEAR),
+        ASKED => m.used.load(),
+        _ => m.used.load().saturating_sub(m.target.load() + NEAR),
     };
     falls(0, PATIENCE, || concerned(&tree).map(left).sum());
     if args.verbose {
@@ -136,7 +136,7 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
 /// There is no such tree.
 pub fn unpark(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
-    let swapped = || sum(&tree, |m| m.swapped.load(Relaxed));
+    let swapped = || sum(&tree, |m| m.swapped.load());
     let before = swapped();
     ask_back(&tree);
     falls(0, PATIENCE, swapped);

@@ -9,7 +9,7 @@ use crate::process;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::tree::mapped::{self, MappedSegment};
-use farpage::internals::tree::{self, Member, MemberKind, SEGMENT_NAME};
+use farpage::internals::tree::{self, ClampedPages, Member, MemberKind, SEGMENT_NAME};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
@@ -173,7 +173,7 @@ impl Tree {
     /// Lines for people.
     pub fn text(&self) -> String {
         let (header, budget) = (&self.segment.header, self.budget());
-        let of = |pages: &std::sync::atomic::AtomicU64| size::format(bytes(pages.load(Relaxed)));
+        let of = |pages: &ClampedPages| size::format(bytes(pages.load()));
         let members = self.members();
         let strangers = members.iter().filter(|m| m.kind() == MemberKind::Stranger).count();
         let mut text = format!(
@@ -214,7 +214,7 @@ impl Tree {
     /// The same for programs, bytes.
     pub fn json(&self) -> Value {
         let header = &self.segment.header;
-        let of = |pages: &std::sync::atomic::AtomicU64| bytes(pages.load(Relaxed));
+        let of = |pages: &ClampedPages| bytes(pages.load());
         let mut object = json!({
             "pid": self.pid,
             "budget_bytes": self.budget(),

@@ -73,7 +73,7 @@ impl Claim {
 
     /// The caller, who owns the place or takes over what was its own before an exec, begins anew with nothing.
     pub fn begin(&self) {
-        let epoch = (self.epoch.load(SeqCst) + 1) & EPOCHS;
+        let epoch = self.epoch.load(SeqCst).wrapping_add(1) & EPOCHS;
         self.epoch.store(epoch, SeqCst);
         self.word.store(u64::from(epoch) << PAGES_BITS, SeqCst);
         self.died_us.store(0, SeqCst);

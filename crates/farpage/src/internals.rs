@@ -193,8 +193,8 @@ pub mod sys {
 
 pub mod tree {
     pub use crate::tree::{
-        ENV_TREE_FD, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited, is_in_nest,
-        named, nest, open,
+        ClampedPages, ENV_TREE_FD, Header, Member, MemberKind, SEGMENT_NAME, Segment, UNLIMITED, create, inherited,
+        is_in_nest, named, nest, open,
     };
     pub mod mapped {
         pub use crate::tree::mapped::{MappedSegment, open};

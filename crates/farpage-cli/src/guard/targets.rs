@@ -60,7 +60,7 @@ impl fmt::Display for Target {
 
 /// What members have on swap devices alone, bytes.
 pub fn swapped(tree: &Tree) -> u64 {
-    tree.members().iter().fold(0, |sum, m| bytes(m.swapped.load(Relaxed)).saturating_add(sum))
+    tree.members().iter().fold(0, |sum, m| bytes(m.swapped.load()).saturating_add(sum))
 }
 
 /// Some of them have no engine yet.
@@ -74,9 +74,7 @@ fn elsewhere(tree: &Tree, pids: &HashSet<u32>) -> u64 {
     let is_here = |m: &Member| pids.contains(&m.pid.load(Relaxed));
     // Members know the numbers that they see themselves. In another pid namespace none may be known here.
     match members.iter().any(|m| is_here(m)) {
-        true => {
-            members.iter().filter(|m| !is_here(m)).fold(0, |sum, m| bytes(m.used.load(Relaxed)).saturating_add(sum))
-        }
+        true => members.iter().filter(|m| !is_here(m)).fold(0, |sum, m| bytes(m.used.load()).saturating_add(sum)),
         false => 0,
     }
 }

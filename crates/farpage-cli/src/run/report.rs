@@ -147,7 +147,7 @@ const LARGEST: usize = 5;
 fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     let header = &tree.segment.header;
     let joined = header.joined.load(Relaxed);
-    let (peak, strangers) = (header.peak.load(Relaxed), header.strangers_peak.load(Relaxed));
+    let (peak, strangers) = (header.peak.load(), header.strangers_peak.load());
     let most = if peak > 0 { of_pages(peak) } else { "-".into() };
     row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
     if strangers > 0 {

@@ -80,6 +80,8 @@ pub const TIGHT_EIGHTHS: u64 = 6;
 /// Bins of the histogram, each [`BINS_PER_BUDGET`]th of the budget wide.
 const BINS: usize = 128;
 const BINS_PER_BUDGET: usize = 16;
+/// That of a budget of a TiB. All bins together fit the type.
+const WIDTH_MOST: usize = 1 << 24;
 
 /// How large memory would have had to be, for pages that came back from a device: a fading histogram.
 #[derive(Debug, Clone)]
@@ -94,8 +96,18 @@ pub struct Distances {
 impl Distances {
     /// For a budget of `pages`.
     pub const fn new(pages: usize) -> Distances {
-        let width = (pages / BINS_PER_BUDGET) as u32;
-        Distances { width: if width == 0 { 1 } else { width }, counts: [0; BINS], beyond: 0 }
+        let width = pages / BINS_PER_BUDGET;
+        Distances {
+            width: if width == 0 {
+                1
+            } else if width > WIDTH_MOST {
+                WIDTH_MOST as u32
+            } else {
+                width as u32
+            },
+            counts: [0; BINS],
+            beyond: 0,
+        }
     }
 
     /// A page came back that would have stayed in a memory of `pages`.

@@ -69,7 +69,7 @@ impl Lru {
 
     /// The budget has so many pages now.
     pub fn resize(&mut self, pages: usize) {
-        self.ahead_max = ((pages / AHEAD_PART) as u32).max(AHEAD_MIN);
+        self.ahead_max = u32::try_from(pages / AHEAD_PART).unwrap_or(u32::MAX).max(AHEAD_MIN);
         self.distances.resize(pages);
     }
 

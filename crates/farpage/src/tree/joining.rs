@@ -47,7 +47,7 @@ pub fn fork_child() -> bool {
 
 /// Takes a free place. A shell's children end without a word, and perhaps nobody has an engine to look for them.
 fn take(segment: &Segment, pid: u32, namespace: u64) -> Option<usize> {
-    if now_us().saturating_sub(segment.header.swept_us.load(SeqCst)) > SWEEP_US {
+    if now_us().abs_diff(segment.header.swept_us.load(SeqCst)) > SWEEP_US {
         strangers::look_after(segment);
     }
     segment.take(pid, pid, namespace, MemberKind::Dormant).or_else(|| {

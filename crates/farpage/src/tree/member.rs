@@ -14,6 +14,37 @@ pub(super) const CHILD_CLAIMS_US: u64 = 20_000;
 /// Swap devices whose size is for the tree: the first ones.
 pub(super) const FILES: usize = 4;
 
+/// A number of pages in memory that a hostile member can write: what is read is clamped, so that sums and products of
+/// what all members say do not overflow.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct ClampedPages(AtomicU64);
+
+impl ClampedPages {
+    /// More than any machine has.
+    pub const MOST: u64 = 1 << 40;
+
+    /// The number.
+    pub fn load(&self) -> u64 {
+        self.0.load(SeqCst).min(ClampedPages::MOST)
+    }
+
+    /// It is `pages` from now on.
+    pub fn store(&self, pages: u64) {
+        self.0.store(pages, SeqCst);
+    }
+
+    /// It is `pages` from now on; what it was.
+    pub(super) fn swap(&self, pages: u64) -> u64 {
+        self.0.swap(pages, SeqCst).min(ClampedPages::MOST)
+    }
+
+    /// It is `pages` at least.
+    pub(super) fn at_least(&self, pages: u64) {
+        self.0.fetch_max(pages, Relaxed);
+    }
+}
+
 /// What a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -75,33 +106,33 @@ pub struct Member {
     /// When the place was taken or last looked at by others, microseconds.
     pub since_us: AtomicU64,
     /// What it steers at: the claim, or less while it gives.
-    pub target: AtomicU64,
+    pub target: ClampedPages,
     /// What it has.
-    pub used: AtomicU64,
+    pub used: ClampedPages,
     /// Of its resident memory, what others pay for.
-    pub shared: AtomicU64,
+    pub shared: ClampedPages,
     /// Of what it pays for, what cannot be taken out.
-    pub immovable: AtomicU64,
+    pub immovable: ClampedPages,
     /// What it has swapped out.
-    pub swapped: AtomicU64,
+    pub swapped: ClampedPages,
     /// Its faults that had to wait for reclaim so far (a number).
     pub stalls: AtomicU64,
     /// What it cannot go below.
-    pub floor: AtomicU64,
+    pub floor: ClampedPages,
     /// What it was refused, while it still wants it.
-    pub wants: AtomicU64,
+    pub wants: ClampedPages,
     /// What a page less would cost it, in nanoseconds a second.
     pub price: AtomicU64,
     /// When it last looked, or will look again if it is idle, microseconds.
     pub looked_us: AtomicU64,
     /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
-    pub need: AtomicU64,
+    pub need: ClampedPages,
     /// Who has waited longest comes first: since when it waits for its turn.
     pub turn_us: AtomicU64,
     /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
     /// Slots that its files have, by swap device.
-    pub(super) files: [AtomicU64; FILES],
+    pub(super) files: [ClampedPages; FILES],
     /// 1: it waits for others.
     pub held: AtomicU32,
     /// See [`crate::run::budget::park`].
@@ -113,9 +144,9 @@ pub struct Member {
 impl Member {
     /// A process takes the place.
     pub(super) fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let numbers =
-            [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor, &self.stalls];
-        numbers.iter().for_each(|number| number.store(0, Relaxed));
+        let numbers = [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor];
+        numbers.iter().for_each(|number| number.store(0));
+        self.stalls.store(0, Relaxed);
         self.says_nothing();
         self.park.store(0, SeqCst);
         self.pid.store(pid, Relaxed);
@@ -152,11 +183,10 @@ impl Member {
 
     /// It wants and needs nothing, and has nothing in files.
     fn says_nothing(&self) {
-        [&self.wants, &self.need, &self.price, &self.for_child_until_us]
-            .iter()
-            .for_each(|number| number.store(0, Relaxed));
+        [&self.wants, &self.need].iter().for_each(|number| number.store(0));
+        [&self.price, &self.for_child_until_us].iter().for_each(|number| number.store(0, Relaxed));
         self.held.store(0, Relaxed);
-        self.files.iter().for_each(|slots| slots.store(0, SeqCst));
+        self.files.iter().for_each(|slots| slots.store(0));
     }
 
     /// Whether it is this process.

@@ -15,9 +15,9 @@
 //! | [`largest`] | the processes that had most, also when they have ended |
 //! | [`mapped`] | a segment of others, mapped for a while |
 //!
-//! Whoever can read a process can read its segment, and each member can write all of it. So the size is sealed, every
-//! number that is read is clamped, and there is no pointer in it: a member that lies can take memory or refuse to give
-//! it, as it could without; it cannot crash or read another.
+//! Whoever can read a process can read its segment, and each member can write all of it, at any moment. So the size is
+//! sealed, every number that is read is clamped ([`ClampedPages`]), and there is no pointer in it: a member that lies
+//! can take memory or refuse to give it, as it could without, and make others slow; it cannot crash or read another.
 //!
 //! Callers: `run`, which makes its budget of what it gets here; the command. No locks. In this process there is one
 //! segment, mapped for good, and one place ([`mine`]).
@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Orde
 use std::time::Duration;
 use sums::Sums;
 
-pub use member::{Member, MemberKind};
+pub use member::{ClampedPages, Member, MemberKind};
 
 /// Names the segment's descriptor for programs that are started: `NUMBER:DEVICE:INODE`.
 pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
@@ -70,9 +70,9 @@ const CHILD_MOST_US: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct Header {
     magic: AtomicU64,
-    budget: AtomicU64,
+    budget: ClampedPages,
     /// What one process may have at most.
-    each: AtomicU64,
+    each: ClampedPages,
     /// Places from 0 to this one were ever taken.
     used_places: AtomicU32,
     /// Warnings that were given, a bit each.
@@ -80,7 +80,7 @@ pub struct Header {
     /// When somebody last looked after those who cannot do so themselves, microseconds.
     swept_us: AtomicU64,
     /// The largest sum that was seen.
-    pub peak: AtomicU64,
+    pub peak: ClampedPages,
     /// How often a member got less than it wanted, and how often one gave.
     pub refused: AtomicU64,
     /// See [`Header::refused`].
@@ -88,7 +88,7 @@ pub struct Header {
     /// Looks at which strangers had much, one after the other.
     strangers_looks: AtomicU32,
     /// The largest sum of strangers.
-    pub strangers_peak: AtomicU64,
+    pub strangers_peak: ClampedPages,
     /// Processes that were members so far.
     pub joined: AtomicU64,
     /// Those that had most.
@@ -139,7 +139,7 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     resize().or_else(|why| with_large_files(resize).map_err(|_| why))?;
     fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
     let segment = map(fd.as_fd())?;
-    segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64, Relaxed);
+    segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64);
     segment.set_budget(bytes);
     segment.header.maker.store(std::process::id(), Relaxed);
     segment.header.magic.store(MAGIC, SeqCst);
@@ -288,17 +288,17 @@ fn own_namespace() -> u64 {
 impl Segment {
     /// The tree's budget, pages.
     pub fn budget(&self) -> u64 {
-        self.header.budget.load(SeqCst)
+        self.header.budget.load()
     }
 
     /// What one process may have at most, pages.
     pub fn most_of_one(&self) -> u64 {
-        self.budget().min(self.header.each.load(SeqCst))
+        self.budget().min(self.header.each.load())
     }
 
     /// Gives it another one, of `bytes`. Members see it at their next look, at the latest in a fraction of a second.
     pub fn set_budget(&self, bytes: u64) {
-        self.header.budget.store(bytes / PAGE_SIZE as u64, SeqCst);
+        self.header.budget.store(bytes / PAGE_SIZE as u64);
         self.wake_all();
     }
 
@@ -356,7 +356,7 @@ impl Segment {
     /// All that is claimed, also for children that are about to be forked.
     pub fn claimed(&self) -> u64 {
         let sum = claims::total(self.places().map(|m| &m.claim), self.budget().max(1) * 4, now_us());
-        self.header.peak.fetch_max(sum, Relaxed);
+        self.header.peak.at_least(sum);
         sum + self.for_children()
     }
 
@@ -399,10 +399,10 @@ impl Segment {
     fn grow_file(&self, member: &Member, device: usize, end: u64, most: u64) -> u64 {
         let Some(slots) = member.files.get(device) else { return end };
         let end = end.min(most);
-        let had = slots.swap(end, SeqCst);
-        let all = self.living().fold(0u64, |sum, m| sum.saturating_add(m.files[device].load(SeqCst).min(most)));
+        let had = slots.swap(end);
+        let all = self.living().fold(0u64, |sum, m| sum.saturating_add(m.files[device].load().min(most)));
         let granted = end.saturating_sub(all.saturating_sub(most)).max(had.min(end));
-        slots.store(granted, SeqCst);
+        slots.store(granted);
         granted
     }
 

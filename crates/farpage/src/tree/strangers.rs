@@ -167,7 +167,8 @@ fn wake_first(segment: &Segment) {
 /// Looks after those who cannot do so themselves. `None`: somebody has just done it.
 pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
     let (now, last) = (now_us(), segment.header.swept_us.load(SeqCst));
-    if now.saturating_sub(last) < LOOK_US {
+    // (A time that is yet to come nobody has looked at.)
+    if last <= now && now - last < LOOK_US {
         return None;
     }
     segment.header.swept_us.compare_exchange(last, now, SeqCst, SeqCst).ok()?;
@@ -180,7 +181,7 @@ pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
             (most, held.largest) = (pages, member.pid.load(Relaxed));
         }
     }
-    segment.header.strangers_peak.fetch_max(held.pages, Relaxed);
+    segment.header.strangers_peak.at_least(held.pages);
     let looks = &segment.header.strangers_looks;
     match held.pages > segment.budget() / MUCH_PART {
         true => held.much = looks.fetch_add(1, Relaxed) >= MUCH_LOOKS,
@@ -230,7 +231,7 @@ fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
     }
     // If it may not be read now, what it had goes on counting.
     let Some(pages) = pages else { return member.claim.pages(now_us()) };
-    member.used.store(pages, Relaxed);
+    member.used.store(pages);
     member.claim.set(pages);
     segment.header.largest.note(pid, pages);
     // What it starts announces itself only if it has the library.
@@ -239,11 +240,15 @@ fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
 }
 
 fn exists(pid: u32) -> bool {
-    Pid::from_raw(pid as i32).is_some_and(|id| test_kill_process(id) != Err(rustix::io::Errno::SRCH))
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .is_some_and(|id| test_kill_process(id) != Err(rustix::io::Errno::SRCH))
 }
 
 /// Whether the process that took this place, or was announced there, still is.
 fn is_there(pid: u32, member: &Member) -> bool {
     // Another one with the same id has begun later.
-    exists(pid) && started_us_of(pid).is_none_or(|started| started < member.since_us.load(Relaxed) + LATER_US)
+    exists(pid)
+        && started_us_of(pid).is_none_or(|started| started < member.since_us.load(Relaxed).saturating_add(LATER_US))
 }

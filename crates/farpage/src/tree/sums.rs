@@ -108,7 +108,7 @@ impl Sums {
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         SUMMED.iter().zip(&self.of).for_each(|(of, sum)| of(&stat).store(sum.load(Relaxed), Relaxed));
-        let was_managed = stat.pgfault.load(Relaxed) + stat.pswpout.load(Relaxed) > 0;
+        let was_managed = stat.pgfault.load(Relaxed) > 0 || stat.pswpout.load(Relaxed) > 0;
         stat.active.store(was_managed.into(), Relaxed);
         stat
     }

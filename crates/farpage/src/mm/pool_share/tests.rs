@@ -264,3 +264,14 @@ fn few_faults_change_nothing() {
     distances.note(5);
     assert_eq!(share.turn(Sample { major: 100, loaded: 100, ..Sample::default() }, &mut distances), None);
 }
+
+#[test]
+fn a_budget_of_any_size_has_bins() {
+    let mut distances = Distances::new(100);
+    for pages in [1 << 40, 0, usize::MAX, 1 << 30, 1] {
+        distances.resize(pages);
+        distances.note(u32::MAX);
+        distances.note(0);
+    }
+    assert_eq!(distances.total(), 10.0);
+}

@@ -25,7 +25,7 @@ use crate::run::state::Engine;
 use crate::sys::clock::now_us;
 use crate::sys::futex;
 use crate::tree::{self, Member, MemberKind, Segment, strangers};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// The least that a process whose memory can be managed is left with, pages: what its engine (about 1 MiB: heap 0.4,
@@ -69,9 +69,9 @@ fn step(pages: i64) -> i64 {
 
 /// Whether it has something to give, beside what it is giving: what was given last is to leave first.
 fn can_give(member: &Member, now: u64) -> bool {
-    let target = member.target.load(Relaxed);
+    let target = member.target.load();
     let gives = member.claim.held() > target + STEP_MIN as u64;
-    member.is_looking(now) && !gives && target > member.floor.load(Relaxed)
+    member.is_looking(now) && !gives && target > member.floor.load()
 }
 
 /// What the members of a tree say, in one pass over them. Pages.
@@ -93,9 +93,9 @@ impl<'a> Said<'a> {
         let mut least = u64::MAX;
         for m in segment.living() {
             if m.is_looking(now) {
-                said.giving += m.claim.held().saturating_sub(m.target.load(Relaxed)) as i64;
+                said.giving += m.claim.held().saturating_sub(m.target.load()) as i64;
             }
-            let (wants, price) = (m.wants.load(Relaxed), m.price.load(Relaxed));
+            let (wants, price) = (m.wants.load(), m.price.load(Relaxed));
             if wants > 0 && !std::ptr::eq(m, mine) && m.is_looking(now) {
                 said.wanted = said.wanted.saturating_add(wants);
                 said.highest_want = said.highest_want.max(Some(price));
@@ -125,10 +125,10 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
     if got > 0 {
         budget.promise(budget.promised() + got);
-        mine.target.store(budget.promised().max(0) as u64, Relaxed);
+        mine.target.store(budget.promised().max(0) as u64);
     }
     drop(held);
-    mine.wants.store((want - got) as u64, Relaxed);
+    mine.wants.store((want - got) as u64);
     if got < want {
         segment.header.refused.fetch_add(1, Relaxed);
         said.cheapest.filter(|other| !std::ptr::eq(*other, mine)).into_iter().for_each(Member::ring);
@@ -141,7 +141,7 @@ impl Engine {
     /// next look, if there was not. The pager.
     pub(crate) fn asks_for_more(&self) -> bool {
         let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        mine.wants.load(Relaxed) == 0 && self.asks(segment, mine)
+        mine.wants.load() == 0 && self.asks(segment, mine)
     }
 
     fn asks(&self, segment: &Segment, mine: &Member) -> bool {
@@ -151,8 +151,8 @@ impl Engine {
     /// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
     pub(crate) fn is_being_given(&self) -> bool {
         let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        if mine.wants.load(Relaxed) == 0
-            || mine.claim.held() > mine.target.load(Relaxed)
+        if mine.wants.load() == 0
+            || mine.claim.held() > mine.target.load()
             || now_us() < self.no_gift_until_us.load(Relaxed)
         {
             return false;
@@ -297,9 +297,9 @@ impl TreeShare {
     pub(crate) fn look(&mut self, budget: &Budget, seen: TreeLook) -> bool {
         let (mine, now) = (self.mine, now_us());
         let floor = FLOOR.max(seen.engine + BESIDES).max(budget.unmanaged() + budget.stuck() + STEP_MIN);
-        mine.used.store(seen.used.max(0) as u64, Relaxed);
+        mine.used.store(seen.used.max(0) as u64);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
-        mine.floor.store(floor as u64, Relaxed);
+        mine.floor.store(floor as u64);
         mine.looked_us.store(now, Relaxed);
         // Unless it is about to become another program.
         if !matches!(mine.kind(), MemberKind::Leaving | MemberKind::Stranger) {
@@ -312,7 +312,7 @@ impl TreeShare {
             match parking {
                 Parking::Parked => {
                     self.be_honest(budget, seen.used);
-                    mine.wants.store(0, Relaxed);
+                    mine.wants.store(0);
                     mine.price.store(0, Relaxed);
                     return seen.used > budget.promised() + STEP_MIN;
                 }
@@ -329,7 +329,7 @@ impl TreeShare {
         let unused = budget.promised() - seen.used;
         let surplus = unused > 2 * budget.headroom() + step(budget.promised());
         if let Some(price) = self.price.next(&seen, surplus, now) {
-            let all = seen.used.max(0) as u64 + mine.swapped.load(Relaxed);
+            let all = seen.used.max(0) as u64 + mine.swapped.load();
             let turn = self.turns.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
             let price = match turn {
                 Turn::Free => price,
@@ -343,9 +343,9 @@ impl TreeShare {
         if seen.managed && missing > 0 && self.price.is_busy(now) {
             ask(self.segment, mine, budget, step(budget.promised()).max(missing), seen.most);
         } else if seen.managed {
-            mine.wants.store(0, Relaxed);
+            mine.wants.store(0);
         }
-        self.give(budget, &seen)
+        self.give(budget, &seen, floor)
     }
 
     /// More is claimed than there is, and not all have given what they can.
@@ -380,10 +380,10 @@ impl TreeShare {
             less => self.mine.claim.sub((-less) as u64),
         }
         budget.claimed_is(should);
-        self.mine.target.store(budget.promised().max(0) as u64, Relaxed);
+        self.mine.target.store(budget.promised().max(0) as u64);
     }
 
-    fn give(&mut self, budget: &Budget, seen: &TreeLook) -> bool {
+    fn give(&mut self, budget: &Budget, seen: &TreeLook, floor: i64) -> bool {
         let promised = budget.promised();
         let segment = self.segment;
         let price = self.mine.price.load(Relaxed);
@@ -393,7 +393,7 @@ impl TreeShare {
         let said = Said::to(self.mine, segment);
         // What is already being given is on its way.
         let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
-        let demand = over + (said.wanted as i64).min(segment.budget() as i64);
+        let demand = over + said.wanted.min(segment.budget()) as i64;
         let is_mine = said.cheapest.is_some_and(|m| std::ptr::eq(m, self.mine));
         if demand <= 0 || !is_mine {
             // It may be idle.
@@ -407,7 +407,7 @@ impl TreeShare {
         // before more goes.
         let spare = promised - seen.used - budget.headroom();
         let most = if self.gave && price > 0 { 0 } else { step(promised) };
-        let less = demand.min(most.max(spare)).min(promised - self.mine.floor.load(SeqCst) as i64);
+        let less = demand.min(most.max(spare)).min(promised - floor);
         if less <= 0 {
             return false;
         }

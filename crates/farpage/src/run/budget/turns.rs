@@ -71,15 +71,15 @@ impl Turns {
         all: u64,
         now: u64,
     ) -> Turn {
-        let wants = mine.wants.load(Relaxed) > 0 && others_contend(segment, mine, now);
+        let wants = mine.wants.load() > 0 && others_contend(segment, mine, now);
         if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
             self.contended_us = now;
         }
         let contends = all > NEED_MIN && now.saturating_sub(self.contended_us) < STAYS_US && self.contended_us > 0;
-        if contends && mine.need.load(Relaxed) == 0 {
+        if contends && mine.need.load() == 0 {
             mine.turn_us.store(now, Relaxed); // behind those who wait already
         }
-        mine.need.store(if contends { all } else { 0 }, Relaxed);
+        mine.need.store(if contends { all } else { 0 });
         let (turn, others) = if contends { turn_of(segment, mine, now) } else { (Turn::Free, 0) };
         mine.held.store(u32::from(turn == Turn::Held), Relaxed);
         match turn {
@@ -98,7 +98,7 @@ impl Turns {
 
 /// Who is stopped needs nothing.
 fn need_of(member: &Member, now: u64) -> u64 {
-    if member.is_looking(now) { member.need.load(Relaxed) } else { 0 }
+    if member.is_looking(now) { member.need.load() } else { 0 }
 }
 
 fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
@@ -113,7 +113,7 @@ fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
     for m in segment.living() {
         let need = need_of(m, now).min(budget);
         if need == 0 {
-            others += m.used.load(Relaxed).min(budget);
+            others += m.used.load().min(budget);
             continue;
         }
         all += need;
@@ -124,10 +124,10 @@ fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
         }
     }
     let room = budget.saturating_sub(others);
-    let mine_fits = first || before + mine.need.load(Relaxed).min(budget) <= room;
+    let mine_fits = first || before + mine.need.load().min(budget) <= room;
     let turn = match (all > room, mine_fits) {
         (false, _) => Turn::Free,
-        (true, true) if all == mine.need.load(Relaxed).min(budget) => Turn::Free, // nobody else contends
+        (true, true) if all == mine.need.load().min(budget) => Turn::Free, // nobody else contends
         (true, true) => Turn::Holds,
         (true, false) => Turn::Held,
     };

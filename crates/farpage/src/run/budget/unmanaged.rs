@@ -23,9 +23,9 @@ use crate::sys::maps::{Kind, Mapping, mappings};
 use crate::sys::message::warn;
 use crate::sys::pagemap::{anonymous_pages, mapped_pages};
 use crate::sys::proc::{Proc, rss_shared_pages};
-use crate::tree;
+use crate::tree::{self, ClampedPages};
 use rustix::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Between two looks at least so long, and so many times as long as one takes.
@@ -127,13 +127,13 @@ fn of_pages(pages: u64) -> String {
 
 /// This process says in its tree that so many of its pages cannot be taken out.
 fn tell_tree(immovable: i64) {
-    tree::place().into_iter().for_each(|place| place.immovable.store(immovable as u64, Relaxed));
+    tree::place().into_iter().for_each(|place| place.immovable.store(immovable.max(0) as u64));
 }
 
 /// What the processes of the tree have, and what of that cannot be taken out. Pages.
 fn pages_of_tree() -> (i64, i64) {
     let Some(segment) = tree::segment() else { return (0, 0) };
-    let add = |sum: i64, pages: &AtomicU64| sum.saturating_add_unsigned(pages.load(Relaxed));
+    let add = |sum: i64, pages: &ClampedPages| sum + pages.load() as i64;
     segment.living().fold((0, 0), |(used, immovable), m| (add(used, &m.used), add(immovable, &m.immovable)))
 }
 

@@ -18,7 +18,7 @@ static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 /// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
 /// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
 pub(crate) fn forked(reach: Option<u64>) -> bool {
-    let of_parent = || tree::place().map_or(0, |parent| parent.used.load(Relaxed));
+    let of_parent = || tree::place().map_or(0, |parent| parent.used.load());
     let pages = reach.unwrap_or_else(of_parent);
     FORKED_WITH.store(pages, Relaxed);
     if !tree::joining::fork_child() && tree::segment().is_some() {
@@ -40,7 +40,7 @@ pub(crate) fn hold(pages: u64) -> bool {
         return true; // the launcher of another tree, which claims for that
     }
     let now = mine.claim.held();
-    mine.used.store(pages, Relaxed);
+    mine.used.store(pages);
     if pages <= now {
         mine.claim.sub(now - pages);
         return true;

@@ -2,6 +2,7 @@
 
 use super::*;
 use rustix::fd::AsFd;
+use std::sync::atomic::AtomicU64;
 
 fn tree_of(pages: u64) -> &'static Segment {
     tree::open(tree::create(pages * 4096, None).unwrap().as_fd()).unwrap()
@@ -123,7 +124,7 @@ fn who_is_stopped_wants_nothing() {
     let segment = tree_of(16_384);
     let (stopped, mut one) = (Process::new(segment, 1, 4_096), Process::new(segment, 2, 8_192));
     let mine = stopped.share.mine;
-    mine.wants.store(9_000, Relaxed);
+    mine.wants.store(9_000);
     mine.price.store(HOLDS_PRICE, Relaxed);
     assert_eq!(Said::to(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
     one.look(8_190, 1_000);
@@ -183,4 +184,46 @@ fn prices_of_the_idle_fall_and_those_of_the_thrashing_rise() {
     (seen.major, seen.faults) = (20_000, 20_000);
     assert!(price.next(&seen, false, 10_100_000).unwrap() > 10 * idle);
     assert_eq!(price.next(&seen, true, 10_200_000), Some(0));
+}
+
+/// Numbers of any size, fixed ones and others.
+fn any(state: &mut u64) -> u64 {
+    const ODD: [u64; 8] = [0, 1, u64::MAX, 1 << 63, 1 << 40, 0x7fff_ffff, 0x8000_0000, 0x4000_0000];
+    for shift in [13i32, -7, 17] {
+        *state ^= if shift < 0 { *state >> -shift } else { *state << shift };
+    }
+    if *state & 1 == 0 { *state } else { ODD[(*state >> 8) as usize % ODD.len()] }
+}
+
+#[test]
+fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
+    let segment = tree_of(10_000);
+    let mut process = Process::new(segment, 1, 5_000);
+    let (mut other, mut turns) = (Process::new(segment, 2, 5_000), Turns::default());
+    let len = size_of::<Segment>() / size_of::<u64>();
+    // SAFETY: mapped for good, of this size, and atomics only.
+    let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(segment).cast::<AtomicU64>(), len) };
+    // The header, the first members, and all.
+    for to in [128, 512 + 16 * 32, len] {
+        let mut state = 0x9e37_79b9_7f4a_7c15;
+        for round in 0..2_000 {
+            (0..20).for_each(|_| words[any(&mut state) as usize % to].store(any(&mut state), Relaxed));
+            process.seen.most = segment.most_of_one() as i64;
+            process.look(5_000, 1_000_000);
+            other.look(3_000, 0);
+            assert!(process.budget.promised() >= FLOOR && other.budget.promised() >= FLOOR);
+            let now = now_us();
+            turns.look(segment, process.share.mine, 10_000, true, 5_000 + process.share.mine.swapped.load(), now);
+            process.share.puts_off(&process.budget, process.seen.most);
+            process.share.is_somebody_to_give();
+            segment.header.sums.note_waited(Duration::from_micros(1));
+            let waiting = segment.header.sums.waiting(Duration::from_secs(1));
+            drop((waiting.advice(), segment.header.largest.list()));
+            // What looks into `/proc` takes long.
+            if round % 50 == 0 {
+                strangers::look_after(segment);
+                strangers::watch(segment, process.share.mine);
+            }
+        }
+    }
 }

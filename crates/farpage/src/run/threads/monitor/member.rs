@@ -54,8 +54,8 @@ impl Membership {
     pub(super) fn look(&mut self, e: &Engine, proc: &Proc, used: i64) -> bool {
         let Some(tree) = &mut self.share else { return false };
         let load = |counter: &AtomicU64| counter.load(Relaxed);
-        tree.mine.swapped.store(e.table.swapped_pages(), Relaxed);
-        tree.mine.shared.store(e.budget.shared().max(0) as u64, Relaxed);
+        tree.mine.swapped.store(e.table.swapped_pages());
+        tree.mine.shared.store(e.budget.shared().max(0) as u64);
         tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
         tree.segment.header.sums.add(e.stat);
         let seen = TreeLook {
