@@ -70,6 +70,19 @@ def differences(pid):
     return found
 
 
+def unnamed_files(pid):
+    """Files without a name that threads have open, and in which modes."""
+    modes = {}
+    for fd in Path(f"/proc/{pid}/task").glob("*/fd/*"):
+        with contextlib.suppress(FileNotFoundError):
+            path = os.readlink(fd)
+            if path.startswith("/var/tmp/#") and path.endswith(" (deleted)"):
+                info = (fd.parent.parent / "fdinfo" / fd.name).read_text(encoding="utf-8")
+                flags = next(line for line in info.splitlines() if line.startswith("flags:"))
+                modes.setdefault(path, set()).add(int(flags.split()[1], 8) & os.O_ACCMODE)
+    return modes
+
+
 @unless_root
 class Privileges(Situation):
     def setUp(self):
@@ -134,6 +147,15 @@ class Privileges(Situation):
                     pass
                 said.append((process.wait(), self.said))
         self.assertEqual(said[0], said[1])
+
+    def test_a_child_cannot_write_to_its_parents_swap_file(self):
+        """Nor can one whose parent has become another user since the file was made."""
+        for how in ("seteuid", "setuid"):
+            with self.subTest(how=how), self.started(how) as process:
+                parent, child = (unnamed_files(pid) for pid in self.stops(process))
+                self.assertEqual(process.wait(), 0)
+                self.assertEqual(list(parent.values()), [{os.O_RDWR}])
+                self.assertEqual({path: child[path] for path in parent}, dict.fromkeys(parent, {os.O_RDONLY}))
 
     def test_no_descriptor_of_an_engine_leads_out(self):
         """Of a root directory that was changed; with setuid, of what the user may open."""

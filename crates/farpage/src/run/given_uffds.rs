@@ -117,7 +117,7 @@ impl Forks {
             kept[0].iter().for_each(|child| unregister_child(child.as_fd(), start, end - start));
         }
         for children in &kept {
-            let numbers: Vec<RawFd> = children.iter().map(AsRawFd::as_raw_fd).collect();
+            let numbers: Vec<_> = children.iter().map(|child| (child.as_raw_fd(), child.as_raw_fd())).collect();
             if send_all(to, &numbers).is_err() {
                 return; // the child says what it lacks
             }

@@ -445,6 +445,11 @@ impl SwapSpace {
         fds
     }
 
+    /// Of these, the files that this process writes to.
+    pub fn own_files(&self) -> Vec<RawFd> {
+        self.files.iter().flat_map(|file| file.own_files()).collect()
+    }
+
     /// Uses other descriptor numbers from now on; those not named stay. Closes nothing. Engine quiet.
     pub fn replace_fds(&self, fds: &[(RawFd, RawFd)]) {
         self.devices.iter().for_each(|device| device.replace_fds(fds));

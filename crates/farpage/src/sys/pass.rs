@@ -34,19 +34,19 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Puts descriptors into a socket, `FDS_MAX` a message, each with its number: in a message the first word says how many
-/// are left.
+/// Puts descriptors into a socket, `FDS_MAX` a message, each with the number by which it is asked for: in a message the
+/// first word says how many are left.
 ///
 /// # Errors
 /// `TOOMANYREFS`: the user has too many on their way.
-pub fn send_all(to: BorrowedFd<'_>, fds: &[RawFd]) -> Result<(), Errno> {
+pub fn send_all(to: BorrowedFd<'_>, fds: &[(RawFd, RawFd)]) -> Result<(), Errno> {
     let mut left = fds;
     loop {
         let (now, later) = left.split_at(left.len().min(FDS_MAX));
         let words: Vec<u8> =
-            std::iter::once(later.len() as i32).chain(now.iter().copied()).flat_map(i32::to_ne_bytes).collect();
+            std::iter::once(later.len() as i32).chain(now.iter().map(|fd| fd.0)).flat_map(i32::to_ne_bytes).collect();
         // SAFETY: open in the engine's table, which only engine threads change, and these wait for this fork.
-        let borrowed: Vec<BorrowedFd<'_>> = now.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+        let borrowed: Vec<BorrowedFd<'_>> = now.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(fd.1) }).collect();
         send(to, &words, &borrowed)?;
         left = later;
         if left.is_empty() {
@@ -174,7 +174,7 @@ pub struct Ways {
 pub fn ways() -> Ways {
     let round = |take: &dyn Fn(OwnedFd) -> Result<OwnedFd, Errno>| {
         let (here, there) = pair()?;
-        send_all(here.as_fd(), &[here.as_raw_fd()])?;
+        send_all(here.as_fd(), &[(here.as_raw_fd(), here.as_raw_fd())])?;
         let given = receive_all(take(there)?.as_fd())?;
         // SAFETY: just received.
         given.into_iter().for_each(|(_, fd)| drop(unsafe { OwnedFd::from_raw_fd(fd) }));
@@ -205,7 +205,7 @@ mod tests {
         let numbers: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
         for n in [0, 1, FDS_MAX, FDS_MAX + 1, numbers.len()] {
             let (here, there) = pair().unwrap();
-            send_all(here.as_fd(), &numbers[..n]).unwrap();
+            send_all(here.as_fd(), &numbers[..n].iter().map(|fd| (*fd, *fd)).collect::<Vec<_>>()).unwrap();
             // The parent may be dead by the time that the child looks.
             drop(here);
             let given = receive_all(there.as_fd()).unwrap();

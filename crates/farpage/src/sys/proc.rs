@@ -171,6 +171,17 @@ impl Drop for Proc {
     }
 }
 
+/// An open file of the calling thread's table once more, for reading, in the same manner. With the engine's `/proc`.
+///
+/// # Errors
+/// As openat: the caller may not read it by its mode.
+pub fn for_reading(number: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: only asked how it was opened.
+    let opened = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(number) })?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | opened & OFlags::DIRECT;
+    openat(Proc::held()?, format!("thread-self/fd/{number}"), flags, Mode::empty())
+}
+
 /// What the calling thread's table has under `number` is `other` from now on, for all that use the number.
 ///
 /// # Errors

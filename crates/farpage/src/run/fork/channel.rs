@@ -25,6 +25,7 @@
 use crate::mem::lock::lock;
 use crate::sys::futex;
 use crate::sys::pass::{Address, listening, pair, send_all, send_to, take_from};
+use crate::sys::proc::for_reading;
 use crate::sys::raw::Errno;
 use crate::sys::thread::fetch_fd;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -119,14 +120,19 @@ impl Channel {
     }
 
     /// Pager: puts in what the child will need, descriptors `fds` of the engine's table, which stay what they are until
-    /// the copy is made.
-    pub(super) fn fill(&self, fds: &[RawFd]) {
+    /// the copy is made. Of those in `own` it gets one for reading: it may have less rights, and must not change what
+    /// this process has there.
+    pub(super) fn fill(&self, fds: &[RawFd], own: &[RawFd]) {
         let mut channel = lock(&self.ends);
         let Some(here) = &channel.here else { return };
+        let read_only: Vec<_> = own.iter().filter_map(|fd| Some((*fd, for_reading(*fd).ok()?))).collect();
+        let given =
+            |fd: &RawFd| (*fd, read_only.iter().find(|(own, _)| own == fd).map_or(*fd, |(_, fd)| fd.as_raw_fd()));
+        let fds: Vec<_> = fds.iter().map(given).collect();
         let since = Instant::now();
         // A user may have so many descriptors on their way as one process may have open: others' arrive.
         let sent = loop {
-            match send_all(here.as_fd(), fds) {
+            match send_all(here.as_fd(), &fds) {
                 Err(Errno::TOOMANYREFS) if since.elapsed() < CHANNEL_WAIT_MAX => {
                     futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
                 }

@@ -70,7 +70,7 @@ impl Pager {
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.land_all();
         f.late_fills.clear();
-        f.channel.fill(&self.e.given_to_children());
+        f.channel.fill(&self.e.given_to_children(), &self.e.space.own_files());
         self.forks.keep();
         let is_told = given_uffds::are_forks_told();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)

@@ -73,6 +73,11 @@ impl Backing {
         })
     }
 
+    fn of_file(fd: OwnedFd) -> Result<Backing, Errno> {
+        let _ = rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH);
+        Backing::new(fd)
+    }
+
     /// A part of a server's space, empty yet.
     pub fn of_server(server: &Arc<ExportSpace>) -> Result<Backing, Errno> {
         let keeps_space = !server.export().info().trims();
@@ -189,13 +194,14 @@ impl Backing {
         self.fd.borrow().and_then(rustix::fs::fstat).map_or(0, |stat| stat.st_blocks as u64 * 512)
     }
 
-    /// A new unnamed file in a directory, readable by its owner only.
+    /// A new unnamed file in a directory. Nobody else can open it, whatever its mode: that lets this process open it
+    /// once more for a child, also when it has become another user's ([`crate::sys::proc::for_reading`]).
     pub fn create_in(dir: BorrowedFd<'_>, use_tmpfile: bool) -> Result<Backing, Errno> {
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
         if use_tmpfile {
             match rustix::fs::openat(dir, c".", flags | OFlags::TMPFILE, mode) {
-                Ok(fd) => return Backing::new(fd),
+                Ok(fd) => return Backing::of_file(fd),
                 // Not supported by this filesystem.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
                 Err(errno) => return Err(errno),
@@ -209,7 +215,7 @@ impl Backing {
             match rustix::fs::openat(dir, name.as_str(), flags | OFlags::CREATE | OFlags::NOFOLLOW, mode) {
                 Ok(fd) => {
                     rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty())?;
-                    return Backing::new(fd);
+                    return Backing::of_file(fd);
                 }
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),

@@ -63,6 +63,13 @@ impl FileDevice {
         self.dir.iter().chain(&self.mirror).filter_map(Fd::raw)
     }
 
+    /// The own file, and that of second copies.
+    pub fn own_files(&self) -> Vec<RawFd> {
+        let Some(backing) = self.own.get().and_then(|own| own.backing.get()) else { return Vec::new() };
+        let copies = backing.mirror().map(|mirror| &mirror.file.fd);
+        std::iter::once(&backing.fd).chain(copies).filter_map(Fd::raw).collect()
+    }
+
     /// The program cannot reach directory `number` any more, and what is open under it now is none.
     pub fn leave_directory(&self, number: RawFd) {
         let is_own = self.dir.as_ref().is_some_and(|dir| dir.raw() == Some(number));

@@ -39,7 +39,7 @@ fn device_file_is_created_unnamed_at_the_first_store() {
         let backing = device.own_file().unwrap().1;
         println!("O_DIRECT: {}", backing.is_direct());
         let fd = std::fs::File::open(format!("/proc/self/fd/{}", backing.fd.raw().unwrap()));
-        assert_eq!(fd.unwrap().metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fd.unwrap().metadata().unwrap().mode() & 0o777, 0o644);
     }
 }
 
@@ -181,7 +181,7 @@ fn device_file_with_a_name_stays_empty() {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
         let fd = device.own_file().unwrap().1.fd.raw().unwrap();
-        assert_eq!(rustix::fs::fstat(borrow(fd)).unwrap().st_mode & 0o777, 0o600);
+        assert_eq!(rustix::fs::fstat(borrow(fd)).unwrap().st_mode & 0o777, 0o644);
     }
 }
 
