@@ -9,8 +9,7 @@
 use crate::raw::Frame;
 use crate::sigbus;
 use crate::state::{Shared, memory, shared};
-use crate::table::{Access, Len, Rule, Special};
-use linux_raw_sys::general as n;
+use crate::table::{Access, Len, Rule, Special, rule};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Longest name of a file.
@@ -96,68 +95,33 @@ pub struct Header {
 pub const MMSGHDR: usize = 64;
 
 /// The first, quick question about a call with pointers behind pointers, whose own arguments point elsewhere: whether
-/// one of those may be in memory of ours. Called with only half of the vector registers saved: it calls nobody.
+/// one of those may be in memory of ours. Called with only half of the vector registers saved: it leaves this crate for
+/// nothing.
 pub extern "C" fn may_be_ours(frame: &Frame) -> bool {
     let Some(shared) = shared() else { return false };
+    let Some(special) = rule(frame.rax as u32).special else { return true };
     let (low, len) = (shared.low.load(Relaxed), shared.len.load(Relaxed));
-    let ours = |addr: usize| addr.wrapping_sub(low) < len;
-    let [first, second, third, ..] = frame.args;
-    let buffers = |array: usize, count: usize| {
-        // SAFETY: an array of buffers, as the call takes it.
-        (0..count.min(VECTORS_MAX)).any(|i| unsafe { entry::<Buffer>(array, i) }.is_some_and(|buffer| ours(buffer.0)))
+    let args = &frame.args;
+    let mut may_be = match special {
+        Special::Mask => sigbus::matters(args),
+        Special::Waits(arg) => sigbus::has_bus(args[usize::from(arg)]),
+        // SAFETY: a pointer and a length.
+        Special::Pselect => unsafe { read::<usize>(args[5]) }.is_some_and(sigbus::has_bus),
+        Special::Action => true,
+        _ => false,
     };
-    let message = |at: usize| {
-        // SAFETY: a header, as the call takes it.
-        unsafe { read::<Header>(at) }.is_some_and(|header| {
-            ours(header.name) || ours(header.control) || ours(header.array) || buffers(header.array, header.count)
-        })
-    };
-    match frame.rax as u32 {
-        n::__NR_readv
-        | n::__NR_writev
-        | n::__NR_preadv
-        | n::__NR_pwritev
-        | n::__NR_preadv2
-        | n::__NR_pwritev2
-        | n::__NR_vmsplice => buffers(second, third),
-        n::__NR_process_vm_readv | n::__NR_process_vm_writev => {
-            buffers(second, third) || buffers(frame.args[3], frame.args[4])
-        }
-        n::__NR_sendmsg | n::__NR_recvmsg => message(second),
-        n::__NR_sendmmsg | n::__NR_recvmmsg => {
-            (0..third.min(VECTORS_MAX)).any(|i| message(second.wrapping_add(i * MMSGHDR)))
-        }
-        n::__NR_pselect6 => {
-            // SAFETY: a pointer and a length.
-            unsafe { read::<usize>(frame.args[5]) }.is_some_and(|set| ours(set) || sigbus::has_bus(set))
-        }
-        n::__NR_rt_sigprocmask => sigbus::matters(&frame.args),
-        n::__NR_ppoll => sigbus::has_bus(frame.args[3]),
-        n::__NR_epoll_pwait | n::__NR_epoll_pwait2 => sigbus::has_bus(frame.args[4]),
-        n::__NR_rt_sigsuspend => sigbus::has_bus(first),
-        // SAFETY: an array of addresses, each of a structure.
-        n::__NR_io_submit => (0..second.min(VECTORS_MAX)).any(|i| unsafe { entry(third, i) }.is_some_and(ours)),
-        // SAFETY: structures with an address in the second word.
-        n::__NR_futex_waitv => (0..second.min(128)).any(|i| unsafe { read(first + i * 24 + 8) }.is_some_and(ours)),
-        // SAFETY: as above, the second to fourth word, and the ninth.
-        n::__NR_clone3 => [8, 16, 24, 64].iter().any(|at| unsafe { read(first + at) }.is_some_and(ours)),
-        n::__NR_execve => strings(second, &mut |addr| ours(addr)) || strings(third, &mut |addr| ours(addr)),
-        n::__NR_execveat => strings(third, &mut |addr| ours(addr)) || strings(frame.args[3], &mut |addr| ours(addr)),
-        _ => true,
-    }
+    nested(special, args, &mut |part| may_be |= part.addr.wrapping_sub(low) < len);
+    may_be
 }
 
-/// Whether any of the strings in an array that ends with a null is `wanted`.
-fn strings(array: usize, wanted: &mut dyn FnMut(usize) -> bool) -> bool {
+/// Calls `f` with an array of strings that ends with a null, and with the strings.
+fn strings(array: usize, f: &mut dyn FnMut(Part)) {
+    f(Part { addr: array, len: PATH_MAX, access: Access::In });
     for i in 0..STRINGS_MAX {
         // SAFETY: an array of strings, as the call takes it, up to its end.
-        match unsafe { entry::<usize>(array, i) } {
-            None | Some(0) => return false,
-            Some(addr) if wanted(addr) => return true,
-            Some(_) => {}
-        }
+        let Some(addr) = (unsafe { entry::<usize>(array, i) }).filter(|addr| *addr != 0) else { return };
+        f(Part { addr, len: PATH_MAX, access: Access::In });
     }
-    false
 }
 
 /// The length of what argument `arg` points to, bytes.
@@ -255,13 +219,8 @@ fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
             }
         }
         Special::Exec(first) => {
-            for array in [argument(first), argument(first + 1)] {
-                f(Part { addr: array, len: PATH_MAX, access: Access::In });
-                strings(array, &mut |addr| {
-                    f(Part { addr, len: PATH_MAX, access: Access::In });
-                    false
-                });
-            }
+            strings(argument(first), f);
+            strings(argument(first + 1), f);
         }
     }
 }

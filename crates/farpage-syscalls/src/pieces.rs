@@ -176,6 +176,30 @@ fn ours(array: usize, count: usize) -> (usize, usize, usize) {
     (bytes, limit, n)
 }
 
+/// Makes a call about an array of buffers in pieces: `make` makes one, of so many buffers, after so many bytes.
+fn buffers(
+    call: &Call,
+    progress: &mut Progress,
+    cursor: &mut Cursor,
+    limit: usize,
+    make: &mut dyn FnMut(&[Buffer], usize) -> isize,
+) -> isize {
+    loop {
+        let mut buffers = [(0, 0); VECTORS];
+        let (n, asked) = cursor.next(limit, &mut buffers);
+        buffers[..n].iter().for_each(|&(addr, len)| _ = hold(call, Part { addr, len, access: progress.access }));
+        let result = make(&buffers[..n], progress.done);
+        call.end();
+        if let Some(result) = progress.after(result, asked) {
+            return result;
+        }
+        cursor.advance(result as usize);
+        if cursor.index >= cursor.count {
+            return progress.done as isize;
+        }
+    }
+}
+
 /// `readv`, `writev` and the like.
 pub fn vector(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Access) -> isize {
     let (array, count) = (args[1], args[2]);
@@ -196,26 +220,15 @@ pub fn vector(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Acce
         || matches!(nr, n::__NR_preadv2 | n::__NR_pwritev2) && args[3] != usize::MAX;
     let mut progress = Progress { access, kind, waits: false, done: 0 };
     let mut cursor = Cursor { array, count, index: 0, done: 0 };
-    loop {
-        let mut buffers = [(0, 0); VECTORS];
-        let (n, asked) = cursor.next(limit, &mut buffers);
-        buffers[..n].iter().for_each(|&(addr, len)| _ = hold(call, Part { addr, len, access }));
+    buffers(call, &mut progress, &mut cursor, limit, &mut |buffers, done| {
         let mut piece = *args;
-        (piece[1], piece[2]) = (buffers.as_ptr() as usize, n);
+        (piece[1], piece[2]) = (buffers.as_ptr() as usize, buffers.len());
         if has_offset {
-            piece[3] += progress.done;
+            piece[3] += done;
         }
         // SAFETY: the program's own call, about a part of its buffers.
-        let result = unsafe { call.make(nr, &piece) };
-        call.end();
-        if let Some(result) = progress.after(result, asked) {
-            return result;
-        }
-        cursor.advance(result as usize);
-        if cursor.index >= count {
-            return progress.done as isize;
-        }
-    }
+        unsafe { call.make(nr, &piece) }
+    })
 }
 
 /// `sendmsg`, `recvmsg`.
@@ -231,32 +244,22 @@ pub fn message(call: &Call, nr: u32, rule: &Rule, args: &[usize; 6], access: Acc
     let mut progress = Progress { access, kind: Kind::Stream, waits, done: 0 };
     let mut cursor = Cursor { array: header.array, count: header.count, index: 0, done: 0 };
     let mut part = header;
-    loop {
-        let mut buffers = [(0, 0); VECTORS];
-        let (n, asked) = cursor.next(limit, &mut buffers);
-        buffers[..n].iter().for_each(|&(addr, len)| _ = hold(call, Part { addr, len, access }));
+    buffers(call, &mut progress, &mut cursor, limit, &mut |buffers, done| {
         hold(call, Part { addr: part.name, len: part.name_len as usize, access });
         hold(call, Part { addr: part.control, len: part.control_len, access });
-        (part.array, part.count) = (buffers.as_ptr() as usize, n);
+        (part.array, part.count) = (buffers.as_ptr() as usize, buffers.len());
         let piece = [args[0], &raw mut part as usize, args[2], 0, 0, 0];
         // SAFETY: the program's own call, about a part of its buffers.
         let result = unsafe { call.make(nr, &piece) };
-        call.end();
-        if access.writes() && result >= 0 && progress.done == 0 {
+        if access.writes() && result >= 0 && done == 0 {
             let said = Header { array: header.array, count: header.count, ..part };
             // SAFETY: the program's own header, which the call writes.
             unsafe { std::ptr::write_unaligned(args[1] as *mut Header, said) };
         }
-        if let Some(result) = progress.after(result, asked) {
-            return result;
-        }
-        cursor.advance(result as usize);
-        if cursor.index >= header.count {
-            return progress.done as isize;
-        }
         // Descriptors and addresses go, or come, with the first bytes.
         (part.name, part.name_len, part.control, part.control_len) = (0, 0, 0, 0);
-    }
+        result
+    })
 }
 
 /// `sendmmsg`, `recvmmsg`: as many messages as can be held, at least one.

@@ -16,16 +16,12 @@
 
 use crate::parts::{is_user, read, write};
 use crate::raw::raw;
+use crate::signals::bit;
 use crate::table::Special;
 use linux_raw_sys::general as n;
 use rustix::thread::gettid;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
-
-/// Signals are the bits of a set.
-const fn bit(signal: usize) -> u64 {
-    1 << (signal - 1)
-}
 
 const SIGBUS: usize = libc::SIGBUS as usize;
 /// SIGBUS in a set of signals.

@@ -13,12 +13,17 @@ use linux_raw_sys::general::__NR_rt_sigprocmask;
 #[derive(Debug, Clone, Copy)]
 pub struct Mask(u64);
 
+/// A signal in a set.
+pub const fn bit(signal: usize) -> u64 {
+    1 << (signal - 1)
+}
+
 /// Those that come of what a thread does itself. A fault of the memory's own code is served by one.
 const OWN: [i32; 6] = [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
 /// Blocks all others in this thread; what was blocked before.
 pub fn block() -> Mask {
-    let all = OWN.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
+    let all = !OWN.iter().fold(0, |set, signal| set | bit(*signal as usize));
     let mut before = 0u64;
     // SAFETY: reads and writes these two.
     unsafe {
