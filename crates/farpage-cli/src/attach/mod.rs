@@ -131,7 +131,7 @@ impl Start<'_> {
         let outcome = symbol("farpage_start_outcome")?;
         let mut tracee = borrow(target)?;
         note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
-        let may = is_own || userfaultfds::can_itself(target, &mut tracee)?;
+        let may = is_own || userfaultfds::can_itself(&mut tracee)?;
         let made = if may { None } else { Some(userfaultfds::make(target, &mut tracee)?) };
         let mut handle = match is_visible(target, library) {
             true => open(target, &mut tracee, library.as_os_str().as_bytes())?,

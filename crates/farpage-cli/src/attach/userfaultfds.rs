@@ -20,16 +20,23 @@ use rustix::fd::{AsFd, OwnedFd};
 ///
 /// # Errors
 /// It has ended meanwhile.
-pub fn can_itself(target: &Target, tracee: &mut Tracee<'_>) -> Result<bool> {
+pub fn can_itself(tracee: &mut Tracee<'_>) -> Result<bool> {
     let [device] = tracee.put([probe::DEVICE.as_bytes()])?;
     let open = [libc::AT_FDCWD as usize, device, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
-    for (call, args) in [(libc::SYS_openat, open), (libc::SYS_userfaultfd, [FLAGS, 0, 0, 0, 0, 0])] {
-        if let Ok(fd) = tracee.syscall(call, args)? {
-            tracee.syscall(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?.map_err(|error| target.refuse(&why(&error)))?;
-            return Ok(true);
+    let made = match tracee.syscall(libc::SYS_openat, open)? {
+        Ok(device) => {
+            tracee.close_later(device);
+            tracee.syscall(libc::SYS_ioctl, [device, NEW, FLAGS, 0, 0, 0])?
         }
+        Err(_) => tracee.syscall(libc::SYS_userfaultfd, [FLAGS, 0, 0, 0, 0, 0])?,
+    };
+    match made {
+        Ok(made) => {
+            tracee.close_later(made);
+            Ok(true)
+        }
+        Err(_) => Ok(false),
     }
-    Ok(false)
 }
 
 /// Has the process make them.
@@ -55,7 +62,7 @@ pub fn make(target: &Target, tracee: &mut Tracee<'_>) -> Result<[OwnedFd; KINDS]
 }
 
 fn with_helper(target: &Target, tracee: &mut Tracee<'_>, device: &OwnedFd) -> Result<[OwnedFd; KINDS]> {
-    let mut helper = Helper::begin(tracee)?;
+    let mut helper = Helper::begin(target, tracee)?;
     let pid = helper.pid();
     let device = pass::give(&target.memory, pid, &mut helper, device.as_fd())?;
     let mut one = |kind: usize| -> Result<OwnedFd> {

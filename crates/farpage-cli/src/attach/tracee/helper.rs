@@ -5,7 +5,8 @@
 
 use super::{Held, OPTIONS, STOP_MAX, Tracee, cannot};
 use crate::attach::stops::{Stop, ptrace, waited};
-use crate::failure::{Failure, Result, why};
+use crate::attach::target::Target;
+use crate::failure::{Result, why};
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,8 @@ impl<'h, 'a> Helper<'h, 'a> {
     ///
     /// # Errors
     /// The system allows its user no other process, or its seccomp filter does not.
-    pub fn begin(maker: &'h mut Tracee<'a>) -> Result<Helper<'h, 'a>> {
-        let failed = |error| Failure::with_status(1, format!("the process cannot make another one: {}", why(&error)));
+    pub fn begin(target: &Target, maker: &'h mut Tracee<'a>) -> Result<Helper<'h, 'a>> {
+        let failed = |error| target.refuse(&format!("it cannot make another process: {}", why(&error)));
         maker.scratch()?;
         let options = |tid: i32, options: i32| ptrace(libc::PTRACE_SETOPTIONS, tid, 0, options as usize);
         let traced = |error| cannot(maker.tid, "trace what is made by", &error);

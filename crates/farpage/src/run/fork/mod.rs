@@ -19,7 +19,8 @@
 //! They are sent because another thread's munmap or mremap may have changed the mappings just before the copy
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
 //!
-//! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE in the program itself, and the copy makes it unnecessary.
+//! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE, and the copy makes it unnecessary. But where the child could
+//! make no userfaultfds, it has them by that ([`crate::run::given_uffds`]).
 //! The price: a child made without libc knowing has no engine and reads zeros. What goes round `fork()` through another
 //! function of libc is caught in the preload library.
 //!
