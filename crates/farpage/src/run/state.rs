@@ -326,12 +326,19 @@ impl Engine {
 
     /// Says once that memory can no longer be swapped out.
     pub fn warn_full(&self) {
-        let text = match was_refused() {
-            true => {
+        let text = match (was_refused(), self.space.without_directory()) {
+            (true, _) => {
                 "a limit on address space or data (ulimit -v, -d; setrlimit) leaves farpage no room for more pages: the \
                      program goes on above its budget; --ram limits its memory without one"
             }
-            false => "all swap devices are full: the program goes on above its budget; give it more with --swap",
+            (false, true) => {
+                "a forked child has no swap file, because the program has left the directory for it (by chroot, or as \
+                     another user), and other swap devices are full: it goes on above its budget; --swap zram, or a \
+                     larger --ram, gives it more"
+            }
+            (false, false) => {
+                "all swap devices are full: the program goes on above its budget; give it more with --swap"
+            }
         };
         warn_once_in_tree(WarningKind::Full, text);
     }

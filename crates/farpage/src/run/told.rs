@@ -36,8 +36,6 @@ pub enum WarningKind {
     Waited,
     /// The engine keeps a directory that the program has left.
     Proc,
-    /// A child has no swap file, because its program has left the directory.
-    NoDirectory,
 }
 
 /// What this process, or one that it was forked from, has said.

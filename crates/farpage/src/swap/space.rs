@@ -132,9 +132,9 @@ impl SwapSpace {
         self.files.iter().for_each(|file| file.leave_directory(number));
     }
 
-    /// A device whose directory the program has left.
-    pub fn left(&self) -> Option<&str> {
-        self.files.iter().find_map(|file| file.left())
+    /// Whether a device has no file because the program has left its directory.
+    pub fn without_directory(&self) -> bool {
+        self.files.iter().any(|file| file.without_directory())
     }
 
     /// Stores a page; `check` is what [`SwapSpace::check`] returns until the entry is freed.

@@ -12,7 +12,6 @@ use crate::run::given_uffds;
 use crate::run::page_table::State;
 use crate::run::pager::state::Pager;
 use crate::run::state::Engine;
-use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
 use crate::sys::futex;
 use crate::sys::maps::{Kind, mappings, wiped_mappings};
@@ -65,13 +64,6 @@ impl Engine {
         let pending = PendingEvents::receive(end);
         if let Err(why) = given.and_then(|()| self.activate_child(proc, &pending)) {
             fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
-        }
-        if let Some(name) = self.space.left() {
-            let text = format!(
-                "swap device {name:?}: its directory is not in the root directory that the program has chosen: forked \
-                 children have no swap file, and their pages go to other devices"
-            );
-            warn_once_in_tree(WarningKind::NoDirectory, &text);
         }
         self.fork.child_starts.store(false, SeqCst);
         self.fork.child_ready.store(1, SeqCst);

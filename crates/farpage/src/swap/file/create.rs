@@ -76,9 +76,9 @@ impl FileDevice {
         self.has_left.fetch_or(is_own, Relaxed);
     }
 
-    /// The device, if the program has left its directory: children of this process have no file of their own.
-    pub fn left(&self) -> Option<&str> {
-        self.has_left.load(Relaxed).then_some(&*self.name)
+    /// Whether there is no own file because of that: in a child.
+    pub fn without_directory(&self) -> bool {
+        self.has_left.load(Relaxed) && self.own.get().is_none_or(|own| own.backing.get().is_none())
     }
 
     /// Whether its own part can be made when it is wanted: not that of a block device.
