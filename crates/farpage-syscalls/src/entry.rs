@@ -6,11 +6,12 @@
 
 use crate::call::{hold_all, whole};
 use crate::held::Call;
-use crate::parts::{self, is_ours, may_be_ours};
+use crate::parts::{self, is_ours};
 use crate::pieces;
 use crate::raw::Frame;
 use crate::sigbus::{self, Waiting};
 use crate::signals::{self, Mask};
+use crate::state::shared;
 use crate::table::{Rule, Special, class, rule};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -159,6 +160,26 @@ std::arch::global_asm!(
     bytes = sym SAVE_BYTES,
     mask = sym SAVE_MASK,
 );
+
+/// The first, quick question about a call with pointers behind pointers, whose own arguments point elsewhere: whether
+/// one of those may be in memory of ours. Called with only half of the vector registers saved: it leaves this crate for
+/// nothing.
+extern "C" fn may_be_ours(frame: &Frame) -> bool {
+    let Some(shared) = shared() else { return false };
+    let Some(special) = rule(frame.rax as u32).special else { return true };
+    let (low, len) = (shared.low.load(Relaxed), shared.len.load(Relaxed));
+    let args = &frame.args;
+    let mut may_be = match special {
+        Special::Mask => sigbus::matters(args),
+        Special::Waits(arg) => sigbus::has_bus(args[usize::from(arg)]),
+        // SAFETY: a pointer and a length.
+        Special::Pselect => unsafe { parts::read::<usize>(args[5]) }.is_some_and(sigbus::has_bus),
+        Special::Action => true,
+        _ => false,
+    };
+    parts::nested(special, args, &mut |part| may_be |= part.addr.wrapping_sub(low) < len);
+    may_be
+}
 
 /// Makes the call of a frame, or has it made where it was (`true`).
 extern "C-unwind" fn handle(frame: &mut Frame) -> bool {

@@ -6,10 +6,8 @@
 //!
 //! Callers: [`crate::entry`], [`crate::call`], [`crate::pieces`]. Allocates nothing, takes no lock.
 
-use crate::raw::Frame;
-use crate::sigbus;
 use crate::state::{Shared, memory, shared};
-use crate::table::{Access, Len, Rule, Special, rule};
+use crate::table::{Access, Len, Rule, Special};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Longest name of a file.
@@ -94,26 +92,6 @@ pub struct Header {
 /// Bytes of a `mmsghdr`.
 pub const MMSGHDR: usize = 64;
 
-/// The first, quick question about a call with pointers behind pointers, whose own arguments point elsewhere: whether
-/// one of those may be in memory of ours. Called with only half of the vector registers saved: it leaves this crate for
-/// nothing.
-pub extern "C" fn may_be_ours(frame: &Frame) -> bool {
-    let Some(shared) = shared() else { return false };
-    let Some(special) = rule(frame.rax as u32).special else { return true };
-    let (low, len) = (shared.low.load(Relaxed), shared.len.load(Relaxed));
-    let args = &frame.args;
-    let mut may_be = match special {
-        Special::Mask => sigbus::matters(args),
-        Special::Waits(arg) => sigbus::has_bus(args[usize::from(arg)]),
-        // SAFETY: a pointer and a length.
-        Special::Pselect => unsafe { read::<usize>(args[5]) }.is_some_and(sigbus::has_bus),
-        Special::Action => true,
-        _ => false,
-    };
-    nested(special, args, &mut |part| may_be |= part.addr.wrapping_sub(low) < len);
-    may_be
-}
-
 /// Calls `f` with an array of strings that ends with a null, and with the strings.
 fn strings(array: usize, f: &mut dyn FnMut(Part)) {
     f(Part { addr: array, len: PATH_MAX, access: Access::In });
@@ -175,7 +153,7 @@ pub fn message(at: usize, access: Access, f: &mut dyn FnMut(Part)) {
 }
 
 /// Calls `f` with each part that a call's arguments name indirectly.
-fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
+pub fn nested(special: Special, args: &[usize; 6], f: &mut dyn FnMut(Part)) {
     let argument = |arg: u8| args[usize::from(arg)];
     match special {
         Special::Vector(array, count, access) => vector(argument(array), argument(count), access, f),
