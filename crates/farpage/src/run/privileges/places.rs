@@ -18,7 +18,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use std::ffi::CString;
 
 /// What the program is about to leave.
-pub(super) struct Places {
+pub(super) struct HeldDirectories {
     /// Directories by descriptor, and their paths as long as the program was there.
     directories: Vec<(RawFd, CString)>,
     change: Change,
@@ -26,7 +26,7 @@ pub(super) struct Places {
 
 impl Engine {
     /// The monitor holds yet what the program held before: what cannot be had afterwards.
-    pub(super) fn places_before(&self, proc: &Proc, change: Change) -> Option<Places> {
+    pub(super) fn places_before(&self, proc: &Proc, change: Change) -> Option<HeldDirectories> {
         if change == Change::None {
             return None;
         }
@@ -36,13 +36,13 @@ impl Engine {
         }
         let path = |fd| readlinkat(proc, format!("thread-self/fd/{fd}"), Vec::new()).unwrap_or_default();
         let directories = self.space.directories().into_iter().map(|fd| (fd, path(fd))).collect();
-        Some(Places { directories, change })
+        Some(HeldDirectories { directories, change })
     }
 
     /// The monitor holds what the program does: directories are from now on what it finds by their paths, or nothing.
-    pub(super) fn leave_places(&self, proc: &Proc, places: Option<Places>) {
+    pub(super) fn leave_places(&self, proc: &Proc, places: Option<HeldDirectories>) {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Some(Places { directories, change }) = places else { return };
+        let Some(HeldDirectories { directories, change }) = places else { return };
         for (number, path) in directories {
             // (Not `open`: another system call, which the engine's filter does not allow.)
             let there: Result<OwnedFd, Errno> = openat(CWD, path, flags, Mode::empty()).or_else(|_| {
