@@ -6,7 +6,7 @@ use farpage::internals::conf::nbd::NbdSpec;
 use farpage::internals::conf::size;
 use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::{Entry, SwapSpace};
-use farpage::{PAGE_SIZE, SwapSpec};
+use farpage::{DeviceKind, PAGE_SIZE, SwapSpec};
 use std::time::{Duration, Instant};
 
 /// Pages that are stored, and those that are read one by one.
@@ -26,7 +26,7 @@ pub fn look(text: &str) -> Result<()> {
         return Ok(());
     }
     let password = server::resolve_all(&mut specs)?;
-    if let SwapSpec::Redis(spec) = &specs[0] {
+    if let DeviceKind::Redis(spec) = &specs[0].kind {
         let (_, _, memory) = server::open(spec, password.as_deref())?;
         let or_not = |bytes: Option<u64>| bytes.map_or_else(|| String::from("?"), size::format);
         let policy = memory.policy.unwrap_or_else(|| String::from("unknown"));
@@ -39,7 +39,7 @@ pub fn look(text: &str) -> Result<()> {
             return Ok(()); // It can be read once.
         }
     }
-    if let SwapSpec::Nbd(spec) = &mut specs[0] {
+    if let DeviceKind::Nbd(spec) = &mut specs[0].kind {
         look_at_export(text, spec)?;
     }
     // SAFETY: there is no device in memory.

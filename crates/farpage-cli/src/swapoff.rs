@@ -5,10 +5,10 @@
 
 use crate::args::SwapoffArgs;
 use crate::failure::{Failure, Result, say};
-use farpage::SwapSpec;
 use farpage::internals::swap::DeviceError;
 use farpage::internals::swap::redis::server::{Server, settle};
 use farpage::internals::swap::redis::sweep::{remove, sessions};
+use farpage::{DeviceKind, SwapSpec};
 use std::process::ExitCode;
 
 /// Runs the subcommand. Exit status 1: something could not be removed.
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// No such server, or it will not do.
 pub fn main(args: &SwapoffArgs) -> Result<ExitCode> {
     let spec = SwapSpec::parse(&args.server).map_err(|error| Failure::new(error.to_string()))?;
-    let SwapSpec::Redis(spec) = spec else {
+    let DeviceKind::Redis(spec) = spec.kind else {
         let sentence = format!("{}: only a Redis server keeps what programs leave behind", args.server);
         return Err(Failure::new(sentence).help("write redis://HOST"));
     };

@@ -6,8 +6,8 @@
 
 pub mod conf {
     pub use crate::conf::{
-        Alg, Conf, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle, parse_idle_poll,
-        parse_readahead,
+        Alg, Conf, DeviceKind, ENV_CONF, ENV_DISABLE, ENV_STAT_FD, ENV_UFFD_FD, RAM_MIN, SwapSpec, parse_idle,
+        parse_idle_poll, parse_readahead,
     };
     pub mod address {
         pub use crate::conf::address::Endpoint;
@@ -149,7 +149,7 @@ pub mod swap {
     }
     pub mod space {
         pub mod build {
-            pub use crate::swap::space::build::check_memory;
+            pub use crate::swap::space::build::{check_memory, resolve};
         }
     }
     pub mod zram {

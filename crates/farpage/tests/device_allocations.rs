@@ -3,7 +3,7 @@
 //! The global allocator counts. A test of its own, because the count is the whole process's.
 
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::conf::{Alg, DeviceKind, SwapSpec};
 use farpage::internals::mem::count::{Counting, allocations};
 use farpage::internals::mem::units::Page;
 use farpage::internals::swap::{Entry, SwapSpace};
@@ -31,7 +31,7 @@ fn device_synchronous_stores_loads_and_frees_allocate_nothing() {
     here.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &here).unwrap();
     let specs: [(&str, SwapSpec); 3] = [
-        ("ram", SwapSpec::Ram { size: None, prio: None }),
+        ("ram", DeviceKind::Ram.into()),
         ("zram, lz4", SwapSpec::zram(Alg::Lz4)),
         ("zram, zstd", SwapSpec::zram(Alg::Zstd)),
     ];

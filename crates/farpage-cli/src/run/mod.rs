@@ -25,7 +25,7 @@ use crate::user;
 use exec::Image;
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
-use farpage::internals::conf::{self, Conf, SwapSpec};
+use farpage::internals::conf::{self, Conf, DeviceKind, SwapSpec};
 use farpage::internals::probe::{self, Probe};
 use farpage::internals::run::build::start_bytes;
 use farpage::internals::swap::space::build::check_memory;
@@ -141,7 +141,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
         conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
     }
     // Somebody has to be there afterwards: to report, or to remove what is left on servers.
-    let has_servers = conf.swap.iter().any(|spec| matches!(spec, SwapSpec::Nbd(_) | SwapSpec::Redis(_)));
+    let has_servers = conf.swap.iter().any(|spec| matches!(spec.kind, DeviceKind::Nbd(_) | DeviceKind::Redis(_)));
     if !args.stats && target.is_none() && page.is_none() && !has_servers {
         early::restore_sigpipe();
         return Err(image.failure(&image.exec()));
@@ -379,7 +379,7 @@ fn parse_spec(spec: &OsStr) -> Result<SwapSpec> {
 
 /// Makes the path of a file device absolute (the program may change its directory) and checks that it can be used.
 fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
-    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    let DeviceKind::File { path, .. } = &mut spec.kind else { return Ok(()) };
     *path = absolute(path);
     check_file(path, path)
 }
@@ -392,7 +392,7 @@ fn resolve_named(spec: &mut SwapSpec) -> Result<()> {
         let checked = farpage::internals::swap::file::check_mirror(mirror);
         checked.map_err(|e| Failure::new(format!("--swap: cannot use {}: {}", e.name, e.reason)).help(e.remedy))?;
     }
-    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    let DeviceKind::File { path, .. } = &mut spec.kind else { return Ok(()) };
     *path = absolute(path);
     check_file(path, directory_of_new(path).unwrap_or(path))
 }
@@ -420,7 +420,7 @@ fn directory_of_new(path: &Path) -> Option<&Path> {
 
 /// Makes the file of a device, if there is none: empty as it stays, and its owner's alone.
 fn make_file(spec: &SwapSpec, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<()> {
-    let SwapSpec::File { path, .. } = spec else { return Ok(()) };
+    let DeviceKind::File { path, .. } = &spec.kind else { return Ok(()) };
     if directory_of_new(path).is_none() {
         return Ok(());
     }
@@ -438,7 +438,7 @@ fn make_file(spec: &SwapSpec, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<(
 
 /// Whether a file may become larger than its filesystem, so that its size is none; in words.
 fn above_filesystem(spec: &SwapSpec) -> Option<String> {
-    let SwapSpec::File { path, size: Some(most), .. } = spec else { return None };
+    let (DeviceKind::File { path, .. }, Some(most)) = (&spec.kind, spec.size) else { return None };
     // The filesystem in which a block device has its name is not what is on it.
     if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         return None;
@@ -446,8 +446,8 @@ fn above_filesystem(spec: &SwapSpec) -> Option<String> {
     let fs = rustix::fs::statvfs(directory_of_new(path).unwrap_or(path)).ok()?;
     let has = fs.f_blocks.saturating_mul(fs.f_frsize);
     // Some do not say.
-    let above = (1..*most).contains(&has);
-    let (path, most, has) = (shown(path), size::format(*most), size::format(has));
+    let above = (1..most).contains(&has);
+    let (path, most, has) = (shown(path), size::format(most), size::format(has));
     above.then(|| format!("farpage: --swap file:{path}: the size of {most} will never act: its filesystem has {has}"))
 }
 

@@ -3,13 +3,14 @@
 
 use crate::failure::{Failure, Result, why};
 use crate::trees::Tree;
-use farpage::SwapSpec;
 use farpage::internals::conf::nbd::NbdSpec;
 use farpage::internals::conf::redis::{PasswordFrom, RedisSpec};
 use farpage::internals::swap::DeviceError;
 use farpage::internals::swap::redis::server::{Server, ServerMemory, settle};
 use farpage::internals::swap::redis::sweep::{remove, sessions};
 use farpage::internals::swap::remote::nbd::Export;
+use farpage::internals::swap::space::build::resolve;
+use farpage::{DeviceKind, SwapSpec};
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,25 +32,21 @@ pub fn failure(error: DeviceError) -> Failure {
 pub fn resolve_all(specs: &mut [SwapSpec]) -> Result<Option<Vec<u8>>> {
     let mut given = None;
     for spec in specs {
-        if let SwapSpec::Nbd(server) = spec {
-            server.address = server.address.by_number().map_err(|why| {
-                let failure = Failure::new(format!("--swap: cannot use {}: {why}", server.name()));
-                failure.help("look whether the name is right, and the server runs")
-            })?;
-        }
-        let SwapSpec::Redis(spec) = spec else { continue };
-        if matches!(spec.password, Some(PasswordFrom::Descriptor(_))) {
-            let read = spec.read_password().map_err(|why| Failure::new(format!("--swap: {}: {why}", spec.name())))?;
-            if given.is_some() && given != read {
-                return Err(Failure::new("--swap: two passwords by descriptors").help("use password-file=PATH"));
+        if let DeviceKind::Redis(spec) = &mut spec.kind {
+            if matches!(spec.password, Some(PasswordFrom::Descriptor(_))) {
+                let read = spec.read_password();
+                let read = read.map_err(|why| Failure::new(format!("--swap: {}: {why}", spec.name())))?;
+                if given.is_some() && given != read {
+                    return Err(Failure::new("--swap: two passwords by descriptors").help("use password-file=PATH"));
+                }
+                (given, spec.password) = (read, None);
             }
-            (given, spec.password) = (read, None);
+            if let Some(PasswordFrom::File(path)) = &mut spec.password {
+                *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+            }
+            spec.tag = Some(tag()?);
         }
-        if let Some(PasswordFrom::File(path)) = &mut spec.password {
-            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-        }
-        spec.tag = Some(tag()?);
-        *spec = open(spec, given.as_deref())?.0;
+        resolve(spec, given.as_deref()).map_err(failure)?;
     }
     Ok(given)
 }
@@ -62,7 +59,7 @@ pub fn clean_up(specs: &[SwapSpec], exports: &[Export], password: Option<&[u8]>,
     }
     exports.iter().for_each(Export::empty);
     for spec in specs {
-        let SwapSpec::Redis(spec) = spec else { continue };
+        let DeviceKind::Redis(spec) = &spec.kind else { continue };
         // What cannot be removed now can be later, by `farpage swapoff`.
         let Ok(server) = Server::of(spec, password) else { continue };
         let Some(known) = server.connect().ok().and_then(|()| sessions(&server).ok()) else { continue };
@@ -90,8 +87,11 @@ pub fn open(spec: &RedisSpec, password: Option<&[u8]>) -> Result<(RedisSpec, Ser
 
 /// Makes the exports of a program its own, and gives them to those who give them back. Their addresses are numbers.
 pub fn take_all(specs: &mut [SwapSpec]) -> Result<Vec<Export>> {
-    let servers = specs.iter_mut().filter_map(|spec| if let SwapSpec::Nbd(spec) = spec { Some(spec) } else { None });
-    servers.map(take).collect()
+    let export = |spec: &'_ mut SwapSpec| match &mut spec.kind {
+        DeviceKind::Nbd(spec) => Some(take(spec)),
+        _ => None,
+    };
+    specs.iter_mut().filter_map(export).collect()
 }
 
 /// An export that will do: it holds nothing that anybody needs, and is this program's from now on.

@@ -22,7 +22,7 @@ use std::time::Duration;
 use tuning::Pins;
 
 pub use error::ConfError;
-pub use swap_spec::{Alg, InjectedFault, SwapSpec};
+pub use swap_spec::{Alg, DeviceKind, InjectedFault, SwapSpec};
 
 /// Name of the environment variable that carries a [`Conf`].
 pub const ENV_CONF: &str = "FARPAGE_CONF";

@@ -22,10 +22,6 @@ pub struct NbdSpec {
     pub export: String,
     /// How the server is to be used.
     pub served: ServerOptions,
-    /// Most bytes that are used of it, by all processes together.
-    pub size: Option<u64>,
-    /// Higher is used first; `None`: order of the command line.
-    pub prio: Option<i32>,
     /// Set by the launcher, which has made the export ours: what its header says.
     pub id: Option<ExportId>,
 }
@@ -63,7 +59,7 @@ impl NbdSpec {
             return Err(String::from("this is no name of an export"));
         }
         let export = export.into();
-        Ok(NbdSpec { address, export, served: ServerOptions::default(), size: None, prio: None, id: None })
+        Ok(NbdSpec { address, export, served: ServerOptions::default(), id: None })
     }
 
     /// Reads one of its options but `size` and `prio`. `None`: it is none.

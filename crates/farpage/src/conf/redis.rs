@@ -45,10 +45,6 @@ pub struct RedisSpec {
     pub served: ServerOptions,
     /// Believe that the server keeps what it is given.
     pub trust: bool,
-    /// Most bytes of pages, as they are before they are compressed.
-    pub size: Option<u64>,
-    /// Higher is used first; `None`: order of the command line.
-    pub prio: Option<i32>,
     /// Names all processes of one run (`tag=`, undocumented).
     pub tag: Option<u64>,
 }
@@ -88,17 +84,7 @@ impl RedisSpec {
     }
 
     fn at(address: ServerAddress, user: Option<String>, database: u32) -> RedisSpec {
-        RedisSpec {
-            address,
-            user,
-            database,
-            password: None,
-            served: ServerOptions::default(),
-            trust: false,
-            size: None,
-            prio: None,
-            tag: None,
-        }
+        RedisSpec { address, user, database, password: None, served: ServerOptions::default(), trust: false, tag: None }
     }
 
     /// Reads one of its options but `size` and `prio`. `None`: it is none.

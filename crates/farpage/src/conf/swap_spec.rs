@@ -25,33 +25,33 @@ pub enum Alg {
 
 /// One `--swap SPEC`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SwapSpec {
+pub struct SwapSpec {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Most bytes of pages it takes, before they are compressed. `None`: a file is bounded by free disk space only, an
+    /// export by its own size, plain memory by its share of what compressed memory may take; the others have no limit
+    /// of their own.
+    pub size: Option<u64>,
+    /// Higher is used first; `None`: order of the command line.
+    pub prio: Option<i32>,
+}
+
+/// What a swap device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceKind {
     /// Compressed RAM inside the budget.
     Zram {
         /// Algorithm.
         alg: Alg,
         /// Pages that have not been wanted for some time are compressed again, with zstd, in the background.
         recompress: bool,
-        /// Most bytes of *uncompressed* pages it takes; `None`: no limit of its own.
-        size: Option<u64>,
-        /// Higher is used first; `None`: order of the command line.
-        prio: Option<i32>,
     },
     /// Plain memory inside the budget: saves nothing; for measurements and tests.
-    Ram {
-        /// Most bytes it takes; `None`: its share of what compressed RAM may take.
-        size: Option<u64>,
-        /// Higher is used first; `None`: order of the command line.
-        prio: Option<i32>,
-    },
+    Ram,
     /// A file (PATH a directory: an unnamed temporary file in it), or a block device.
     File {
         /// Directory, file or block device.
         path: PathBuf,
-        /// Largest size in bytes; `None`: bounded by free disk space only.
-        size: Option<u64>,
-        /// Higher is used first; `None`: order of the command line.
-        prio: Option<i32>,
         /// Least space left free on the filesystem, bytes; `None`: 5 % of it, 4 GiB at most.
         keep_free: Option<u64>,
         /// Pages are encrypted with a key that exists only in memory.
@@ -65,15 +65,21 @@ pub enum SwapSpec {
     Redis(RedisSpec),
 }
 
+impl From<DeviceKind> for SwapSpec {
+    fn from(kind: DeviceKind) -> SwapSpec {
+        SwapSpec { kind, size: None, prio: None }
+    }
+}
+
 impl SwapSpec {
     /// Compressed RAM without limits of its own.
     pub fn zram(alg: Alg) -> SwapSpec {
-        SwapSpec::Zram { alg, recompress: false, size: None, prio: None }
+        DeviceKind::Zram { alg, recompress: false }.into()
     }
 
     /// A file, or an unnamed one in a directory, with the default limits.
     pub fn file(path: impl Into<PathBuf>) -> SwapSpec {
-        SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt: false, fault: None }
+        DeviceKind::File { path: path.into(), keep_free: None, encrypt: false, fault: None }.into()
     }
 
     /// The default devices: compressed RAM first, then a file in /var/tmp.
@@ -91,20 +97,16 @@ impl SwapSpec {
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
     pub fn parse(text: &str) -> Result<SwapSpec, ConfError> {
         let err = |what: String| ConfError(format!("swap device {:?}: {what}", without_password(text)));
-        let bytes = |v: &str| size::parse(v).map_err(|e| err(e.to_string()));
-        let number = |v: &str| {
-            v.parse::<i32>().map_err(|_| err(format!("priority {v:?} is not a number; write for example 5 or -1")))
-        };
         let mut parts = text.split(',');
         let head = parts.next().unwrap_or("");
         let mut spec = match head.strip_prefix("file:") {
             Some("") => return Err(err("no path; write file:/var/tmp".into())),
             Some(path) => SwapSpec::file(path),
             None if head == "zram" => SwapSpec::zram(Alg::Lz4),
-            None if head == "ram" => SwapSpec::Ram { size: None, prio: None },
+            None if head == "ram" => DeviceKind::Ram.into(),
             None => match (NbdSpec::parse(head), RedisSpec::parse(head)) {
-                (Some(spec), _) => SwapSpec::Nbd(spec.map_err(err)?),
-                (_, Some(spec)) => SwapSpec::Redis(spec.map_err(err)?),
+                (Some(spec), _) => DeviceKind::Nbd(spec.map_err(err)?).into(),
+                (_, Some(spec)) => DeviceKind::Redis(spec.map_err(err)?).into(),
                 (None, None) => {
                     if head.starts_with(['/', '.', '~']) {
                         return Err(err(format!("unknown kind; for that file or directory write file:{text}")));
@@ -116,68 +118,21 @@ impl SwapSpec {
         };
         for part in parts {
             let (name, value) = part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
-            match (&mut spec, name, value) {
-                (SwapSpec::Zram { alg, .. }, "alg", Some(v)) => {
-                    *alg = match v {
-                        "lz4" => Alg::Lz4,
-                        "zstd" => Alg::Zstd,
-                        _ => return Err(err(format!("unknown algorithm {v:?}; lz4 and zstd exist"))),
-                    }
-                }
-                (SwapSpec::Zram { recompress, .. }, "recompress", Some(v)) => {
-                    let known = (v == "zstd").then_some(true);
-                    *recompress = known.ok_or_else(|| err(format!("cannot recompress with {v:?}; zstd exists")))?;
-                }
-                (SwapSpec::File { keep_free, .. }, "free", Some(v)) => *keep_free = Some(bytes(v)?),
-                (SwapSpec::File { encrypt, .. }, "encrypt", None) => *encrypt = true,
-                (SwapSpec::File { fault, .. }, "fault", Some(v)) => {
-                    let bad = || err(format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED"));
-                    *fault = Some(InjectedFault::parse(v).ok_or_else(bad)?);
-                }
-                (
-                    SwapSpec::Zram { size, .. }
-                    | SwapSpec::Ram { size, .. }
-                    | SwapSpec::File { size, .. }
-                    | SwapSpec::Nbd(NbdSpec { size, .. })
-                    | SwapSpec::Redis(RedisSpec { size, .. }),
-                    "size",
-                    Some(v),
-                ) => match bytes(v)? {
+            match (name, value) {
+                ("size", Some(v)) => match size::parse(v).map_err(|e| err(e.to_string()))? {
                     n if n < SIZE_MIN => {
                         return Err(err(format!("size {v} is below the minimum of {}", size::format(SIZE_MIN))));
                     }
-                    n => *size = Some(n),
+                    n => spec.size = Some(n),
                 },
-                (
-                    SwapSpec::Zram { prio, .. }
-                    | SwapSpec::Ram { prio, .. }
-                    | SwapSpec::File { prio, .. }
-                    | SwapSpec::Nbd(NbdSpec { prio, .. })
-                    | SwapSpec::Redis(RedisSpec { prio, .. }),
-                    "prio",
-                    Some(v),
-                ) => *prio = Some(number(v)?),
-                _ => {
-                    let read = match &mut spec {
-                        SwapSpec::Nbd(spec) => spec.option(name, value),
-                        SwapSpec::Redis(spec) => spec.option(name, value),
-                        _ => None,
-                    };
-                    if let Some(read) = read {
-                        read.map_err(err)?;
-                        continue;
-                    }
-                    let known = match spec {
-                        SwapSpec::Zram { .. } => "alg, recompress, size and prio",
-                        SwapSpec::Ram { .. } => "size and prio",
-                        SwapSpec::File { .. } => "size, free, encrypt and prio",
-                        SwapSpec::Nbd(_) => "size, timeout, noencrypt, mirror and prio",
-                        SwapSpec::Redis(_) => {
-                            "size, timeout, trust, noencrypt, mirror, password-file, password-fd and prio"
-                        }
-                    };
-                    return Err(err(format!("unknown option {part:?}; it has {known}")));
+                ("prio", Some(v)) => {
+                    let wrong = |_| err(format!("priority {v:?} is not a number; write for example 5 or -1"));
+                    spec.prio = Some(v.parse().map_err(wrong)?);
                 }
+                _ => match spec.kind.option(name, value) {
+                    Some(read) => read.map_err(err)?,
+                    None => return Err(err(format!("unknown option {part:?}; it has {}", spec.kind.options()))),
+                },
             }
         }
         Ok(spec)
@@ -185,29 +140,22 @@ impl SwapSpec {
 
     /// The directory in which a second copy of every page is kept.
     pub fn mirror(&mut self) -> Option<&mut PathBuf> {
-        match self {
-            SwapSpec::Nbd(NbdSpec { served, .. }) | SwapSpec::Redis(RedisSpec { served, .. }) => served.mirror.as_mut(),
+        match &mut self.kind {
+            DeviceKind::Nbd(NbdSpec { served, .. }) | DeviceKind::Redis(RedisSpec { served, .. }) => {
+                served.mirror.as_mut()
+            }
             _ => None,
-        }
-    }
-
-    /// What was given as its priority.
-    pub fn prio(&self) -> Option<i32> {
-        match self {
-            SwapSpec::Zram { prio, .. } | SwapSpec::Ram { prio, .. } | SwapSpec::File { prio, .. } => *prio,
-            SwapSpec::Nbd(spec) => spec.prio,
-            SwapSpec::Redis(spec) => spec.prio,
         }
     }
 
     /// Whether its pages take memory of the budget.
     pub fn is_memory(&self) -> bool {
-        matches!(self, SwapSpec::Zram { .. } | SwapSpec::Ram { .. })
+        matches!(self.kind, DeviceKind::Zram { .. } | DeviceKind::Ram)
     }
 
     /// In place of a file with a name: files without one in its directory.
     pub(crate) fn beside(&mut self) {
-        if let SwapSpec::File { path, .. } = self
+        if let DeviceKind::File { path, .. } = &mut self.kind
             && rustix::fs::stat(&*path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
         {
             path.pop();
@@ -215,20 +163,61 @@ impl SwapSpec {
     }
 }
 
+impl DeviceKind {
+    /// Takes an option that only some devices have; `None`: not this one.
+    fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
+        let read = match (self, name, value) {
+            (DeviceKind::Zram { alg, .. }, "alg", Some(v)) => {
+                *alg = match v {
+                    "lz4" => Alg::Lz4,
+                    "zstd" => Alg::Zstd,
+                    _ => return Some(Err(format!("unknown algorithm {v:?}; lz4 and zstd exist"))),
+                };
+                Ok(())
+            }
+            (DeviceKind::Zram { recompress, .. }, "recompress", Some(v)) => {
+                *recompress = v == "zstd";
+                recompress.then_some(()).ok_or_else(|| format!("cannot recompress with {v:?}; zstd exists"))
+            }
+            (DeviceKind::File { keep_free, .. }, "free", Some(v)) => {
+                size::parse(v).map(|bytes| *keep_free = Some(bytes)).map_err(|e| e.to_string())
+            }
+            (DeviceKind::File { encrypt, .. }, "encrypt", None) => {
+                *encrypt = true;
+                Ok(())
+            }
+            (DeviceKind::File { fault, .. }, "fault", Some(v)) => {
+                let bad = || format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED");
+                InjectedFault::parse(v).map(|read| *fault = Some(read)).ok_or_else(bad)
+            }
+            (DeviceKind::Nbd(spec), ..) => return spec.option(name, value),
+            (DeviceKind::Redis(spec), ..) => return spec.option(name, value),
+            _ => return None,
+        };
+        Some(read)
+    }
+
+    /// Those that a device of this kind has, for users.
+    fn options(&self) -> &'static str {
+        match self {
+            DeviceKind::Zram { .. } => "alg, recompress, size and prio",
+            DeviceKind::Ram => "size and prio",
+            DeviceKind::File { .. } => "size, free, encrypt and prio",
+            DeviceKind::Nbd(_) => "size, timeout, noencrypt, mirror and prio",
+            DeviceKind::Redis(_) => "size, timeout, trust, noencrypt, mirror, password-file, password-fd and prio",
+        }
+    }
+}
+
 impl fmt::Display for SwapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (size, prio) = match self {
-            SwapSpec::Zram { alg, recompress, size, prio } => {
+        match &self.kind {
+            DeviceKind::Zram { alg, recompress } => {
                 let name = if *alg == Alg::Zstd { "zstd" } else { "lz4" };
-                write!(f, "zram,alg={name}")?;
-                f.write_str(if *recompress { ",recompress=zstd" } else { "" })?;
-                (size, prio)
+                write!(f, "zram,alg={name}{}", if *recompress { ",recompress=zstd" } else { "" })?;
             }
-            SwapSpec::Ram { size, prio } => {
-                f.write_str("ram")?;
-                (size, prio)
-            }
-            SwapSpec::File { path, size, prio, keep_free, encrypt, fault } => {
+            DeviceKind::Ram => f.write_str("ram")?,
+            DeviceKind::File { path, keep_free, encrypt, fault } => {
                 write!(f, "file:{}", path.display())?;
                 if let Some(bytes) = keep_free {
                     write!(f, ",free={bytes}")?;
@@ -237,24 +226,14 @@ impl fmt::Display for SwapSpec {
                 if let Some(seed) = fault {
                     write!(f, ",fault={seed}")?;
                 }
-                (size, prio)
             }
-            SwapSpec::Nbd(spec) => {
-                write!(f, "{spec}")?;
-                (&spec.size, &spec.prio)
-            }
-            SwapSpec::Redis(spec) => {
-                write!(f, "{spec}")?;
-                (&spec.size, &spec.prio)
-            }
-        };
-        if let Some(size) = size {
+            DeviceKind::Nbd(spec) => write!(f, "{spec}")?,
+            DeviceKind::Redis(spec) => write!(f, "{spec}")?,
+        }
+        if let Some(size) = self.size {
             write!(f, ",size={size}")?;
         }
-        if let Some(prio) = prio {
-            write!(f, ",prio={prio}")?;
-        }
-        Ok(())
+        self.prio.map_or(Ok(()), |prio| write!(f, ",prio={prio}"))
     }
 }
 

@@ -24,9 +24,8 @@ use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
 use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
-use crate::swap::redis::server::{Server, settle};
-use crate::swap::space::build::{check_memory, memory_most};
-use crate::swap::{DeviceError, Entry, SwapSpace};
+use crate::swap::space::build::{check_memory, memory_most, resolve};
+use crate::swap::{Entry, SwapSpace};
 use crate::sys::fd::Fd;
 use crate::sys::message::begin_messages;
 use crate::sys::pagemap;
@@ -174,21 +173,7 @@ impl Builder {
             return Err(Error::InheritThread);
         }
         check_memory(&self.swap, self.budget)?;
-        for spec in &mut self.swap {
-            match spec {
-                SwapSpec::Nbd(server) => {
-                    server.address = server.address.by_number().map_err(|reason| DeviceError {
-                        name: server.name(),
-                        reason,
-                        remedy: String::from("look whether the name is right, and the server runs"),
-                    })?;
-                }
-                SwapSpec::Redis(redis) if redis.address.endpoint().is_none() => {
-                    *redis = settle(redis, None, Server::open)?.0;
-                }
-                _ => {}
-            }
-        }
+        self.swap.iter_mut().try_for_each(|spec| resolve(spec, None))?;
         let os = |what: &'static str| move |errno| Error::Os { what, errno };
         let pagemap = pagemap::own().map_err(os("cannot open /proc/self/pagemap"))?;
         let uffd = match self.mode {

@@ -23,7 +23,7 @@ mod unwritten;
 use super::word::PageState;
 use super::*;
 use crate::PAGE_SIZE;
-use crate::conf::{Alg, SwapSpec};
+use crate::conf::{Alg, DeviceKind, SwapSpec};
 use crate::swap::testing;
 use proptest::prelude::*;
 use std::ops::Range;

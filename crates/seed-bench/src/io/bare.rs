@@ -2,8 +2,8 @@
 
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::SwapSpec;
 use farpage::internals::conf::address::Endpoint;
+use farpage::internals::conf::{DeviceKind, SwapSpec};
 use farpage::internals::mem::units::Page;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -37,9 +37,9 @@ fn key(slot: usize) -> String {
 impl Bare {
     /// Connects. With Redis, stores `pages` there.
     pub fn open(spec: &SwapSpec, pages: &[Page]) -> Result<Bare> {
-        let (address, nbd) = match spec {
-            SwapSpec::Nbd(spec) => (&spec.address, Some(&spec.export)),
-            SwapSpec::Redis(spec) => (&spec.address, None),
+        let (address, nbd) = match &spec.kind {
+            DeviceKind::Nbd(spec) => (&spec.address, Some(&spec.export)),
+            DeviceKind::Redis(spec) => (&spec.address, None),
             _ => return Err(Failure::new("bench: --server wants nbd:// or redis://")),
         };
         let endpoint = address.endpoint().ok_or_else(|| Failure::new("bench: write the address as a number"))?;

@@ -5,7 +5,7 @@ use super::queue::Queue;
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::conf::{Alg, DeviceKind, SwapSpec};
 use farpage::internals::mem::units::Page;
 use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
@@ -100,7 +100,7 @@ pub fn memory(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let n = source.len();
     let order = shuffled(n);
     let target = &mut pages(1)?[0];
-    let ram = space(SwapSpec::Ram { size: None, prio: None }, n)?;
+    let ram = space(DeviceKind::Ram.into(), n)?;
     let zram = space(SwapSpec::zram(Alg::Lz4), n)?;
     let plain = pages(n)?;
     let mut compressed: Vec<Vec<u8>> = Vec::new();
@@ -224,7 +224,7 @@ pub fn file(dir: &Path, source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for path in ["uring", "plain", "crypt"] {
         let mut spec = SwapSpec::file(dir);
-        if let SwapSpec::File { encrypt, .. } = &mut spec {
+        if let DeviceKind::File { encrypt, .. } = &mut spec.kind {
             *encrypt = path == "crypt";
         }
         let space = space(spec, 1)?;

@@ -8,7 +8,7 @@ use super::measure::{compressor, pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::{Alg, SwapSpec};
+use farpage::internals::conf::{Alg, DeviceKind, SwapSpec};
 use farpage::internals::mem::units::Page;
 use farpage::internals::swap::zram::lz4;
 use farpage::internals::swap::{Entry, SwapSpace};
@@ -20,7 +20,7 @@ const UNITS: [usize; 3] = [1, 4, 16];
 pub fn rows(source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let n = source.len() / 16 * 16;
     let source = &source[..n];
-    let ram = space(SwapSpec::Ram { size: None, prio: None }, n)?;
+    let ram = space(DeviceKind::Ram.into(), n)?;
     let zram = space(SwapSpec::zram(Alg::Lz4), n)?;
     let mut rows = Vec::new();
     for unit in &UNITS[1..] {

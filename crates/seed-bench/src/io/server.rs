@@ -6,7 +6,7 @@ use super::fio::Job;
 use super::measure::{pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
-use farpage::internals::conf::SwapSpec;
+use farpage::internals::conf::{DeviceKind, SwapSpec};
 use farpage::internals::mem::units::Page;
 use farpage::internals::mm::page_hash::ContentKey;
 use farpage::internals::swap::{Entry, SwapSpace};
@@ -26,7 +26,7 @@ const AHEAD: [Job; 3] = [
 /// windows in flight; by several threads. Of each the round in the middle is shown.
 pub fn rows(text: &str, source: &[Page], rounds: usize) -> Result<Vec<Row>> {
     let spec = SwapSpec::parse(text).map_err(|e| Failure::new(e.to_string()))?;
-    let device = if matches!(spec, SwapSpec::Nbd(_)) { "nbd" } else { "redis" };
+    let device = if matches!(spec.kind, DeviceKind::Nbd(_)) { "nbd" } else { "redis" };
     let n = source.len() / 32 * 32;
     let source = &source[..n];
     let space = space(spec.clone(), 1)?;

@@ -31,7 +31,7 @@ fn a_pool_full_of_holes_gives_memory_back() {
 
 #[test]
 fn devices_inside_of_the_budget_that_leave_no_room_are_refused() {
-    let ram = |bytes: u64| SwapSpec::Ram { size: Some(bytes), prio: None };
+    let ram = |bytes: u64| SwapSpec { size: Some(bytes), ..DeviceKind::Ram.into() };
     let build = |devices: Vec<SwapSpec>| Pager::builder().budget(8 << 20).swap(devices).build();
     for devices in [vec![ram(8 << 20)], vec![file(), ram(64 << 20)], vec![ram(4 << 20), ram(4 << 20)]] {
         let Err(Error::Device(error)) = build(devices) else { panic!("it was built") };

@@ -53,7 +53,7 @@ fn a_pager_that_verifies_looks_at_each_page_that_comes_back() {
 #[ignore = "ends its process; run by a_pager_that_verifies_looks_at_each_page_that_comes_back"]
 fn a_wrong_byte() {
     const MEMORY: usize = 6 << 20;
-    let memory = SwapSpec::Ram { size: Some(MEMORY as u64), prio: None };
+    let memory = SwapSpec { size: Some(MEMORY as u64), ..DeviceKind::Ram.into() };
     let pager = Pager::builder().budget(8 << 20).swap([memory]).verify(true).build().unwrap();
     let mut region = pager.region(12 << 20).unwrap();
     region.view_mut::<u64>().iter_mut().enumerate().for_each(|(i, word)| *word = half(i / 512, i % 512));

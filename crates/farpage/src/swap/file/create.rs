@@ -7,12 +7,12 @@ use super::*;
 use crate::swap::remote::page_store::{PageStores, Seal};
 
 impl FileDevice {
-    /// The device for an export of a server.
+    /// The device for an export of a server, `size` bytes of it at most.
     ///
     /// # Errors
     /// It cannot be used; the message says what to do.
-    pub fn on_export(index: u8, spec: &NbdSpec) -> Result<FileDevice, DeviceError> {
-        let space = ExportSpace::open(spec)?;
+    pub fn on_export(index: u8, spec: &NbdSpec, size: Option<u64>) -> Result<FileDevice, DeviceError> {
+        let space = ExportSpace::open(spec, size)?;
         Ok(FileDevice::on(index, spec.name(), space.slots(), PageServer::Space(Arc::new(space))))
     }
 

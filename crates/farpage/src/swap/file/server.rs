@@ -32,18 +32,18 @@ pub struct ExportSpace {
 }
 
 impl ExportSpace {
-    /// Connects.
+    /// Connects; `size` bytes of the export at most are used.
     ///
     /// # Errors
     /// It cannot be used.
-    pub fn open(spec: &NbdSpec) -> Result<ExportSpace, DeviceError> {
+    pub fn open(spec: &NbdSpec, size: Option<u64>) -> Result<ExportSpace, DeviceError> {
         let error = |reason: String, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
         let endpoint = spec.address.endpoint().ok_or_else(|| {
             error("its name was not looked up".into(), "write its address in numbers, or start it by farpage run")
         })?;
         let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, spec.id)
             .map_err(|(reason, remedy)| error(reason, remedy))?;
-        let bytes = (export.info().size - FRONT - BACK).min(spec.size.unwrap_or(u64::MAX));
+        let bytes = (export.info().size - FRONT - BACK).min(size.unwrap_or(u64::MAX));
         let (area_slots, areas) = divide(bytes / PAGE_SIZE as u64);
         if areas == 0 {
             return Err(error("its size is below 2 MiB".into(), "give it a larger size="));

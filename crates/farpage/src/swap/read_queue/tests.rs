@@ -1,7 +1,7 @@
 //! Reads in flight: windows of all kinds against a model, faults, discarded entries, a fork in between.
 
 use super::*;
-use crate::conf::{Alg, InjectedFault, SwapSpec};
+use crate::conf::{Alg, DeviceKind, InjectedFault, SwapSpec};
 use crate::mm::page_hash::ContentKey;
 use crate::swap::testing::{Frame, Region, page_of};
 use farpage_swap::sim::Random;
@@ -10,10 +10,7 @@ use std::collections::HashMap;
 /// Compressed pool and file, half of the pages in each; entries by seed.
 fn filled(region: &Region, fault: Option<u64>, pages: u64) -> (SwapSpace, HashMap<u64, Entry>, tempfile::TempDir) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let specs = [
-        SwapSpec::Zram { alg: Alg::Lz4, recompress: false, size: Some(pages / 2 * 4096), prio: None },
-        with_faults(dir.path(), fault),
-    ];
+    let specs = [SwapSpec { size: Some(pages / 2 * 4096), ..SwapSpec::zram(Alg::Lz4) }, with_faults(dir.path(), fault)];
     // SAFETY: the region is private, zero memory that outlives the space and is used for nothing else.
     let space = unsafe { SwapSpace::build(&specs, region.base().as_ptr(), region.len(), 64 << 20) }.unwrap();
     let key = ContentKey::random();
@@ -30,7 +27,7 @@ fn filled(region: &Region, fault: Option<u64>, pages: u64) -> (SwapSpace, HashMa
 /// A file whose faults can be got over.
 fn with_faults(path: &std::path::Path, seed: Option<u64>) -> SwapSpec {
     let fault = seed.map(InjectedFault::Curable);
-    SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt: seed.is_some(), fault }
+    DeviceKind::File { path: path.into(), keep_free: None, encrypt: seed.is_some(), fault }.into()
 }
 
 struct Flight {

@@ -5,8 +5,8 @@ use super::resp::{Reader, Reply};
 use super::server::Server;
 use super::sweep;
 use crate::PAGE_SIZE;
-use crate::conf::SwapSpec;
 use crate::conf::redis::RedisSpec;
+use crate::conf::{DeviceKind, SwapSpec};
 use crate::mm::page_hash::ContentKey;
 use crate::swap::file::FileDevice;
 use crate::swap::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
@@ -106,7 +106,7 @@ impl FakeServer {
     }
 
     fn redis(&self) -> RedisSpec {
-        let SwapSpec::Redis(spec) = SwapSpec::parse(&self.spec()).unwrap() else { panic!() };
+        let DeviceKind::Redis(spec) = SwapSpec::parse(&self.spec()).unwrap().kind else { panic!() };
         spec
     }
 

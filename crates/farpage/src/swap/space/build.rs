@@ -1,12 +1,12 @@
 //! Making the devices of a space from what the user wrote.
 
 use super::*;
-use crate::conf::{Conf, InjectedFault, size};
+use crate::conf::{Conf, DeviceKind, InjectedFault, size};
 use crate::mem::arena::Part;
 use crate::mm::pool_share::PoolShare;
 use crate::swap::file::file_name;
 use crate::swap::redis::pages::RedisStores;
-use crate::swap::redis::server::Server;
+use crate::swap::redis::server::{self, Server};
 use crate::sys::message::message_fmt;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
@@ -22,7 +22,7 @@ pub const fn memory_most(budget: u64) -> u64 {
 pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> {
     let memories = specs.iter().filter(|spec| spec.is_memory()).count().max(1);
     let most = memory_most(budget) / memories as u64;
-    let too_large = |spec: &&SwapSpec| matches!(spec, SwapSpec::Ram { size: Some(size), .. } if *size > most);
+    let too_large = |spec: &&SwapSpec| spec.kind == DeviceKind::Ram && spec.size.is_some_and(|size| size > most);
     match specs.iter().find(too_large) {
         Some(spec) => Err(DeviceError {
             name: spec.to_string(),
@@ -34,6 +34,26 @@ pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> 
         }),
         None => Ok(()),
     }
+}
+
+/// Names become numbers, in place: those who use the device may not be able to ask for them. A server of Redis is one
+/// that will do. `password`: its, unless it says where its own is.
+///
+/// # Errors
+/// Nobody knows the name, or none of those that have it will do.
+pub fn resolve(spec: &mut SwapSpec, password: Option<&[u8]>) -> Result<(), DeviceError> {
+    match &mut spec.kind {
+        DeviceKind::Nbd(export) => {
+            export.address = export.address.by_number().map_err(|reason| DeviceError {
+                name: export.name(),
+                reason,
+                remedy: String::from("look whether the name is right, and the server runs"),
+            })?;
+        }
+        DeviceKind::Redis(redis) => *redis = server::settle(redis, password, Server::open)?.0,
+        DeviceKind::Zram { .. } | DeviceKind::Ram | DeviceKind::File { .. } => {}
+    }
+    Ok(())
 }
 
 impl SwapSpace {
@@ -60,11 +80,11 @@ impl SwapSpace {
                 Ok(space) => break space,
                 Err(error) => error,
             };
-            let failed = |spec: &SwapSpec| match spec {
-                SwapSpec::File { path, .. } => error.name == file_name(path),
-                SwapSpec::Nbd(spec) => error.name == spec.name(),
-                SwapSpec::Redis(spec) => error.name == spec.name(),
-                SwapSpec::Zram { .. } | SwapSpec::Ram { .. } => false,
+            let failed = |spec: &SwapSpec| match &spec.kind {
+                DeviceKind::File { path, .. } => error.name == file_name(path),
+                DeviceKind::Nbd(spec) => error.name == spec.name(),
+                DeviceKind::Redis(spec) => error.name == spec.name(),
+                DeviceKind::Zram { .. } | DeviceKind::Ram => false,
             };
             let Some(at) = specs.iter().position(failed).filter(|_| specs.len() > 1) else {
                 return Err(error.to_string());
@@ -113,7 +133,7 @@ impl SwapSpace {
             return Err(error(specs[200].to_string(), "there are more than 200 devices", "name fewer"));
         }
         // A negative default as the kernel's: in the order given, after every device with a priority of its own.
-        let prio = |i: usize| specs[i].prio().unwrap_or(-1);
+        let prio = |i: usize| specs[i].prio.unwrap_or(-1);
         let mut order: Vec<usize> = (0..specs.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(prio(i)));
         let rings = Arc::new(Rings::default());
@@ -147,11 +167,12 @@ impl SwapSpace {
             Ok(unsafe { base.add(at) })
         };
         for (index, &i) in (0u8..).zip(&order) {
-            match &specs[i] {
-                SwapSpec::File { .. } | SwapSpec::Nbd(_) | SwapSpec::Redis(_) => {
+            let size = specs[i].size;
+            match &specs[i].kind {
+                DeviceKind::File { .. } | DeviceKind::Nbd(_) | DeviceKind::Redis(_) => {
                     space.devices.extend(next_file.next().map(|file| file.clone() as Arc<dyn SwapDevice>));
                 }
-                SwapSpec::Zram { alg, recompress, size, .. } => {
+                DeviceKind::Zram { alg, recompress } => {
                     let base = part(i)?;
                     // SAFETY: the part is one of `memories` that lie side by side in the caller's region; nothing else
                     // uses it (contract of this function).
@@ -165,7 +186,7 @@ impl SwapSpace {
                     space.zrams.push(zram.clone());
                     space.devices.push(zram);
                 }
-                SwapSpec::Ram { size, .. } => {
+                DeviceKind::Ram => {
                     let len = size.unwrap_or(limit).min(share as u64) as usize;
                     let base = part(i)?;
                     // SAFETY: as above.
@@ -188,8 +209,8 @@ fn open_file(
     prio: i32,
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
-    let SwapSpec::File { path, size, keep_free, encrypt, fault, .. } = spec else { return Ok(None) };
-    let mut file = FileDevice::open(index, path, *size)?.with_rings(rings.clone()).with_priority(prio);
+    let DeviceKind::File { path, keep_free, encrypt, fault } = &spec.kind else { return Ok(None) };
+    let mut file = FileDevice::open(index, path, spec.size)?.with_rings(rings.clone()).with_priority(prio);
     file = file.with_keep_free(*keep_free);
     if *encrypt {
         file = file.with_encryption()?;
@@ -218,13 +239,13 @@ fn open_server(
     prio: i32,
     rings: &Arc<Rings>,
 ) -> Result<Option<Arc<FileDevice>>, DeviceError> {
-    let (device, served) = match spec {
-        SwapSpec::Nbd(spec) => (FileDevice::on_export(index, spec)?, &spec.served),
-        SwapSpec::Redis(spec) => {
-            let server = Server::of(spec, None)?;
+    let (device, served) = match &spec.kind {
+        DeviceKind::Nbd(export) => (FileDevice::on_export(index, export, spec.size)?, &export.served),
+        DeviceKind::Redis(redis) => {
+            let server = Server::of(redis, None)?;
             server.open()?;
-            let stores = Box::new(RedisStores::new(server, spec.owner()));
-            (FileDevice::on_store(index, spec.name(), spec.size, stores), &spec.served)
+            let stores = Box::new(RedisStores::new(server, redis.owner()));
+            (FileDevice::on_store(index, redis.name(), spec.size, stores), &redis.served)
         }
         _ => return Ok(None),
     };

@@ -1,7 +1,7 @@
 //! All devices together: order, what falls through to the next, and random work against a model.
 
 use super::*;
-use crate::conf::{Alg, InjectedFault};
+use crate::conf::{Alg, DeviceKind, InjectedFault};
 use crate::swap::testing::{Frame, Region, check_of, page_of};
 use farpage_swap::sim::Random;
 use std::collections::HashMap;
@@ -13,11 +13,11 @@ fn space(region: &Region, limit: u64, specs: &[SwapSpec]) -> Result<SwapSpace, D
 }
 
 fn zram(size: Option<u64>) -> SwapSpec {
-    SwapSpec::Zram { alg: Alg::Lz4, recompress: false, size, prio: None }
+    SwapSpec { size, ..SwapSpec::zram(Alg::Lz4) }
 }
 
 fn file(path: &Path, size: Option<u64>, prio: Option<i32>) -> SwapSpec {
-    SwapSpec::File { path: path.to_path_buf(), size, prio, keep_free: None, encrypt: false, fault: None }
+    SwapSpec { size, prio, ..SwapSpec::file(path) }
 }
 
 fn expect(space: &SwapSpace, entry: Entry, seed: u64) {
@@ -248,7 +248,7 @@ fn device_space_random_work_matches_a_model() {
 }
 
 fn faulty(path: &Path, fault: InjectedFault, encrypt: bool) -> SwapSpec {
-    SwapSpec::File { path: path.into(), size: None, prio: None, keep_free: None, encrypt, fault: Some(fault) }
+    DeviceKind::File { path: path.into(), keep_free: None, encrypt, fault: Some(fault) }.into()
 }
 
 /// A disk on which much goes wrong, though never twice in a row at the same place: nothing may be lost.

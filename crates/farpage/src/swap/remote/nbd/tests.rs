@@ -4,9 +4,9 @@ use super::greeting::{HAVE_OPTION, MAGIC, NbdGreeting, OPTION_REPLY, REPLY};
 use super::header::ExportHeader;
 use super::{Export, FRONT};
 use crate::PAGE_SIZE;
-use crate::conf::SwapSpec;
 use crate::conf::address::Endpoint;
 use crate::conf::nbd::NbdSpec;
+use crate::conf::{DeviceKind, SwapSpec};
 use crate::mm::page_hash::ContentKey;
 use crate::swap::file::FileDevice;
 use crate::swap::remote::opening::{Answer, Greeting};
@@ -153,14 +153,14 @@ fn spoil(answer: &mut Vec<u8>, random: &mut Random) {
 }
 
 fn spec(path: &Path, options: &str) -> NbdSpec {
-    match crate::conf::SwapSpec::parse(&format!("nbd+unix://{}{options}", path.display())).unwrap() {
-        crate::conf::SwapSpec::Nbd(spec) => spec,
+    match SwapSpec::parse(&format!("nbd+unix://{}{options}", path.display())).unwrap().kind {
+        DeviceKind::Nbd(spec) => spec,
         _ => unreachable!(),
     }
 }
 
 fn open(path: &Path) -> (FileDevice, ContentKey) {
-    let device = FileDevice::on_export(0, &spec(path, "")).unwrap().with_encryption().unwrap();
+    let device = FileDevice::on_export(0, &spec(path, ""), None).unwrap().with_encryption().unwrap();
     let key = ContentKey::random();
     device.check_contents(key);
     (device, key)
@@ -249,7 +249,7 @@ fn a_hostile_server_can_lose_pages_and_nothing_else() {
         let server = FakeServer::start(&path);
         let mut spec = spec(&path, ",timeout=inf");
         spec.served.timeout = Some(Duration::ZERO);
-        let device = FileDevice::on_export(0, &spec).unwrap().with_encryption().unwrap();
+        let device = FileDevice::on_export(0, &spec, None).unwrap().with_encryption().unwrap();
         let key = ContentKey::random();
         device.check_contents(key);
         let entries = store(&device, &key, 0..20);
@@ -335,7 +335,8 @@ fn pages_in_flight_come_back_right_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| dir.path().join(name));
     let servers = paths.clone().map(|path| FakeServer::start(&path));
-    let mut specs = paths.clone().map(|path| SwapSpec::Nbd(spec(&path, ",size=3M,timeout=inf"))).to_vec();
+    let text = |path: &Path| format!("nbd+unix://{},size=3M,timeout=inf", path.display());
+    let mut specs = paths.each_ref().map(|path| SwapSpec::parse(&text(path)).unwrap()).to_vec();
     specs.push(SwapSpec::file("/var/tmp"));
     // SAFETY: there is no memory device.
     let space = unsafe { SwapSpace::build(&specs, std::ptr::null_mut(), 0, 0) }.unwrap();
