@@ -4,7 +4,7 @@
 //! type parameter: `()` does nothing and compiles to the bare mutex, so that one program can have both the engine's
 //! locks and the counted ones of `seed-bench`.
 //!
-//! Callers: `cluster`, `table`; the bench for its other allocators. The order of locks is in the header of `cluster`.
+//! Callers: `cluster`, `table`; the bench for its other allocators. The order of locks is in docs/dev/locking.md.
 
 use crate::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::marker::PhantomData;

@@ -38,12 +38,6 @@
 //! | `usage` | the counter of used slots and its off-list bit |
 //! | `swap` | all devices: priorities, swapon, swapoff |
 //!
-//! # Locks, outermost first
-//! whoever owns frames locks those first; `admin` (swapon, swapoff, grow); a rotational device's *global cluster*;
-//! *cluster*; then inside it *device*, *table pool* or *large counts*. *avail* (which devices have room) is taken
-//! inside `admin` or alone. Under the device lock a cluster's lock is only tried, and a second cluster's lock is taken
-//! in no other way.
-//!
 //! # What this improves on the kernel of the day (6.18)
 //! After the off-list bit was cleared, "full again" is tested without the bit, which lies where no size reaches;
 //! a cluster that became full and its successor are handled in one acquisition of the device lock; a search that wraps

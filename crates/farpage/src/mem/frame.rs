@@ -21,8 +21,7 @@
 //!
 //! Taking several frames prefers neighbours: moving a run of pages costs a sixth of moving them one by one.
 //!
-//! The pool is one mutex; it is held for bit operations only, never during a system call. Lock order: after the LRU
-//! lock; nothing is called while it is held.
+//! The pool is one mutex; it is held for bit operations only, never during a call; its place: docs/dev/locking.md.
 
 use crate::PAGE_SIZE;
 use crate::mem::arena::Part;

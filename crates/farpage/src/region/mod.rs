@@ -31,7 +31,7 @@
 //! | --- | --- |
 //! | `handle`, `error` | what a program holds; [`Error`] |
 //! | `builder`, `owner` | how a pager is made; its threads, from start to end |
-//! | `pager_core` | what they share; memory account; discarding; the lock order |
+//! | `pager_core` | what they share; memory account; discarding; the locks |
 //! | `word`, `space`, `lists` | a page's word and lock; addresses; which page goes next |
 //! | `places` | which regions there are, and which of their pages have words |
 //! | `fault`, `signal`, `thread_mode` | serving a fault, and the two ways to hear of one |

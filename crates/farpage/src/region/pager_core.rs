@@ -12,9 +12,7 @@
 //! | `share` | the division of the budget (`division`) | a look at the counters; it is only tried |
 //! | `Frames`, devices | their own | see there |
 //!
-//! Order: `protecting`, words (ascending), `share`, `lists`, frames, devices. Faults never take `protecting`, so
-//! reclaim may hold it (and words, and a codec's state) during system calls and while it reads pages of regions; no
-//! other lock is held then.
+//! Their order, and what reclaim may hold during system calls: docs/dev/locking.md.
 
 use super::error::Error;
 use super::gate::Gate;

@@ -4,7 +4,7 @@
 //! first touch have a list of their own. One mutex guards all lists. While it is held, membership equals state:
 //! `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on
 //! that of pages read ahead if their word says so, all others are on no list. (A [`PageBatch`] is the pager's own until
-//! it is spliced.) Lock order: outside of the frame pool's; words are changed under it, nothing else is called.
+//! it is spliced.) Words are changed under it, nothing else is called; its place: docs/dev/locking.md.
 
 use crate::mem::units::FrameNo;
 use crate::mm::pool_share::Distances;

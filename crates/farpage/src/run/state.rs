@@ -2,18 +2,7 @@
 //! by itself. Who makes it: [`crate::run::build`]; when: [`crate::run::start`]; when it becomes active:
 //! [`crate::run::threads::monitor`].
 //!
-//! | thread | does | may touch |
-//! | --- | --- | --- |
-//! | monitor | makes the engine; samples resident memory, activates, finds new mappings | never the program's memory |
-//! | pager | reads userfaultfd; the *only* one that changes the program's address space | words, both lists |
-//! | writer | hashes, compresses and stores cached pages | frames, words by compare-and-swap |
-//! | decompressor | decompresses windows before the program comes to them; started when first wanted | frames of those windows |
-//!
-//! Why one pager: events (munmap, mremap, madvise) must be applied before a fault that was read with them, and a page
-//! must not be moved between an event's reading and its application. One thread has that by construction.
-//!
-//! Lock order: `managed`, `lru`, frame pool, devices; heap innermost. No lock is held while the program's memory is
-//! touched or a device waits (the devices' own rules: [`crate::swap`]).
+//! The threads, what each may touch, and why there is one pager: docs/dev/architecture.md. Locks: docs/dev/locking.md.
 
 use crate::PAGE_SIZE;
 use crate::conf::Conf;

@@ -26,10 +26,8 @@
 //! The engine serialises per page: it never calls `load` and `free` of the same entry at the same time.
 //! Everything else may run concurrently.
 //!
-//! Locks, outermost first: zram `writeback`, codec state, zram `inner`; file `create`; file `inner`; inside all of them
-//! those of slots (`farpage_swap::slots`). `inner` locks are held for look-ups and copies of one page at most, never
-//! across a device wait. No two devices' `inner` locks are held together. Stores, loads and frees of a file take no
-//! lock of the device.
+//! Locks: docs/dev/locking.md has their order. `inner` locks are held for look-ups and copies of one page at most, never
+//! across a device wait.
 
 pub mod content;
 pub mod crypt;
