@@ -65,9 +65,9 @@ def unit_jobs():
     cargo = ["cargo", "test", "--workspace", "--profile", "checked"]
     asked = subprocess.run([*cargo, "--no-run", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, text=True, check=True)
-    rust = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    libraries = subprocess.run(["rustc", "--print", "target-libdir"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     # As cargo sets it: programs of macros want the compiler's libraries.
-    environment = os.environ | {"FARPAGE_BUILT": "yes", "LD_LIBRARY_PATH": f"{rust}/lib"}
+    environment = os.environ | {"FARPAGE_BUILT": "yes", "LD_LIBRARY_PATH": libraries}
     for line in asked.stdout.splitlines():
         built = json.loads(line)
         if built.get("executable") and built["profile"]["test"]:

@@ -88,7 +88,7 @@ pub mod run {
         pub use crate::run::given_uffds::give;
     }
     pub mod late {
-        pub use crate::run::late::{Prepared, prepare, start};
+        pub use crate::run::late::{LateStartError, Prepared, prepare, start};
         pub use crate::run::outcome::StartOutcome;
     }
     pub mod pager {

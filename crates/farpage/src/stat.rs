@@ -286,7 +286,7 @@ fields! {
         swpout_clean = SWAP,
         /// Pages brought in by readahead.
         swap_ra = SWAP,
-        /// Pages brought in by readahead and touched later: sampled in regions; under `run` with `exact`, `vma`, `slot`.
+        /// Pages read ahead and touched later: sampled in regions; in `run` with `exact`, `vma`, `slot`.
         swap_ra_hit = SWAP,
         /// Windows whose read was begun before the program came to them.
         swap_ra_windows = SWAP.of_engines(),

@@ -17,7 +17,7 @@ pub mod slots;
 use crate::environment::{self, NAME};
 use crate::{find, is_first, is_started};
 use farpage::internals::run::given_uffds;
-use farpage::internals::run::late::{self, StartOutcome};
+use farpage::internals::run::late::{self, LateStartError, StartOutcome};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_i
     // SAFETY: caller's promise.
     match start(unsafe { CStr::from_ptr(configuration) }, device, wait != 0) {
         Ok(()) => std::ptr::null(),
-        Err(why) => match CString::new(why) {
+        Err(why) => match CString::new(why.to_string()) {
             // It stays valid.
             Ok(why) => why.into_raw(),
             Err(_) => c"the engine cannot start".as_ptr(),
@@ -96,16 +96,15 @@ fn is_another_there() -> bool {
     libraries > 1
 }
 
-fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), String> {
-    let text = configuration.to_str().map_err(|_| "the configuration is not UTF-8".to_string())?;
-    let already = || Err("this process runs under farpage already".to_string());
+fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), LateStartError> {
+    let text = configuration.to_str().map_err(|_| LateStartError::NotUtf8)?;
     if is_another_there() || is_started() {
-        return already();
+        return Err(LateStartError::Already);
     }
     // What is refused here can be tried again.
     let prepared = late::prepare(text, device, SEGMENT.load(SeqCst))?;
     if !is_first() {
-        return already();
+        return Err(LateStartError::Already);
     }
     slots::begin_late();
     find();

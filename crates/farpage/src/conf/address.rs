@@ -6,6 +6,7 @@
 //!
 //! Callers: `conf`, the command, `region`. No locks.
 
+use super::server_error::ServerSpecError;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -50,33 +51,33 @@ impl ServerAddress {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(text: &str, default_port: u16) -> Result<ServerAddress, String> {
+    pub fn parse(text: &str, default_port: u16) -> Result<ServerAddress, ServerSpecError> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
-                let (host, after) = rest.split_once(']').ok_or("a bracket is not closed")?;
+                let (host, after) = rest.split_once(']').ok_or(ServerSpecError::OpenBracket)?;
                 if !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
-                    return Err(format!("{host:?} is no IPv6 address"));
+                    return Err(ServerSpecError::NoIpv6(host.into()));
                 }
                 let port = match after {
                     "" => None,
-                    _ => Some(after.strip_prefix(':').ok_or_else(|| format!("{after:?} follows a bracket"))?),
+                    _ => Some(after.strip_prefix(':').ok_or_else(|| ServerSpecError::BehindBracket(after.into()))?),
                 };
                 (host, port)
             }
             None if text.matches(':').count() > 1 => {
-                return Err(format!("write an IPv6 address in brackets, as in [{text}]"));
+                return Err(ServerSpecError::NoBrackets(text.into()));
             }
             None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
         };
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
         if host.is_empty() || !host.chars().all(is_name) {
-            return Err(format!("{host:?} is no name of a host"));
+            return Err(ServerSpecError::Host(host.into()));
         }
         let port = match port {
             None => default_port,
             Some(text) => match text.parse() {
                 Ok(port) if port != 0 => port,
-                _ => return Err(format!("port {text:?} is no number from 1 to 65535")),
+                _ => return Err(ServerSpecError::Port(text.into())),
             },
         };
         Ok(ServerAddress::Tcp { host: host.into(), port })
@@ -86,12 +87,12 @@ impl ServerAddress {
     ///
     /// # Errors
     /// The path is not absolute, or too long.
-    pub fn unix(path: &str) -> Result<ServerAddress, String> {
+    pub fn unix(path: &str) -> Result<ServerAddress, ServerSpecError> {
         if !path.starts_with('/') || path.len() < 2 {
-            return Err(format!("{path:?} is no absolute path"));
+            return Err(ServerSpecError::RelativePath(path.into()));
         }
         if path.len() > UNIX_MAX {
-            return Err(format!("the path of a Unix socket has {UNIX_MAX} bytes at most"));
+            return Err(ServerSpecError::LongPath(UNIX_MAX));
         }
         Ok(ServerAddress::Unix { path: path.into() })
     }
@@ -107,18 +108,19 @@ impl ServerAddress {
     /// Everything that the name stands for, each as numbers. Looks it up by libc: not for the engine's threads.
     ///
     /// # Errors
-    /// Nobody knows the name; in words.
-    pub fn resolve(&self) -> Result<Vec<ServerAddress>, String> {
+    /// Nobody knows the name.
+    pub fn resolve(&self) -> Result<Vec<ServerAddress>, ServerSpecError> {
         let ServerAddress::Tcp { host, port } = self else { return Ok(vec![self.clone()]) };
         if self.endpoint().is_some() {
             return Ok(vec![self.clone()]);
         }
-        let found = (host.as_str(), *port).to_socket_addrs().map_err(|error| error.to_string())?;
+        let found =
+            (host.as_str(), *port).to_socket_addrs().map_err(|error| ServerSpecError::LookUp(error.to_string()))?;
         // The zone of a link-local address would be lost.
         let usable = found.filter(|at| !matches!(at, SocketAddr::V6(v6) if v6.scope_id() != 0));
         let all: Vec<ServerAddress> =
             usable.map(|at| ServerAddress::Tcp { host: at.ip().to_string(), port: *port }).collect();
-        if all.is_empty() { Err(format!("{host} has no address")) } else { Ok(all) }
+        if all.is_empty() { Err(ServerSpecError::NoAddress(host.clone())) } else { Ok(all) }
     }
 }
 
@@ -126,18 +128,18 @@ impl ServerAddress {
     /// The address by which the server can be connected to, as numbers. Not for the engine's threads.
     ///
     /// # Errors
-    /// Nobody knows the name, or none of its addresses answers; in words.
-    pub fn by_number(&self) -> Result<ServerAddress, String> {
+    /// Nobody knows the name, or none of its addresses answers.
+    pub fn by_number(&self) -> Result<ServerAddress, ServerSpecError> {
         let all = self.resolve()?;
         if all.len() == 1 {
             return Ok(all[0].clone());
         }
-        let mut why = String::new();
+        let mut why = ServerSpecError::NoAddress(self.to_string());
         for address in all {
             let Some(Endpoint::Tcp(at)) = address.endpoint() else { continue };
             match TcpStream::connect_timeout(&at, CONNECT) {
                 Ok(_) => return Ok(address),
-                Err(error) => why = format!("{at}: {error}"),
+                Err(error) => why = ServerSpecError::NoAnswer(at, error.to_string()),
             }
         }
         Err(why)
@@ -158,7 +160,7 @@ impl fmt::Display for ServerAddress {
 mod tests {
     use super::*;
 
-    fn tcp(host: &str, port: u16) -> Result<ServerAddress, String> {
+    fn tcp(host: &str, port: u16) -> Result<ServerAddress, ServerSpecError> {
         Ok(ServerAddress::Tcp { host: host.into(), port })
     }
 
@@ -193,7 +195,7 @@ mod tests {
             ("[box]:1", "no IPv6"),
             ("[::1]9", "follows"),
         ] {
-            let error = ServerAddress::parse(text, 1).unwrap_err();
+            let error = ServerAddress::parse(text, 1).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
         assert!(ServerAddress::unix("tmp/s").is_err() && ServerAddress::unix("/").is_err());

@@ -8,6 +8,7 @@ pub mod address;
 mod error;
 pub mod nbd;
 pub mod redis;
+pub mod server_error;
 mod server_options;
 pub mod size;
 mod swap_spec;

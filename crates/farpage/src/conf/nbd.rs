@@ -3,6 +3,7 @@
 //! Callers: `conf`, the command, `swap`. No locks.
 
 use super::address::ServerAddress;
+use super::server_error::ServerSpecError;
 use super::server_options::ServerOptions;
 use std::fmt;
 
@@ -31,7 +32,7 @@ impl NbdSpec {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(head: &str) -> Option<Result<NbdSpec, String>> {
+    pub fn parse(head: &str) -> Option<Result<NbdSpec, ServerSpecError>> {
         if let Some(path) = head.strip_prefix("nbd+unix://") {
             // Others write the export as the path, and the path as an option.
             let (path, export) = match path.split_once('?') {
@@ -42,21 +43,20 @@ impl NbdSpec {
                 },
             };
             if path.contains('?') || export.contains('?') || export.starts_with("socket=") {
-                return Some(Err(String::from("there is one question mark too many")));
+                return Some(Err(ServerSpecError::QuestionMark));
             }
             return Some(ServerAddress::unix(path).and_then(|address| NbdSpec::at(address, export)));
         }
         if head.starts_with("nbds://") || head.starts_with("nbds+unix://") {
-            let why = "there is no TLS; put a tunnel in between (ssh -L, stunnel, WireGuard), and name its near end";
-            return Some(Err(why.into()));
+            return Some(Err(ServerSpecError::Tls));
         }
         let (place, export) = head.strip_prefix("nbd://").map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
         Some(ServerAddress::parse(place, PORT).and_then(|address| NbdSpec::at(address, export)))
     }
 
-    fn at(address: ServerAddress, export: &str) -> Result<NbdSpec, String> {
+    fn at(address: ServerAddress, export: &str) -> Result<NbdSpec, ServerSpecError> {
         if export.len() > EXPORT_MAX || export.contains(|c: char| c.is_control() || c == ';') {
-            return Err(String::from("this is no name of an export"));
+            return Err(ServerSpecError::Export);
         }
         let export = export.into();
         Ok(NbdSpec { address, export, served: ServerOptions::default(), id: None })
@@ -66,11 +66,11 @@ impl NbdSpec {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
+    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), ServerSpecError>> {
         match (name, value) {
             ("id", Some(text)) => {
                 let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
-                let Some(number) = number else { return Some(Err(format!("{text:?} is no id"))) };
+                let Some(number) = number else { return Some(Err(ServerSpecError::Id(text.into()))) };
                 self.id = Some(number.to_be_bytes());
             }
             _ => return self.served.option(name, value),

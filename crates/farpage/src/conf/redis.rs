@@ -6,6 +6,7 @@
 //! Callers: `conf`, the command, `swap`. No locks.
 
 use super::address::ServerAddress;
+use super::server_error::ServerSpecError;
 use super::server_options::ServerOptions;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::{BorrowedFd, RawFd};
@@ -54,28 +55,27 @@ impl RedisSpec {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(head: &str) -> Option<Result<RedisSpec, String>> {
+    pub fn parse(head: &str) -> Option<Result<RedisSpec, ServerSpecError>> {
         if let Some(path) = head.strip_prefix("redis+unix://") {
             // The database as in the other form, behind a mark, because a path has slashes.
             let (path, database) = path.split_once('?').map_or((path, None), |(path, rest)| (path, Some(rest)));
             let database = database.map_or(Ok(0), |text| match text.strip_prefix("db=") {
                 Some(number) => database_number(number),
-                None => Err(format!("{text:?} is unknown; write ?db=NUMBER")),
+                None => Err(ServerSpecError::BehindPath(text.into())),
             });
             return Some(ServerAddress::unix(path).and_then(|address| Ok(RedisSpec::at(address, None, database?))));
         }
         if head.starts_with("rediss://") {
-            let why = "there is no TLS; put a tunnel in between (ssh -L, stunnel, WireGuard), and name its near end";
-            return Some(Err(why.into()));
+            return Some(Err(ServerSpecError::Tls));
         }
         let rest = head.strip_prefix("redis://")?;
         Some((|| {
             let (user, rest) = rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
             if user.is_some_and(|user| user.contains(':')) {
-                return Err(format!("a password does not belong here; put it into {ENV_PASSWORD}"));
+                return Err(ServerSpecError::Password(ENV_PASSWORD));
             }
             if user.is_some_and(|user| user.is_empty() || user.contains(|c: char| c.is_control() || " ;".contains(c))) {
-                return Err(String::from("this is no name of a user"));
+                return Err(ServerSpecError::User);
             }
             let (place, database) = rest.split_once('/').map_or((rest, ""), |pair| pair);
             let database = if database.is_empty() { 0 } else { database_number(database)? };
@@ -91,17 +91,17 @@ impl RedisSpec {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
+    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), ServerSpecError>> {
         match (name, value) {
             ("tag", Some(text)) => match u64::from_str_radix(text, 16) {
                 Ok(tag) => self.tag = Some(tag),
-                Err(_) => return Some(Err(format!("tag {text:?} is no number"))),
+                Err(_) => return Some(Err(ServerSpecError::Tag(text.into()))),
             },
             ("trust", None) => self.trust = true,
             ("password-file", Some(path)) if !path.is_empty() => self.password = Some(PasswordFrom::File(path.into())),
             ("password-fd", Some(text)) => match text.parse() {
                 Ok(fd) if fd >= 0 => self.password = Some(PasswordFrom::Descriptor(fd)),
-                _ => return Some(Err(format!("password-fd {text:?} is no number of a descriptor"))),
+                _ => return Some(Err(ServerSpecError::PasswordDescriptor(text.into()))),
             },
             _ => return self.served.option(name, value),
         }
@@ -135,23 +135,23 @@ impl RedisSpec {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn read_password(&self) -> Result<Option<Vec<u8>>, String> {
-        let failed = |what: &str, errno| format!("cannot read {what}: {}", ErrnoText(errno));
+    pub fn read_password(&self) -> Result<Option<Vec<u8>>, ServerSpecError> {
+        let failed = |what: String, errno| ServerSpecError::ReadPassword(what, ErrnoText(errno));
         let bytes = match &self.password {
             None => return Ok(None),
             Some(PasswordFrom::File(path)) => {
                 let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
                 let file = rustix::fs::openat(CWD, path, flags, Mode::empty());
-                file.and_then(read_all).map_err(|errno| failed(&path.display().to_string(), errno))?
+                file.and_then(read_all).map_err(|errno| failed(path.display().to_string(), errno))?
             }
             Some(PasswordFrom::Descriptor(fd)) => {
                 // SAFETY: named by the user for this; only read from.
                 let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-                read_all(fd).map_err(|errno| failed("the descriptor of the password", errno))?
+                read_all(fd).map_err(|errno| failed("the descriptor of the password".into(), errno))?
             }
         };
         let line = bytes.split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
-        if line.is_empty() { Err(String::from("the password is empty")) } else { Ok(Some(line.to_vec())) }
+        if line.is_empty() { Err(ServerSpecError::EmptyPassword) } else { Ok(Some(line.to_vec())) }
     }
 }
 
@@ -170,8 +170,8 @@ fn read_all(from: impl rustix::fd::AsFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-fn database_number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("database {text:?} is no number"))
+fn database_number(text: &str) -> Result<u32, ServerSpecError> {
+    text.parse().map_err(|_| ServerSpecError::Database(text.into()))
 }
 
 impl fmt::Display for RedisSpec {
@@ -253,10 +253,10 @@ mod tests {
             spec.read_password()
         };
         assert_eq!(read("s e:c,ret\nmore\n"), Ok(Some(b"s e:c,ret".to_vec())));
-        assert!(read("").unwrap_err().contains("empty"));
+        assert!(read("").unwrap_err().to_string().contains("empty"));
         std::fs::remove_file(&path).unwrap();
         let mut spec = RedisSpec::parse("redis://box").unwrap().unwrap();
         spec.password = Some(PasswordFrom::File(path));
-        assert!(spec.read_password().unwrap_err().contains("No such file"));
+        assert!(spec.read_password().unwrap_err().to_string().contains("No such file"));
     }
 }

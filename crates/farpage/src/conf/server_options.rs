@@ -3,6 +3,7 @@
 //! Callers: the specifications of servers. No locks.
 
 use super::address::TIMEOUT;
+use super::server_error::ServerSpecError;
 use super::time;
 use std::fmt;
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ impl ServerOptions {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
+    pub fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), ServerSpecError>> {
         let read = match (name, value) {
             ("timeout", Some(text)) => time::timeout(text).map(|timeout| self.timeout = timeout),
             ("mirror", Some(text)) => directory(text).map(|path| self.mirror = Some(path)),
@@ -70,7 +71,7 @@ impl ServerOptions {
 }
 
 /// What `mirror=` names.
-fn directory(text: &str) -> Result<PathBuf, String> {
+fn directory(text: &str) -> Result<PathBuf, ServerSpecError> {
     let path = text.strip_prefix("file:").filter(|path| !path.is_empty());
-    path.map(PathBuf::from).ok_or_else(|| format!("mirror {text:?}: write a directory, as in mirror=file:/var/tmp"))
+    path.map(PathBuf::from).ok_or_else(|| ServerSpecError::Mirror(text.into()))
 }

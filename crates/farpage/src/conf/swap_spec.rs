@@ -5,6 +5,7 @@
 use super::error::ConfError;
 use super::nbd::NbdSpec;
 use super::redis::RedisSpec;
+use super::server_error::ServerSpecError;
 use super::size;
 use rustix::fs::FileType;
 use std::fmt;
@@ -97,6 +98,7 @@ impl SwapSpec {
     /// Unknown kind, option, algorithm, or an unreadable size or priority; the message names the offending part.
     pub fn parse(text: &str) -> Result<SwapSpec, ConfError> {
         let err = |what: String| ConfError(format!("swap device {:?}: {what}", without_password(text)));
+        let server_error = |error: ServerSpecError| err(error.to_string());
         let mut parts = text.split(',');
         let head = parts.next().unwrap_or("");
         let mut spec = match head.strip_prefix("file:") {
@@ -105,8 +107,8 @@ impl SwapSpec {
             None if head == "zram" => SwapSpec::zram(Alg::Lz4),
             None if head == "ram" => DeviceKind::Ram.into(),
             None => match (NbdSpec::parse(head), RedisSpec::parse(head)) {
-                (Some(spec), _) => DeviceKind::Nbd(spec.map_err(err)?).into(),
-                (_, Some(spec)) => DeviceKind::Redis(spec.map_err(err)?).into(),
+                (Some(spec), _) => DeviceKind::Nbd(spec.map_err(server_error)?).into(),
+                (_, Some(spec)) => DeviceKind::Redis(spec.map_err(server_error)?).into(),
                 (None, None) => {
                     if head.starts_with(['/', '.', '~']) {
                         return Err(err(format!("unknown kind; for that file or directory write file:{text}")));
@@ -130,7 +132,7 @@ impl SwapSpec {
                     spec.prio = Some(v.parse().map_err(wrong)?);
                 }
                 _ => match spec.kind.option(name, value) {
-                    Some(read) => read.map_err(err)?,
+                    Some(read) => read.map_err(|ConfError(what)| err(what))?,
                     None => return Err(err(format!("unknown option {part:?}; it has {}", spec.kind.options()))),
                 },
             }
@@ -165,33 +167,33 @@ impl SwapSpec {
 
 impl DeviceKind {
     /// Takes an option that only some devices have; `None`: not this one.
-    fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), String>> {
+    fn option(&mut self, name: &str, value: Option<&str>) -> Option<Result<(), ConfError>> {
         let read = match (self, name, value) {
             (DeviceKind::Zram { alg, .. }, "alg", Some(v)) => {
                 *alg = match v {
                     "lz4" => Alg::Lz4,
                     "zstd" => Alg::Zstd,
-                    _ => return Some(Err(format!("unknown algorithm {v:?}; lz4 and zstd exist"))),
+                    _ => return Some(Err(ConfError(format!("unknown algorithm {v:?}; lz4 and zstd exist")))),
                 };
                 Ok(())
             }
             (DeviceKind::Zram { recompress, .. }, "recompress", Some(v)) => {
                 *recompress = v == "zstd";
-                recompress.then_some(()).ok_or_else(|| format!("cannot recompress with {v:?}; zstd exists"))
+                recompress.then_some(()).ok_or_else(|| ConfError(format!("cannot recompress with {v:?}; zstd exists")))
             }
             (DeviceKind::File { keep_free, .. }, "free", Some(v)) => {
-                size::parse(v).map(|bytes| *keep_free = Some(bytes)).map_err(|e| e.to_string())
+                size::parse(v).map(|bytes| *keep_free = Some(bytes)).map_err(|e| ConfError(e.to_string()))
             }
             (DeviceKind::File { encrypt, .. }, "encrypt", None) => {
                 *encrypt = true;
                 Ok(())
             }
             (DeviceKind::File { fault, .. }, "fault", Some(v)) => {
-                let bad = || format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED");
+                let bad = || ConfError(format!("{v:?} is not SEED, lost:SEED, silent:SEED or dying:SEED"));
                 InjectedFault::parse(v).map(|read| *fault = Some(read)).ok_or_else(bad)
             }
-            (DeviceKind::Nbd(spec), ..) => return spec.option(name, value),
-            (DeviceKind::Redis(spec), ..) => return spec.option(name, value),
+            (DeviceKind::Nbd(spec), ..) => spec.option(name, value)?.map_err(|e| ConfError(e.to_string())),
+            (DeviceKind::Redis(spec), ..) => spec.option(name, value)?.map_err(|e| ConfError(e.to_string())),
             _ => return None,
         };
         Some(read)

@@ -2,6 +2,7 @@
 //!
 //! Callers: `conf`. No locks.
 
+use super::server_error::ServerSpecError;
 use std::time::Duration;
 
 /// Reads `90`, `90s`, `10m` or `2h`; a second at least.
@@ -21,9 +22,9 @@ pub fn parse(text: &str) -> Option<Duration> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn timeout(text: &str) -> Result<Option<Duration>, String> {
+pub fn timeout(text: &str) -> Result<Option<Duration>, ServerSpecError> {
     match text {
         "inf" => Ok(None),
-        _ => parse(text).map(Some).ok_or_else(|| format!("timeout {text:?}: write 60s, 10m or inf")),
+        _ => parse(text).map(Some).ok_or_else(|| ServerSpecError::Timeout(text.into())),
     }
 }

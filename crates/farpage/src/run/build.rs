@@ -21,6 +21,7 @@ use crate::run::page_table::{PageTable, TABLE_BYTES};
 use crate::run::pager::readahead::SlotPages;
 use crate::run::privileges::following::Following;
 use crate::run::stacks::{MONITOR, STACK_LEN, STACKS};
+use crate::run::start_error::StartError;
 use crate::run::state::{Engine, Wakeups, engine};
 use crate::run::threads::board::Board;
 use crate::run::told::{WarningKind, warn_once_in_tree};
@@ -66,7 +67,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line that says what failed and what to do.
-    pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, String> {
+    pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartError> {
         let arena = arena(plan)?;
         let conf = plan.conf.clone();
         // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine

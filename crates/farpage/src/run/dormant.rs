@@ -37,6 +37,7 @@ use crate::probe::is_misc_device;
 use crate::run::budget::charge::{Charges, UNLIMITED};
 use crate::run::budget::unwatched;
 use crate::run::given_uffds;
+use crate::run::start_error::StartError;
 use crate::run::state::{Engine, engine};
 use crate::run::told::{self, WarningKind, warn_once_in_tree};
 use crate::stat::{Stat, StatPage};
@@ -166,14 +167,14 @@ impl StartPlan {
     }
 
     /// Gives the engine's heap its memory, once; the rest of the arena is as new. On the engine's first thread.
-    pub(crate) fn give_heap(&self) -> Result<(), String> {
+    pub(crate) fn give_heap(&self) -> Result<(), StartError> {
         let arena = arena(self)?;
         if self.heap_given.swap(true, SeqCst) {
             // SAFETY: a child's, whose parent's engine managed nothing: it would have started again itself.
             unsafe { arena.begin_anew() };
         // SAFETY: fresh memory of the arena, handed over once.
         } else if !unsafe { self.heap.give(arena.heap, 0) } {
-            return Err("no memory for the engine's heap".into());
+            return Err(StartError::Heap);
         }
         Ok(())
     }
@@ -244,8 +245,8 @@ pub(super) fn end() {
 }
 
 /// On the engine's first thread: where it is to live.
-pub(crate) fn arena(plan: &StartPlan) -> Result<Arena, String> {
-    plan.arena.get().copied().ok_or_else(|| "the engine was started without its address space".into())
+pub(crate) fn arena(plan: &StartPlan) -> Result<Arena, StartError> {
+    plan.arena.get().copied().ok_or(StartError::NoArena)
 }
 
 /// There is an engine, and it has looked.
@@ -255,7 +256,7 @@ pub(crate) fn ready() {
 }
 
 /// There will be none.
-pub(crate) fn failed(why: &str) {
+pub(crate) fn failed(why: &StartError) {
     warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
     CHARGES.allow(UNLIMITED);
     if let Some(mine) = tree::mine() {

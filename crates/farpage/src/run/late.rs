@@ -5,7 +5,7 @@
 //!
 //! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
 
-use crate::conf::{Conf, ENV_CONF, ENV_UFFD_FD, give_variables};
+use crate::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD, give_variables};
 use crate::mem::heap::Heap;
 use crate::run::given_uffds;
 use crate::run::outcome::StartOutcome;
@@ -14,10 +14,43 @@ use crate::run::{pager::robust, preload, start};
 use crate::sys::descriptor::keep_across_exec;
 use crate::sys::message::set_quiet;
 use crate::sys::pagemap;
-use crate::sys::uffd::{FEATURES, Uffd};
+use crate::sys::uffd::{FEATURES, OpenError, Uffd};
 use crate::tree::{self, ENV_TREE_FD};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::io::Errno;
 use std::ffi::c_int;
+
+/// Why a program that runs already was not put under a budget. `Display` is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum LateStartError {
+    /// Of the text that configures it.
+    #[error("the configuration is not UTF-8")]
+    NotUtf8,
+    /// By this library or another one.
+    #[error("this process runs under farpage already")]
+    Already,
+    /// What it says.
+    #[error(transparent)]
+    Configuration(#[from] ConfError),
+    /// As the kernel says.
+    #[error("cannot open /proc/self/pagemap: {0}")]
+    Pagemap(Errno),
+    /// The kernel gives none.
+    #[error(transparent)]
+    Userfaultfd(#[from] OpenError),
+    /// As the kernel says.
+    #[error("cannot make the memory that all processes of a tree share: {0}")]
+    Tree(#[from] Errno),
+    /// It has no place in the tree's memory.
+    #[error("cannot join its own tree")]
+    Join,
+    /// libc has no room for handlers.
+    #[error("cannot follow forks: out of memory")]
+    Forks,
+    /// What the engine has said.
+    #[error("{0}")]
+    Engine(String),
+}
 
 /// What a start needs, had before anything changes.
 pub struct Prepared {
@@ -33,27 +66,32 @@ pub struct Prepared {
 ///
 /// # Errors
 /// The configuration is wrong, the kernel gives no userfaultfd, or there is no descriptor left.
-pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Prepared, String> {
-    let conf = Conf::parse(configuration).map_err(|why| why.to_string())?;
+pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Prepared, LateStartError> {
+    let conf = Conf::parse(configuration)?;
     // The engine opens its own when the process comes near its budget. Who would be refused then is told now.
     // SAFETY: the caller's, open for this call.
     let device = (device >= 0).then(|| unsafe { BorrowedFd::borrow_raw(device) });
-    let pagemap = pagemap::own().map_err(|why| format!("cannot open /proc/self/pagemap: {why}"))?;
+    let pagemap = pagemap::own().map_err(LateStartError::Pagemap)?;
     if given_uffds::numbers().is_none() {
-        drop(Uffd::open(device, FEATURES, pagemap).map_err(|why| why.to_string())?);
+        drop(Uffd::open(device, FEATURES, pagemap)?);
     }
-    let failed = |why: rustix::io::Errno| format!("cannot make the memory that all processes of a tree share: {why}");
     // SAFETY: the caller's, open for this call.
     let joined = (segment >= 0).then(|| unsafe { BorrowedFd::borrow_raw(segment) });
-    let made = if joined.is_none() { Some(tree::create(conf.ram, None).map_err(failed)?) } else { None };
-    let segment = joined.or(made.as_ref().map(AsFd::as_fd)).ok_or("no tree")?;
-    tree::open(segment).map_err(failed)?;
-    let segment = keep_across_exec(segment).map_err(failed)?;
-    let name = tree::named(segment.as_fd()).map_err(failed)?;
+    let made;
+    let segment = match joined {
+        Some(segment) => segment,
+        None => {
+            made = tree::create(conf.ram, None)?;
+            made.as_fd()
+        }
+    };
+    tree::open(segment)?;
+    let segment = keep_across_exec(segment)?;
+    let name = tree::named(segment.as_fd())?;
     let mut variables = vec![(ENV_CONF, configuration.to_owned()), (ENV_TREE_FD, name)];
     let mut files = vec![segment];
     if let Some(device) = device {
-        let kept = keep_across_exec(device).map_err(failed)?;
+        let kept = keep_across_exec(device)?;
         variables.push((ENV_UFFD_FD, kept.as_raw_fd().to_string()));
         files.push(kept);
     }
@@ -70,16 +108,16 @@ pub fn start(
     heap: &'static Heap,
     outcome: &'static StartOutcome,
     wait: bool,
-) -> Result<(), String> {
+) -> Result<(), LateStartError> {
     let Prepared { conf, files, .. } = prepared;
     if !tree::joining::join() {
-        return Err("cannot join its own tree".into());
+        return Err(LateStartError::Join);
     }
     if conf.quiet {
         set_quiet();
     }
     if !preload::follow_forks() {
-        return Err("cannot follow forks: out of memory".into());
+        return Err(LateStartError::Forks);
     }
     // It may have some.
     robust::used();
@@ -87,7 +125,7 @@ pub fn start(
     start::at_once(conf, heap, wait);
     if let Some(why) = outcome.failure() {
         told::deaf();
-        return Err(why);
+        return Err(LateStartError::Engine(why));
     }
     // They stay open.
     for file in files {

@@ -21,6 +21,7 @@ pub mod privileges;
 pub mod program;
 mod stacks;
 pub mod start;
+pub mod start_error;
 pub mod state;
 pub mod store;
 pub mod threads;

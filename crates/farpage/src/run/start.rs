@@ -18,6 +18,7 @@ use crate::run::dormant::{
 use crate::run::images::{own_images, program_needs_libc};
 use crate::run::stacks::MONITOR;
 use crate::run::stacks::stack;
+use crate::run::start_error::StartError;
 use crate::run::state::{Engine, engine, forget_engine};
 use crate::run::threads::monitor;
 use crate::run::uffd_device;
@@ -25,7 +26,7 @@ use crate::stat::StatPage;
 use crate::sys::futex;
 use crate::sys::message::begin_messages;
 use crate::sys::proc::has_ended_child;
-use crate::sys::raw::{ErrnoText, gettid};
+use crate::sys::raw::gettid;
 use crate::sys::thread::{Start, block_signals, restore_signals, spawn};
 use crate::sys::valgrind;
 use crate::tree;
@@ -262,7 +263,7 @@ pub(crate) fn fork_parent() {
 }
 
 /// The engine's first thread is started, or does not sleep any longer.
-fn begin_or_rouse(plan: &'static StartPlan) -> Result<(), String> {
+fn begin_or_rouse(plan: &'static StartPlan) -> Result<(), StartError> {
     if DOZES.swap(0, SeqCst) == 0 {
         return begin(plan);
     }
@@ -271,25 +272,22 @@ fn begin_or_rouse(plan: &'static StartPlan) -> Result<(), String> {
 }
 
 /// Starts the engine's first thread.
-fn begin(plan: &'static StartPlan) -> Result<(), String> {
+fn begin(plan: &'static StartPlan) -> Result<(), StartError> {
     if FILTERED.load(SeqCst) {
-        return Err("the program has given itself a seccomp filter, under which no engine can be started".into());
+        return Err(StartError::Filtered);
     }
     if valgrind::is_here() {
-        return Err("valgrind runs this program, and cannot run the engine's threads".into());
+        return Err(StartError::Valgrind);
     }
     let arena = match plan.arena.get() {
         Some(arena) => *arena,
         None => {
             let sizes = arena_sizes(plan.conf.ram);
-            let arena = Arena::reserve(sizes).map_err(|e| {
-                let why = ErrnoText::from(e);
-                format!("no address space for the engine: {why}; is there a limit (ulimit -v, -d)?")
-            })?;
+            let arena = Arena::reserve(sizes).map_err(|e| StartError::AddressSpace(e.into()))?;
             *plan.arena.get_or_init(|| arena)
         }
     };
-    spawn_first(plan, &arena).map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))
+    spawn_first(plan, &arena).map_err(|e| StartError::Thread(e.into()))
 }
 
 /// The calling program thread is about to give itself a seccomp filter, or all of them. Not under that, but under one
@@ -376,12 +374,12 @@ impl Engine {
     ///
     /// # Errors
     /// One line.
-    pub fn spawn_monitor(&'static self) -> Result<(), String> {
+    pub fn spawn_monitor(&'static self) -> Result<(), StartError> {
         let name = crate::stat::THREAD_NAME.as_bytes();
         self.fork.settle_here();
         let tid = self
             .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: self.address(), name, share_files: false })
-            .map_err(|e| format!("cannot start an engine thread: {}", ErrnoText::from(e)))?;
+            .map_err(|e| StartError::Thread(e.into()))?;
         // Known before anybody can fork: a fork fetches descriptors from this thread's table.
         self.fork.set_monitor(tid);
         Ok(())

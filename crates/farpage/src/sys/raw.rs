@@ -115,7 +115,7 @@ pub mod nr {
 
 /// An errno in words, without libc's tables: they want thread-local storage that engine threads do not have (a crash,
 /// not an error), and are not for signal handlers. So `Errno` and `io::Error` themselves are never formatted there.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrnoText(pub Errno);
 
 impl ErrnoText {

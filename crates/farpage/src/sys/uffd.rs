@@ -176,6 +176,8 @@ pub struct OpenError {
     pub features: Option<Errno>,
 }
 
+impl std::error::Error for OpenError {}
+
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(e @ (Errno::PERM | Errno::ACCESS)) = self.features {

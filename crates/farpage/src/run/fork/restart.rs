@@ -134,7 +134,7 @@ impl Engine {
             }
         }
         self.check_untouched(&mut pager, &late_fills)?;
-        self.run_pager(pager)
+        Ok(self.run_pager(pager)?)
     }
 
     /// Between the fork and this moment the child's memory was not registered. If something touched a page that is

@@ -20,6 +20,7 @@ use crate::run::pager::robust::lists::RobustLists;
 use crate::run::pager::state::{Pager, THREAD_NAME, Transit};
 use crate::run::pager::trace::Recorder;
 use crate::run::stacks::{PAGER, WRITER};
+use crate::run::start_error::StartError;
 use crate::run::state::Engine;
 use crate::run::threads::writer;
 use crate::run::uffd_device;
@@ -27,7 +28,7 @@ use crate::sys::message::warn;
 use crate::sys::proc::Proc;
 use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::{Start, settle};
-use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd, UffdError};
+use crate::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::readahead::{Rule, Streams, Tuning};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -50,7 +51,7 @@ impl Engine {
     ///
     /// # Errors
     /// One line: why memory cannot be managed.
-    pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), String> {
+    pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), StartError> {
         let opened = opened.map_or_else(|| self.open(proc), Ok)?;
         let mut pager = self.make_pager(opened, proc)?;
         // Before anything is registered: who finds memory busy asks for it.
@@ -65,41 +66,41 @@ impl Engine {
     ///
     /// # Errors
     /// One line: what is not allowed, or failed.
-    pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, String> {
-        let no_pagemap = |e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e));
-        let pagemap = || proc.private_file("self/pagemap").map_err(no_pagemap);
-        let new = |features| Uffd::open(uffd_device::device(), features, pagemap()?).map_err(|e| e.to_string());
+    pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, StartError> {
+        let failed = |what| move |e: Errno| StartError::Proc(what, e.into());
+        let pagemap = || proc.private_file("self/pagemap").map_err(failed("open /proc/self/pagemap"));
+        let new = |features| Ok::<_, StartError>(Uffd::open(uffd_device::device(), features, pagemap()?)?);
         let (uffd, discard_area, forks) = match given_uffds::take() {
             Some([main, other]) => {
-                let forks = Forks::of(other.as_fd()).map_err(|e| format!("no descriptor is left: {}", ErrnoText(e)))?;
+                let forks = Forks::of(other.as_fd()).map_err(|e| StartError::Descriptor(ErrnoText(e)))?;
                 (Uffd::given(main, pagemap()?), Uffd::given(other, pagemap()?), forks)
             }
             None => (new(FEATURES)?, new(FEATURES_QUIET)?, Forks::NONE),
         };
-        let word = |e: UffdError| format!("cannot register the engine's frames: {e:?}");
         if self.frames.opened() == 0 {
             self.frames.add_opened(self.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
         }
         let frames = self.frames.open_part();
         if frames.len == 0 {
-            return Err("no memory for the engine's frames; is there a limit (ulimit -v, -d)?".into());
+            return Err(StartError::Frames);
         }
-        uffd.register(frames.base, frames.len).map_err(word)?;
-        discard_area.register(self.arena.discard_area.base, self.arena.discard_area.len).map_err(word)?;
-        uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(word)?;
-        let maps =
-            proc.file("self/maps").map_err(|e| format!("cannot open /proc/self/maps: {}", ErrnoText::from(e)))?;
-        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| format!("cannot make an eventfd: {}", ErrnoText::from(e)))?;
-        let again = |e| format!("cannot keep /proc/self/maps open: {}", ErrnoText::from(e));
-        let for_discard_area = rustix::io::fcntl_dupfd_cloexec(&maps, 0).map_err(again)?;
+        uffd.register(frames.base, frames.len).map_err(StartError::Register)?;
+        discard_area
+            .register(self.arena.discard_area.base, self.arena.discard_area.len)
+            .map_err(StartError::Register)?;
+        uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(StartError::Register)?;
+        let maps = proc.file("self/maps").map_err(failed("open /proc/self/maps"))?;
+        let kick =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| StartError::Eventfd(e.into()))?;
+        let again = rustix::io::fcntl_dupfd_cloexec(&maps, 0);
+        let for_discard_area = again.map_err(failed("keep /proc/self/maps open"))?;
         let mm = Box::new(Kernel::new(uffd, maps));
         let memory = proc.private_file("self/mem");
         let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
         Ok(PagerParts { mm, discard_area, kick, memory, forks })
     }
 
-    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, String> {
+    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, StartError> {
         let PagerParts { mm, discard_area, kick, memory, forks } = opened;
         // What comes in without a fault is not recorded.
         let none = Tuning { rule: Rule::None, ..self.conf.readahead };
@@ -154,7 +155,7 @@ impl Engine {
 
     /// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on
     /// without.
-    fn recorder(&self) -> Result<Option<Recorder>, String> {
+    fn recorder(&self) -> Result<Option<Recorder>, StartError> {
         match self.conf.trace.as_deref().map(Recorder::create).transpose() {
             Err(why) if self.fork.is_restart() => {
                 warn(&format!("in a forked child: {why}"));
@@ -181,7 +182,7 @@ impl Engine {
     }
 
     /// Starts pager and writer.
-    pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), String> {
+    pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), StartError> {
         let pager = Box::into_raw(pager);
         self.charges.allow(self.large() as u64);
         self.active.store(true, Ordering::SeqCst);
@@ -201,7 +202,7 @@ impl Engine {
             drop(unsafe { Box::from_raw(pager) });
             self.wakeups.writer_tid.store(0, Ordering::Relaxed);
             self.wake_writer();
-            return Err(format!("cannot start an engine thread: {}", ErrnoText::from(error)));
+            return Err(StartError::Thread(error.into()));
         }
         Ok(())
     }

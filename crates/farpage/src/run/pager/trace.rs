@@ -19,6 +19,7 @@
 //! ```
 
 use crate::mem::units::Vpn;
+use crate::run::start_error::StartError;
 use crate::sys::message::warn;
 use crate::sys::raw::ErrnoText;
 use rustix::fd::OwnedFd;
@@ -93,14 +94,14 @@ impl Recorder {
     ///
     /// # Errors
     /// One line.
-    pub fn create(path: &Path) -> Result<Recorder, String> {
+    pub fn create(path: &Path) -> Result<Recorder, StartError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut with_pid = path.as_os_str().to_owned();
         with_pid.push(format!(".{}", rustix::process::getpid().as_raw_nonzero()));
         // Which pages a program touches can tell what it works on.
         let mode = Mode::RUSR | Mode::WUSR;
         let file = open(path, flags, mode).or_else(|_| open(PathBuf::from(with_pid), flags, mode));
-        let file = file.map_err(|e| format!("cannot record faults in {}: {}", path.display(), ErrnoText::from(e)))?;
+        let file = file.map_err(|e| StartError::Trace(path.into(), e.into()))?;
         let mut recorder = Recorder { file: Some(file), records: [0; RECORDS * 8], len: 0 };
         recorder.put(MAGIC);
         Ok(recorder)

@@ -109,7 +109,8 @@ impl Server {
     pub fn of(spec: &RedisSpec, password: Option<&[u8]>) -> Result<Server, DeviceError> {
         let name = spec.name();
         let error = |reason, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
-        let named = spec.read_password().map_err(|why| error(why, "name a file that this user may read"))?;
+        let named =
+            spec.read_password().map_err(|why| error(why.to_string(), "name a file that this user may read"))?;
         let from_environment = || variable(ENV_PASSWORD).filter(|text| !text.is_empty()).map(String::into_bytes);
         let password = named.or_else(|| password.map(<[u8]>::to_vec)).or_else(from_environment);
         let no_number = || error("nobody has looked its name up".into(), "write its address as a number");
@@ -274,7 +275,7 @@ pub fn settle<R>(
 ) -> Result<(RedisSpec, Server, R), DeviceError> {
     let error = |reason| DeviceError { name: spec.name(), reason, remedy: "look whether its name is right".into() };
     let mut last = error(String::from("it has no address"));
-    for address in spec.address.resolve().map_err(error)? {
+    for address in spec.address.resolve().map_err(|why| error(why.to_string()))? {
         let tried = RedisSpec { address, ..spec.clone() };
         let server = Server::of(&tried, password)?;
         match begin(&server) {

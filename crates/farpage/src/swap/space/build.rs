@@ -44,9 +44,9 @@ pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> 
 pub fn resolve(spec: &mut SwapSpec, password: Option<&[u8]>) -> Result<(), DeviceError> {
     match &mut spec.kind {
         DeviceKind::Nbd(export) => {
-            export.address = export.address.by_number().map_err(|reason| DeviceError {
+            export.address = export.address.by_number().map_err(|why| DeviceError {
                 name: export.name(),
-                reason,
+                reason: why.to_string(),
                 remedy: String::from("look whether the name is right, and the server runs"),
             })?;
         }
@@ -68,8 +68,8 @@ impl SwapSpace {
         conf: &Conf,
         mut specs: Vec<SwapSpec>,
         pool: Part,
-    ) -> Result<(SwapSpace, Vec<String>), String> {
-        check_memory(&conf.swap, conf.ram).map_err(|error| error.to_string())?;
+    ) -> Result<(SwapSpace, Vec<String>), DeviceError> {
+        check_memory(&conf.swap, conf.ram)?;
         let mut left_out = Vec::new();
         let is_default = conf.swap == SwapSpec::defaults();
         let space = loop {
@@ -87,7 +87,7 @@ impl SwapSpace {
                 DeviceKind::Zram { .. } | DeviceKind::Ram => false,
             };
             let Some(at) = specs.iter().position(failed).filter(|_| specs.len() > 1) else {
-                return Err(error.to_string());
+                return Err(error);
             };
             specs.remove(at);
             match (is_default, conf.verbose) {

@@ -25,6 +25,7 @@ use crate::run::fork::protocol::room_for_start;
 use crate::run::given_uffds;
 use crate::run::pager::start::PagerParts;
 use crate::run::stacks::MONITOR;
+use crate::run::start_error::StartError;
 use crate::run::state::{Engine, give_up, show_engine};
 use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::run::uffd_device;
@@ -34,7 +35,6 @@ use crate::sys::futex;
 use crate::sys::message::{message, warn};
 use crate::sys::privilege::Privileges;
 use crate::sys::proc::{Proc, Reach, reach, stack_start};
-use crate::sys::raw::ErrnoText;
 use crate::sys::thread::{close_all_but, exit_thread, settle};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
@@ -82,14 +82,13 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
 }
 
 /// Makes the engine and its monitor.
-fn make(plan: &'static StartPlan) -> Result<Monitor, String> {
+fn make(plan: &'static StartPlan) -> Result<Monitor, StartError> {
     plan.give_heap()?;
-    take_on_privileges()
-        .map_err(|why| format!("an engine thread cannot give up privileges: {}", ErrnoText::from(why)))?;
+    take_on_privileges().map_err(|why| StartError::Privileges(why.into()))?;
     // Refused: perhaps the limit is enough.
     let _room = room_for_start(0);
     let e = Engine::build(plan)?;
-    let monitor = Monitor::new(e, false).map_err(|error| format!("cannot read /proc: {}", ErrnoText::from(error)))?;
+    let monitor = Monitor::new(e, false).map_err(|error| StartError::Proc("read /proc", error.into()))?;
     e.looked();
     show_engine(e);
     dormant::hand_over(e);
