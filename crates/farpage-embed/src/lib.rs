@@ -41,9 +41,20 @@ fn built_into(arguments: &[String]) -> Option<&str> {
     value("--out-dir").filter(|_| value("--emit").is_some_and(|kinds| kinds.split(',').any(|kind| kind == "link")))
 }
 
+/// Why there is no library.
+#[derive(Debug, thiserror::Error)]
+enum LibraryError {
+    #[error("{path}: {error}", path = .0.display(), error = .1)]
+    Unreadable(PathBuf, std::io::Error),
+    #[error("no libfarpage_preload.so in {}", .0.display())]
+    None(PathBuf),
+    #[error("{} or {}? remove them (they are built again), or name an empty CARGO_TARGET_DIR", .0.display(), .1.display())]
+    Two(PathBuf, PathBuf),
+}
+
 /// The library in that directory. cargo adds a hash to its name where the sources are not in a local directory.
-fn library(directory: &Path) -> Result<PathBuf, String> {
-    let entries = fs::read_dir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+fn library(directory: &Path) -> Result<PathBuf, LibraryError> {
+    let entries = fs::read_dir(directory).map_err(|error| LibraryError::Unreadable(directory.into(), error))?;
     let is_it = |path: &Path| {
         let name = path.file_name().and_then(|name| name.to_str());
         name.and_then(|name| name.strip_prefix("libfarpage_preload")?.strip_suffix(".so"))
@@ -52,12 +63,8 @@ fn library(directory: &Path) -> Result<PathBuf, String> {
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| is_it(path)).collect();
     match (found.pop(), found.pop()) {
         (Some(path), None) => Ok(path),
-        (None, _) => Err(format!("no libfarpage_preload.so in {}", directory.display())),
-        (Some(one), Some(other)) => Err(format!(
-            "{} or {}? remove them (they are built again), or name an empty CARGO_TARGET_DIR",
-            one.display(),
-            other.display()
-        )),
+        (None, _) => Err(LibraryError::None(directory.into())),
+        (Some(one), Some(other)) => Err(LibraryError::Two(one, other)),
     }
 }
 

@@ -19,7 +19,7 @@ pub mod conf {
         pub use crate::conf::redis::{ENV_PASSWORD, PasswordFrom, RedisSpec};
     }
     pub mod size {
-        pub use crate::conf::size::{format, parse, parse_of};
+        pub use crate::conf::size::{SizeError, format, parse, parse_of};
     }
     pub mod tuning {
         pub use crate::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
@@ -89,7 +89,7 @@ pub mod run {
     }
     pub mod late {
         pub use crate::run::late::{LateStartError, Prepared, prepare, start};
-        pub use crate::run::outcome::StartOutcome;
+        pub use crate::run::outcome::{StartFailure, StartOutcome};
     }
     pub mod pager {
         pub mod robust {

@@ -7,7 +7,7 @@
 //! the device itself, the system call. A *user-mode-only* userfaultfd needs no privilege but makes `read(2)` into
 //! swapped-out memory fail with EFAULT, so it is reported and not used.
 
-pub use outcome::{Reason, Verdict, errno_name, errno_text};
+pub use outcome::{ForksRefused, Reason, Verdict, errno_name, errno_text};
 
 use crate::sys::pass::ways;
 use linux_raw_sys::general as raw;
@@ -163,10 +163,10 @@ impl Probe {
     ///
     /// # Errors
     /// What was tried, and why it does not work.
-    pub fn forks(&self) -> Result<(), String> {
+    pub fn forks(&self) -> Result<(), ForksRefused> {
         match (&self.fork_fetched, &self.fork_sent) {
             (Ok(()), _) | (_, Ok(())) => Ok(()),
-            (Err(fetched), Err(sent)) => Err(format!("pidfd_getfd: {fetched}; a local socket: {sent}")),
+            (Err(fetched), Err(sent)) => Err(ForksRefused { fetched: *fetched, sent: *sent }),
         }
     }
 

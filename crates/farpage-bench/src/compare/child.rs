@@ -99,9 +99,9 @@ pub struct Done {
 struct Anonymous;
 
 impl Source for Anonymous {
-    fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
+    fn map(&self, pages: u64) -> Result<Memory> {
         let bytes = pages as usize * PAGE_SIZE;
-        let base = anonymous::map(bytes).map_err(|e| format!("cannot map memory: {e}"))?;
+        let base = anonymous::map(bytes).map_err(|e| Failure::new(format!("cannot map memory: {e}")))?;
         // SAFETY: just mapped.
         Ok(unsafe { Memory::new(base as usize, pages) })
     }
@@ -134,9 +134,11 @@ impl Regions {
 }
 
 impl Source for Regions {
-    fn map(&self, pages: u64) -> std::result::Result<Memory, String> {
-        let mut region =
-            self.pager.region(pages as usize * PAGE_SIZE).map_err(|e| format!("cannot make a region: {e}"))?;
+    fn map(&self, pages: u64) -> Result<Memory> {
+        let mut region = self
+            .pager
+            .region(pages as usize * PAGE_SIZE)
+            .map_err(|e| Failure::new(format!("cannot make a region: {e}")))?;
         let base = region.as_mut_ptr() as usize;
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).push(region);
         // SAFETY: the region lives until `unmap`.
@@ -209,9 +211,9 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     let versions: Vec<AtomicU32> = (0..pages).map(|_| AtomicU32::new(0)).collect();
     let mut regions = None;
     let memory = match &spec.memory {
-        MemoryKind::Anonymous => Anonymous.map(pages).map_err(Failure::new)?,
+        MemoryKind::Anonymous => Anonymous.map(pages)?,
         MemoryKind::File(directory) => map_file(directory, spec.data)?,
-        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages).map_err(Failure::new)?,
+        MemoryKind::Region(ram, swap) => regions.insert(Regions::new(*ram, swap)?).map(pages)?,
     };
     let source: &dyn Source = regions.as_ref().map_or(&Anonymous, |regions| regions as &dyn Source);
     let bench = Bench {
@@ -230,7 +232,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     hear()?;
     let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
     let (faults_before, before) = (stats(), usage());
-    let measured = bench.run(spec.workload, source).map_err(Failure::new)?;
+    let measured = bench.run(spec.workload, source)?;
     let mut done = done(measured, &before, &usage());
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;

@@ -6,6 +6,7 @@
 
 use super::content::{Content, WORDS};
 use super::latencies::Latencies;
+use crate::failure::{Failure, Result};
 use clap::ValueEnum;
 use farpage_swap::sim::{Random, Zipf, mix};
 use serde::{Deserialize, Serialize};
@@ -114,8 +115,8 @@ pub trait Source: Sync {
     /// New memory.
     ///
     /// # Errors
-    /// In words.
-    fn map(&self, pages: u64) -> Result<Memory, String>;
+    /// There is none.
+    fn map(&self, pages: u64) -> Result<Memory>;
     /// Gives memory of [`Source::map`] back.
     fn unmap(&self, memory: Memory);
 }
@@ -225,7 +226,7 @@ impl Thread<'_> {
         }
     }
 
-    fn run(&mut self, workload: Workload, source: &dyn Source, stop: &AtomicBool) -> Result<(), String> {
+    fn run(&mut self, workload: Workload, source: &dyn Source, stop: &AtomicBool) -> Result<()> {
         let b = self.bench;
         let pages = b.memory.pages;
         let accesses = b.accesses / b.threads;
@@ -265,7 +266,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    fn fault(&mut self, accesses: u64, source: &dyn Source) -> Result<(), String> {
+    fn fault(&mut self, accesses: u64, source: &dyn Source) -> Result<()> {
         let pages = self.bench.piece;
         while self.measured.ops < accesses {
             let memory = source.map(pages)?;
@@ -293,7 +294,7 @@ impl Bench<'_> {
     ///
     /// # Errors
     /// Memory for `fault` could not be had.
-    pub fn run(&self, workload: Workload, source: &dyn Source) -> Result<Measured, String> {
+    pub fn run(&self, workload: Workload, source: &dyn Source) -> Result<Measured> {
         let threads = if workload == Workload::Mix { self.threads.max(2) } else { self.threads };
         let tick_ns = tick_ns();
         let barrier = Barrier::new(threads as usize + 1);
@@ -319,7 +320,7 @@ impl Bench<'_> {
             let start = Instant::now();
             let mut all = Measured::default();
             for (index, handle) in handles.into_iter().enumerate() {
-                let (result, end) = handle.join().map_err(|_| "a thread of the workload panicked".to_owned())?;
+                let (result, end) = handle.join().map_err(|_| Failure::new("a thread of the workload panicked"))?;
                 let one = result?;
                 all.wrong += one.wrong;
                 if workload != Workload::Mix || index == 0 {
@@ -349,7 +350,7 @@ mod tests {
 
     struct Anonymous;
     impl Source for Anonymous {
-        fn map(&self, pages: u64) -> Result<Memory, String> {
+        fn map(&self, pages: u64) -> Result<Memory> {
             let words = vec![0u64; pages as usize * WORDS].leak();
             // SAFETY: leaked, used here only.
             Ok(unsafe { Memory::new(words.as_mut_ptr() as usize, pages) })

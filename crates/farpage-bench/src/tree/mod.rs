@@ -66,7 +66,7 @@ const RAM_PART: u64 = 3;
 /// the exit status.
 pub fn main(args: &TreeArgs) -> Result<ExitCode> {
     let ram = args.ram.as_deref().map(size::parse).transpose().map_err(|e| Failure::new(format!("--ram: {e}")))?;
-    let wanted = shapes::chosen(&args.shape).map_err(Failure::new)?;
+    let wanted = shapes::chosen(&args.shape)?;
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("only a memory cgroup can count all processes, and only root can make one"));
     }

@@ -1,5 +1,6 @@
 //! What `farpage bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell.
 
+use crate::failure::{Failure, Result};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
@@ -74,10 +75,11 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
 ";
 
 /// Those that are named; all, if none is.
-pub fn chosen(names: &[String]) -> Result<Vec<&'static Shape>, String> {
+pub fn chosen(names: &[String]) -> Result<Vec<&'static Shape>> {
     let find = |name: &String| {
         let known = || SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().join(", ");
-        SHAPES.iter().find(|shape| shape.name == name).ok_or_else(|| format!("--shape: {name} is none of {}", known()))
+        let none = || Failure::new(format!("--shape: {name} is none of {}", known()));
+        SHAPES.iter().find(|shape| shape.name == name).ok_or_else(none)
     };
     if names.is_empty() { Ok(SHAPES.iter().collect()) } else { names.iter().map(find).collect() }
 }
@@ -151,7 +153,7 @@ mod tests {
     fn names_are_known_and_files_are_there() {
         assert_eq!(chosen(&[]).unwrap().len(), SHAPES.len());
         assert_eq!(chosen(&["sort".into()]).unwrap()[0].name, "sort");
-        assert!(chosen(&["nothing".into()]).unwrap_err().contains("make-j1, make-j2"));
+        assert!(chosen(&["nothing".into()]).unwrap_err().sentence.contains("make-j1, make-j2"));
         assert!(make_j4().is_make() && make_j4().name == "make-j4");
         let dir = tempfile::tempdir().unwrap();
         let files = Shapes::make(dir.path()).unwrap();

@@ -33,7 +33,7 @@ use crate::{preload, run, set};
 use farpage::PAGE_SIZE;
 use farpage::internals::conf::size;
 use farpage::internals::probe;
-use farpage::internals::run::late::StartOutcome;
+use farpage::internals::run::late::{StartFailure, StartOutcome};
 use place::Places;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -233,7 +233,7 @@ fn in_memory(content: &[u8]) -> Result<OwnedFd> {
 }
 
 /// What the process says of its start.
-fn outcome_at(target: &Target, at: usize) -> Result<Option<std::result::Result<(), String>>> {
+fn outcome_at(target: &Target, at: usize) -> Result<Option<std::result::Result<(), StartFailure>>> {
     let mut bytes = [0; StartOutcome::BYTES];
     target.memory.read(at, &mut bytes)?;
     Ok(StartOutcome::read(&bytes))
@@ -296,7 +296,7 @@ fn await_start(target: &Target, outcome: usize) -> Result<()> {
             None if since.elapsed() > START_MAX => return Err(target.refuse("the engine does not start in it")),
             None => std::thread::sleep(Duration::from_millis(1)),
             Some(Ok(())) => return Ok(()),
-            Some(Err(why)) => return Err(target.refuse(&why.escape_debug().to_string())),
+            Some(Err(why)) => return Err(target.refuse(&why.0.escape_debug().to_string())),
         }
     }
 }

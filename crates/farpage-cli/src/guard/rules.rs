@@ -3,7 +3,7 @@
 //! Caller: [`super`]. No locks.
 
 use crate::user;
-use glob::Pattern;
+use glob::{Pattern, PatternError};
 
 /// One `--only` or `--never`: parts that all have to hold.
 #[derive(Debug, Clone)]
@@ -14,6 +14,23 @@ enum Part {
     Name(Pattern),
     User(u32),
     Cgroup(Pattern),
+}
+
+/// What is wrong with a rule.
+#[derive(Debug, thiserror::Error)]
+pub enum RuleError {
+    /// There is no `=`.
+    #[error("a rule is name=GLOB, user=NAME or cgroup=GLOB")]
+    NoRule,
+    /// What is before it.
+    #[error("{0}: a rule has name, user and cgroup")]
+    Key(String),
+    /// A pattern.
+    #[error("{0}: {1}")]
+    Glob(String, PatternError),
+    /// A name of nobody here.
+    #[error("{0}: no such user")]
+    User(String),
 }
 
 /// What rules are asked about.
@@ -31,8 +48,8 @@ impl Rule {
     /// Reads `name=GLOB`, `user=NAME|UID`, `cgroup=GLOB`, or more of them with commas between.
     ///
     /// # Errors
-    /// In words.
-    pub fn parse(text: &str) -> Result<Rule, String> {
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Rule, RuleError> {
         text.split(',').map(Part::parse).collect::<Result<_, _>>().map(Rule)
     }
 
@@ -46,14 +63,14 @@ impl Rule {
 }
 
 impl Part {
-    fn parse(text: &str) -> Result<Part, String> {
-        let (key, value) = text.split_once('=').ok_or("a rule is name=GLOB, user=NAME or cgroup=GLOB")?;
-        let glob = || Pattern::new(value).map_err(|error| format!("{value}: {error}"));
+    fn parse(text: &str) -> Result<Part, RuleError> {
+        let (key, value) = text.split_once('=').ok_or(RuleError::NoRule)?;
+        let glob = || Pattern::new(value).map_err(|error| RuleError::Glob(value.into(), error));
         match key {
             "name" => glob().map(Part::Name),
-            "user" => user::uid(value).map(Part::User).ok_or_else(|| format!("{value}: no such user")),
+            "user" => user::uid(value).map(Part::User).ok_or_else(|| RuleError::User(value.into())),
             "cgroup" => glob().map(Part::Cgroup),
-            _ => Err(format!("{key}: a rule has name, user and cgroup")),
+            _ => Err(RuleError::Key(key.into())),
         }
     }
 }

@@ -29,6 +29,30 @@ const NUMBER_END: u64 = 1 << 52;
 const RENAMED_SHIFT: u32 = 35;
 const PAGE_SHIFT: u32 = farpage_swap::PAGE_SHIFT;
 
+/// What is wrong with a trace.
+#[derive(Debug, thiserror::Error)]
+enum TraceError {
+    /// It cannot be read.
+    #[error("{}", why(.0))]
+    Unreadable(#[from] std::io::Error),
+    #[error("page {0:#x} is in no address space")]
+    NoPage(u64),
+    #[error("more pages were moved than can be told apart")]
+    Moved,
+    #[error("it has more than 2^30 pages or 2^32 accesses")]
+    Long,
+    #[error("it was recorded by an older farpage: record it anew")]
+    Old,
+    #[error("there is no access in it")]
+    Empty,
+    #[error("it is damaged")]
+    Damaged,
+    #[error("it ends in the middle of an access")]
+    Cut,
+    #[error("it is neither a trace of farpage nor the output of valgrind's lackey")]
+    Unknown,
+}
+
 /// A trace, its pages numbered in the order of their first access.
 #[derive(Debug)]
 pub struct Trace {
@@ -54,9 +78,9 @@ struct Builder {
 }
 
 impl Builder {
-    fn add(&mut self, number: u64, write: bool) -> std::result::Result<(), String> {
+    fn add(&mut self, number: u64, write: bool) -> std::result::Result<(), TraceError> {
         if number >= NUMBER_END {
-            return Err(format!("page {number:#x} is in no address space"));
+            return Err(TraceError::NoPage(number));
         }
         let next = self.numbers.len() as u32;
         let page = *self.ids.entry(number).or_insert(next);
@@ -66,13 +90,13 @@ impl Builder {
                 self.renamed += 1;
                 number += self.renamed << RENAMED_SHIFT;
                 if number >= NUMBER_END {
-                    return Err(String::from("more pages were moved than can be told apart"));
+                    return Err(TraceError::Moved);
                 }
             }
             self.numbers.push(number);
         }
         if page >= Access::PAGES_MAX || self.accesses.len() >= u32::MAX as usize {
-            return Err(String::from("it has more than 2^30 pages or 2^32 accesses"));
+            return Err(TraceError::Long);
         }
         self.accesses.push(Access::new(page, write));
         Ok(())
@@ -128,37 +152,37 @@ impl Recent {
 /// # Errors
 /// It cannot be read, or is none of the three.
 pub fn read(path: &Path) -> Result<Trace> {
-    let fail = |what: String| Failure::new(format!("cannot read the trace {}: {what}", path.display()));
+    let fail = |what: TraceError| Failure::new(format!("cannot read the trace {}: {what}", path.display()));
     let file: Box<dyn Read> = if path.as_os_str() == "-" {
         Box::new(std::io::stdin().lock())
     } else {
-        Box::new(std::fs::File::open(path).map_err(|e| fail(why(&e)))?)
+        Box::new(std::fs::File::open(path).map_err(|e| fail(e.into()))?)
     };
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let name = name.trim_end_matches(".zst").trim_end_matches(".trace").to_owned();
     parse(name, BufReader::with_capacity(1 << 20, file)).map_err(fail)
 }
 
-fn parse(name: String, mut input: impl BufRead) -> std::result::Result<Trace, String> {
-    let start = input.fill_buf().map_err(|e| why(&e))?;
+fn parse(name: String, mut input: impl BufRead) -> std::result::Result<Trace, TraceError> {
+    let start = input.fill_buf()?;
     if start.starts_with(&ZSTD) {
-        let bytes = zstd::stream::decode_all(input).map_err(|e| why(&e))?;
+        let bytes = zstd::stream::decode_all(input)?;
         return parse_plain(name, &bytes[..]);
     }
     parse_plain(name, input)
 }
 
-fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Trace, String> {
+fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Trace, TraceError> {
     let mut built = Builder::default();
-    let start = input.fill_buf().map_err(|e| why(&e))?;
+    let start = input.fill_buf()?;
     let kind_bits = if start.starts_with(&MAGIC) { Some(2) } else { None };
     let kind_bits = if start.starts_with(&MAGIC_WITHOUT_FREE) { Some(1) } else { kind_bits };
     if start.starts_with(b"FPFAULT1") {
-        return Err(String::from("it was recorded by an older farpage: record it anew"));
+        return Err(TraceError::Old);
     }
     if kind_bits.is_some() || start.starts_with(&recorded::MAGIC) {
         let mut bytes = Vec::new();
-        input.read_to_end(&mut bytes).map_err(|e| why(&e))?;
+        input.read_to_end(&mut bytes)?;
         let body = &bytes[8..];
         match kind_bits {
             Some(bits) => compact_form(body, bits, &mut built)?,
@@ -169,18 +193,18 @@ fn parse_plain(name: String, mut input: impl BufRead) -> std::result::Result<Tra
     }
     let pages = built.numbers.len() as u32;
     if pages == 0 {
-        return Err(String::from("there is no access in it"));
+        return Err(TraceError::Empty);
     }
     Ok(Trace { name, accesses: built.accesses, pages, numbers: built.numbers })
 }
 
-fn recorded_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), String> {
+fn recorded_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), TraceError> {
     let (mut last, mut moved) = (None, None);
     for bits in body.as_chunks::<8>().0 {
-        let record = TraceRecord::from_bits(u64::from_le_bytes(*bits)).ok_or("it is damaged")?;
+        let record = TraceRecord::from_bits(u64::from_le_bytes(*bits)).ok_or(TraceError::Damaged)?;
         let range = record.first..record.first + record.pages;
         if range.end > 1 << RENAMED_SHIFT {
-            return Err(format!("page {:#x} is in no address space", range.end));
+            return Err(TraceError::NoPage(range.end));
         }
         match record.kind {
             // Several threads may wait for one page.
@@ -188,21 +212,21 @@ fn recorded_form(body: &[u8], built: &mut Builder) -> std::result::Result<(), St
             TraceKind::Read | TraceKind::Write => built.add(record.first, record.kind == TraceKind::Write)?,
             TraceKind::Free => built.free(range),
             TraceKind::MoveFrom => moved = Some(range),
-            TraceKind::MoveTo => built.relocate(moved.take().ok_or("it is damaged")?, record.first),
+            TraceKind::MoveTo => built.relocate(moved.take().ok_or(TraceError::Damaged)?, record.first),
         }
         last = Some(record);
     }
     Ok(())
 }
 
-fn compact_form(body: &[u8], kind_bits: u32, built: &mut Builder) -> std::result::Result<(), String> {
+fn compact_form(body: &[u8], kind_bits: u32, built: &mut Builder) -> std::result::Result<(), TraceError> {
     let (mut number, mut value, mut shift) = (0u64, 0u128, 0);
     for byte in body {
         value |= u128::from(byte & 0x7f) << shift;
         shift += 7;
         if byte & 0x80 != 0 {
             if shift > 70 {
-                return Err(String::from("it is damaged"));
+                return Err(TraceError::Damaged);
             }
             continue;
         }
@@ -212,26 +236,26 @@ fn compact_form(body: &[u8], kind_bits: u32, built: &mut Builder) -> std::result
             0 => built.add(number, false)?,
             1 => built.add(number, true)?,
             2 => built.free(number..number.saturating_add(1)),
-            _ => return Err(String::from("it is damaged")),
+            _ => return Err(TraceError::Damaged),
         }
         (value, shift) = (0, 0);
     }
-    if shift == 0 { Ok(()) } else { Err(String::from("it ends in the middle of an access")) }
+    if shift == 0 { Ok(()) } else { Err(TraceError::Cut) }
 }
 
 /// Lines ` L address,size`, ` S ...`, ` M ...` (load, store, both), addresses hexadecimal; `I` lines are instructions.
-fn lackey_form(mut input: impl BufRead, built: &mut Builder) -> std::result::Result<(), String> {
+fn lackey_form(mut input: impl BufRead, built: &mut Builder) -> std::result::Result<(), TraceError> {
     let (mut line, mut recent, mut lines) = (Vec::new(), Recent::default(), 0u64);
     loop {
         line.clear();
         lines += 1;
-        if input.read_until(b'\n', &mut line).map_err(|e| why(&e))? == 0 {
+        if input.read_until(b'\n', &mut line)? == 0 {
             return Ok(());
         }
         let [b' ', kind @ (b'L' | b'S' | b'M'), b' ', rest @ ..] = &line[..] else {
             // Instructions, what valgrind says, and what the program says.
             if lines > 1000 && built.accesses.is_empty() && !line.starts_with(b"I ") {
-                return Err(String::from("it is neither a trace of farpage nor the output of valgrind's lackey"));
+                return Err(TraceError::Unknown);
             }
             continue;
         };

@@ -1,6 +1,7 @@
 //! Traces made by rule.
 
 use super::{Access, Random, Zipf};
+use std::fmt;
 
 /// A trace by rule. Three accesses in ten are writes; `pages` is how many pages there are.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,27 +22,53 @@ pub enum Synthetic {
     Phases,
 }
 
+/// Why a rule was not understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SyntheticError {
+    /// There is none of this name.
+    Unknown(String),
+    /// Of Zipf's law.
+    Exponent(String),
+    /// Behind the name of one that takes none: the name, and all of it.
+    Number(String, String),
+}
+
+impl fmt::Display for SyntheticError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SyntheticError::Unknown(text) => {
+                write!(f, "unknown workload {text:?}; zipf[:THETA], uniform, loop, scan and phases exist")
+            }
+            SyntheticError::Exponent(text) => {
+                write!(f, "{text:?}: the exponent is a number above 0, as in zipf:0.99")
+            }
+            SyntheticError::Number(name, text) => write!(f, "{name} takes no number: {text:?}"),
+        }
+    }
+}
+
+impl std::error::Error for SyntheticError {}
+
 impl Synthetic {
     /// Reads `zipf[:THETA]`, `uniform`, `loop`, `scan` or `phases`.
     ///
     /// # Errors
     /// One line: what is not understood.
-    pub fn parse(text: &str) -> Result<Synthetic, String> {
+    pub fn parse(text: &str) -> Result<Synthetic, SyntheticError> {
         let (name, theta) = text.split_once(':').map_or((text, None), |(name, theta)| (name, Some(theta)));
         let kind = match name {
             "zipf" => {
                 let theta = theta.unwrap_or("0.99").parse::<f64>().ok().filter(|t| t.is_finite() && *t > 0.0);
-                let theta =
-                    theta.ok_or_else(|| format!("{text:?}: the exponent is a number above 0, as in zipf:0.99"))?;
+                let theta = theta.ok_or_else(|| SyntheticError::Exponent(text.into()))?;
                 return Ok(Synthetic::Zipf { theta });
             }
             "uniform" => Synthetic::Uniform,
             "loop" => Synthetic::Loop,
             "scan" => Synthetic::ScanHot,
             "phases" => Synthetic::Phases,
-            _ => return Err(format!("unknown workload {text:?}; zipf[:THETA], uniform, loop, scan and phases exist")),
+            _ => return Err(SyntheticError::Unknown(text.into())),
         };
-        if theta.is_some() { Err(format!("{name} takes no number: {text:?}")) } else { Ok(kind) }
+        if theta.is_some() { Err(SyntheticError::Number(name.into(), text.into())) } else { Ok(kind) }
     }
 
     /// `accesses` accesses to `pages` pages.

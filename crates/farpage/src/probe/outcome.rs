@@ -14,6 +14,16 @@ pub enum Reason {
     Text(&'static str),
 }
 
+/// Neither way to give a child its descriptors works.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("pidfd_getfd: {fetched}; a local socket: {sent}")]
+pub struct ForksRefused {
+    /// The parent's are not to be had.
+    pub fetched: Reason,
+    /// They cannot be sent either.
+    pub sent: Reason,
+}
+
 impl From<Errno> for Reason {
     fn from(errno: Errno) -> Reason {
         Reason::Errno(errno)

@@ -8,7 +8,7 @@
 use crate::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD, give_variables};
 use crate::mem::heap::Heap;
 use crate::run::given_uffds;
-use crate::run::outcome::StartOutcome;
+use crate::run::outcome::{StartFailure, StartOutcome};
 use crate::run::told::{self, hear};
 use crate::run::{pager::robust, preload, start};
 use crate::sys::descriptor::keep_across_exec;
@@ -48,8 +48,8 @@ pub enum LateStartError {
     #[error("cannot follow forks: out of memory")]
     Forks,
     /// What the engine has said.
-    #[error("{0}")]
-    Engine(String),
+    #[error(transparent)]
+    Engine(#[from] StartFailure),
 }
 
 /// What a start needs, had before anything changes.
@@ -125,7 +125,7 @@ pub fn start(
     start::at_once(conf, heap, wait);
     if let Some(why) = outcome.failure() {
         told::deaf();
-        return Err(LateStartError::Engine(why));
+        return Err(why.into());
     }
     // They stay open.
     for file in files {

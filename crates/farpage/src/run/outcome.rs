@@ -13,6 +13,11 @@ const UNKNOWN: u32 = 0;
 const STARTED: u32 = 1;
 const FAILED: u32 = 2;
 
+/// Why there is no engine, as the process has said it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StartFailure(pub String);
+
 /// See the module documentation.
 #[repr(C)]
 #[derive(Debug)]
@@ -38,25 +43,25 @@ impl StartOutcome {
 
     /// What the bytes of one say, read from another process: nothing yet, that there is an engine, or why there is
     /// none.
-    pub fn read(bytes: &[u8; StartOutcome::BYTES]) -> Option<Result<(), String>> {
+    pub fn read(bytes: &[u8; StartOutcome::BYTES]) -> Option<Result<(), StartFailure>> {
         let (numbers, text) = bytes.split_at(StartOutcome::BYTES - TEXT);
         let number = |at: usize| u32::from_le_bytes([numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]]);
         match number(0) {
             UNKNOWN => None,
             STARTED => Some(Ok(())),
-            _ => Some(Err(String::from_utf8_lossy(&text[..(number(4) as usize).min(TEXT)]).into_owned())),
+            _ => Some(Err(StartFailure(String::from_utf8_lossy(&text[..(number(4) as usize).min(TEXT)]).into_owned()))),
         }
     }
 
     /// Why there is no engine, if that is so.
-    pub fn failure(&self) -> Option<String> {
+    pub fn failure(&self) -> Option<StartFailure> {
         if self.state.load(SeqCst) != FAILED {
             return None;
         }
         let len = self.len.load(SeqCst) as usize;
         // SAFETY: written before the state said so, and never again.
         let text = unsafe { &*self.text.get() };
-        text.get(..len).map(|text| String::from_utf8_lossy(text).into_owned())
+        text.get(..len).map(|text| StartFailure(String::from_utf8_lossy(text).into_owned()))
     }
 
     pub(crate) fn succeed(&self) {
@@ -84,7 +89,7 @@ impl Default for StartOutcome {
 mod tests {
     use super::*;
 
-    fn seen(outcome: &StartOutcome) -> Option<Result<(), String>> {
+    fn seen(outcome: &StartOutcome) -> Option<Result<(), StartFailure>> {
         // SAFETY: plain bytes, of a structure without padding.
         StartOutcome::read(unsafe { &*std::ptr::from_ref(outcome).cast() })
     }
@@ -94,7 +99,7 @@ mod tests {
         let outcome = StartOutcome::new();
         assert_eq!((seen(&outcome), outcome.failure()), (None, None));
         outcome.fail(&"\u{e9}".repeat(TEXT));
-        let text = "\u{e9}".repeat(TEXT / 2);
+        let text = StartFailure("\u{e9}".repeat(TEXT / 2));
         assert_eq!((seen(&outcome), outcome.failure()), (Some(Err(text.clone())), Some(text)));
         let outcome = StartOutcome::new();
         outcome.succeed();

@@ -73,9 +73,18 @@ pub struct ReadaheadArgs {
     pub json: Option<PathBuf>,
 }
 
-fn parse_size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = size::parse(text).map_err(|e| e.to_string())?;
-    if bytes < 8 << 20 { Err("at least 8M".into()) } else { Ok(bytes) }
+/// Why it is no size of a region.
+#[derive(Debug, Clone, thiserror::Error)]
+enum RegionSizeError {
+    #[error(transparent)]
+    Size(#[from] size::SizeError),
+    #[error("at least 8M")]
+    Small,
+}
+
+fn parse_size(text: &str) -> std::result::Result<u64, RegionSizeError> {
+    let bytes = size::parse(text)?;
+    if bytes < 8 << 20 { Err(RegionSizeError::Small) } else { Ok(bytes) }
 }
 
 /// Name, and the readahead of the region (`None`: the kernel's swap).
