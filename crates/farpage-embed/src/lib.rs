@@ -130,9 +130,9 @@ mod tests {
         made("libfarpage_preload.so");
         let two = library(&directory);
         fs::remove_dir_all(&directory).unwrap();
-        assert!(none.unwrap_err().starts_with("no libfarpage_preload.so in /"));
+        assert!(none.unwrap_err().to_string().starts_with("no libfarpage_preload.so in /"));
         assert_eq!(one.unwrap(), directory.join("libfarpage_preload-0123456789abcdef.so"));
-        assert!(two.unwrap_err().contains(" or /"));
+        assert!(two.unwrap_err().to_string().contains(" or /"));
     }
 
     #[test]
