@@ -356,6 +356,9 @@ fn pages_in_flight_come_back_right_or_not_at_all() {
     let served = read_queue::tests::windows(&space, &away, 60, false);
     assert!(served.failed > 0 && served.failed < 60, "{served:?}");
     servers[0].faults.seed.store(0, SeqCst);
+    // The link to the first may have been broken off: a load waits until it is there again.
+    let of_first = away.iter().find(|entry| entry.device() == 0).unwrap();
+    space.load(*of_first, &mut Frame::boxed().0).unwrap();
     servers[1].faults.silent.store(true, SeqCst);
     let served = read_queue::tests::windows(&space, &away, 20, false);
     assert!(served.failed > 0 && served.failed < 20, "{served:?}");
