@@ -42,7 +42,7 @@ pub const READAHEADS: usize = 16;
 pub const BUCKETS: usize = 40 * SUB;
 
 macro_rules! fields {
-    ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident = $about:expr,)+ })+) => {
+    ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident = $shown:expr,)+ })+) => {
         /// The shared page. Values ending in `_bytes` are bytes, in `_ns` nanoseconds, the others counts.
         #[repr(C)]
         #[derive(Debug)]
@@ -77,11 +77,11 @@ macro_rules! fields {
                     help: concat!($($doc),+),
                     value: self.$name.load(Relaxed),
                     counter: stringify!($kind).ends_with("counter"),
-                    about: $about,
+                    shown: $shown,
                 })),+),+];
                 let pager = self.pager.load(Relaxed) > 0;
                 values.retain(|(kind, value)| match pager {
-                    true => !value.about.engine,
+                    true => !value.shown.engine,
                     false => !kind.starts_with("pager"),
                 });
                 values.into_iter().map(|(_, value)| value).collect()
@@ -157,12 +157,12 @@ pub struct Value {
     /// A counter only grows; the others are levels.
     pub counter: bool,
     /// How it is shown and exported.
-    pub about: About,
+    pub shown: Presentation,
 }
 
 /// How a value is shown and exported.
 #[derive(Debug, Clone, Copy)]
-pub struct About {
+pub struct Presentation {
     /// The part of the sheet of `farpage stat` that it is in.
     pub group: &'static str,
     /// A brief sheet has it, though it is a level.
@@ -186,32 +186,32 @@ pub enum Exported {
     Error(&'static str),
 }
 
-const fn group(group: &'static str) -> About {
-    About { group, brief: false, exported: Exported::AsNamed, engine: false }
+const fn group(group: &'static str) -> Presentation {
+    Presentation { group, brief: false, exported: Exported::AsNamed, engine: false }
 }
 
-const MEMORY: About = group("memory");
-const FAULTS: About = group("faults");
-const SWAP: About = group("swap");
-const EVENTS_SEEN: About = group("events");
-const TROUBLE: About = group("trouble");
-const OTHER: About = group("other");
+const MEMORY: Presentation = group("memory");
+const FAULTS: Presentation = group("faults");
+const SWAP: Presentation = group("swap");
+const EVENTS_SEEN: Presentation = group("events");
+const TROUBLE: Presentation = group("trouble");
+const OTHER: Presentation = group("other");
 
-impl About {
-    const fn brief(self) -> About {
-        About { brief: true, ..self }
+impl Presentation {
+    const fn brief(self) -> Presentation {
+        Presentation { brief: true, ..self }
     }
-    const fn of_engines(self) -> About {
-        About { engine: true, ..self }
+    const fn of_engines(self) -> Presentation {
+        Presentation { engine: true, ..self }
     }
-    const fn not_exported(self) -> About {
-        About { exported: Exported::Not, ..self }
+    const fn not_exported(self) -> Presentation {
+        Presentation { exported: Exported::Not, ..self }
     }
-    const fn exported_as(self, name: &'static str) -> About {
-        About { exported: Exported::As(name), ..self }
+    const fn exported_as(self, name: &'static str) -> Presentation {
+        Presentation { exported: Exported::As(name), ..self }
     }
-    const fn error(self, kind: &'static str) -> About {
-        About { exported: Exported::Error(kind), ..self }
+    const fn error(self, kind: &'static str) -> Presentation {
+        Presentation { exported: Exported::Error(kind), ..self }
     }
 }
 

@@ -132,7 +132,7 @@ fn of_value(families: &mut Families, value: Value, labels: &Labels) {
         true => Amount::Nanoseconds(value.value),
         false => Amount::Whole(value.value),
     };
-    match value.about.exported {
+    match value.shown.exported {
         Exported::Not => {}
         Exported::As(name) => families.add(name, kind, value.help, labels.clone(), amount),
         Exported::AsNamed => families.add(value.name, kind, value.help, labels.clone(), amount),

@@ -149,7 +149,7 @@ pub fn table(all: &[Managed], raw: bool) -> String {
 pub struct Look {
     /// Sizes in bytes, times in nanoseconds.
     pub raw: bool,
-    /// Only what is not zero, of levels only those of [`About`](farpage::internals::stat::About), and without what it means.
+    /// Only what is not zero, of levels only those that are named for it, and without what it means.
     pub brief: bool,
 }
 
@@ -187,12 +187,12 @@ fn sheet(one: &Managed, page: &Page, before: Before<'_>, look: Look) -> String {
     let values: Vec<Value> = page.values().into_iter().filter(|v| v.name != "active").collect();
     let (levels, counters): (Vec<Value>, Vec<Value>) = values.into_iter().partition(|v| !v.counter);
     out.push_str("memory\n");
-    for v in levels.iter().filter(|v| worth(v, look) && (!look.brief || v.about.brief)) {
+    for v in levels.iter().filter(|v| worth(v, look) && (!look.brief || v.shown.brief)) {
         let shown = if v.name.ends_with("_bytes") { amount(v.value, raw) } else { v.value.to_string() };
         out.push_str(&row(v.name.trim_end_matches("_bytes"), &shown, None, look, v.help));
     }
     for title in GROUPS {
-        let group: Vec<&Value> = counters.iter().filter(|v| v.about.group == title && worth(v, look)).collect();
+        let group: Vec<&Value> = counters.iter().filter(|v| v.shown.group == title && worth(v, look)).collect();
         if !group.is_empty() {
             out.push_str(&counter_group(title, &group, before, look));
         }
