@@ -135,6 +135,7 @@ pub mod swap {
         pub use crate::swap::read_queue::{Arrived, ReadQueue, Submitted};
     }
     pub mod remote {
+        pub use crate::swap::remote::HolderLease;
         pub mod nbd {
             pub use crate::swap::remote::nbd::Export;
         }

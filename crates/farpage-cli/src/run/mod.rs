@@ -152,11 +152,10 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     let mut tree = None;
     let mut look = |pid: u32, page: &File, is_last: bool| {
         tree = tree.take().or_else(|| tree_of(pid));
-        recording
-            .as_mut()
-            .map_or(Duration::MAX, |recording| recording.look(pid, page, tree.as_ref(), conf.ram, is_last))
+        let next = recording.as_mut().map(|recording| recording.look(pid, page, tree.as_ref(), conf.ram, is_last));
+        server::stay_owner(&exports).min(next.unwrap_or(Duration::MAX))
     };
-    let ended = supervise::run(&image, outer, page.is_some().then_some(&mut look))?;
+    let ended = supervise::run(&image, outer, (page.is_some() || !exports.is_empty()).then_some(&mut look))?;
     let tree = tree.or_else(|| tree_of(ended.pid as u32));
     server::clean_up(&conf.swap, &exports, password.as_deref(), tree.as_ref());
     if args.stats {

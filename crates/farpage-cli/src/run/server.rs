@@ -8,12 +8,14 @@ use farpage::internals::conf::redis::{PasswordFrom, RedisSpec};
 use farpage::internals::swap::DeviceError;
 use farpage::internals::swap::redis::server::{Server, ServerMemory, settle};
 use farpage::internals::swap::redis::sweep::{remove, sessions};
+use farpage::internals::swap::remote::HolderLease;
 use farpage::internals::swap::remote::nbd::Export;
 use farpage::internals::swap::space::build::resolve;
 use farpage::{DeviceKind, SwapSpec};
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// What names this run.
 fn tag() -> Result<u64> {
@@ -67,6 +69,16 @@ pub fn clean_up(specs: &[SwapSpec], exports: &[Export], password: Option<&[u8]>,
             remove(&server, &session.id, session.end);
         }
     }
+}
+
+/// Exports stay the program's, whatever it does: it may have no engine yet, or be stopped. When to call it again.
+pub fn stay_owner(exports: &[Export]) -> Duration {
+    // Where there is one connection, the program's own processes have it.
+    for export in exports.iter().filter(|export| export.info().many()) {
+        export.keep();
+        export.link().close();
+    }
+    if exports.is_empty() { Duration::MAX } else { Duration::from_millis(HolderLease::USUAL.look_ms as u64) }
 }
 
 /// The same for a program that runs already.

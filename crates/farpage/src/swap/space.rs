@@ -367,7 +367,7 @@ impl SwapSpace {
     }
 
     /// Fills holes of the compressed pools if they have many (more than a sixteenth), looking at `pages` pages at most;
-    /// bytes of memory given back. About 0.2 us a page; for a background thread.
+    /// bytes of memory given back. AskedFor 0.2 us a page; for a background thread.
     pub fn compact(&self, pages: usize) -> u64 {
         self.zrams.iter().map(|zram| zram.compact(pages)).sum()
     }

@@ -49,4 +49,13 @@ impl FileDevice {
             server.keep(areas, keep);
         }
     }
+
+    /// The export that has its pages.
+    #[cfg(test)]
+    pub fn export(&self) -> Option<&crate::swap::remote::nbd::Export> {
+        match &self.server {
+            Some(PageServer::Space(space)) => Some(space.export()),
+            _ => None,
+        }
+    }
 }

@@ -33,8 +33,10 @@ impl FileDevice {
 
     /// What is to be done now and then about a server; whether there was something.
     pub fn look_after_server(&self) -> bool {
-        if self.server.is_none() {
-            return false;
+        match &self.server {
+            None => return false,
+            Some(PageServer::Space(space)) => space.look_after(),
+            Some(PageServer::Numbers(_)) => {}
         }
         // Inherited ones, too: whoever made them may be gone.
         for id in 0.. {

@@ -6,7 +6,9 @@
 use crate::PAGE_SIZE;
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
+use crate::swap::remote::HolderLease;
 use crate::swap::remote::areas::{self, AREAS_MAX, Areas, Owners};
+use crate::swap::remote::link::InReach;
 use crate::swap::remote::nbd::{BACK, Export, FRONT};
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use std::sync::atomic::AtomicBool;
@@ -41,8 +43,9 @@ impl ExportSpace {
         let endpoint = spec.address.endpoint().ok_or_else(|| {
             error("its name was not looked up".into(), "write its address in numbers, or start it by farpage run")
         })?;
-        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, spec.id)
-            .map_err(|(reason, remedy)| error(reason, remedy))?;
+        let export =
+            Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, spec.id, HolderLease::USUAL)
+                .map_err(|(reason, remedy)| error(reason, remedy))?;
         let bytes = (export.info().size - FRONT - BACK).min(size.unwrap_or(u64::MAX));
         let (area_slots, areas) = divide(bytes / PAGE_SIZE as u64);
         if areas == 0 {
@@ -102,6 +105,16 @@ impl ExportSpace {
         let (place, rest) = (slot / self.area_slots, slot % self.area_slots);
         let area = areas.get(place as usize).map_or(u64::MAX >> 16, u64::from);
         FRONT + (area.saturating_mul(self.area_slots) + rest).saturating_mul(PAGE_SIZE as u64)
+    }
+
+    /// Says now and then that we are there. If somebody else has taken the export over, its pages are lost.
+    pub fn look_after(&self) {
+        let link = self.export.link();
+        if link.reach() == InReach::Up
+            && let Some(why) = self.export.keep()
+        {
+            link.lose_all(why);
+        }
     }
 
     /// A file that has `end` slots wants more: how many it has then.

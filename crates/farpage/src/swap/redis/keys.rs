@@ -11,6 +11,7 @@
 
 use super::resp::digits;
 use crate::PAGE_SIZE;
+use crate::swap::remote::HolderLease;
 use crate::sys::raw::random_bytes;
 use rustix::io::Errno;
 
@@ -19,7 +20,7 @@ pub const IDENTITY: &[u8] = b"farpage:server";
 /// See the module header.
 pub const SESSIONS: &[u8] = b"farpage:sessions";
 /// Seconds.
-pub const ALIVE_S: u32 = 60;
+pub const ALIVE_S: i64 = HolderLease::USUAL.end_ms / 1000;
 /// Bytes of a page's key.
 pub const KEY_LEN: usize = 20;
 /// Most pages that are asked for at once.

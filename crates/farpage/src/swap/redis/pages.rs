@@ -17,10 +17,10 @@ use crate::PAGE_SIZE;
 use crate::conf::Alg;
 use crate::mem::units::Page;
 use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
-use crate::swap::remote::conversation;
-use crate::swap::remote::link::{About, Link, Patience, Unreachable};
+use crate::swap::remote::link::{AskedFor, Link, Patience, Unreachable};
 use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::swap::remote::wire::Wire;
+use crate::swap::remote::{HolderLease, conversation};
 use crate::swap::zram::codec::{Codec, fill, same_filled};
 use crate::sys::clock::now_ms;
 use crate::sys::mutex::Mutex;
@@ -33,9 +33,6 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 const WHOLE: u8 = 0;
 const WORD: u8 = 1;
 const LZ4: u8 = 2;
-
-/// Between two looks at the server, milliseconds; several to the life of the key that says that we are there.
-const LOOK_MS: i64 = 5000;
 
 /// What the stores of a device have in common.
 struct StoresShare {
@@ -225,7 +222,7 @@ impl RedisPages {
         };
         let mut ranges = [(0, 0); BATCH_MAX];
         ranges.iter_mut().zip(wanted).for_each(|(range, wanted)| *range = (wanted.slot, wanted.slot + 1));
-        let about = About::Pages(&ranges[..wanted.len()]);
+        let about = AskedFor::Pages(&ranges[..wanted.len()]);
         let end = match self.shared.server.exchange(patience, about, command.bytes(), &mut read) {
             Ok(Ok(())) => return,
             Err(Unreachable::Later) => Transferred::OutOfReach,
@@ -261,7 +258,7 @@ impl PageStore for RedisPages {
             Ok(())
         };
         // What became of each is in `out`.
-        let _ = shared.server.exchange(Patience::Now, About::Stores, commands.bytes(), &mut read);
+        let _ = shared.server.exchange(Patience::Now, AskedFor::Stores, commands.bytes(), &mut read);
         shared.scratch.lock().push(commands.into_memory());
     }
 
@@ -269,7 +266,7 @@ impl PageStore for RedisPages {
         slots.chunks(MANY).all(|slots| {
             let command = PagesCommand::new(b"UNLINK", &self.id, slots.iter().copied());
             let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| reader.done(wire);
-            let done = self.shared.server.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
+            let done = self.shared.server.exchange(Patience::Now, AskedFor::Other, command.bytes(), &mut read);
             matches!(done, Ok(Ok(())))
         })
     }
@@ -286,7 +283,8 @@ impl PageStore for RedisPages {
             link.reach();
         }
         let (now, due) = (now_ms(), self.next_look_ms.load(Relaxed));
-        let mine = now >= due && self.next_look_ms.compare_exchange(due, now + LOOK_MS, Relaxed, Relaxed).is_ok();
+        let mine = now >= due
+            && self.next_look_ms.compare_exchange(due, now + HolderLease::USUAL.look_ms, Relaxed, Relaxed).is_ok();
         if !mine || !link.is_up() {
             return None;
         }
@@ -301,4 +299,4 @@ impl PageStore for RedisPages {
     }
 }
 
-const _: () = assert!(BATCH_MAX <= MANY && KEY_LEN == 20 && ALIVE_S as i64 * 1000 >= 4 * LOOK_MS);
+const _: () = assert!(BATCH_MAX <= MANY && KEY_LEN == 20);

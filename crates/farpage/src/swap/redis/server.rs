@@ -13,7 +13,7 @@ use crate::conf::address::Endpoint;
 use crate::conf::redis::{ENV_PASSWORD, RedisSpec};
 use crate::conf::variable;
 use crate::swap::DeviceError;
-use crate::swap::remote::link::{About, Link, Patience, Unreachable};
+use crate::swap::remote::link::{AskedFor, Link, Patience, Unreachable};
 use crate::swap::remote::wire::{Broken, Wire};
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,7 +208,7 @@ impl Server {
             Reply::Error(refusal, _) => Err(RespError::Refused(refusal)),
             reply => Ok(reply),
         };
-        let reply = self.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
+        let reply = self.exchange(Patience::Now, AskedFor::Other, command.bytes(), &mut read);
         reply.map_err(AskError::Unreachable)?.map_err(AskError::Refused)
     }
 
@@ -219,7 +219,7 @@ impl Server {
     pub fn exchange<R>(
         &self,
         patience: Patience,
-        about: About<'_>,
+        about: AskedFor<'_>,
         commands: &[u8],
         read: &mut dyn FnMut(&mut Reader<'_>, &mut Wire) -> Result<R, RespError>,
     ) -> Result<Result<R, ServerRefusal>, Unreachable> {

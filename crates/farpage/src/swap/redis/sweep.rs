@@ -5,7 +5,7 @@
 use super::keys::{MANY, PagesCommand, SESSIONS, SessionId};
 use super::resp::{Reader, Reply};
 use super::server::{AskError, Server};
-use crate::swap::remote::link::{About, Patience};
+use crate::swap::remote::link::{AskedFor, Patience};
 use crate::swap::remote::wire::Wire;
 
 /// A session that the server knows.
@@ -50,7 +50,7 @@ pub fn remove(server: &Server, id: &SessionId, end: u64) -> Option<u64> {
         let slots = (0..n).map(|i| first + i as u64);
         let command = PagesCommand::new(b"UNLINK", id, slots);
         let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| reader.reply(wire);
-        let reply = server.exchange(Patience::Now, About::Other, command.bytes(), &mut read);
+        let reply = server.exchange(Patience::Now, AskedFor::Other, command.bytes(), &mut read);
         let Ok(Ok(Reply::Number(n_removed))) = reply else { return None };
         removed += u64::try_from(n_removed).unwrap_or(0);
         first += n as u64;

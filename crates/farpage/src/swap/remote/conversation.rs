@@ -2,7 +2,7 @@
 //!
 //! Owner: a queue's `Lines`. No locks but the link's.
 
-use super::link::{About, Link, OwnWire};
+use super::link::{AskedFor, Link, OwnWire};
 use super::wire::Broken;
 use crate::swap::io::{Conversation, Received, RemoteRead};
 use rustix::fd::{AsFd, BorrowedFd};
@@ -35,7 +35,7 @@ pub fn open<R: ReplyReader + 'static>(link: &Arc<Link>, replies: R) -> Option<Bo
 impl<R> Talk<R> {
     fn lose(&self, oldest: Option<&RemoteRead>, broken: Broken) {
         let Some(oldest) = oldest else { return };
-        self.link.lose(&self.own, About::Pages(&[oldest.range()]), oldest.since_ms, broken);
+        self.link.lose(&self.own, AskedFor::Pages(&[oldest.range()]), oldest.since_ms, broken);
     }
 }
 
@@ -58,13 +58,13 @@ impl<R: ReplyReader> Conversation for Talk<R> {
         if let Received::Ended(at, _) = received
             && let Some(ended) = asked.get(at)
         {
-            self.link.heard_of(&self.own, About::Pages(&[ended.range()]));
+            self.link.heard_of(&self.own, AskedFor::Pages(&[ended.range()]));
         }
         received
     }
 
     fn is_good(&mut self, oldest: &RemoteRead) -> bool {
-        self.link.is_good(&self.own, About::Pages(&[oldest.range()]), oldest.since_ms)
+        self.link.is_good(&self.own, AskedFor::Pages(&[oldest.range()]), oldest.since_ms)
     }
 
     fn is_ready(&mut self) -> bool {

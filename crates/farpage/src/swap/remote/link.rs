@@ -28,7 +28,7 @@
 mod condition;
 mod own;
 
-pub use condition::About;
+pub use condition::AskedFor;
 pub use own::OwnWire;
 
 use super::opening::{Failed, Greeting, OpeningSocket, sleep};
@@ -178,6 +178,21 @@ impl Link {
         }
     }
 
+    /// The device as the user wrote it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// For how long who reads waits for it; `None`: for ever.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// From now on the pages on it are lost, and this is why.
+    pub fn lose_all(&self, why: &'static str) {
+        self.broke(self.life.load(Acquire), now_ms(), AskedFor::Other, Failed::Another(why));
+    }
+
     /// Another one to the same server, without connections.
     pub fn again(&self) -> Link {
         let link = Link::new(self.name.clone(), self.endpoint.clone(), self.greeting.clone(), self.timeout);
@@ -216,7 +231,7 @@ impl Link {
     pub fn talk<R>(
         &self,
         patience: Patience,
-        about: About<'_>,
+        about: AskedFor<'_>,
         act: &mut dyn FnMut(&mut Wire) -> Result<R, Broken>,
     ) -> Result<R, Unreachable> {
         loop {
@@ -368,7 +383,7 @@ impl Link {
                 self.change(Condition::welcomed);
             }
             Err(failed) => {
-                self.change(|condition| condition.failed(now_ms(), begun, About::Other, failed, self.timeout));
+                self.change(|condition| condition.failed(now_ms(), begun, AskedFor::Other, failed, self.timeout));
             }
         }
     }
@@ -417,7 +432,7 @@ impl Link {
 
     /// An exchange that began then, or its connection, has failed in this life of the link. As
     /// [`Condition::failed`].
-    fn broke(&self, life: u32, begun: i64, about: About<'_>, failed: Failed) -> bool {
+    fn broke(&self, life: u32, begun: i64, about: AskedFor<'_>, failed: Failed) -> bool {
         self.change(|condition| {
             if self.life.load(Acquire) != life {
                 return false; // Another thread was first.
@@ -428,7 +443,7 @@ impl Link {
     }
 
     /// The server has answered, in this life of the link.
-    fn answered(&self, life: u32, about: About<'_>) {
+    fn answered(&self, life: u32, about: AskedFor<'_>) {
         if self.glance.load(Relaxed) & TROUBLED == 0 {
             return;
         }

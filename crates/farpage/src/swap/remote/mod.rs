@@ -22,3 +22,17 @@ pub mod page_store;
 #[cfg(test)]
 mod tests;
 pub mod wire;
+
+/// For how long something on a server is whose it is.
+#[derive(Debug, Clone, Copy)]
+pub struct HolderLease {
+    /// Who has it says so this often, milliseconds.
+    pub look_ms: i64,
+    /// Who has not been heard of for so long is gone, milliseconds.
+    pub end_ms: i64,
+}
+
+impl HolderLease {
+    /// Everywhere but in tests.
+    pub const USUAL: HolderLease = HolderLease { look_ms: 5000, end_ms: 60_000 };
+}

@@ -1,6 +1,6 @@
 //! A link against servers of a line each: `hello` is answered by a word, and every byte by its successor.
 
-use super::link::{About, InReach, Link, Patience, Unreachable};
+use super::link::{AskedFor, InReach, Link, Patience, Unreachable};
 use super::opening::{Answer, Greeting};
 use super::wire::{Broken, Wire};
 use crate::conf::address::Endpoint;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-const ABOUT: About<'_> = About::Pages(&[(0, 1)]);
+const ABOUT: AskedFor<'_> = AskedFor::Pages(&[(0, 1)]);
 
 struct Word;
 

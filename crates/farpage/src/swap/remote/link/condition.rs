@@ -29,7 +29,7 @@ const SAY_ANOTHER: u32 = 8;
 
 /// What a server is asked for.
 #[derive(Debug, Clone, Copy)]
-pub enum About<'a> {
+pub enum AskedFor<'a> {
     /// Pages: from where to where each run goes, in whatever the server counts in.
     Pages(&'a [(u64, u64)]),
     /// It gets pages.
@@ -46,20 +46,20 @@ enum Owed {
     Other,
 }
 
-impl About<'_> {
+impl AskedFor<'_> {
     fn owed(&self) -> Owed {
         match self {
-            About::Pages(runs) => runs.first().map_or(Owed::Other, |run| Owed::Page(run.0)),
-            About::Stores => Owed::Store,
-            About::Other => Owed::Other,
+            AskedFor::Pages(runs) => runs.first().map_or(Owed::Other, |run| Owed::Page(run.0)),
+            AskedFor::Stores => Owed::Store,
+            AskedFor::Other => Owed::Other,
         }
     }
 
     /// Whether it is of the same kind, and whether it is the same.
     fn answers(&self, owed: Owed) -> (bool, bool) {
         match (self, owed) {
-            (About::Pages(runs), Owed::Page(at)) => (true, runs.iter().any(|run| (run.0..run.1).contains(&at))),
-            (About::Stores, Owed::Store) | (_, Owed::Other) => (true, true),
+            (AskedFor::Pages(runs), Owed::Page(at)) => (true, runs.iter().any(|run| (run.0..run.1).contains(&at))),
+            (AskedFor::Stores, Owed::Store) | (_, Owed::Other) => (true, true),
             _ => (false, false),
         }
     }
@@ -138,7 +138,7 @@ impl Condition {
     }
 
     /// Something was answered.
-    pub fn answered(&mut self, now: i64, about: About<'_>) {
+    pub fn answered(&mut self, now: i64, about: AskedFor<'_>) {
         let Some(trouble) = self.trouble else { return };
         let (same_kind, same) = about.answers(trouble.owed);
         let over = same || now - trouble.last > QUIET;
@@ -156,7 +156,7 @@ impl Condition {
         &mut self,
         now: i64,
         begun: i64,
-        about: About<'_>,
+        about: AskedFor<'_>,
         failed: Failed,
         timeout: Option<Duration>,
     ) -> bool {
@@ -272,7 +272,7 @@ mod tests {
     const CLOSED: Failed = Failed::Broken(Broken::Closed);
 
     /// A server that welcomes everybody, and breaks off: what it is asked for, and the times of the tries.
-    fn tries(timeout: Option<Duration>, about: About<'_>, answered: &[About<'_>]) -> (Condition, Vec<i64>) {
+    fn tries(timeout: Option<Duration>, about: AskedFor<'_>, answered: &[AskedFor<'_>]) -> (Condition, Vec<i64>) {
         let (mut condition, mut tried) = (Condition::new(), Vec::new());
         for now in 1000..60_000 {
             if condition.is_due(now) {
@@ -294,30 +294,30 @@ mod tests {
 
     #[test]
     fn a_server_that_breaks_off_is_tried_ever_less_often_and_given_up_in_time() {
-        let (condition, tried) = tries(TIMEOUT, About::Pages(&[(7, 8)]), &[]);
+        let (condition, tried) = tries(TIMEOUT, AskedFor::Pages(&[(7, 8)]), &[]);
         assert!(condition.is_lost() && tried.len() < 12 && *tried.last().unwrap() == 6000, "{tried:?}");
-        let (condition, tried) = tries(None, About::Stores, &[]);
+        let (condition, tried) = tries(None, AskedFor::Stores, &[]);
         assert!(!condition.is_lost() && tried.len() < 40, "{tried:?}");
         assert!(tried.windows(2).skip(8).all(|two| two[1] - two[0] == PAUSE_MAX), "{tried:?}");
     }
 
     #[test]
     fn answers_to_something_else_are_none() {
-        let page = About::Pages(&[(7, 8)]);
-        let others = [About::Stores, About::Other, About::Pages(&[(1, 7), (8, 90)])];
+        let page = AskedFor::Pages(&[(7, 8)]);
+        let others = [AskedFor::Stores, AskedFor::Other, AskedFor::Pages(&[(1, 7), (8, 90)])];
         assert!(tries(TIMEOUT, page, &others).0.is_lost());
-        assert!(tries(TIMEOUT, About::Stores, &[page, About::Other]).0.is_lost());
-        assert!(!tries(TIMEOUT, page, &[About::Pages(&[(1, 2), (4, 8)])]).0.is_lost());
+        assert!(tries(TIMEOUT, AskedFor::Stores, &[page, AskedFor::Other]).0.is_lost());
+        assert!(!tries(TIMEOUT, page, &[AskedFor::Pages(&[(1, 2), (4, 8)])]).0.is_lost());
     }
 
     #[test]
     fn one_answer_may_not_take_longer_than_all_together() {
         let mut condition = Condition::new();
         let silent = Failed::Broken(Broken::Silent);
-        condition.failed(7000, 1000, About::Other, silent, TIMEOUT);
+        condition.failed(7000, 1000, AskedFor::Other, silent, TIMEOUT);
         assert!(condition.is_lost());
         let mut condition = Condition::new();
-        condition.failed(4000, 1000, About::Other, silent, TIMEOUT);
+        condition.failed(4000, 1000, AskedFor::Other, silent, TIMEOUT);
         assert!(!condition.is_lost() && condition.left(4000, TIMEOUT) == Some(2000));
     }
 
@@ -325,7 +325,7 @@ mod tests {
     fn failures_that_lie_apart_are_not_added() {
         let mut condition = Condition::new();
         for now in (1000..100_000).step_by(6000) {
-            condition.failed(now, now, About::Stores, CLOSED, TIMEOUT);
+            condition.failed(now, now, AskedFor::Stores, CLOSED, TIMEOUT);
             assert!(!condition.is_lost() && condition.is_due(now));
             condition.welcomed();
         }
@@ -335,7 +335,7 @@ mod tests {
     fn what_is_no_answer_is_told_the_third_time() {
         let mut condition = Condition::new();
         let nonsense = Failed::Broken(Broken::Nonsense("x"));
-        let told: Vec<_> = (1..7).map(|now| condition.failed(now, now, About::Other, nonsense, None)).collect();
+        let told: Vec<_> = (1..7).map(|now| condition.failed(now, now, AskedFor::Other, nonsense, None)).collect();
         assert_eq!(told, [false, false, true, false, false, true]);
     }
 }

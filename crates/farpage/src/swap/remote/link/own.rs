@@ -2,7 +2,7 @@
 //!
 //! Callers: [`super::super::conversation`]. Locks: none but those of the link.
 
-use super::{About, Failed, LOOK_NS, Link, OpeningSocket, WIRES};
+use super::{AskedFor, Failed, LOOK_NS, Link, OpeningSocket, WIRES};
 use crate::swap::remote::wire::{Broken, Wire};
 use crate::sys::clock::now_ms;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -39,7 +39,7 @@ impl Link {
 
     /// Whether a connection is of use for somebody who has waited for an answer since then. If that is too long, the
     /// server is out of reach.
-    pub fn is_good(&self, own: &OwnWire, about: About<'_>, waiting_since_ms: i64) -> bool {
+    pub fn is_good(&self, own: &OwnWire, about: AskedFor<'_>, waiting_since_ms: i64) -> bool {
         let (now, deadline) = (now_ms(), self.deadline.as_millis() as i64);
         let silent = now - own.heard_ms.max(waiting_since_ms) > deadline;
         let late = silent || now - waiting_since_ms > self.time().as_millis() as i64;
@@ -60,12 +60,12 @@ impl Link {
 
     /// A connection of somebody's own, on which something was waited for since then, is of no more use: the server is
     /// out of reach.
-    pub fn lose(&self, own: &OwnWire, about: About<'_>, waiting_since_ms: i64, broken: Broken) {
+    pub fn lose(&self, own: &OwnWire, about: AskedFor<'_>, waiting_since_ms: i64, broken: Broken) {
         self.broke(own.life, waiting_since_ms, about, Failed::Broken(broken));
     }
 
     /// Something was answered on one.
-    pub fn heard_of(&self, own: &OwnWire, about: About<'_>) {
+    pub fn heard_of(&self, own: &OwnWire, about: AskedFor<'_>) {
         self.answered(own.life, about);
     }
 }

@@ -1,8 +1,5 @@
-//! The first page of an export that farpage uses: whose pages are on it.
-//!
-//! Two programs that write to one export at the same time would lose pages (by their hashes they notice; nobody reads
-//! what is not its own). A server cannot tell them apart, so the header says who it is: the machine since it was booted,
-//! and the process. No locks.
+//! The first page of an export that farpage uses: whose pages are on it, and that it is still there; and those behind it,
+//! by which the owner is elected. No locks.
 
 use crate::PAGE_SIZE;
 use crate::conf::nbd::ExportId;
@@ -13,7 +10,11 @@ use rustix::io::Errno;
 /// Why an export cannot be used: what is wrong, what to do.
 pub type Wrong = (String, &'static str);
 
-const MAGIC: &[u8; 16] = b"FARPAGE-NBD 1\n\0\0";
+const MAGIC: &[u8; 16] = b"FARPAGE-NBD 2\n\0\0";
+/// Pairs of pages behind the header.
+pub const PAIRS: u64 = 8;
+/// Bytes of all of them, header included.
+pub const OWNED: usize = (1 + 2 * PAIRS as usize) * PAGE_SIZE;
 const HOST: usize = 64;
 const BOOT: usize = 36;
 
@@ -22,8 +23,12 @@ const BOOT: usize = 36;
 pub struct ExportHeader {
     /// Random.
     pub id: ExportId,
+    /// One more than that of the owner before, if that one did not give it back.
+    pub generation: u64,
+    /// Changes while the owner is there.
+    pub beat: u64,
+    /// The process that took it, for people: its id, when it began, its pid namespace, the machine.
     pid: u32,
-    /// When the process began, and its pid namespace.
     began: u64,
     namespace: u64,
     boot: [u8; BOOT],
@@ -35,12 +40,12 @@ impl ExportHeader {
     ///
     /// # Errors
     /// The kernel has no random bytes.
-    pub fn new() -> Result<ExportHeader, Errno> {
+    pub fn new(generation: u64) -> Result<ExportHeader, Errno> {
         let mut id = [0; 16];
         random_bytes(&mut id)?;
         let pid = std::process::id();
-        let began = began(pid).unwrap_or(0);
-        let mut header = ExportHeader { id, pid, began, namespace: namespace(), boot: boot(), host: [0; HOST] };
+        let (began, boot, namespace) = (began(pid).unwrap_or(0), boot(), namespace());
+        let mut header = ExportHeader { id, generation, beat: 0, pid, began, namespace, boot, host: [0; HOST] };
         let system = rustix::system::uname();
         let host = system.nodename().to_bytes();
         let len = host.len().min(HOST);
@@ -52,6 +57,8 @@ impl ExportHeader {
     pub fn parse(page: &[u8]) -> Option<ExportHeader> {
         let rest = page.strip_prefix(MAGIC)?;
         let (id, rest) = rest.split_first_chunk()?;
+        let (generation, rest) = rest.split_first_chunk()?;
+        let (beat, rest) = rest.split_first_chunk()?;
         let (pid, rest) = rest.split_first_chunk()?;
         let (began, rest) = rest.split_first_chunk()?;
         let (namespace, rest) = rest.split_first_chunk()?;
@@ -59,6 +66,8 @@ impl ExportHeader {
         let (host, _) = rest.split_first_chunk()?;
         Some(ExportHeader {
             id: *id,
+            generation: u64::from_le_bytes(*generation),
+            beat: u64::from_le_bytes(*beat),
             pid: u32::from_le_bytes(*pid),
             began: u64::from_le_bytes(*began),
             namespace: u64::from_le_bytes(*namespace),
@@ -67,11 +76,18 @@ impl ExportHeader {
         })
     }
 
+    /// Whether a page is one of these, or blank.
+    pub fn may_be(page: &[u8]) -> bool {
+        page.iter().all(|byte| *byte == 0) || ExportHeader::parse(page).is_some()
+    }
+
     /// As it is written.
     pub fn page(&self) -> [u8; PAGE_SIZE] {
         let mut page = [0; PAGE_SIZE];
-        let (pid, began, namespace) = (self.pid.to_le_bytes(), self.began.to_le_bytes(), self.namespace.to_le_bytes());
-        let parts: [&[u8]; 7] = [MAGIC, &self.id, &pid, &began, &namespace, &self.boot, &self.host];
+        let [generation, beat, began, namespace] =
+            [self.generation, self.beat, self.began, self.namespace].map(u64::to_le_bytes);
+        let pid = self.pid.to_le_bytes();
+        let parts: [&[u8]; 9] = [MAGIC, &self.id, &generation, &beat, &pid, &began, &namespace, &self.boot, &self.host];
         let mut at = 0;
         for part in parts {
             page[at..at + part.len()].copy_from_slice(part);
@@ -80,29 +96,25 @@ impl ExportHeader {
         page
     }
 
-    /// Whether who wrote it has ended, as far as can be told from here.
-    ///
-    /// # Errors
-    /// It has not, or nobody can know.
-    pub fn may_be_replaced(&self) -> Result<(), Wrong> {
-        let host = String::from_utf8_lossy(&self.host).trim_end_matches('\0').to_string();
-        let here = ExportHeader::new().map_err(|_| (String::from("no random bytes"), "try again"))?;
-        if self.host == here.host && self.boot != here.boot {
-            return Ok(()); // That machine, before it was booted.
+    /// As if it were written by a machine of the same name.
+    #[cfg(test)]
+    pub fn is_of_another_boot(&mut self) {
+        self.boot[3] ^= 1;
+    }
+
+    /// Who has it, for people.
+    pub fn owner(&self) -> String {
+        match self.boot == boot() && self.namespace == namespace() {
+            true => format!("process {}", self.pid),
+            false => {
+                format!("process {} of {:?}", self.pid, String::from_utf8_lossy(&self.host).trim_end_matches('\0'))
+            }
         }
-        if self.boot == here.boot && self.namespace == here.namespace {
-            return match began(self.pid) {
-                Some(began) if began == self.began => Err((
-                    format!("process {} swaps to it", self.pid),
-                    "use another export: each farpage run, and each pager, needs one of its own",
-                )),
-                _ => Ok(()),
-            };
-        }
-        Err((
-            format!("{host:?} swaps to it, or has done so and did not end in order"),
-            "use another export; if that one has ended, make this one's first page zero, or start the server anew",
-        ))
+    }
+
+    /// Whether the process that took it is one of this machine and there, as can be seen from here. If not, nobody knows.
+    pub fn is_seen(&self) -> bool {
+        self.boot == boot() && self.namespace == namespace() && began(self.pid) == Some(self.began)
     }
 }
 

@@ -1,7 +1,7 @@
 //! An export of an NBD server: transfers of pages over its connections.
 //!
 //! ```text
-//!   | header page | zeros up to 1 MiB | area 0 | area 1 | ...                                        | zeros, 64 KiB |
+//!   | header, election | zeros up to 1 MiB | area 0 | area 1 | ...                                        | zeros, 64 KiB |
 //! ```
 //!
 //! The header says whose pages these are, by a random number: a server that was started anew without its data, or that
@@ -13,6 +13,7 @@
 //! | here | the export: batches of page I/O, discards, the header |
 //! | [`greeting`] | what a connection begins with |
 //! | [`header`] | the header page |
+//! | `owner` | whose it is |
 //! | [`exchange`] | requests on one connection, whose answers are waited for |
 //! | [`in_flight`] | requests whose answers are not waited for |
 //!
@@ -22,22 +23,25 @@ pub mod exchange;
 pub mod greeting;
 pub mod header;
 mod in_flight;
+mod owner;
 #[cfg(test)]
 pub mod tests;
 
-use super::conversation;
-use super::link::{About, Link, Patience, Unreachable};
+use super::link::{AskedFor, Link, Patience, Unreachable};
+use super::{HolderLease, conversation};
 use crate::PAGE_SIZE;
-use crate::conf::address::Endpoint;
+use crate::conf::address::{Endpoint, TIMEOUT};
 use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::swap::error::DeviceError;
 use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
+use crate::sys::mutex::Mutex;
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
-use header::{ExportHeader, Wrong};
+use header::{ExportHeader, OWNED, Wrong};
 use in_flight::NbdReplies;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 
 /// Bytes before the first area, and behind the last one.
@@ -52,6 +56,13 @@ pub struct Export {
     link: Arc<Link>,
     greeting: Arc<NbdGreeting>,
     info: ExportInfo,
+    lease: HolderLease,
+    /// What the owner has written last; `None`: nothing yet.
+    header: Mutex<Option<ExportHeader>>,
+    /// When the owner was seen to be us, when that is looked at again, and whether it was too late for a while.
+    kept_ms: AtomicI64,
+    look_ms: AtomicI64,
+    was_late: AtomicBool,
 }
 
 impl Export {
@@ -63,7 +74,7 @@ impl Export {
         let error = |reason: String, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
         let endpoint = spec.address.endpoint();
         let endpoint = endpoint.ok_or_else(|| error("its name was not looked up".into(), "give its address"))?;
-        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, None);
+        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, None, HolderLease::USUAL);
         export.map_err(|(reason, remedy)| error(reason, remedy))
     }
 
@@ -77,7 +88,9 @@ impl Export {
         export: &str,
         timeout: Option<Duration>,
         id: Option<ExportId>,
+        lease: HolderLease,
     ) -> Result<Export, Wrong> {
+        let begun = Export::clock();
         let greeting = Arc::new(NbdGreeting::new(export));
         if let Some(id) = id {
             greeting.expect(id);
@@ -94,7 +107,16 @@ impl Export {
         let info =
             greeting.info().ok_or_else(|| (String::from("it says nothing of its size"), "use another server"))?;
         link.allow_many(info.many());
-        let export = Export { link: Arc::new(link), greeting, info };
+        let export = Export {
+            link: Arc::new(link),
+            greeting,
+            info,
+            lease,
+            header: Mutex::new(None),
+            kept_ms: AtomicI64::new(begun),
+            look_ms: AtomicI64::new(begun),
+            was_late: AtomicBool::new(false),
+        };
         if info.read_only() {
             return Err(("it can only be read".into(), "let the server export it for writing"));
         }
@@ -130,46 +152,37 @@ impl Export {
     /// Makes an export ours that is blank, or that nobody uses any more, and empties it.
     fn take_over(&self) -> Result<(), Wrong> {
         let unreachable = |_| (String::from("the server has stopped answering"), "try again");
+        let until = self.until();
         let mut bytes = vec![0; 64 << 10];
         for at in (0..FRONT).step_by(bytes.len()).chain([self.info.size - BACK]) {
+            if Export::clock() >= until {
+                return Err((
+                    "the server takes too long to answer".into(),
+                    "look how it is reached, or give it more timeout=",
+                ));
+            }
             let errno = self.read(at, &mut bytes).map_err(unreachable)?;
             if let Err(errno) = errno {
                 let reason = format!("it cannot be read: {}", crate::sys::raw::ErrnoText(errno));
                 return Err((reason, "look at the server's messages"));
             }
-            let ours = if at == 0 { ExportHeader::parse(&bytes[..PAGE_SIZE]) } else { None };
-            if let Some(header) = &ours {
-                header.may_be_replaced()?;
-            }
-            if bytes[if ours.is_some() { PAGE_SIZE } else { 0 }..].iter().any(|byte| *byte != 0) {
+            let ours = (OWNED as u64).saturating_sub(at).min(bytes.len() as u64) as usize;
+            let (ours, others) = bytes.split_at(ours);
+            if !ours.chunks(PAGE_SIZE).all(ExportHeader::may_be) || others.iter().any(|byte| *byte != 0) {
                 let remedy = "use a blank export; if nothing on this one is needed, make its first 1 MiB zero";
                 return Err(("it holds something that is not farpage's".into(), remedy));
             }
         }
-        let failed = |errno| (format!("no random bytes: {}", crate::sys::raw::ErrnoText(errno)), "try again");
-        let header = ExportHeader::new().map_err(failed)?;
-        match self.write(0, &header.page()).map_err(unreachable)? {
-            Ok(()) => {}
-            Err(errno) => {
-                let reason = format!("its header cannot be written: {}", crate::sys::raw::ErrnoText(errno));
-                return Err((reason, "look at the server's messages"));
-            }
-        }
+        let header = self.become_owner()?;
         self.greeting.expect(header.id);
+        self.was_kept(Some(header), Export::clock());
         self.trim(FRONT, self.info.size - FRONT - BACK).map_err(unreachable)?;
         Ok(())
     }
 
-    /// Nobody's pages are on it any more.
-    pub fn give_back(&self) {
-        let _ = self.write(0, &[0; PAGE_SIZE]);
-        self.link.close();
-    }
-
-    /// Empties it, as after the end of all who used it, and gives it back.
-    pub fn empty(&self) {
-        let _ = self.trim(FRONT, self.info.size - FRONT - BACK);
-        self.give_back();
+    /// When what consists of many requests, and begins now, must be over, however they are answered.
+    fn until(&self) -> i64 {
+        Export::clock() + self.link.timeout().unwrap_or(TIMEOUT).as_millis() as i64
     }
 
     /// Reads some bytes.
@@ -178,7 +191,7 @@ impl Export {
     /// The server is out of reach; within: what it says.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<Result<(), Errno>, Unreachable> {
         let part = [libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() }];
-        self.link.talk(Patience::Now, About::Other, &mut |wire| {
+        self.link.talk(Patience::Now, AskedFor::Other, &mut |wire| {
             let mut exchange = Exchange::new();
             // SAFETY: borrowed mutably until the exchange is over.
             unsafe { exchange.add(NbdCommand::Read, at, &part, 0) };
@@ -187,13 +200,13 @@ impl Export {
         })
     }
 
-    /// Writes some bytes.
+    /// Writes some bytes that are not in an area.
     ///
     /// # Errors
     /// As [`Export::read`].
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Result<(), Errno>, Unreachable> {
+    fn write_front(&self, at: u64, bytes: &[u8]) -> Result<Result<(), Errno>, Unreachable> {
         let part = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-        self.link.talk(Patience::Now, About::Other, &mut |wire| {
+        self.link.talk(Patience::Now, AskedFor::Other, &mut |wire| {
             let mut exchange = Exchange::new();
             // SAFETY: borrowed until the exchange is over, and only read.
             unsafe { exchange.add(NbdCommand::Write, at, &part, 0) };
@@ -207,13 +220,13 @@ impl Export {
     /// # Errors
     /// The server is out of reach: it may still do that at any later time.
     pub fn trim(&self, at: u64, len: u64) -> Result<bool, Unreachable> {
-        if !self.info.trims() {
+        if !self.info.trims() || !self.is_kept() {
             return Ok(false);
         }
-        let (mut from, end) = (at, at + len);
-        while from < end {
+        let (mut from, end, until) = (at, at + len, self.until());
+        while from < end && Export::clock() < until {
             let part = (end - from).min(TRIM_MAX);
-            let done = self.link.talk(Patience::Now, About::Other, &mut |wire| {
+            let done = self.link.talk(Patience::Now, AskedFor::Other, &mut |wire| {
                 let mut exchange = Exchange::new();
                 // SAFETY: no memory.
                 unsafe { exchange.add(NbdCommand::Trim, from, &[], part as u32) };
@@ -225,7 +238,7 @@ impl Export {
             }
             from += part;
         }
-        Ok(true)
+        Ok(from == end)
     }
 }
 
@@ -252,7 +265,14 @@ impl RemoteRuns for Export {
             stores |= request.direction == Direction::Write;
             len += 1;
         }
-        let about = if stores { About::Stores } else { About::Pages(&ranges[..len]) };
+        if stores && !self.is_kept() {
+            // What has no owner is as full: it may have one again.
+            for i in (0..batch.runs()).filter(|i| mine[*i]) {
+                batch.remote_ended(i, Transferred::Failed(Errno::NOSPC));
+            }
+            return;
+        }
+        let about = if stores { AskedFor::Stores } else { AskedFor::Pages(&ranges[..len]) };
         let talked = self.link.talk(patience, about, &mut |wire| {
             let mut exchange = Exchange::new();
             let mut runs = [0; BATCH_MAX];

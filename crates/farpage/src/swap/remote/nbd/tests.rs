@@ -1,14 +1,15 @@
 //! A server in threads, that answers as it should, in any order, with errors, or with anything.
 
 use super::greeting::{HAVE_OPTION, MAGIC, NbdGreeting, OPTION_REPLY, REPLY};
-use super::header::ExportHeader;
+use super::header::{ExportHeader, Wrong};
 use super::{Export, FRONT};
 use crate::PAGE_SIZE;
 use crate::conf::address::Endpoint;
-use crate::conf::nbd::NbdSpec;
+use crate::conf::nbd::{ExportId, NbdSpec};
 use crate::conf::{DeviceKind, SwapSpec};
 use crate::mm::page_hash::ContentKey;
 use crate::swap::file::FileDevice;
+use crate::swap::remote::HolderLease;
 use crate::swap::remote::opening::{Answer, Greeting};
 use crate::swap::testing::{Frame, page_of};
 use crate::swap::{Entry, LoadError, SwapDevice, SwapSpace, read_queue};
@@ -34,6 +35,8 @@ struct Faults {
     unreadable: AtomicBool,
     /// Reads are not answered.
     silent: AtomicBool,
+    /// Answers take some time.
+    slow: AtomicBool,
 }
 
 struct FakeServer {
@@ -86,6 +89,7 @@ fn serve(mut peer: UnixStream, data: &Mutex<Vec<u8>>, faults: &Faults) -> Option
     peer.read_exact(&mut hello).ok()?;
     let mut answers: Vec<Vec<u8>> = Vec::new();
     let mut random = Random(faults.seed.load(SeqCst).max(1));
+    let mut delays = Random(std::os::fd::AsRawFd::as_raw_fd(&peer) as u64);
     loop {
         let mut head = [0; 28];
         peer.set_read_timeout(Some(Duration::from_millis(2))).ok()?;
@@ -117,6 +121,9 @@ fn serve(mut peer: UnixStream, data: &Mutex<Vec<u8>>, faults: &Faults) -> Option
         let len = u32::from_be_bytes(head[24..].try_into().unwrap()) as usize;
         let mut sent = vec![0; if kind == 1 { len } else { 0 }];
         peer.read_exact(&mut sent).ok()?;
+        if faults.slow.load(SeqCst) {
+            std::thread::sleep(Duration::from_micros(delays.index(2000) as u64));
+        }
         let mut data = data.lock().unwrap();
         let answer = match kind {
             0 if faults.unreadable.load(SeqCst) && at > 0 => reply(5, handle),
@@ -356,9 +363,7 @@ fn pages_in_flight_come_back_right_or_not_at_all() {
     let served = read_queue::tests::windows(&space, &away, 60, false);
     assert!(served.failed > 0 && served.failed < 60, "{served:?}");
     servers[0].faults.seed.store(0, SeqCst);
-    // The link to the first may have been broken off: a load waits until it is there again.
-    let of_first = away.iter().find(|entry| entry.device() == 0).unwrap();
-    space.load(*of_first, &mut Frame::boxed().0).unwrap();
+    while read_queue::tests::windows(&space, &away, 20, false).failed > 0 {}
     servers[1].faults.silent.store(true, SeqCst);
     let served = read_queue::tests::windows(&space, &away, 20, false);
     assert!(served.failed > 0 && served.failed < 20, "{served:?}");
@@ -366,7 +371,7 @@ fn pages_in_flight_come_back_right_or_not_at_all() {
 
 #[test]
 fn a_greeting_is_understood_whole_and_in_parts_and_nothing_is_believed() {
-    let header = ExportHeader::new().unwrap();
+    let header = ExportHeader::new(1).unwrap();
     let good = [handshake(1 << 30), reply(0, u64::from_be_bytes(*b"header..")), header.page().to_vec()].concat();
     for len in 0..good.len() {
         assert_eq!(NbdGreeting::new("x").answer(&good[..len]), Answer::More, "{len} bytes");
@@ -395,12 +400,23 @@ fn a_greeting_is_understood_whole_and_in_parts_and_nothing_is_believed() {
     });
 }
 
+/// As [`HolderLease::USUAL`], for those who wait for its end.
+const LEASE: HolderLease = HolderLease { look_ms: 30, end_ms: 300 };
+
+fn open_export(path: &Path, id: Option<ExportId>) -> Result<Export, Wrong> {
+    Export::open("x".into(), Endpoint::Unix(path.into()), "", Some(Duration::from_secs(60)), id, LEASE)
+}
+
+fn put(server: &FakeServer, header: &ExportHeader) {
+    server.data.lock().unwrap()[..PAGE_SIZE].copy_from_slice(&header.page());
+}
+
 #[test]
 fn an_export_is_taken_if_it_is_blank_or_nobody_has_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let server = FakeServer::start(&path);
-    let open = |id| Export::open("x".into(), Endpoint::Unix(path.clone()), "", None, id);
+    let open = |id| open_export(&path, id);
     let first = open(None).ok().unwrap();
     let Err((why, _)) = open(None) else { panic!("taken twice") };
     assert!(why.contains(&format!("process {} swaps to it", std::process::id())), "{why}");
@@ -408,8 +424,14 @@ fn an_export_is_taken_if_it_is_blank_or_nobody_has_it() {
     assert!(open(first.id()).is_ok());
     let Err((why, _)) = open(Some([7; 16])) else { panic!("taken with another id") };
     assert!(why.contains("another farpage"), "{why}");
-    first.give_back();
-    assert!(open(None).is_ok());
+    first.empty();
+    assert!(server.data.lock().unwrap().iter().all(|byte| *byte == 0));
+    open(None).ok().unwrap().empty();
+    // Who has lost it leaves it as it is.
+    let header = ExportHeader::new(2).unwrap();
+    put(&server, &header);
+    first.empty();
+    assert!(server.data.lock().unwrap().starts_with(&header.page()));
     server.data.lock().unwrap()[..PAGE_SIZE].fill(0);
     for at in [PAGE_SIZE, FRONT as usize - 1, SIZE - 1] {
         server.data.lock().unwrap()[at] = 1;
@@ -417,11 +439,102 @@ fn an_export_is_taken_if_it_is_blank_or_nobody_has_it() {
         assert!(why.contains("not farpage's"), "{why}");
         server.data.lock().unwrap()[at] = 0;
     }
-    // The pages of another machine's program.
-    let mut page = ExportHeader::new().unwrap().page();
-    page[16 + 16 + 4 + 8 + 8] ^= 1;
-    page[16 + 16 + 4 + 8 + 8 + 36] ^= 1;
-    server.data.lock().unwrap()[..PAGE_SIZE].copy_from_slice(&page);
-    let Err((why, _)) = open(None) else { panic!("taken from another machine") };
-    assert!(why.contains("did not end in order"), "{why}");
+}
+
+/// A process of a machine of the same name, after another boot, has it: whether it is there shows in its header alone.
+#[test]
+fn an_export_is_taken_over_only_if_its_owner_says_nothing_for_the_length_of_a_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    let mut header = ExportHeader::new(3).unwrap();
+    header.is_of_another_boot();
+    put(&server, &header);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !ended.load(SeqCst) {
+                header.beat += 1;
+                put(&server, &header);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let Err((why, _)) = open_export(&path, None) else { panic!("taken from its owner") };
+        assert!(why.contains("swaps to it"), "{why}");
+        ended.store(true, SeqCst);
+    });
+    let new = open_export(&path, None).ok().unwrap();
+    let there = ExportHeader::parse(&server.data.lock().unwrap()[..PAGE_SIZE]).unwrap();
+    assert!(Some(there.id) == new.id() && there.generation == 4);
+    // The old one may be late with what it writes, once: the new one says again that it is there.
+    put(&server, &header);
+    new.grow_old();
+    assert_eq!(new.keep(), None);
+    let there = ExportHeader::parse(&server.data.lock().unwrap()[..PAGE_SIZE]).unwrap();
+    assert!(Some(there.id) == new.id());
+}
+
+#[test]
+fn of_those_who_begin_at_the_same_time_one_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    server.faults.slow.store(true, SeqCst);
+    let (mut won, mut old) = (0, None);
+    for round in 0..12 {
+        // Blank, or left by somebody.
+        server.data.lock().unwrap()[..FRONT as usize].fill(0);
+        old.iter().filter(|_| round % 2 == 0).for_each(|old| put(&server, old));
+        let begin = std::sync::Barrier::new(3);
+        let open = || {
+            begin.wait();
+            open_export(&path, None).ok()
+        };
+        let winners: Vec<_> = std::thread::scope(|threads| {
+            let all = [(); 3].map(|()| threads.spawn(open));
+            all.into_iter().filter_map(|one| one.join().unwrap()).collect()
+        });
+        assert!(winners.len() < 2, "{} have it", winners.len());
+        for winner in winners {
+            won += 1;
+            winner.grow_old();
+            assert_eq!(winner.keep(), None, "it has it still");
+            let mut header = ExportHeader::new(round).unwrap();
+            header.is_of_another_boot();
+            old = Some(header);
+        }
+    }
+    assert!(won > 6, "{won} of 12");
+}
+
+#[test]
+fn an_owner_that_was_stopped_for_too_long_writes_nothing_before_it_knows_that_it_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let server = FakeServer::start(&path);
+    let export = open_export(&path, None).ok().unwrap();
+    let device = FileDevice::on_export(0, &NbdSpec { id: export.id(), ..spec(&path, "") }).unwrap();
+    device.share_areas(|_| crate::swap::remote::areas::of_process());
+    let key = ContentKey::random();
+    device.check_contents(key);
+    let kept = store(&device, &key, 0..5);
+    device.export().unwrap().grow_old();
+    let before = server.data.lock().unwrap()[FRONT as usize..].to_vec();
+    assert!(store(&device, &key, 5..10).iter().all(Option::is_none));
+    assert!(server.data.lock().unwrap()[FRONT as usize..] == before);
+    device.look_after_server();
+    assert!(store(&device, &key, 5..10).iter().all(Option::is_none), "somebody may be about to take it");
+    while store(&device, &key, 5..10).iter().any(Option::is_none) {
+        device.export().unwrap().grow_old();
+        device.look_after_server();
+    }
+    let mut frame = Frame::boxed();
+    device.load(kept[3].unwrap(), &mut frame.0).unwrap();
+    // Somebody has taken it.
+    put(&server, &ExportHeader::new(2).unwrap());
+    device.export().unwrap().grow_old();
+    device.look_after_server();
+    assert!(!device.accepts() && device.load(kept[3].unwrap(), &mut frame.0).is_err());
+    let said = device.take_warning().unwrap();
+    assert!(said.contains("somebody else has taken the export over: all pages on it are lost"), "{said}");
 }

@@ -1,0 +1,227 @@
+//! Whose an export is: one owner at a time, named by a random id, for as long as it says that it is there.
+//!
+//! ```text
+//!   page 0: the header | 1: candidate | 2: door | 3: candidate | 4: door | ...       (a pair for each generation, in turn)
+//! ```
+//!
+//! A server has no compare-and-swap; a page that is read and written is all that there is. Of several that begin at the
+//! same time one is chosen without any assumption about time (Lamport, *A fast mutual exclusion algorithm*, 1987): each
+//! writes its id as the candidate, finds the door open, closes it, and has won if its id is still there. Two that are in
+//! each other's way may both lose, and try with the next generation's pair. Who has won writes the header, and looks
+//! whether somebody has begun with the next generation meanwhile; who does that looks at the header after it has closed
+//! the door. So one of them sees the other.
+//!
+//! The owner changes its header every so often ([`HolderLease`]). Clocks of two machines differ, so whoever wants the export
+//! watches: a header that stays the same for the length of a lease has no owner any more. An owner that could not say for half of that time
+//! that it is there (it was stopped, or its machine slept) writes no pages before it has seen its id twice. One that
+//! finds another id has lost. At its end an owner clears all of it.
+//!
+//! Callers: those of [`super::Export`]. Locks: `header`, a leaf.
+
+use super::header::{ExportHeader, OWNED, PAIRS, Wrong};
+use super::{BACK, Export, FRONT};
+use crate::PAGE_SIZE;
+use crate::sys::clock::now_us;
+use crate::sys::message::message_fmt;
+use crate::sys::raw::ErrnoText;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Generations that are tried.
+const ROUNDS: u64 = 8;
+/// Milliseconds of the clock that goes on while the machine sleeps.
+fn now() -> i64 {
+    (now_us() / 1000) as i64
+}
+
+fn pause(ms: i64) {
+    std::thread::sleep(Duration::from_millis(ms as u64));
+}
+
+fn candidate(generation: u64) -> u64 {
+    (1 + 2 * (generation % PAIRS)) * PAGE_SIZE as u64
+}
+
+fn door(generation: u64) -> u64 {
+    candidate(generation) + PAGE_SIZE as u64
+}
+
+fn silent(_: impl Sized) -> Wrong {
+    (String::from("the server has stopped answering"), "try again")
+}
+
+fn taken(by: &ExportHeader) -> Wrong {
+    let remedy = "use another export: each farpage run, and each pager, needs one of its own";
+    (format!("{} swaps to it", by.owner()), remedy)
+}
+
+impl Export {
+    /// Makes the export ours, unless somebody has it: the owner's header.
+    pub(super) fn become_owner(&self) -> Result<ExportHeader, Wrong> {
+        let mut before = self.owner_page(0)?;
+        if let Some(owner) = &before {
+            self.watch(owner)?;
+        }
+        let begin = before.as_ref().map_or(0, |before| before.generation) + 1;
+        for generation in begin..begin + ROUNDS {
+            let random = |errno| (format!("no random bytes: {}", ErrnoText(errno)), "try again");
+            let mine = ExportHeader::new(generation).map_err(random)?;
+            if self.is_elected(&mine)? && self.owner_page(0)? == before {
+                self.put(0, &mine)?;
+                if !self.is_closed(generation + 1)? || self.comes_from(&mine)? {
+                    return Ok(mine);
+                }
+            }
+            // Somebody else is at it.
+            let until = now() + self.soon_ms();
+            while now() < until {
+                match self.owner_page(0)? {
+                    there if there == before => pause(self.soon_ms() / 30),
+                    Some(owner) => return Err(taken(&owner)),
+                    None => before = None,
+                }
+            }
+        }
+        Err((String::from("others begin to use it at this moment"), "try again, or use another export"))
+    }
+
+    /// So long whoever has lost waits for the winner's header.
+    fn soon_ms(&self) -> i64 {
+        self.lease.end_ms / 20
+    }
+
+    /// Waits until it is clear that an owner is gone.
+    fn watch(&self, owner: &ExportHeader) -> Result<(), Wrong> {
+        if owner.is_seen() {
+            return Err(taken(owner));
+        }
+        let (mut said, begun) = (false, now());
+        while now() - begun <= self.lease.end_ms {
+            match self.owner_page(0)? {
+                Some(there) if there == *owner => {}
+                Some(there) => return Err(taken(&there)),
+                None => return Ok(()),
+            }
+            if !said && now() - begun > self.lease.look_ms {
+                said = true;
+                let (name, who, s) = (self.link.name(), owner.owner(), self.lease.end_ms / 1000);
+                message_fmt(format_args!(
+                    "swap device {name:?}: {who} swaps to it, or did not end in order; waiting {s} s for a sign of it"
+                ));
+            }
+            pause(self.lease.look_ms / 10);
+        }
+        Ok(())
+    }
+
+    fn is_elected(&self, mine: &ExportHeader) -> Result<bool, Wrong> {
+        self.put(candidate(mine.generation), mine)?;
+        if self.is_closed(mine.generation)? {
+            return Ok(false);
+        }
+        self.put(door(mine.generation), mine)?;
+        Ok(self.owner_page(candidate(mine.generation))?.is_some_and(|there| there.id == mine.id))
+    }
+
+    fn is_closed(&self, generation: u64) -> Result<bool, Wrong> {
+        Ok(self.owner_page(door(generation))?.is_some_and(|there| there.generation == generation))
+    }
+
+    /// Somebody has closed the next door, and either saw our header afterwards or not: whether it is still there.
+    fn comes_from(&self, mine: &ExportHeader) -> Result<bool, Wrong> {
+        pause(self.soon_ms() / 2);
+        Ok(self.owner_page(0)?.is_some_and(|there| there.id == mine.id))
+    }
+
+    fn owner_page(&self, at: u64) -> Result<Option<ExportHeader>, Wrong> {
+        let mut page = [0; PAGE_SIZE];
+        let read = self.read(at, &mut page).map_err(silent)?;
+        read.map_err(|errno| {
+            (format!("its header cannot be read: {}", ErrnoText(errno)), "look at the server's messages")
+        })?;
+        Ok(ExportHeader::parse(&page))
+    }
+
+    fn put(&self, at: u64, page: &ExportHeader) -> Result<(), Wrong> {
+        self.write_front(at, &page.page()).map_err(silent)?.map_err(|errno| {
+            (format!("its header cannot be written: {}", ErrnoText(errno)), "look at the server's messages")
+        })
+    }
+
+    /// Says that the owner is there, if it is time to. `Some`: it is not the owner any more.
+    pub fn keep(&self) -> Option<&'static str> {
+        let (begun, due) = (now(), self.look_ms.load(Relaxed));
+        if begun < due || self.look_ms.compare_exchange(due, begun + self.lease.look_ms, Relaxed, Relaxed).is_err() {
+            return None;
+        }
+        let id = self.id()?;
+        let mut page = [0; PAGE_SIZE];
+        // One that is half written is another one the first time only.
+        for _ in 0..2 {
+            let Ok(Ok(())) = self.read(0, &mut page) else { return None };
+            if ExportHeader::parse(&page).is_some_and(|there| there.id == id) {
+                break;
+            }
+        }
+        let mut mine = match (ExportHeader::parse(&page), self.header.lock().clone()) {
+            (Some(there), _) if there.id == id => there,
+            // It was late with what it wrote: it has been told, or will be.
+            (Some(there), Some(mine)) if there.generation < mine.generation => mine,
+            _ => return Some("somebody else has taken the export over"),
+        };
+        mine.beat = mine.beat.wrapping_add(1);
+        let written = matches!(self.write_front(0, &mine.page()), Ok(Ok(())));
+        *self.header.lock() = Some(mine);
+        if written {
+            let was_late = begun - self.kept_ms.load(Relaxed) > self.lease.end_ms / 2;
+            // Whoever saw nothing of us may be about to take it over: that shows the next time.
+            if !was_late || self.was_late.swap(true, Relaxed) {
+                self.was_late.store(false, Relaxed);
+                self.kept_ms.store(begun, Relaxed);
+            }
+        }
+        None
+    }
+
+    /// Whether pages may be written: nobody can have taken the export over.
+    pub(super) fn is_kept(&self) -> bool {
+        now() - self.kept_ms.load(Relaxed) <= self.lease.end_ms / 2
+    }
+
+    /// It is ours, as was seen in an exchange that began then.
+    pub(super) fn was_kept(&self, header: Option<ExportHeader>, begun: i64) {
+        *self.header.lock() = header;
+        self.kept_ms.store(begun, Relaxed);
+        self.look_ms.store(begun + self.lease.look_ms, Relaxed);
+    }
+
+    /// For [`Export::was_kept`].
+    pub(super) fn clock() -> i64 {
+        now()
+    }
+
+    /// Whether it is ours, as its header says.
+    fn is_ours(&self) -> bool {
+        self.owner_page(0).is_ok_and(|there| there.is_some_and(|there| Some(there.id) == self.id()))
+    }
+
+    /// Empties it, as after the end of all who used it, and gives it back; if it is ours.
+    pub fn empty(&self) {
+        let begun = now();
+        if self.is_ours() {
+            self.kept_ms.store(begun, Relaxed);
+            let _ = self.trim(FRONT, self.info.size - FRONT - BACK);
+            let pairs = vec![0; OWNED - PAGE_SIZE];
+            let _ = self.write_front(PAGE_SIZE as u64, &pairs);
+            let _ = self.write_front(0, &pairs[..PAGE_SIZE]);
+        }
+        self.link.close();
+    }
+
+    /// The owner could not say for too long that it is there.
+    #[cfg(test)]
+    pub fn grow_old(&self) {
+        self.kept_ms.store(0, Relaxed);
+        self.look_ms.store(0, Relaxed);
+    }
+}
