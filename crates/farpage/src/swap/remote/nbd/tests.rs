@@ -513,7 +513,7 @@ fn an_owner_that_was_stopped_for_too_long_writes_nothing_before_it_knows_that_it
     let path = dir.path().join("s");
     let server = FakeServer::start(&path);
     let export = open_export(&path, None).ok().unwrap();
-    let device = FileDevice::on_export(0, &NbdSpec { id: export.id(), ..spec(&path, "") }).unwrap();
+    let device = FileDevice::on_export(0, &NbdSpec { id: export.id(), ..spec(&path, "") }, None).unwrap();
     device.share_areas(|_| crate::swap::remote::areas::of_process());
     let key = ContentKey::random();
     device.check_contents(key);
