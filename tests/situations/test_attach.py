@@ -225,7 +225,7 @@ class Attach(Holding):
         self.assertEqual(self.ask(filtered, "digest"), "True")
         if os.geteuid() == 0:
             if Path("/proc/2/comm").read_text() == "kthreadd\n":  # not in a pid namespace
-            self.refused(2, "a thread of the kernel's")
+                self.refused(2, "a thread of the kernel's")
             holder = self.holder()
             libc = ctypes.CDLL(None, use_errno=True)
             self.assertEqual(libc.ptrace(0x4206, holder.pid, None, None), 0)  # PTRACE_SEIZE

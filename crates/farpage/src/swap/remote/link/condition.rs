@@ -2,8 +2,9 @@
 //!
 //! A connection says little: a server can welcome everybody and then not answer. So what counts is answers. Failures that
 //! follow each other are one *trouble*, which has one deadline (`timeout=`), whatever its parts are: a connection, a
-//! greeting, an answer. It ends when what failed first is answered, or when nothing has failed for a while; not when the
-//! server answers something else. Within a trouble, the pauses between two tries become longer.
+//! greeting, an answer. It ends when what failed first is answered, when nothing has failed for a while, or when that was
+//! not asked for again for a while and other such things are answered; not when the server answers something else. Within
+//! a trouble, the pauses between two tries become longer.
 //!
 //! Owner: [`super::Link`], which holds the lock. No locks here.
 
@@ -72,6 +73,9 @@ struct Trouble {
     since: i64,
     last: i64,
     owed: Owed,
+    /// When that failed last, and whether something of its kind was answered since.
+    owed_at: i64,
+    answers: bool,
     pause: i64,
     nonsense: u32,
 }
@@ -142,9 +146,7 @@ impl Condition {
         let Some(trouble) = self.trouble else { return };
         let (same_kind, same) = about.answers(trouble.owed);
         let over = same || now - trouble.last > QUIET;
-        if over {
-            self.trouble = None;
-        }
+        self.trouble = (!over).then_some(Trouble { answers: trouble.answers || same_kind, ..trouble });
         if (over || same_kind) && self.said & SAY_WAITS != 0 {
             self.say(SAY_BACK);
         }
@@ -169,12 +171,23 @@ impl Condition {
         if self.is_up() && self.trouble.is_some_and(|trouble| begun - trouble.last > QUIET) {
             self.trouble = None;
         }
+        // What failed first may be asked for by nobody any more: it was only read ahead.
+        if self.trouble.is_some_and(|trouble| trouble.answers && now - trouble.owed_at > QUIET) {
+            self.trouble = None;
+        }
         let mut next_try = now;
         let (is_first, mut trouble) = match self.trouble {
             Some(trouble) => (false, trouble),
-            None => (true, Trouble { since: begun, last: now, owed: about.owed(), pause: PAUSE_MIN, nonsense: 0 }),
+            None => {
+                let owed = about.owed();
+                let (since, last, owed_at) = (begun, now, now);
+                (true, Trouble { since, last, owed, owed_at, answers: false, pause: PAUSE_MIN, nonsense: 0 })
+            }
         };
         trouble.last = now;
+        if about.answers(trouble.owed).1 {
+            (trouble.owed_at, trouble.answers) = (now, false);
+        }
         if is_first {
             self.said = 0;
         } else {
@@ -308,6 +321,22 @@ mod tests {
         assert!(tries(TIMEOUT, page, &others).0.is_lost());
         assert!(tries(TIMEOUT, AskedFor::Stores, &[page, AskedFor::Other]).0.is_lost());
         assert!(!tries(TIMEOUT, page, &[AskedFor::Pages(&[(1, 2), (4, 8)])]).0.is_lost());
+    }
+
+    #[test]
+    fn what_is_not_asked_for_again_is_not_waited_for() {
+        const LONG: Option<Duration> = Some(Duration::from_secs(20));
+        let (mut condition, pages) = (Condition::new(), AskedFor::Pages(&[(8, 90)]));
+        condition.failed(1000, 1000, AskedFor::Pages(&[(7, 8)]), CLOSED, LONG);
+        for now in (2000..60_000).step_by(1000) {
+            condition.failed(now, now, pages, CLOSED, LONG);
+            condition.welcomed();
+            condition.answered(now + 100, pages);
+        }
+        assert!(!condition.is_lost());
+        let failures = (60_000..90_000).step_by(1000);
+        failures.for_each(|now| drop(condition.failed(now, now, pages, CLOSED, LONG)));
+        assert!(condition.is_lost(), "it does not answer any more");
     }
 
     #[test]
