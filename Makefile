@@ -32,7 +32,7 @@ help:
 check: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
-	cargo test --quiet -p farpage-swap --lib
+	cargo test --quiet -p farpage-swap --features seed --lib
 
 ## make test-one NAME=...: unit tests, and situations, with NAME in their name
 NAME ?=
@@ -203,11 +203,11 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 tsan:
 	CARGO_TARGET_DIR=target/tsan CARGO_PROFILE_RELEASE_PANIC=unwind CARGO_PROFILE_RELEASE_LTO=off \
 		RUSTFLAGS="-Zsanitizer=thread" \
-		cargo +nightly test -Zbuild-std --target $(HOST) -p farpage-swap --release --quiet --lib -- threads swapoff:: worker::
+		cargo +nightly test -Zbuild-std --target $(HOST) -p farpage-swap --features seed --release --quiet --lib -- threads swapoff:: worker::
 
 ## make miri: the same, shorter, under miri
 miri:
-	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --quiet --lib -- threads swapoff:: worker::
+	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --features seed --quiet --lib -- threads swapoff:: worker::
 
 ## make breakages: takes guards of the allocator and the engine away one by one; a test or a model must notice each (a quarter of an hour)
 breakages:

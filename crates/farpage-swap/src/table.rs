@@ -143,16 +143,19 @@ impl Word {
         Word(self.0 & !COUNT_MASK | (count << COUNT_SHIFT) & COUNT_MASK)
     }
 
+    #[cfg(feature = "seed")]
     pub(crate) const fn with_zero(self, zero: bool) -> Word {
         Word(if zero { self.0 | ZERO } else { self.0 & !ZERO })
     }
 
     /// The same count and zero flag, now cached in `frame`.
+    #[cfg(feature = "seed")]
     pub(crate) const fn to_cached(self, frame: u64) -> Word {
         Word(CACHED | self.0 & (COUNT_MASK | ZERO) | frame << PAYLOAD_SHIFT)
     }
 
     /// The same count and zero flag, now swapped out.
+    #[cfg(feature = "seed")]
     pub(crate) const fn to_swapped(self, shadow: u64) -> Word {
         Word(SWAPPED | self.0 & (COUNT_MASK | ZERO) | shadow << PAYLOAD_SHIFT)
     }
@@ -229,6 +232,7 @@ impl Table {
     }
 
     /// Makes the word of a slot in use into another such word, unless the slot has become pending.
+    #[cfg(feature = "seed")]
     pub(crate) fn replace(&mut self, at: usize, from: Word, to: Word) -> bool {
         self.words.replace(at, from, to)
     }
@@ -270,6 +274,7 @@ impl Table {
     }
 
     /// Makes every word free again.
+    #[cfg(feature = "seed")]
     pub(crate) fn clear(&mut self) {
         for at in 0..CLUSTER_SLOTS {
             if self.word(at) != Word::FREE {

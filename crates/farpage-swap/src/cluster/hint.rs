@@ -68,6 +68,7 @@ impl Hints {
     }
 
     /// Drops all hints to a device. One that is stored meanwhile does no harm.
+    #[cfg(feature = "seed")]
     pub(super) fn forget(&self, device: u8) {
         for place in self.0.iter().flat_map(|cpu| &cpu.0) {
             let raw = place.load(Ordering::Relaxed);

@@ -31,11 +31,13 @@ impl Live {
     }
 
     /// No new references from now on.
+    #[cfg(feature = "seed")]
     pub(super) fn kill(&self) {
         self.0.fetch_or(DEAD, Ordering::AcqRel);
     }
 
     /// Killed, and nobody has a reference.
+    #[cfg(feature = "seed")]
     pub(super) fn is_drained(&self) -> bool {
         self.0.load(Ordering::Acquire) == DEAD
     }

@@ -36,7 +36,8 @@
 //! | `reclaim`, `worker` | lazily freed slots and discards, in a search and in the background |
 //! | `live` | references to a device |
 //! | `usage` | the counter of used slots and its off-list bit |
-//! | `swap` | all devices: priorities, swapon, swapoff |
+//! | `swap` | all devices: priorities, swapon |
+//! | `seed` | what the engine does not use, by the feature of this name |
 //!
 //! # What this improves on the kernel of the day (6.18)
 //! After the off-list bit was cleared, "full again" is tested without the bit, which lies where no size reaches;
@@ -54,19 +55,23 @@ mod reclaim;
 mod refs;
 mod scan;
 mod search;
+#[cfg(feature = "seed")]
+mod seed;
 mod swap;
 mod usage;
 mod worker;
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, loom, feature = "seed"))]
 mod loom_tests;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(loom), feature = "seed"))]
 mod tests;
 
 pub use crate::sync::{CLUSTER_SHIFT, CLUSTER_SLOTS, ORDERS};
 pub use cache::CacheError;
 pub use refs::CountError;
-pub use swap::{DeviceOptions, DeviceRef, Stats, Swap, Swapoff, SwaponError};
+#[cfg(feature = "seed")]
+pub use seed::{DeviceRef, Swapoff};
+pub use swap::{DeviceOptions, Stats, Swap, SwaponError};
 
 use crate::lock::Lock;
 use crate::sync::{AtomicU32, AtomicU64, Guarded, Ordering};
@@ -130,7 +135,7 @@ pub trait Env: Send + Sync + 'static {
     /// These slots of a device opened with `discard` have no content any more. No lock is held.
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
 
-    /// There is something to do for [`Swap::work`], and there was not before. No cluster is locked; it must not call
+    /// There is something to do for a background worker, and there was not before. No cluster is locked; it must not call
     /// the swap.
     fn work_wanted(&self) {}
 

@@ -2,15 +2,10 @@
 //!
 //! Callers: the owner. Locks: `admin` around swapon, swapoff and grow; `avail` for the list of devices with room, taken
 //! only when a device becomes full or has room again, and by an allocation whose hint did not work.
-//!
-//! Swapoff: (1) off the list for good and not `writable`; (2) each cluster's lock is taken once: who holds one commits
-//! before, who takes one later sees that the device is not writable, so no slot appears from here on; (3) the owner
-//! moves the content elsewhere, slot by slot, and may give up, which undoes everything; (4) no more references to
-//! the device, hints to it are dropped, its tables go back to the pool. Its record stays for the next device.
 
 use super::device::Device;
 use super::hint::Hints;
-use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, Flag, ORDERS, SLOTS_MAX};
+use super::{CLUSTER_SLOTS, DEVICES, Entry, Env, ORDERS, SLOTS_MAX};
 use crate::lock::{Guard, Lock, sites};
 use crate::sync::{AtomicU32, OnceLock, Ordering};
 use crate::table::{TABLE_BYTES, TablePool, Word};
@@ -38,7 +33,7 @@ pub enum SwaponError {
 }
 
 /// A device that has room.
-struct Avail {
+pub(super) struct Avail {
     priority: i32,
     device: u8,
 }
@@ -46,8 +41,8 @@ struct Avail {
 /// See [`Swap::first`].
 const ONLY: u32 = 1 << 31;
 
-struct Admin {
-    used: [bool; DEVICES],
+pub(super) struct Admin {
+    pub(super) used: [bool; DEVICES],
     priority: [i32; DEVICES],
 }
 
@@ -58,8 +53,8 @@ struct Admin {
 pub struct Swap<E: Env = ()> {
     pub(super) env: E,
     devices: [OnceLock<Box<Device<E::Meter>>>; DEVICES],
-    admin: Lock<Admin, E::Meter>,
-    avail: Lock<Vec<Avail>, E::Meter>,
+    pub(super) admin: Lock<Admin, E::Meter>,
+    pub(super) avail: Lock<Vec<Avail>, E::Meter>,
     /// Number + 1 of the device that is asked first, if it has no equal; 0: none. With [`ONLY`]: there is no other one.
     first: AtomicU32,
     pub(super) hints: Hints,
@@ -169,7 +164,7 @@ impl<E: Env> Swap<E> {
     }
 
     /// The device becomes writable and, if it has room, is put on the list.
-    fn enter(&self, device: &Device<E::Meter>, priority: i32, capacity: Option<u64>) {
+    pub(super) fn enter(&self, device: &Device<E::Meter>, priority: i32, capacity: Option<u64>) {
         let mut avail = self.avail.lock(&sites::AVAIL_ADMIN);
         if let Some(capacity) = capacity {
             device.usage.set_capacity(capacity);
@@ -187,7 +182,7 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    fn unlink(&self, avail: &mut Guard<'_, Vec<Avail>, E::Meter>, device: u8) {
+    pub(super) fn unlink(&self, avail: &mut Guard<'_, Vec<Avail>, E::Meter>, device: u8) {
         avail.retain(|other| other.device != device);
         self.note_first(avail);
     }
@@ -276,12 +271,6 @@ impl<E: Env> Swap<E> {
         self.device(device).map_or(0, |device| device.usage.capacity())
     }
 
-    /// A reference to a device: until it is dropped, [`Swapoff::finish`] of this device fails.
-    pub fn get(&self, device: u8) -> Option<DeviceRef<'_, E>> {
-        let device = self.device(device).filter(|device| device.live.get())?;
-        Some(DeviceRef { device })
-    }
-
     /// The first slot in use at or after `from`, and its word. Looks at `clusters_max` clusters with slots in use at
     /// most, so that one call stays short; `Err(next)`: nothing until there, go on at `next` (0: end reached).
     ///
@@ -338,28 +327,6 @@ impl<E: Env> Swap<E> {
         self.tables.counts().0 * TABLE_BYTES as u64 + (own + shared) as u64
     }
 
-    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is
-    /// at it already.
-    pub fn swapoff(&self, device: u8) -> Option<Swapoff<'_, E>> {
-        let admin = self.admin.lock(&sites::ADMIN);
-        let device = self.device(device).filter(|device| admin.used[usize::from(device.index)])?;
-        {
-            let mut avail = self.avail.lock(&sites::AVAIL_ADMIN);
-            if !device.writable.swap(false, Ordering::Relaxed) {
-                return None;
-            }
-            if device.usage.set_off_list() {
-                self.unlink(&mut avail, device.index);
-            }
-        }
-        drop(admin);
-        let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
-        for index in 0..fresh {
-            drop(self.lock(device, index, &sites::CLUSTER_ADMIN));
-        }
-        Some(Swapoff { swap: self, device, gone: false })
-    }
-
     #[inline]
     pub(super) fn device(&self, index: u8) -> Option<&Device<E::Meter>> {
         self.devices.get(usize::from(index))?.get().map(Box::as_ref)
@@ -372,87 +339,5 @@ impl<E: Env> Swap<E> {
     #[cfg(test)]
     pub(super) fn available(&self) -> Vec<(i32, u8)> {
         self.avail.lock(&sites::AVAIL_ADMIN).iter().map(|a| (a.priority, a.device)).collect()
-    }
-}
-
-/// See [`Swap::get`].
-pub struct DeviceRef<'a, E: Env> {
-    device: &'a Device<E::Meter>,
-}
-
-impl<E: Env> Drop for DeviceRef<'_, E> {
-    fn drop(&mut self) {
-        self.device.live.put();
-    }
-}
-
-/// A device that is being switched off. Dropped before [`Swapoff::finish`] succeeded, it takes pages again.
-pub struct Swapoff<'a, E: Env> {
-    swap: &'a Swap<E>,
-    device: &'a Device<E::Meter>,
-    gone: bool,
-}
-
-impl<E: Env> Swapoff<'_, E> {
-    /// The first slot in use at or after `from`, with its word: its content must be moved, its references and its frame
-    /// taken away. `None`: none is left from there on.
-    pub fn next(&self, from: u64) -> Option<(Entry, Word)> {
-        let mut from = from;
-        loop {
-            match self.swap.next_in_use(self.device.index, from, usize::MAX) {
-                Ok((slot, word)) => return Some((Entry { device: self.device.index, slot }, word)),
-                Err(0) => return None,
-                Err(next) => from = next,
-            }
-        }
-    }
-
-    /// Ends it: the device's number is free for another one.
-    ///
-    /// # Errors
-    /// Slots are in use, or somebody has a reference to the device; nothing is lost, try again later.
-    pub fn finish(mut self) -> Result<(), Self> {
-        // What was freed before this call counts as free.
-        self.swap.settle_all(self.device);
-        if self.device.usage.in_use() > 0 {
-            return Err(self);
-        }
-        self.device.live.kill();
-        if !self.device.live.is_drained() {
-            return Err(self);
-        }
-        self.swap.hints.forget(self.device.index);
-        let fresh = self.device.lists.lock(&sites::DEVICE_ADMIN).fresh;
-        for index in 0..fresh {
-            let Some(cluster) = self.device.cluster(index) else { continue };
-            let mut state = cluster.state.lock(&sites::CLUSTER_ADMIN);
-            if let Some(mut table) = cluster.detach(&mut state) {
-                table.clear();
-                self.swap.tables.give(table);
-            }
-            (state.count, state.lazy, state.order) = (0, 0, 0);
-            state.leave();
-            (state.ready, state.broken) = (None, false);
-            state.flag = Flag::None;
-        }
-        let mut admin = self.swap.admin.lock(&sites::ADMIN);
-        {
-            let _avail = self.swap.avail.lock(&sites::AVAIL_ADMIN);
-            self.device.usage.set_capacity(0);
-        }
-        self.device.reset_lists(0, Vec::new());
-        admin.used[usize::from(self.device.index)] = false;
-        self.gone = true;
-        Ok(())
-    }
-}
-
-impl<E: Env> Drop for Swapoff<'_, E> {
-    fn drop(&mut self) {
-        if !self.gone {
-            self.device.live.resurrect();
-            let priority = self.device.priority.load(Ordering::Relaxed) as i32;
-            self.swap.enter(self.device, priority, None);
-        }
     }
 }

@@ -72,6 +72,7 @@ impl Usage {
     }
 
     /// Sets the bit; `true`: it was clear. Caller holds the avail lock.
+    #[cfg(feature = "seed")]
     pub(super) fn set_off_list(&self) -> bool {
         self.word.fetch_or(OFF_LIST, Ordering::Relaxed) & OFF_LIST == 0
     }
