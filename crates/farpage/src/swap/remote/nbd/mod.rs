@@ -48,6 +48,8 @@ use std::time::Duration;
 pub const FRONT: u64 = 1 << 20;
 /// See [`FRONT`].
 pub const BACK: u64 = 64 << 10;
+/// Many requests have so long at least.
+const REQUESTS_LEAST: Duration = Duration::from_secs(10);
 /// Most bytes of one request that carries no data.
 const TRIM_MAX: u64 = 64 << 20;
 
@@ -182,7 +184,8 @@ impl Export {
 
     /// When what consists of many requests, and begins now, must be over, however they are answered.
     fn until(&self) -> i64 {
-        Export::clock() + self.link.timeout().unwrap_or(TIMEOUT).as_millis() as i64
+        // However little time a page has, so many answers take some.
+        Export::clock() + self.link.timeout().unwrap_or(TIMEOUT).max(REQUESTS_LEAST).as_millis() as i64
     }
 
     /// Reads some bytes.

@@ -9,12 +9,12 @@
 //! writes its id as the candidate, finds the door open, closes it, and has won if its id is still there. Two that are in
 //! each other's way may both lose, and try with the next generation's pair. Who has won writes the header, and looks
 //! whether somebody has begun with the next generation meanwhile; who does that looks at the header after it has closed
-//! the door. So one of them sees the other.
+//! the door. So one of them sees the other, and whoever is seen too late gives up.
 //!
-//! The owner changes its header every so often ([`HolderLease`]). Clocks of two machines differ, so whoever wants the export
-//! watches: a header that stays the same for the length of a lease has no owner any more. An owner that could not say for half of that time
-//! that it is there (it was stopped, or its machine slept) writes no pages before it has seen its id twice. One that
-//! finds another id has lost. At its end an owner clears all of it.
+//! The owner changes its header every so often ([`super::super::HolderLease`]). Clocks of two machines differ, so whoever
+//! wants the export watches: a header that stays the same for the length of a lease has no owner any more. An owner that
+//! could not say for half of that time that it is there (it was stopped, or its machine slept) writes no pages before it
+//! has seen its id twice. One that finds another id has lost. At its end an owner clears all of it.
 //!
 //! Callers: those of [`super::Export`]. Locks: `header`, a leaf.
 
@@ -50,6 +50,10 @@ fn silent(_: impl Sized) -> Wrong {
     (String::from("the server has stopped answering"), "try again")
 }
 
+fn crowd() -> Wrong {
+    (String::from("others begin to use it at this moment"), "try again, or use another export")
+}
+
 fn taken(by: &ExportHeader) -> Wrong {
     let remedy = "use another export: each farpage run, and each pager, needs one of its own";
     (format!("{} swaps to it", by.owner()), remedy)
@@ -68,9 +72,9 @@ impl Export {
             let mine = ExportHeader::new(generation).map_err(random)?;
             if self.is_elected(&mine)? && self.owner_page(0)? == before {
                 self.put(0, &mine)?;
-                if !self.is_closed(generation + 1)? || self.comes_from(&mine)? {
-                    return Ok(mine);
-                }
+                // If the next door is closed, who closed it may have become the owner before this header was written. No
+                // look at what is there now can tell.
+                return if self.is_closed(generation + 1)? { Err(crowd()) } else { Ok(mine) };
             }
             // Somebody else is at it.
             let until = now() + self.soon_ms();
@@ -82,12 +86,12 @@ impl Export {
                 }
             }
         }
-        Err((String::from("others begin to use it at this moment"), "try again, or use another export"))
+        Err(crowd())
     }
 
     /// So long whoever has lost waits for the winner's header.
     fn soon_ms(&self) -> i64 {
-        self.lease.end_ms / 20
+        self.lease.look_ms / 2
     }
 
     /// Waits until it is clear that an owner is gone.
@@ -125,12 +129,6 @@ impl Export {
 
     fn is_closed(&self, generation: u64) -> Result<bool, Wrong> {
         Ok(self.owner_page(door(generation))?.is_some_and(|there| there.generation == generation))
-    }
-
-    /// Somebody has closed the next door, and either saw our header afterwards or not: whether it is still there.
-    fn comes_from(&self, mine: &ExportHeader) -> Result<bool, Wrong> {
-        pause(self.soon_ms() / 2);
-        Ok(self.owner_page(0)?.is_some_and(|there| there.id == mine.id))
     }
 
     fn owner_page(&self, at: u64) -> Result<Option<ExportHeader>, Wrong> {
