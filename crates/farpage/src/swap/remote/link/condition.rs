@@ -334,8 +334,9 @@ mod tests {
             condition.answered(now + 100, pages);
         }
         assert!(!condition.is_lost());
-        let failures = (60_000..90_000).step_by(1000);
-        failures.for_each(|now| drop(condition.failed(now, now, pages, CLOSED, LONG)));
+        for now in (60_000..90_000).step_by(1000) {
+            condition.failed(now, now, pages, CLOSED, LONG);
+        }
         assert!(condition.is_lost(), "it does not answer any more");
     }
 
