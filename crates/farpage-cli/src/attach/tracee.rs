@@ -40,16 +40,23 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 
 const FATAL: &str = "the process got a fatal signal while the library started in it";
 
-/// Calls the function in `rax`, writes what it returns behind the word at `rbx`, sets that word, waits.
+/// Calls the function in `rax`, writes what it returns behind the word at `rbx`, sets that word, waits. At [`CLONE_AT`]:
+/// makes a process, which ends if it is let go; its maker waits.
 #[rustfmt::skip]
-const CALL: [u8; 21] = [
+const CALL: [u8; 34] = [
     0xff, 0xd0,                         // call rax
     0x48, 0x89, 0x43, 0x08,             // mov [rbx+8], rax
     0xc7, 0x03, 1, 0, 0, 0,             // mov dword [rbx], 1
     0xb8, libc::SYS_pause as u8, 0, 0, 0, // mov eax, SYS_pause
     0x0f, 0x05,                         // syscall
     0xeb, 0xf7,                         // jmp to the mov
+    0x0f, 0x05,                         // syscall: clone
+    0x85, 0xc0,                         // test eax, eax
+    0x75, 0xf1,                         // jnz to the mov before pause
+    0xb8, libc::SYS_exit as u8, 0, 0, 0, // mov eax, SYS_exit
+    0x0f, 0x05,                         // syscall
 ];
+const CLONE_AT: usize = 21;
 
 /// A thread that is stopped.
 pub struct Tracee<'a> {
@@ -276,9 +283,14 @@ impl<'a> Tracee<'a> {
 
     /// Has it make a system call; what that returns, or its error.
     pub fn syscall(&mut self, number: i64, args: [usize; 6]) -> Result<io::Result<usize>> {
+        self.syscall_at(self.instruction, number, args)
+    }
+
+    /// The same, by the `syscall` instruction at `instruction`.
+    fn syscall_at(&mut self, instruction: usize, number: i64, args: [usize; 6]) -> Result<io::Result<usize>> {
         let [a, b, c, d, e, f] = args.map(|arg| arg as u64);
         let registers = libc::user_regs_struct {
-            rip: self.instruction as u64,
+            rip: instruction as u64,
             rax: number as u64,
             orig_rax: u64::MAX,
             rdi: a,

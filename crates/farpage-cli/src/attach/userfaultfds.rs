@@ -1,9 +1,9 @@
 //! The userfaultfds of a process whose user may not have any that serve the kernel's faults, too.
 //!
 //! Whoever has `/dev/userfaultfd` open makes as many as he likes, in any of his processes: so the process never has it.
-//! A helper ([`Helper`]) that has the process's memory and descriptors of its own makes two, and ends; while it lives, other
-//! processes of that user may not trace it. This command, as root, switches them on, with messages of forks, by which
-//! forked children have theirs.
+//! A helper ([`Helper`]) that has the process's memory and descriptors of its own makes two, and ends; while it has the
+//! device, that user may not trace it, as long as the program leaves it at that. This command, as root, switches them
+//! on, with messages of forks, by which forked children have theirs.
 //!
 //! Caller: [`super`]. No locks.
 
@@ -15,6 +15,7 @@ use crate::failure::{Result, why};
 use farpage::internals::probe;
 use farpage::internals::sys::uffd::given::{FLAGS, KINDS, NEW, switch_on};
 use rustix::fd::{AsFd, OwnedFd};
+use std::io;
 
 /// Whether the process can have such userfaultfds by itself.
 ///
@@ -48,26 +49,34 @@ pub fn make(target: &Target, tracee: &mut Tracee<'_>) -> Result<[OwnedFd; KINDS]
         let why = why(&error.into());
         target.refuse(&format!("it is another user's, and {} cannot be opened for it: {why}", probe::DEVICE))
     })?;
-    let mut dumpable = |call: i32, to: usize| tracee.syscall(libc::SYS_prctl, [call as usize, to, 0, 0, 0, 0]);
+    let mut helper = Helper::begin(target, tracee)?;
+    // Its table is a copy of the program's, and its alone. From here on it has nothing that others have chosen.
+    let all = [0, u32::MAX as usize, 0, 0, 0, 0];
+    helper.syscall(libc::SYS_close_range, all)?.map_err(|error| target.refuse(&why(&error)))?;
+    // Of the memory, which is the program's.
+    let mut dumpable = |call: i32, to: usize| helper.syscall(libc::SYS_prctl, [call as usize, to, 0, 0, 0, 0]);
     let before = dumpable(libc::PR_GET_DUMPABLE, 0)?.unwrap_or(0);
     // From here on nobody but root may fetch its descriptors.
     if before == 1 {
         dumpable(libc::PR_SET_DUMPABLE, 0)?.map_err(|error| target.refuse(&why(&error)))?;
     }
-    let made = with_helper(target, tracee, &device);
+    let made = have_made(target, &mut helper, &device);
+    drop(helper);
     if before == 1 {
         tracee.syscall(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, before, 0, 0, 0, 0])?.ok();
     }
     made
 }
 
-fn with_helper(target: &Target, tracee: &mut Tracee<'_>, device: &OwnedFd) -> Result<[OwnedFd; KINDS]> {
-    let mut helper = Helper::begin(target, tracee)?;
+fn have_made(target: &Target, helper: &mut Helper<'_, '_>, device: &OwnedFd) -> Result<[OwnedFd; KINDS]> {
     let pid = helper.pid();
-    let device = pass::give(&target.memory, pid, &mut helper, device.as_fd())?;
+    pass::give_alone(&target.memory, pid, helper, device.as_fd())?;
     let mut one = |kind: usize| -> Result<OwnedFd> {
-        let number = helper.syscall(libc::SYS_ioctl, [device, NEW, FLAGS, 0, 0, 0])?;
-        let made = number.and_then(|number| pass::fetch(pid, number as i32));
+        let number = helper.syscall(libc::SYS_ioctl, [pass::ALONE, NEW, FLAGS, 0, 0, 0])?;
+        let made = number.and_then(|number| match number == pass::ALONE + 1 + kind {
+            true => pass::fetch(pid, number as i32),
+            false => Err(io::ErrorKind::InvalidData.into()),
+        });
         let made =
             made.map_err(|error| target.refuse(&format!("no userfaultfd can be made for it: {}", why(&error))))?;
         switch_on(made.as_fd(), kind).map_err(|error| {

@@ -3,7 +3,7 @@
 //!
 //! Caller: [`crate::attach::userfaultfds`]. No locks.
 
-use super::{Held, OPTIONS, STOP_MAX, Tracee, cannot};
+use super::{CLONE_AT, Held, OPTIONS, STOP_MAX, Tracee, cannot};
 use crate::attach::stops::{Stop, ptrace, waited};
 use crate::attach::target::Target;
 use crate::failure::{Result, why};
@@ -15,8 +15,8 @@ pub struct Helper<'h, 'a> {
     maker: &'h mut Tracee<'a>,
     /// It is never given back.
     tracee: Tracee<'a>,
-    /// As its maker names it.
-    number: usize,
+    /// As its maker names it, once that has said so.
+    number: Option<usize>,
 }
 
 impl<'h, 'a> Helper<'h, 'a> {
@@ -26,16 +26,18 @@ impl<'h, 'a> Helper<'h, 'a> {
     /// The system allows its user no other process, or its seccomp filter does not.
     pub fn begin(target: &Target, maker: &'h mut Tracee<'a>) -> Result<Helper<'h, 'a>> {
         let failed = |error| target.refuse(&format!("it cannot make another process: {}", why(&error)));
-        maker.scratch()?;
+        let instruction = maker.scratch()?.code + CLONE_AT;
         let options = |tid: i32, options: i32| ptrace(libc::PTRACE_SETOPTIONS, tid, 0, options as usize);
         let traced = |error| cannot(maker.tid, "trace what is made by", &error);
         options(maker.tid, OPTIONS | libc::PTRACE_O_TRACECLONE).map_err(traced)?;
         maker.made = None;
         // No signal at its end: the program's waits do not find it.
-        let made = maker.syscall(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]);
+        let made = maker.syscall_at(instruction, libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]);
         let _ = options(maker.tid, OPTIONS);
-        let number = made?.map_err(failed)?;
-        let tid = maker.made.take().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+        let Some(tid) = maker.made.take() else {
+            made?.map_err(failed)?;
+            return Err(failed(std::io::ErrorKind::NotFound.into()));
+        };
         let tracee = Tracee {
             memory: maker.memory,
             tid,
@@ -52,7 +54,8 @@ impl<'h, 'a> Helper<'h, 'a> {
             is_lost: true,
             made: None,
         };
-        let helper = Helper { maker, tracee, number };
+        let mut helper = Helper { maker, tracee, number: None };
+        helper.number = Some(made?.map_err(failed)?);
         let since = Instant::now();
         loop {
             match waited(tid).map_err(|error| cannot(tid, "wait for", &error))? {
@@ -92,10 +95,16 @@ impl Drop for Helper<'_, '_> {
     fn drop(&mut self) {
         // SAFETY: a process that was made for this, and is waited for below.
         unsafe { libc::kill(self.tracee.tid, libc::SIGKILL) };
+        let since = Instant::now();
         while !matches!(waited(self.tracee.tid), Ok(Some(Stop::Gone)) | Err(_)) {
+            if since.elapsed() > STOP_MAX {
+                return; // it ends when the kernel lets it
+            }
             std::thread::sleep(Duration::from_micros(20));
         }
-        let wait = [self.number, 0, libc::__WALL as usize, 0, 0, 0];
-        let _ = self.maker.syscall(libc::SYS_wait4, wait);
+        if let Some(number) = self.number {
+            let wait = [number, 0, (libc::__WALL | libc::WNOHANG) as usize, 0, 0, 0];
+            let _ = self.maker.syscall(libc::SYS_wait4, wait);
+        }
     }
 }

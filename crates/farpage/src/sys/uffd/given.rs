@@ -11,17 +11,29 @@ use crate::sys::fd::Fd;
 use crate::sys::pagemap::present_runs;
 use crate::sys::raw::{Errno, nr, syscall};
 use linux_raw_sys::general as k;
+
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fs::{CWD, readlinkat_raw};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What they are for: the program's memory, and memory of the engine.
 pub const KINDS: usize = 2;
 
+/// Whether the calling thread's table has a userfaultfd under this number.
+pub fn is_userfaultfd(number: RawFd) -> bool {
+    let mut name = [0u8; 32];
+    let read = readlinkat_raw(CWD, format!("/proc/thread-self/fd/{number}"), &mut name[..]);
+    read.is_ok_and(|len| name.starts_with(b"anon_inode:[userfaultfd]") && len == 24)
+}
+
 /// Switches on a userfaultfd that another process has made, as that one's. Only root may.
 ///
 /// # Errors
-/// `PERM`: without `CAP_SYS_PTRACE`. What the kernel lacks.
+/// `PERM`: without `CAP_SYS_PTRACE`. `INVAL`: it is something else. What the kernel lacks.
 pub fn switch_on(fd: BorrowedFd<'_>, kind: usize) -> Result<(), Errno> {
+    if !is_userfaultfd(fd.as_raw_fd()) {
+        return Err(Errno::INVAL);
+    }
     let features = [FEATURES, FEATURES_QUIET][kind] | k::UFFD_FEATURE_EVENT_FORK as u64;
     let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
     let args = [fd.as_raw_fd() as usize, UFFDIO_API, std::ptr::from_mut(&mut api) as usize, 0, 0, 0];
