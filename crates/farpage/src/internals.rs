@@ -85,7 +85,7 @@ pub mod run {
         }
     }
     pub mod given_uffds {
-        pub use crate::run::given_uffds::give;
+        pub use crate::run::given_uffds::{forget, give};
     }
     pub mod late {
         pub use crate::run::late::{LateStartError, Prepared, prepare, start};

@@ -48,11 +48,14 @@ pub unsafe extern "C" fn farpage_start(configuration: *const c_char, device: c_i
     // SAFETY: caller's promise.
     match start(unsafe { CStr::from_ptr(configuration) }, device, wait != 0) {
         Ok(()) => std::ptr::null(),
-        Err(why) => match CString::new(why.to_string()) {
-            // It stays valid.
-            Ok(why) => why.into_raw(),
-            Err(_) => c"the engine cannot start".as_ptr(),
-        },
+        Err(why) => {
+            given_uffds::forget();
+            match CString::new(why.to_string()) {
+                // It stays valid.
+                Ok(why) => why.into_raw(),
+                Err(_) => c"the engine cannot start".as_ptr(),
+            }
+        }
     }
 }
 

@@ -157,7 +157,7 @@ impl StartPlan {
         // SAFETY: only asked what it is; if it is not open, the answer is no.
         let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
         let page = self.stat().and_then(|_| StatPage::still_there());
-        let [main, other] = given_uffds::numbers().map_or([None; 2], |numbers| numbers.map(Some));
+        let [main, other] = given_uffds::still_there().map_or([None; 2], |numbers| numbers.map(Some));
         [Some(self.uffd).filter(is_device), page, main, other]
     }
 

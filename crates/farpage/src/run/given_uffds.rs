@@ -16,9 +16,10 @@ use crate::PAGE_SIZE;
 use crate::mem::arena::Arena;
 use crate::mem::zeros::zero_pages;
 use crate::sys::fd::Fd;
+use crate::sys::message::warn;
 use crate::sys::pass::{receive_all, send_all};
-use crate::sys::raw::Errno;
-use crate::sys::uffd::given::{KINDS, is_of_this_process, read_child, unregister_child};
+use crate::sys::raw::{Errno, ErrnoText};
+use crate::sys::uffd::given::{KINDS, is_of_this_process, is_userfaultfd, read_child, unregister_child};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mm::{Advice, madvise};
@@ -43,6 +44,21 @@ pub fn give(numbers: [RawFd; KINDS]) {
 /// Their numbers, if they are there and were not taken yet.
 pub(crate) fn numbers() -> Option<[RawFd; KINDS]> {
     (HOME.load(SeqCst) == std::process::id()).then(|| NUMBERS.each_ref().map(|number| number.load(SeqCst)))
+}
+
+/// The start has failed: who has given them closes them.
+pub fn forget() {
+    HOME.store(0, SeqCst);
+}
+
+/// Their numbers, if they are what they were in the calling thread's table. Where the start was put off, they may have
+/// been closed, and be others.
+pub(crate) fn still_there() -> Option<[RawFd; KINDS]> {
+    let there = numbers().filter(|numbers| numbers.iter().all(|number| is_userfaultfd(*number)));
+    if there.is_none() {
+        forget();
+    }
+    there
 }
 
 /// Takes them, for good.
@@ -94,18 +110,19 @@ impl Forks {
         }
     }
 
-    /// A message of the program's was read, `child` with it. Reads those of the engine's own.
-    pub(crate) fn hear(&mut self, child: Option<OwnedFd>) {
-        let Some(other) = &self.other else { return };
-        let mut keep = |kind: usize, child: OwnedFd| {
-            if let Some(kept) = self.kept.as_mut().map(|kept| &mut kept[kind]).filter(|kept| kept.len() < CHILDREN_MAX)
-            {
-                kept.push(child);
-            }
-        };
-        child.into_iter().for_each(|child| keep(0, child));
-        while let Some(child) = read_child(other.as_fd()) {
-            keep(1, child);
+    /// Reads a message of the engine's own: the userfaultfd of a child.
+    ///
+    /// # Errors
+    /// `AGAIN`: there is none. `MFILE`, `NFILE`: no descriptor is left, and the fork goes on waiting.
+    pub(crate) fn read(&self) -> Result<OwnedFd, Errno> {
+        self.other.as_ref().map_or(Err(Errno::AGAIN), |other| read_child(other.as_fd()))
+    }
+
+    /// Keeps a child's that was read, in a pause; closes it otherwise.
+    pub(crate) fn keep_one(&mut self, kind: usize, child: Option<OwnedFd>) {
+        let kept = self.kept.as_mut().map(|kept| &mut kept[kind]).filter(|kept| kept.len() < CHILDREN_MAX);
+        if let Some(kept) = kept {
+            kept.extend(child);
         }
     }
 
@@ -118,8 +135,11 @@ impl Forks {
         }
         for children in &kept {
             let numbers: Vec<_> = children.iter().map(|child| (child.as_raw_fd(), child.as_raw_fd())).collect();
-            if send_all(to, &numbers).is_err() {
-                return; // the child says what it lacks
+            if let Err(error) = send_all(to, &numbers) {
+                let why = ErrnoText(error);
+                warn(&format!("a forked child cannot go on: its userfaultfds cannot be sent to it: {why}"));
+                // It waits for a message.
+                let _ = send_all(to, &[]);
             }
         }
     }
@@ -134,13 +154,16 @@ pub(crate) fn receive(from: BorrowedFd<'_>, arena: &Arena, pagemap: OwnedFd) -> 
     let pages = [arena.doorbell.base, arena.discard_area.base];
     let mut own = [-1; KINDS];
     for (own, page) in own.iter_mut().zip(pages) {
-        let sent = receive_all(from).map_err(|_| "its parent ended while it was forked".to_owned())?;
+        let sent = receive_all(from).map_err(|error| match error {
+            Errno::PIPE => "its parent ended while it was forked".to_owned(),
+            error => format!("it cannot receive its userfaultfds: {}", ErrnoText(error)),
+        })?;
         // SAFETY: just received.
         let sent = sent.into_iter().map(|(_, number)| unsafe { OwnedFd::from_raw_fd(number) });
         let sent: Vec<OwnedFd> = sent.collect();
         // SAFETY: nobody uses these parts of the arena before there is a pager.
         let is_own = |fd: &OwnedFd| unsafe { is_of_this_process(fd.as_fd(), &pagemap, page, zero_pages()) };
-        let found = sent.into_iter().find(is_own).ok_or("the kernel has told nothing of the fork")?;
+        let found = sent.into_iter().find(is_own).ok_or("its parent has sent it no userfaultfd")?;
         *own = found.into_raw_fd();
     }
     // SAFETY: as above; its userfaultfd has no events of that. (The doorbell's page goes with the first ring.)

@@ -36,6 +36,8 @@ pub enum WarningKind {
     Waited,
     /// The engine keeps a directory that the program has left.
     Proc,
+    /// A child can write to a swap file of its parent's.
+    SwapFileInChild,
 }
 
 /// What this process, or one that it was forked from, has said.

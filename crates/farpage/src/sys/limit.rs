@@ -63,7 +63,7 @@ impl Drop for Raised {
 ///
 /// # Errors
 /// Those of `f`; `MFILE` if the limit cannot be raised.
-pub fn with_room<T>(f: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn with_room<T>(mut f: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match f() {
         Err(Errno::MFILE) => {
             let _raised = Raised::above()?;

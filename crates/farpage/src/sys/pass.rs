@@ -7,6 +7,7 @@
 //!
 //! Any thread. No locks.
 
+use super::futex;
 use super::raw::{Errno, gettid};
 use super::thread::fetch_fd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -17,6 +18,8 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 /// Where somebody listens.
 pub type Address = SocketAddrUnix;
@@ -25,6 +28,9 @@ pub type Address = SocketAddrUnix;
 const FDS_MAX: usize = 128;
 /// Room for the ancillary data of one message.
 const CONTROL: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
+
+/// A user may have so many descriptors on their way as one process may have open: for so long others' arrive.
+const SEND_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// A pair of connected sockets that keep messages apart.
 ///
@@ -38,7 +44,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// first word says how many are left.
 ///
 /// # Errors
-/// `TOOMANYREFS`: the user has too many on their way.
+/// `TOOMANYREFS`: the user has too many on their way, also after a wait.
 pub fn send_all(to: BorrowedFd<'_>, fds: &[(RawFd, RawFd)]) -> Result<(), Errno> {
     let mut left = fds;
     loop {
@@ -47,7 +53,15 @@ pub fn send_all(to: BorrowedFd<'_>, fds: &[(RawFd, RawFd)]) -> Result<(), Errno>
             std::iter::once(later.len() as i32).chain(now.iter().map(|fd| fd.0)).flat_map(i32::to_ne_bytes).collect();
         // SAFETY: open in the engine's table, which only engine threads change, and these wait for this fork.
         let borrowed: Vec<BorrowedFd<'_>> = now.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(fd.1) }).collect();
-        send(to, &words, &borrowed)?;
+        let since = Instant::now();
+        loop {
+            match send(to, &words, &borrowed) {
+                Err(Errno::TOOMANYREFS) if since.elapsed() < SEND_WAIT_MAX => {
+                    futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
+                }
+                sent => break sent?,
+            }
+        }
         left = later;
         if left.is_empty() {
             return Ok(());

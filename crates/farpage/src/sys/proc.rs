@@ -434,9 +434,15 @@ pub fn is_running(proc: &Proc, tid: u32) -> bool {
     state(proc, tid) == Some(b'R')
 }
 
-/// Whether it waits in the kernel, where no signal wakes it. `None`: there is no such thread.
-pub fn waits_in_kernel(proc: &Proc, tid: u32) -> Option<bool> {
-    state(proc, tid).map(|state| state == b'D')
+/// Whether thread `tid` waits in the kernel until what it has done to its mappings was read from a userfaultfd. Where
+/// the kernel does not name places: whether it waits where no signal wakes it. `None`: there is no such thread.
+pub fn waits_to_be_read(proc: &Proc, tid: u32) -> Option<bool> {
+    let mut text = [0u8; 64];
+    match of_thread(proc, tid, "wchan", &mut text) {
+        // `userfaultfd_event_wait_completion`, or who calls it. Who waits for a page is in `handle_userfault`.
+        Some(n) if n > 1 => Some(text[..n].windows(11).any(|part| part == b"userfaultfd")),
+        _ => state(proc, tid).map(|state| state == b'D'),
+    }
 }
 
 fn state(proc: &Proc, tid: u32) -> Option<u8> {

@@ -23,18 +23,19 @@
 //! Callers: the forking thread and the monitor, as above. One lock, that of the ends, held by one of them at a time.
 
 use crate::mem::lock::lock;
+use crate::run::given_uffds;
+use crate::run::told::{WarningKind, warn_once_in_tree};
 use crate::sys::futex;
+use crate::sys::limit::with_room;
 use crate::sys::pass::{Address, listening, pair, send_all, send_to, take_from};
 use crate::sys::proc::for_reading;
-use crate::sys::raw::Errno;
+use crate::sys::raw::{Errno, ErrnoText};
 use crate::sys::thread::fetch_fd;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::FileType;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
-/// How long the pager waits until fewer descriptors are on their way.
-const CHANNEL_WAIT_MAX: Duration = Duration::from_secs(10);
 /// What the forking thread asks of the monitor, and how that answers.
 const IDLE: u32 = 0;
 const OPEN: u32 = 1;
@@ -42,6 +43,13 @@ const SEND: u32 = 2;
 const DONE: u32 = 3;
 const ANSWERED: u32 = 4;
 const REFUSED: u32 = 5;
+
+/// Whether a descriptor of the calling thread's table is a block device.
+fn is_block_device(number: RawFd) -> bool {
+    // SAFETY: only asked what it is.
+    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) });
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
+}
 
 /// The channel of one fork after the other.
 #[derive(Debug, Default)]
@@ -63,6 +71,8 @@ struct Ends {
     why: Option<Errno>,
     /// What the child needs is in it.
     filled: bool,
+    /// Room in the engine's table for what the pager gets with the messages of the fork.
+    spare: Option<(OwnedFd, OwnedFd)>,
 }
 
 const _: () = assert!(IDLE == 0);
@@ -125,21 +135,30 @@ impl Channel {
     pub(super) fn fill(&self, fds: &[RawFd], own: &[RawFd]) {
         let mut channel = lock(&self.ends);
         let Some(here) = &channel.here else { return };
-        let read_only: Vec<_> = own.iter().filter_map(|fd| Some((*fd, for_reading(*fd).ok()?))).collect();
+        let once_more = |fd: &RawFd| match with_room(|| for_reading(*fd)) {
+            Ok(opened) => Some((*fd, opened)),
+            Err(_) if is_block_device(*fd) => None,
+            Err(error) => {
+                warn_once_in_tree(
+                    WarningKind::SwapFileInChild,
+                    &format!(
+                        "a forked child can write to the swap file of its parent: it cannot be opened for reading: {}",
+                        ErrnoText(error)
+                    ),
+                );
+                None
+            }
+        };
+        let read_only: Vec<_> = own.iter().filter_map(once_more).collect();
         let given =
             |fd: &RawFd| (*fd, read_only.iter().find(|(own, _)| own == fd).map_or(*fd, |(_, fd)| fd.as_raw_fd()));
         let fds: Vec<_> = fds.iter().map(given).collect();
-        let since = Instant::now();
-        // A user may have so many descriptors on their way as one process may have open: others' arrive.
-        let sent = loop {
-            match send_all(here.as_fd(), &fds) {
-                Err(Errno::TOOMANYREFS) if since.elapsed() < CHANNEL_WAIT_MAX => {
-                    futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
-                }
-                sent => break sent,
-            }
-        };
-        channel.filled = sent.is_ok();
+        channel.filled = send_all(here.as_fd(), &fds).is_ok();
+    }
+
+    /// Pager: there is no descriptor left for what a message brings. Now there may be.
+    pub(crate) fn make_room(&self) {
+        lock(&self.ends).spare = None;
     }
 
     /// The end that stays here, for who looks whether the child is gone.
@@ -165,7 +184,8 @@ impl Channel {
             OPEN => pair().and_then(|(here, there)| {
                 // The monitor looks whether its end is closed without waiting.
                 rustix::io::ioctl_fionbio(&here, true)?;
-                *channel = Ends { here: Some(here), there: Some(there), ..Ends::default() };
+                let spare = if given_uffds::are_forks_told() { Some(pair()?) } else { None };
+                *channel = Ends { here: Some(here), there: Some(there), spare, ..Ends::default() };
                 Ok(())
             }),
             SEND => match (channel.address.take(), &channel.there) {

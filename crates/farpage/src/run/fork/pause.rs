@@ -15,7 +15,7 @@ use crate::run::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::run::state::Engine;
 use crate::stat::Stat;
 use crate::swap::{Entry, LoadError};
-use crate::sys::proc::{cpu_time, waits_for_futex, waits_in_kernel};
+use crate::sys::proc::{cpu_time, waits_for_futex, waits_to_be_read};
 use crate::sys::thread::set_name;
 use crate::sys::uffd::{Message, UffdError};
 use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
@@ -94,8 +94,13 @@ impl Pager {
             // The fork waits until its own message is read, which comes behind those of other threads: for these there is
             // room left until then.
             let reads = if is_told { room && !held.is_half_full() || self.waits_to_be_heard(forker) } else { room };
+            // Beyond the room, something may be allocated. The copy is made then, or in a moment in which it is not good.
+            f.copy_unsafe.store(u32::from(reads && !room), SeqCst);
             let n = if reads { self.next_messages(&mut one) } else { 0 };
-            self.forks.hear(None);
+            self.hear_forks(None);
+            if n == 0 {
+                f.copy_unsafe.store(0, SeqCst);
+            }
             match one[0] {
                 _ if n == 0 && self.order.waits() && !self.changing() => {
                     while let Some(event) = self.next_settled(|start, end| e.is_known_then(&pending, start, end)) {
@@ -134,6 +139,7 @@ impl Pager {
                 }
             }
         }
+        f.copy_unsafe.store(0, SeqCst);
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
         let lease = self.e.space.fork_parent();
         let channel = self.keep_channel(lease);
@@ -176,7 +182,7 @@ impl Pager {
 
     /// Whether the forking thread may have made the copy, and wait until the pager has read that.
     fn waits_to_be_heard(&self, forker: u32) -> bool {
-        waits_in_kernel(self.grace_period.proc(), forker).unwrap_or(true)
+        waits_to_be_read(self.grace_period.proc(), forker).unwrap_or(true)
     }
 
     /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be

@@ -105,6 +105,8 @@ impl Engine {
         // What comes in without a fault is not recorded.
         let none = Tuning { rule: Rule::None, ..self.conf.readahead };
         let readahead = if self.records() { none } else { self.conf.readahead };
+        let trace = self.recorder()?;
+        // Nothing fails from here on: what is in the engine stays there.
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.discard_area) = Some(discard_area);
         Ok(Box::new(Pager {
@@ -148,7 +150,7 @@ impl Engine {
             robust: RobustLists::new(proc, memory),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
-            trace: self.recorder()?,
+            trace,
             forks,
         }))
     }
@@ -195,11 +197,13 @@ impl Engine {
         });
         self.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
         if let Err(error) = started {
-            // With its userfaultfd the registrations go, and nobody waits for a page.
+            // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
+            // read.
             self.active.store(false, Ordering::SeqCst);
             self.wakeups.kick_fd.store(-1, Ordering::Release);
             // SAFETY: made just now from a box, which the thread that was not started does not have.
             drop(unsafe { Box::from_raw(pager) });
+            *lock(&self.discard_area) = None;
             self.wakeups.writer_tid.store(0, Ordering::Relaxed);
             self.wake_writer();
             return Err(StartError::Thread(error.into()));

@@ -25,9 +25,14 @@ use crate::run::store;
 use crate::sys::raw::discard;
 use crate::sys::uffd::UffdError;
 use rustix::mm::{MprotectFlags, mprotect};
+use std::time::{Duration, Instant};
 
 /// Most pages that go this way at a time.
 pub(crate) const TRANSIT: usize = TRANSIT_BYTES / PAGE_SIZE;
+
+/// How long a fork may copy that is made behind libc's back, and told; between two looks.
+const FORK_MAX: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_micros(50);
 
 const _: () = assert!(TRANSIT <= ZERO_PAGES);
 
@@ -99,11 +104,20 @@ impl Pager {
         let discard_area = lock(&e.discard_area);
         let (waste, transit) = (e.arena.waste.base, e.arena.transit.base);
         let mut done = 0;
-        for _ in 0..2 {
+        let (since, mut tries) = (Instant::now(), 0);
+        while tries < 2 {
             let at = done * PAGE_SIZE;
             let Some(mm) = discard_area.as_ref().filter(|_| done < n) else { break };
             // SAFETY: both parts are this file's, and their pages of no worth; the waste is empty.
-            done += unsafe { mm.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
+            let (bytes, stop) = unsafe { mm.move_pages(waste + at, transit + at, (n - done) * PAGE_SIZE, true) };
+            done += bytes / PAGE_SIZE;
+            if stop == Err(UffdError::Retry) && since.elapsed() < FORK_MAX {
+                // A fork that is told, of another thread's: until its message is read, and while it copies.
+                self.hear_forks(None);
+                std::thread::sleep(NAP);
+            } else {
+                tries += 1;
+            }
         }
         if n > 0 {
             // SAFETY: of no worth; its userfaultfd reports no events.

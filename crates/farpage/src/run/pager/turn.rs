@@ -15,11 +15,13 @@ use crate::run::state::give_up;
 use crate::run::store;
 use crate::stat::{EventKind, Stat};
 use crate::swap::read_queue::FDS_MAX;
+use crate::sys::limit::with_room;
 use crate::sys::message::{fatal, warn};
+use crate::sys::raw::Errno;
 use crate::sys::uffd::{MESSAGES_MAX, Message};
 use crate::tree;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -184,12 +186,37 @@ impl Pager {
             }
             self.grace_period.end();
         }
-        let n = match self.mm.read(batch) {
+        let n = match self.read_with_room(|pager| pager.mm.read(batch)) {
             Ok(n) => n,
+            // The message of a fork, which waits until there is a descriptor again.
+            Err(Errno::MFILE | Errno::NFILE) => {
+                std::thread::sleep(NAP);
+                0
+            }
             Err(e) => give_up("reading the userfaultfd failed", e),
         };
-        self.forks.hear(self.mm.take_child());
+        let child = self.mm.take_child();
+        self.hear_forks(child);
         n
+    }
+
+    /// A message of the program's was read, `child` with it, if it is one of a fork. Reads those of the engine's own.
+    pub(crate) fn hear_forks(&mut self, child: Option<OwnedFd>) {
+        self.forks.keep_one(0, child);
+        while let Ok(child) = self.read_with_room(|pager| pager.forks.read()) {
+            self.forks.keep_one(1, Some(child));
+        }
+    }
+
+    /// Reads messages, of which each of a fork brings a descriptor. Where there is none left, what was put by is used.
+    fn read_with_room<T>(&mut self, mut read: impl FnMut(&mut Pager) -> Result<T, Errno>) -> Result<T, Errno> {
+        match read(self) {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.e.fork.channel.make_room();
+                with_room(|| read(self))
+            }
+            other => other,
+        }
     }
 
     /// Notes a change that was read; whether it is to be applied now. `is_known` as in [`Order::push`].

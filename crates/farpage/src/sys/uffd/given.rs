@@ -47,14 +47,20 @@ pub const NEW: usize = super::IOC_NEW;
 pub const FLAGS: usize = (k::O_CLOEXEC | k::O_NONBLOCK) as usize;
 
 /// Reads the message of a fork from a userfaultfd that has no other messages, without waiting: the child's.
-pub fn read_child(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+///
+/// # Errors
+/// `AGAIN`: there is none. `MFILE`, `NFILE`: no descriptor is left.
+pub fn read_child(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let mut message = [0u8; size_of::<k::uffd_msg>()];
-    let n = rustix::io::read(fd, &mut message).ok()?;
+    let n = rustix::io::read(fd, &mut message)?;
     // SAFETY: the bytes of a message, which may lie anywhere; all of its members are integers.
     let message = unsafe { message.as_ptr().cast::<k::uffd_msg>().read_unaligned() };
     let is_fork = n == size_of::<k::uffd_msg>() && message.event as u32 == k::UFFD_EVENT_FORK;
+    if !is_fork {
+        return Err(Errno::AGAIN);
+    }
     // SAFETY: the member that belongs to this event; a new descriptor of this table.
-    is_fork.then(|| unsafe { OwnedFd::from_raw_fd(message.arg.fork.ufd as RawFd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(message.arg.fork.ufd as RawFd) })
 }
 
 /// Undoes what a child has inherited of the registration of `[start, start + len)`. It need not be there any more.
