@@ -42,7 +42,7 @@ impl PageServer {
     /// In a forked child, whose only thread this is.
     pub fn fork_child(&self) {
         match self {
-            PageServer::Space(space) => space.export().link().fork_child(),
+            PageServer::Space(space) => space.export().fork_child(),
             PageServer::Numbers(stores) => stores.fork_child(),
         }
     }

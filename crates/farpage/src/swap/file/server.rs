@@ -5,6 +5,7 @@
 
 use crate::PAGE_SIZE;
 use crate::conf::nbd::{ExportId, NbdSpec};
+use crate::mem::lock::lock;
 use crate::swap::error::DeviceError;
 use crate::swap::remote::HolderLease;
 use crate::swap::remote::areas::{self, AREAS_MAX, Areas, Owners};
@@ -13,7 +14,7 @@ use crate::swap::remote::nbd::{BACK, Export, FRONT};
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
 
 /// Where the owners of areas are written down, for all processes that use the export of this id.
 pub type SharedAreas = fn(id: ExportId) -> Option<&'static Owners>;
@@ -27,7 +28,7 @@ pub struct ExportSpace {
     /// The process that connected.
     maker: u32,
     /// Forked children may need what is there.
-    has_children: AtomicBool,
+    has_children: Arc<AtomicBool>,
     /// Slots of an area.
     area_slots: u64,
     areas: usize,
@@ -52,15 +53,12 @@ impl ExportSpace {
             return Err(error("its size is below 2 MiB".into(), "give it a larger size="));
         }
         let (export, is_shared) = (Arc::new(export), spec.id.is_some());
-        Ok(ExportSpace {
-            export,
-            owners: OnceLock::new(),
-            is_shared,
-            maker: std::process::id(),
-            has_children: AtomicBool::new(false),
-            area_slots,
-            areas,
-        })
+        let has_children = Arc::new(AtomicBool::new(false));
+        if !is_shared {
+            at_exit(&export, &has_children);
+        }
+        let owners = OnceLock::new();
+        Ok(ExportSpace { export, owners, is_shared, maker: std::process::id(), has_children, area_slots, areas })
     }
 
     /// The export.
@@ -138,6 +136,49 @@ impl Drop for ExportSpace {
         // What was made ours here is nobody's from now on.
         if !self.is_shared && self.maker == std::process::id() && !self.has_children.load(Relaxed) {
             self.export.empty();
+        }
+    }
+}
+
+/// An export that this process has taken for itself.
+struct TakenExport {
+    export: Weak<Export>,
+    maker: u32,
+    has_children: Arc<AtomicBool>,
+}
+
+/// Those of this process, and of the one that it was forked from.
+static TAKEN: Mutex<Vec<TakenExport>> = Mutex::new(Vec::new());
+/// How long the end of a process waits until it has heard that its children have ended, and for how long each time,
+/// milliseconds: a pager looks more often.
+const CHILDREN_MS: u64 = 400;
+const STEP_MS: u64 = 20;
+
+/// A process ends in order without dropping its pager: nobody shall have to watch the export then. Its pages stay until
+/// somebody takes it, as threads may still want some.
+fn at_exit(export: &Arc<Export>, has_children: &Arc<AtomicBool>) {
+    let taken =
+        TakenExport { export: Arc::downgrade(export), maker: std::process::id(), has_children: has_children.clone() };
+    let mut all = lock(&TAKEN);
+    all.retain(|taken| taken.export.strong_count() > 0);
+    all.push(taken);
+    static REGISTERED: Once = Once::new();
+    // SAFETY: a function that may be called at any time until the library is unloaded, which libc heeds.
+    REGISTERED.call_once(|| _ = unsafe { libc::atexit(leave_all) });
+}
+
+extern "C" fn leave_all() {
+    // Whoever takes one at this moment keeps it.
+    let Ok(all) = TAKEN.try_lock() else { return };
+    for taken in all.iter().filter(|taken| taken.maker == std::process::id()) {
+        let Some(export) = taken.export.upgrade() else { continue };
+        for _ in 0..CHILDREN_MS / STEP_MS {
+            if taken.has_children.load(Relaxed) {
+                std::thread::sleep(std::time::Duration::from_millis(STEP_MS));
+            }
+        }
+        if !taken.has_children.load(Relaxed) {
+            export.leave();
         }
     }
 }

@@ -69,8 +69,9 @@ impl AskedFor<'_> {
 /// Failures that follow each other.
 #[derive(Debug, Clone, Copy)]
 struct Trouble {
-    /// When the first attempt began that failed, and when the last one failed; milliseconds, as all times here.
+    /// When the first attempt began that failed, when it did, and when the last one did; milliseconds, as all times here.
     since: i64,
+    first: i64,
     last: i64,
     owed: Owed,
     /// When that failed last, and whether something of its kind was answered since.
@@ -180,8 +181,8 @@ impl Condition {
             Some(trouble) => (false, trouble),
             None => {
                 let owed = about.owed();
-                let (since, last, owed_at) = (begun, now, now);
-                (true, Trouble { since, last, owed, owed_at, answers: false, pause: PAUSE_MIN, nonsense: 0 })
+                let (since, first, last, owed_at) = (begun, now, now, now);
+                (true, Trouble { since, first, last, owed, owed_at, answers: false, pause: PAUSE_MIN, nonsense: 0 })
             }
         };
         trouble.last = now;
@@ -219,7 +220,7 @@ impl Condition {
 
     /// Who has to know that it takes long is told so.
     pub fn tell(&mut self, now: i64) {
-        if !self.is_up() && self.trouble.is_some_and(|trouble| now - trouble.since >= SAID_AFTER) {
+        if !self.is_up() && self.trouble.is_some_and(|trouble| now - trouble.first >= SAID_AFTER) {
             self.say(SAY_WAITS);
         }
     }

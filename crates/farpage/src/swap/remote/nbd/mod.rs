@@ -146,6 +146,13 @@ impl Export {
         &self.link
     }
 
+    /// In a forked child, whose only thread this is.
+    pub fn fork_child(&self) {
+        // SAFETY: one thread, without a guard; whoever held the lock has only looked, or changes a number.
+        unsafe { self.header.free_in_child() };
+        self.link.fork_child();
+    }
+
     /// Whose pages are on it.
     pub fn id(&self) -> Option<ExportId> {
         self.greeting.expected()

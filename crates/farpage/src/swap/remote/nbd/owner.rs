@@ -16,7 +16,7 @@
 //! could not say for half of that time that it is there (it was stopped, or its machine slept) writes no pages before it
 //! has seen its id twice. One that finds another id has lost. At its end an owner clears all of it.
 //!
-//! Callers: those of [`super::Export`]. Locks: `header`, a leaf.
+//! Callers: those of [`super::Export`]. Locks: `header`, outside those of the link.
 
 use super::header::{ExportHeader, OWNED, PAIRS, Wrong};
 use super::{BACK, Export, FRONT};
@@ -29,6 +29,9 @@ use std::time::Duration;
 
 /// Generations that are tried.
 const ROUNDS: u64 = 8;
+/// When an owner that has left looks again.
+const GONE: i64 = i64::MAX;
+
 /// Milliseconds of the clock that goes on while the machine sleeps.
 fn now() -> i64 {
     (now_us() / 1000) as i64
@@ -152,7 +155,9 @@ impl Export {
         if begun < due || self.look_ms.compare_exchange(due, begun + self.lease.look_ms, Relaxed, Relaxed).is_err() {
             return None;
         }
-        let id = self.id()?;
+        // Until it is written: whoever leaves at this moment comes after that.
+        let mut known = self.header.lock();
+        let id = self.id().filter(|_| self.look_ms.load(Relaxed) != GONE)?;
         let mut page = [0; PAGE_SIZE];
         // One that is half written is another one the first time only.
         for _ in 0..2 {
@@ -161,7 +166,7 @@ impl Export {
                 break;
             }
         }
-        let mut mine = match (ExportHeader::parse(&page), self.header.lock().clone()) {
+        let mut mine = match (ExportHeader::parse(&page), known.clone()) {
             (Some(there), _) if there.id == id => there,
             // It was late with what it wrote: it has been told, or will be.
             (Some(there), Some(mine)) if there.generation < mine.generation => mine,
@@ -169,7 +174,8 @@ impl Export {
         };
         mine.beat = mine.beat.wrapping_add(1);
         let written = matches!(self.write_front(0, &mine.page()), Ok(Ok(())));
-        *self.header.lock() = Some(mine);
+        *known = Some(mine);
+        drop(known);
         if written {
             let was_late = begun - self.kept_ms.load(Relaxed) > self.lease.end_ms / 2;
             // Whoever saw nothing of us may be about to take it over: that shows the next time.
@@ -209,11 +215,21 @@ impl Export {
         if self.is_ours() {
             self.kept_ms.store(begun, Relaxed);
             let _ = self.trim(FRONT, self.info.size - FRONT - BACK);
+        }
+        self.leave();
+        self.link.close();
+    }
+
+    /// It is nobody's from now on, if it is ours.
+    pub fn leave(&self) {
+        let _known = self.header.lock();
+        self.look_ms.store(GONE, Relaxed);
+        self.kept_ms.store(0, Relaxed);
+        if self.is_ours() {
             let pairs = vec![0; OWNED - PAGE_SIZE];
             let _ = self.write_front(PAGE_SIZE as u64, &pairs);
             let _ = self.write_front(0, &pairs[..PAGE_SIZE]);
         }
-        self.link.close();
     }
 
     /// The owner could not say for too long that it is there.
