@@ -544,6 +544,7 @@ mod tests {
         assert!(stack.is_multiple_of(16) && stack < 1 << 47);
         assert!(cpu_of(&proc, own).is_some() && is_running(&proc, own));
         assert_eq!((waits_for_futex(&proc, own), waits_for_futex(&proc, 0x0fff_ffff)), (Some(false), None));
+        assert_eq!((waits_to_be_read(&proc, own), waits_to_be_read(&proc, 0x0fff_ffff)), (Some(false), None));
         let time = cpu_time(own).unwrap();
         assert!(time > Duration::ZERO);
         while cpu_time(own).unwrap() == time {}

@@ -103,3 +103,16 @@ pub unsafe fn is_of_this_process(fd: BorrowedFd<'_>, pagemap: &Fd, page: usize, 
     });
     done && seen.is_ok() && is_there
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::pagemap;
+
+    #[test]
+    fn a_userfaultfd_is_known_by_its_number() {
+        let uffd = Uffd::open(None, FEATURES_QUIET, pagemap::own().unwrap()).unwrap();
+        let [own, pagemap] = uffd.fds();
+        assert!(is_userfaultfd(own) && !is_userfaultfd(pagemap) && !is_userfaultfd(-1));
+    }
+}
