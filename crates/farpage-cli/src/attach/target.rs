@@ -64,9 +64,14 @@ impl Target {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
         })?;
-        // In a pid namespace number 2 is a process like others. Kernel threads have no memory.
+        // Linux 6.8 says what it is. Before that: kernel threads have no memory. Neither has a process that ends, and in a
+        // pid namespace number 2 is a process like others.
         let is_below = pid == KTHREADD || status.value("PPid:") == KTHREADD.to_string();
-        if is_below && status.value("VmSize:").is_empty() {
+        let is_of_kernel = match status.value("Kthread:") {
+            "" => is_below && status.value("VmSize:").is_empty(),
+            told => told == "1",
+        };
+        if is_of_kernel {
             return Err(refuse(pid, status.value("Name:"), "it is a thread of the kernel's"));
         }
         Target::look_closely(pid, &status).map_err(|failure| {
