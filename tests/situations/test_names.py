@@ -26,6 +26,7 @@ BY_NAME = {
         __cxa_thread_atexit_impl __pthread_key_create __tls_get_addr _dl_find_object pthread_key_create
         pthread_key_delete pthread_mutex_lock pthread_mutex_unlock pthread_once pthread_setspecific realpath""",
     "a keeper of regions, which is not started under run": "pthread_detach",
+    "a program thread that makes a pager of regions": "__cxa_atexit",
     "what realpath has allocated; zstd, where it was given no allocator": "free",
 }
 

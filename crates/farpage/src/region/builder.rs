@@ -16,12 +16,13 @@ use super::space::{OwnMapping, Space};
 use super::stat::PagerStat;
 use super::{blocked_threads, division, fork, signal, syscalls};
 use crate::PAGE_SIZE;
-use crate::conf::SwapSpec;
 use crate::conf::tuning::{Controls, Pins};
+use crate::conf::{DeviceKind, SwapSpec};
 use crate::mem::frame::Frames;
 use crate::mm::clean_slots::CleanSlotPolicy;
 use crate::mm::page_hash::ContentKey;
 use crate::mm::pool_share::LoadTimes;
+use crate::swap::file::leave_at_exit;
 use crate::swap::frame_entries::FrameEntries;
 use crate::swap::leases::Leases;
 use crate::swap::space::build::{check_memory, memory_most, resolve};
@@ -198,6 +199,9 @@ impl Builder {
         let base = pool_memory.0.base as *mut u8;
         // SAFETY: the mapping is for the pool only and is dropped after the devices (order of PagerCore's fields).
         let swap = unsafe { SwapSpace::build(&self.swap, base, pool_len, memory_most(self.budget)) }?;
+        if self.swap.iter().any(|spec| matches!(spec.kind, DeviceKind::Nbd(_))) {
+            leave_at_exit();
+        }
         swap.check_connections()?;
         swap.begin_division(self.budget);
         swap.warm();

@@ -43,7 +43,7 @@ mod tests;
 mod write;
 
 pub use open::{check, check_mirror, file_name};
-pub use server::SharedAreas;
+pub use server::{SharedAreas, leave_at_exit};
 
 use super::crypt::Cipher;
 use super::io::inject::Injector;

@@ -55,7 +55,7 @@ impl ExportSpace {
         let (export, is_shared) = (Arc::new(export), spec.id.is_some());
         let has_children = Arc::new(AtomicBool::new(false));
         if !is_shared {
-            at_exit(&export, &has_children);
+            note_taken(&export, &has_children);
         }
         let owners = OnceLock::new();
         Ok(ExportSpace { export, owners, is_shared, maker: std::process::id(), has_children, area_slots, areas })
@@ -154,14 +154,18 @@ static TAKEN: Mutex<Vec<TakenExport>> = Mutex::new(Vec::new());
 const CHILDREN_MS: u64 = 400;
 const STEP_MS: u64 = 20;
 
-/// A process ends in order without dropping its pager: nobody shall have to watch the export then. Its pages stay until
-/// somebody takes it, as threads may still want some.
-fn at_exit(export: &Arc<Export>, has_children: &Arc<AtomicBool>) {
+fn note_taken(export: &Arc<Export>, has_children: &Arc<AtomicBool>) {
     let taken =
         TakenExport { export: Arc::downgrade(export), maker: std::process::id(), has_children: has_children.clone() };
     let mut all = lock(&TAKEN);
     all.retain(|taken| taken.export.strong_count() > 0);
     all.push(taken);
+}
+
+/// A process may end in order without dropping its pagers: from now on its exports are left then, so that no other
+/// process has to watch them. Their pages stay until one takes them, as threads may still want some. Not for engine
+/// threads: libc's list of such functions may be allocated.
+pub fn leave_at_exit() {
     static REGISTERED: Once = Once::new();
     // SAFETY: a function that may be called at any time until the library is unloaded, which libc heeds.
     REGISTERED.call_once(|| _ = unsafe { libc::atexit(leave_all) });
