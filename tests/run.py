@@ -183,8 +183,9 @@ class Lanes:
     def look_for_jobs(self):
         """Adds the jobs of the groups whose jobs can be known now."""
         for group in [group for group in self.groups if group[2] <= self.done]:
-            self.groups.remove(group)
+            # First: if its jobs cannot be found, the group has not run, and is among those that are left.
             self.waiting += self.jobs_of(group[1])
+            self.groups.remove(group)
         self.waiting.sort(key=lambda job: -job.seconds)
 
     def next(self):
