@@ -25,12 +25,8 @@ pub const ALONE: usize = 2;
 /// to the memory that the numbers are read from: it may get the descriptor in another socket of its own, or another one
 /// of its own closed. So this is for what it may have.
 pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: BorrowedFd<'_>) -> Result<usize> {
-    let failed =
-        |error: io::Error| Failure::with_status(1, format!("cannot give process {pid} a descriptor: {}", why(&error)));
-    let at = tracee.data()?;
-    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
-    let pair = [libc::AF_UNIX as usize, kind, 0, at, 0, 0];
-    tracee.syscall(libc::SYS_socketpair, pair)?.map_err(failed)?;
+    let failed = |error| cannot_give(pid, &error);
+    let at = make_pair(pid, tracee)?;
     let mut ends = [0u8; 8];
     memory.read(at, &mut ends)?;
     let number = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -42,16 +38,25 @@ pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: Borr
     Ok(received)
 }
 
+fn cannot_give(pid: u32, error: &io::Error) -> Failure {
+    Failure::with_status(1, format!("cannot give process {pid} a descriptor: {}", why(error)))
+}
+
+/// Has the process make a pair of sockets; where in its memory their numbers are.
+fn make_pair(pid: u32, tracee: &mut Tracee<'_>) -> Result<usize> {
+    let at = tracee.data()?;
+    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
+    let pair = [libc::AF_UNIX as usize, kind, 0, at, 0, 0];
+    tracee.syscall(libc::SYS_socketpair, pair)?.map_err(|error| cannot_give(pid, &error))?;
+    Ok(at)
+}
+
 /// Gives a descriptor to a process that has no other, and a table of its own: the number is [`ALONE`]. Nobody else gets
 /// it, whatever others write to the memory that they share with it, and whatever its seccomp filter says was done: the
 /// kernel knows who has made a pair of sockets, and no number is read from memory.
 pub fn give_alone(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: BorrowedFd<'_>) -> Result<()> {
-    let failed =
-        |error: io::Error| Failure::with_status(1, format!("cannot give process {pid} a descriptor: {}", why(&error)));
-    let at = tracee.data()?;
-    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
-    let pair = [libc::AF_UNIX as usize, kind, 0, at, 0, 0];
-    tracee.syscall(libc::SYS_socketpair, pair)?.map_err(failed)?;
+    let failed = |error| cannot_give(pid, &error);
+    let at = make_pair(pid, tracee)?;
     // The kernel takes the lowest numbers.
     let (here, there) = (0, 1);
     let end = fetch(pid, here).map_err(failed)?;
