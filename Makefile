@@ -17,9 +17,9 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb wheel test-install \
-	test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages stress situations programs programs-all \
-	soak bench bench-suite pictures book clean
+.PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb wheel \
+	test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages stress \
+	situations programs programs-all soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build

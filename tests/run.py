@@ -5,8 +5,8 @@
     tests/run.py stress situations      # groups; stress/tree or situations/forks: what of a group has that in its name
     tests/run.py --list                 # the names of all jobs
 
-Where it may (root), each job runs in a pid namespace of its own: it sees no processes but its own, and what it leaves behind
-ends with it."""
+Where it may (root), a job that runs programs under farpage has a pid namespace of its own: it sees no processes but its
+own, and what it leaves behind ends with it."""
 
 import argparse
 import ast
@@ -65,9 +65,9 @@ def unit_jobs():
     cargo = ["cargo", "test", "--workspace", "--profile", "checked"]
     asked = subprocess.run([*cargo, "--no-run", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, text=True, check=True)
-    libraries = subprocess.run(["rustc", "--print", "target-libdir"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    libraries = subprocess.run(["rustc", "--print", "target-libdir"], stdout=subprocess.PIPE, text=True, check=True)
     # As cargo sets it: programs of macros want the compiler's libraries.
-    environment = os.environ | {"FARPAGE_BUILT": "yes", "LD_LIBRARY_PATH": libraries}
+    environment = os.environ | {"FARPAGE_BUILT": "yes", "LD_LIBRARY_PATH": libraries.stdout.strip()}
     for line in asked.stdout.splitlines():
         built = json.loads(line)
         if built.get("executable") and built["profile"]["test"]:
@@ -226,8 +226,8 @@ class Lanes:
                 self.failed.append(job.name)
                 print(f"---- {job.name}\n{text.rstrip()}\n----", flush=True)
             skipped = text.count("skipped=") and "  " + text.strip().splitlines()[-1]
-            print(f"{'ok' if code == 0 else f'FAILED ({code})'}  {job.name}  {seconds:.1f} s, {cpu:.1f} s of CPU{skipped or ''}",
-                  flush=True)
+            result = "ok" if code == 0 else f"FAILED ({code})"
+            print(f"{result}  {job.name}  {seconds:.1f} s, {cpu:.1f} s of CPU{skipped or ''}", flush=True)
             self.changed.notify_all()
 
     def stop(self, *_):

@@ -64,8 +64,8 @@ impl Target {
             io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
             _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
         })?;
-        // Linux 6.8 says what it is. Before that: kernel threads have no memory. Neither has a process that ends, and in a
-        // pid namespace number 2 is a process like others.
+        // Linux 6.8 says what it is. Before that: kernel threads have no memory. Neither has a process that ends, and in
+        // a pid namespace number 2 is a process like others.
         let is_below = pid == KTHREADD || status.value("PPid:") == KTHREADD.to_string();
         let is_of_kernel = match status.value("Kthread:") {
             "" => is_below && status.value("VmSize:").is_empty(),
