@@ -1,5 +1,4 @@
-//! A swap file, a block device, a server's space ([`server`]), or pages on a server that keeps them by number
-//! ([`PageStore`]).
+//! A swap file, a block device, or pages on a server ([`crate::swap::remote::page_store`]).
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
 //! open it and nothing stays behind), and both stay open. When the program changes its root directory or its user, the
@@ -32,23 +31,22 @@ mod create;
 mod disk;
 mod drain;
 mod open;
-mod page_server;
 mod reach;
 mod read;
 mod remote;
-mod server;
 mod table;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use open::{check, check_mirror, file_name};
-pub use server::{SharedAreas, leave_at_exit};
 
 use super::crypt::Cipher;
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
+use super::remote::areas::SharedAreas;
 use super::remote::link::InReach;
+use super::remote::page_store::PageStores;
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use crate::PAGE_SIZE;
 use crate::conf::nbd::NbdSpec;
@@ -61,7 +59,6 @@ use crate::sys::table::Table;
 use backing::Backing;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use open::OpenedFile;
-use page_server::PageServer;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -88,7 +85,7 @@ pub struct FileDevice {
     /// The program cannot reach that any more.
     has_left: AtomicBool,
     /// The server that has its pages.
-    server: Option<PageServer>,
+    server: Option<Box<dyn PageStores>>,
     /// Where second copies are kept of what is on a server.
     mirror: Option<Fd>,
     /// Second copies could not be written.
@@ -234,7 +231,7 @@ impl FileDevice {
 
     /// From now on its descriptors are ones of this table.
     pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.server.iter().for_each(|server| server.belongs_to(table));
+        self.server.iter().for_each(|server| server.link().belongs_to(table));
         self.each_fd(&mut |fd| fd.belongs_to(table));
     }
 
@@ -315,8 +312,7 @@ impl SwapDevice for FileDevice {
     }
 
     fn in_reach(&self) -> bool {
-        let waits = |server: &PageServer| server.reach() == InReach::Waiting;
-        self.mirror.is_some() || !self.server.as_ref().is_some_and(waits)
+        self.mirror.is_some() || self.server.as_ref().is_none_or(|server| server.link().reach() != InReach::Waiting)
     }
 
     fn store_batch(&self, pages: &[(&Page, u128)], out: &mut [Option<Entry>]) -> Result<(), StoreError> {
@@ -428,7 +424,7 @@ impl SwapDevice for FileDevice {
             self.warning.free_in_child();
             self.own.get().iter().for_each(|own| own.retired.free_in_child());
         }
-        self.server.iter().for_each(PageServer::fork_child);
+        self.server.iter().for_each(|server| server.fork_child());
         self.rings.fork_child();
         self.cipher.iter().for_each(|cipher| cipher.guard());
         self.each_fd(&mut |fd| fd.replace(fds, true));
@@ -457,7 +453,7 @@ impl SwapDevice for FileDevice {
 
     fn take_warning(&self) -> Option<String> {
         let Some(warning) = self.warning.lock().take() else {
-            return self.server.as_ref()?.take_note(self.mirror.is_some());
+            return self.server.as_ref()?.link().take_note(self.mirror.is_some());
         };
         Some(match warning {
             Warning::Odd(text) => text,

@@ -17,11 +17,12 @@ mod tests;
 
 pub(super) use load::Located;
 
-use super::file::{FileDevice, SharedAreas, SharedSize};
+use super::file::{FileDevice, SharedSize};
 use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use super::pool::{Pool, SPAN_BYTES};
 use super::ram::Ram;
+use super::remote::areas::SharedAreas;
 use super::zram::Zram;
 use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
 use crate::PAGE_SIZE;

@@ -1,13 +1,10 @@
-//! One open swap file, or a process's part of a server's space: how it is opened and created. The I/O is in
-//! [`crate::swap::io`]. Or what stands for a file, on a server that keeps pages by number.
+//! One open swap file, or what stands for it on a server: how it is opened and created. The I/O is in
+//! [`crate::swap::io`].
 //!
-//! Owns descriptors and areas, and nothing else. No locks.
+//! Owns descriptors, and nothing else. No locks.
 
-use super::server::ExportSpace;
 use crate::PAGE_SIZE;
 use crate::swap::crypt::Salt;
-use crate::swap::io::RemoteRuns;
-use crate::swap::remote::areas::Areas;
 use crate::swap::remote::page_store::PageStore;
 use crate::sys::fd::Fd;
 use crate::sys::raw::syscall;
@@ -35,17 +32,9 @@ pub struct Backing {
     /// Part of the nonce of every page in this file.
     salt: Salt,
     /// It is no file: the pages are on a server.
-    on_server: Option<OnServer>,
+    store: Option<Arc<dyn PageStore>>,
     /// Second copies of what is on a server.
     mirror: Option<Mirror>,
-}
-
-/// What stands for a file.
-enum OnServer {
-    /// Areas of a server's space.
-    Areas(Arc<ExportSpace>, Areas),
-    /// Pages by number.
-    Numbers(Arc<dyn PageStore>),
 }
 
 /// Second copies, each at the slot that the first one has on the server.
@@ -68,7 +57,7 @@ impl Backing {
             is_block: false,
             keeps_space: AtomicBool::new(false),
             salt,
-            on_server: None,
+            store: None,
             mirror: None,
         })
     }
@@ -78,36 +67,18 @@ impl Backing {
         Backing::new(fd)
     }
 
-    /// A part of a server's space, empty yet.
-    pub fn of_server(server: &Arc<ExportSpace>) -> Result<Backing, Errno> {
-        let keeps_space = !server.export().info().trims();
-        Backing::of(OnServer::Areas(server.clone(), Areas::new(server.areas())), keeps_space)
-    }
-
-    /// Pages on a server. What is freed there is told one by one.
+    /// Pages on a server.
     pub fn of_store(store: Arc<dyn PageStore>) -> Result<Backing, Errno> {
-        Backing::of(OnServer::Numbers(store), true)
-    }
-
-    fn of(on_server: OnServer, keeps_space: bool) -> Result<Backing, Errno> {
         Ok(Backing {
             fd: Fd::none(),
             direct: AtomicBool::new(false),
             base: 0,
             is_block: false,
-            keeps_space: AtomicBool::new(keeps_space),
+            keeps_space: AtomicBool::new(!store.discards()),
             salt: Salt::random()?,
-            on_server: Some(on_server),
+            store: Some(store),
             mirror: None,
         })
-    }
-
-    /// The server and the areas of its space, if the pages are there.
-    pub fn areas(&self) -> Option<(&Arc<ExportSpace>, &Areas)> {
-        match &self.on_server {
-            Some(OnServer::Areas(server, areas)) => Some((server, areas)),
-            _ => None,
-        }
     }
 
     /// Takes over an open block device whose first `base` bytes are not for pages.
@@ -120,34 +91,19 @@ impl Backing {
         Backing { mirror: Some(Mirror { file: Box::new(mirror), end: AtomicU64::new(0) }), ..self }
     }
 
-    /// Who does the I/O, if that is a server's connection.
-    pub fn remote_runs(&self) -> Option<Arc<dyn RemoteRuns>> {
-        match self.on_server.as_ref()? {
-            OnServer::Areas(server, _) => Some(server.export().clone()),
-            OnServer::Numbers(store) => Some(store.clone()),
-        }
-    }
-
     /// Where second copies are.
     pub fn mirror(&self) -> Option<&Mirror> {
         self.mirror.as_ref()
     }
 
-    /// The pages on a server that keeps them by number.
+    /// The pages on a server.
     pub fn store(&self) -> Option<&Arc<dyn PageStore>> {
-        match &self.on_server {
-            Some(OnServer::Numbers(store)) => Some(store),
-            _ => None,
-        }
+        self.store.as_ref()
     }
 
-    /// Byte of a slot; on a server that keeps pages by number, the number.
+    /// Where a slot is, in a file: the byte.
     pub fn at(&self, slot: u64) -> u64 {
-        match &self.on_server {
-            Some(OnServer::Areas(server, areas)) => server.at(areas, slot),
-            Some(OnServer::Numbers(_)) => slot,
-            None => self.base + slot * PAGE_SIZE as u64,
-        }
+        self.store.as_ref().map_or_else(|| self.base + slot * PAGE_SIZE as u64, |store| store.at(slot))
     }
 
     /// Whether it is a block device.
@@ -164,17 +120,18 @@ impl Backing {
     /// It is new space when it is written again. `None`: nobody knows; it may still happen, and the slots must not be
     /// used again.
     pub fn discard(&self, slot: u64, count: u64) -> Option<bool> {
-        let done = self.discards() && self.discard_below(self.at(slot), count * PAGE_SIZE as u64)?;
+        let done = self.discards() && self.discard_below(slot, count)?;
         self.keeps_space.store(!done, Relaxed);
         let of_copies = self.mirror().and_then(|mirror| mirror.file.discard(slot, count));
         Some(done || of_copies == Some(true))
     }
 
     /// A hole in a file, a discard of a block device, a trim of a server's space. `Some(false)`: that is refused.
-    fn discard_below(&self, at: u64, len: u64) -> Option<bool> {
-        if let Some((server, _)) = self.areas() {
-            return server.export().trim(at, len).ok();
+    fn discard_below(&self, slot: u64, count: u64) -> Option<bool> {
+        if let Some(store) = &self.store {
+            return store.discard(slot, count);
         }
+        let (at, len) = (self.at(slot), count * PAGE_SIZE as u64);
         let result = self.fd.borrow().and_then(|fd| {
             if self.is_block {
                 return discard_device(fd, at, len);

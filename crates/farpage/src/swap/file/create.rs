@@ -2,31 +2,27 @@
 //!
 //! Locks: `create` while it is made.
 
-use super::server::ExportSpace;
 use super::*;
+use crate::swap::remote::nbd::space::ExportSpace;
 use crate::swap::remote::page_store::{PageStores, Seal};
 
 impl FileDevice {
+    /// The device of this name for pages on a server, `size` bytes of them at most.
+    pub fn on_store(index: u8, name: String, size: Option<u64>, server: Box<dyn PageStores>) -> FileDevice {
+        let slots = size.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64);
+        let (slots_max, block_size) = (slots.min(1 << PAGE_BITS), PAGE_SIZE as u32);
+        let opened =
+            OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
+        FileDevice { server: Some(server), ..FileDevice::of(index, opened) }
+    }
+
     /// The device for an export of a server, `size` bytes of it at most.
     ///
     /// # Errors
     /// It cannot be used; the message says what to do.
     pub fn on_export(index: u8, spec: &NbdSpec, size: Option<u64>) -> Result<FileDevice, DeviceError> {
-        let space = ExportSpace::open(spec, size)?;
-        Ok(FileDevice::on(index, spec.name(), space.slots(), PageServer::Space(Arc::new(space))))
-    }
-
-    /// The device of this name for pages that a server keeps by number, `size` bytes of them at most.
-    pub fn on_store(index: u8, name: String, size: Option<u64>, stores: Box<dyn PageStores>) -> FileDevice {
-        let slots = size.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64);
-        FileDevice::on(index, name, slots, PageServer::Numbers(stores))
-    }
-
-    fn on(index: u8, name: String, slots: u64, server: PageServer) -> FileDevice {
-        let (slots_max, block_size) = (slots.min(1 << PAGE_BITS), PAGE_SIZE as u32);
-        let opened =
-            OpenedFile { name, dir: None, block: None, slots_max, rotational: false, block_size, warning: None };
-        FileDevice { server: Some(server), ..FileDevice::of(index, opened) }
+        let space = Arc::new(ExportSpace::open(spec, size)?);
+        Ok(FileDevice::on_store(index, spec.name(), Some(space.slots() * PAGE_SIZE as u64), Box::new(space)))
     }
 
     /// The same device, keeping a second copy of every page in a directory.
@@ -92,14 +88,9 @@ impl FileDevice {
             let made = self.new_file_in(mirror);
             made.map_err(|errno| self.no_copies("the mirror's file cannot be made", errno)).ok()
         });
-        let on_server = match &self.server {
-            Some(PageServer::Space(space)) => Backing::of_server(space)?,
-            Some(PageServer::Numbers(stores)) => {
-                let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
-                Backing::of_store(stores.make(seal)?)?
-            }
-            None => return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?),
-        };
+        let Some(server) = &self.server else { return self.new_file_in(self.dir.as_ref().ok_or(Errno::NOENT)?) };
+        let seal = self.cipher.as_ref().map(Seal::new).transpose()?;
+        let on_server = Backing::of_store(server.make(seal)?)?;
         Ok(match mirror {
             Some(mirror) => on_server.with_mirror(mirror),
             None => on_server,

@@ -15,7 +15,7 @@ impl FileDevice {
     /// The device has failed, and pages on it have not been looked at yet.
     pub fn wants_drain(&self) -> bool {
         self.server_accepts();
-        let is_lost = || self.server.as_ref().is_some_and(PageServer::is_lost);
+        let is_lost = || self.server.as_ref().is_some_and(|server| server.link().is_lost());
         // What nobody expects back is taken from the mirror.
         let is_there = || self.is_there() || (self.mirror.is_some() && is_lost());
         self.failed.load(Relaxed) && !self.drained.load(Relaxed) && is_there()

@@ -222,7 +222,7 @@ pub fn grant(backing: &Backing, end: u64, step: u64, keep_free: Option<u64>) -> 
         return end + step;
     }
     if let Some(store) = backing.store() {
-        return if store.grow(end + step) { end + step } else { end };
+        return store.grow(end, step);
     }
     let free = backing.fd.borrow().and_then(|fd| free_bytes(fd, keep_free)).unwrap_or(0);
     // Parts of the file that are not written yet, or were given back, have no place on the disk, but will want one.

@@ -117,9 +117,9 @@ impl FileDevice {
         let Some((file, _, slot)) = self.find(entry) else { return false };
         if let Some(cipher) = &self.cipher {
             let Some(backing) = file.backing.get() else { return false };
-            // What is on a server that keeps pages by number has been through the cipher already.
-            if mirrored || backing.store().is_none() {
-                cipher.apply(backing.salt(), slot.count, page);
+            match backing.store().filter(|_| !mirrored) {
+                Some(store) => store.unseal(slot.count, page),
+                None => cipher.apply(backing.salt(), slot.count, page),
             }
         }
         self.key.get().is_none_or(|key| check_value(slot.check) == key.hash(page))
@@ -155,7 +155,7 @@ impl FileDevice {
             at: backing.at(slot),
             direct: backing.is_direct(),
             injector: self.injector.clone(),
-            remote: backing.remote_runs(),
+            remote: backing.store().map(|store| store.runs()),
             count,
             has_copy: backing.mirror().is_some(),
         }

@@ -1,4 +1,4 @@
-//! A file device whose pages a server keeps by number: batches to the server, and what is told to it.
+//! A file device whose pages a server keeps: batches to the server, and what is told to it.
 //!
 //! A slot that was freed is *retired*: it has no value, and is not given out before the server has forgotten it. What
 //! nobody knows the end of (a connection broke) is never used again.
@@ -33,11 +33,8 @@ impl FileDevice {
 
     /// What is to be done now and then about a server; whether there was something.
     pub fn look_after_server(&self) -> bool {
-        match &self.server {
-            None => return false,
-            Some(PageServer::Space(space)) => space.look_after(),
-            Some(PageServer::Numbers(_)) => {}
-        }
+        let Some(server) = &self.server else { return false };
+        server.tick();
         // Inherited ones, too: whoever made them may be gone.
         for id in 0.. {
             let Some(file) = self.inner.lock().files.get(id).cloned() else { break };
@@ -52,7 +49,7 @@ impl FileDevice {
 
     /// Tells the server what it need not keep; whether there was something.
     fn forget_retired(&self, own: &File) -> bool {
-        let Some(store) = own.store() else { return false };
+        let Some(store) = own.store().filter(|store| store.forgets()) else { return false };
         let slots = {
             let mut retired = own.retired.lock();
             let keep = retired.len().saturating_sub(FORGET);

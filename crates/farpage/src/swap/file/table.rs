@@ -88,9 +88,14 @@ impl File {
         self.backing.get()?.store()
     }
 
+    /// Whether the server is told of what is freed, one by one.
+    fn forgets(&self) -> bool {
+        self.store().is_some_and(|store| store.forgets())
+    }
+
     /// Of the own file: frees a page, if it is one of `which`.
     pub fn free_if(&self, page: u64, which: impl FnOnce(&FileSlot) -> bool) -> bool {
-        if self.store().is_none() {
+        if !self.forgets() {
             return self.slots.free_if(page, which).is_some();
         }
         let freed = self.slots.remove_if(page, which).is_some();
@@ -102,7 +107,7 @@ impl File {
 
     /// Of the own file: a slot that has no value can be used again, or as soon as the server knows.
     fn give_back(&self, page: u64) {
-        if self.store().is_some() {
+        if self.forgets() {
             self.retired.lock().push(page);
         } else {
             self.slots.give_back(page);

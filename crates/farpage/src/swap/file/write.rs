@@ -69,7 +69,7 @@ impl FileDevice {
         let _create = self.create.lock();
         if own.backing.get().is_none() {
             let made = self.new_file();
-            if matches!(self.server, Some(PageServer::Numbers(_))) && made.is_err() {
+            if self.server.is_some() && made.is_err() {
                 self.retry_second.store(now_second() + 1, Relaxed);
                 return Err(self.no_room());
             }
@@ -99,10 +99,7 @@ impl FileDevice {
         }
         let whole = |slots: u64| slots / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
         let step = whole(self.slots_max / GROW_PART).clamp(CLUSTER_SLOTS as u64, GROW_SLOTS);
-        let granted = match backing.areas() {
-            Some((server, areas)) => server.grow(areas, end),
-            None => open::grant(backing, end, step, self.keep_free),
-        };
+        let granted = open::grant(backing, end, step, self.keep_free);
         let granted = whole(granted).min(self.slots_max);
         let granted = match self.sharing.get() {
             Some(shared) if granted > end => whole(shared(self.index, granted, self.slots_max)).max(end),
@@ -169,7 +166,6 @@ impl FileDevice {
             None => pages[places[at].0].0,
         };
         let outcomes = self.write_pages(backing, places, &content);
-        self.write_mirror(backing, places, &outcomes, &content);
         let result = self.book_writes(own, pages, places, &outcomes, first, out);
         self.scratch.lock().extend(sealed);
         result
@@ -195,8 +191,7 @@ impl FileDevice {
         let mut outcomes = [Transferred::Failed(Errno::INVAL); BATCH_MAX];
         for (at, (&(_, slot), number)) in places.iter().zip(numbers).enumerate() {
             outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
-            // What was sent to a server that is out of reach may get there later; so the slot is of no use.
-            if !matches!(outcomes[at], Transferred::Done | Transferred::OutOfReach) {
+            if outcomes[at] != Transferred::Done {
                 let page = &mut Bounce(*content(at)).0;
                 outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, page, false);
             }
@@ -240,7 +235,7 @@ impl FileDevice {
         }
     }
 
-    /// Writes the second copies of what a server that keeps pages by number has confirmed.
+    /// Writes the second copies of what a server has confirmed, if the device keeps them.
     pub(super) fn mirror_sealed(
         &self,
         backing: &Backing,

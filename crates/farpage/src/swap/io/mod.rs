@@ -61,6 +61,13 @@ pub struct Place {
     pub has_copy: bool,
 }
 
+impl Place {
+    /// Of a page on a server.
+    pub fn on_server(remote: Arc<dyn RemoteRuns>, at: u64, count: u64) -> Place {
+        Place { fd: -1, at, direct: false, injector: None, remote: Some(remote), count, has_copy: false }
+    }
+}
+
 /// A server with pages.
 pub trait RemoteRuns: Send + Sync {
     /// Transfers the runs of the batch that are its own (`mine`) and have not ended; ends them.

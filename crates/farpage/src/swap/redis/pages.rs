@@ -62,7 +62,7 @@ impl PageStores for RedisStores {
         let next_look_ms = AtomicI64::new(0);
         let pages = RedisPages { shared: self.0.clone(), id, seal, next_look_ms, made_by };
         // The first look is due at once; before anything is stored.
-        if pages.say_alive() && pages.grow(0) { Ok(Arc::new(pages)) } else { Err(Errno::AGAIN) }
+        if pages.say_alive() && pages.say_end(0) { Ok(Arc::new(Arc::new(pages))) } else { Err(Errno::AGAIN) }
     }
 
     fn link(&self) -> &Link {
@@ -121,6 +121,14 @@ impl RedisPages {
     fn say_alive(&self) -> bool {
         let (key, life) = (self.id.alive(), ALIVE_S.to_string());
         self.shared.server.ask(&[b"SET", &key, self.shared.owner.as_bytes(), b"EX", life.as_bytes()]).is_ok()
+    }
+}
+
+impl RedisPages {
+    /// There may be slots up to this one from now on; whether the server knows that.
+    fn say_end(&self, end: u64) -> bool {
+        let what = format!("{end} {}", self.shared.owner);
+        self.shared.server.ask(&[b"HSET", SESSIONS, &self.id.hex(), what.as_bytes()]).is_ok()
     }
 }
 
@@ -233,7 +241,15 @@ impl RedisPages {
     }
 }
 
-impl PageStore for RedisPages {
+impl PageStore for Arc<RedisPages> {
+    fn runs(&self) -> Arc<dyn RemoteRuns> {
+        self.clone()
+    }
+
+    fn at(&self, slot: u64) -> u64 {
+        slot
+    }
+
     fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
         let shared = &*self.shared;
         out.fill(Transferred::Failed(Errno::HOSTUNREACH));
@@ -262,6 +278,10 @@ impl PageStore for RedisPages {
         shared.scratch.lock().push(commands.into_memory());
     }
 
+    fn forgets(&self) -> bool {
+        true
+    }
+
     fn forget(&self, slots: &[u64]) -> bool {
         slots.chunks(MANY).all(|slots| {
             let command = PagesCommand::new(b"UNLINK", &self.id, slots.iter().copied());
@@ -271,9 +291,8 @@ impl PageStore for RedisPages {
         })
     }
 
-    fn grow(&self, end: u64) -> bool {
-        let what = format!("{end} {}", self.shared.owner);
-        self.shared.server.ask(&[b"HSET", SESSIONS, &self.id.hex(), what.as_bytes()]).is_ok()
+    fn grow(&self, end: u64, step: u64) -> u64 {
+        if self.say_end(end + step) { end + step } else { end }
     }
 
     fn tick(&self) -> Option<&'static str> {

@@ -10,6 +10,7 @@
 //! No locks: words are claimed by compare-and-swap. Whoever can write this memory can make others lose pages, as with all
 //! that a tree shares; not more, because every page is compared with its hash.
 
+use crate::conf::nbd::ExportId;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::AtomicU32;
@@ -18,6 +19,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Areas of an export at most.
 pub const AREAS_MAX: usize = 1024;
+
+/// Where the owners of areas are written down, for all processes that use the export of this id.
+pub type SharedAreas = fn(id: ExportId) -> Option<&'static Owners>;
 
 /// Who has each area; 0: nobody.
 pub type Owners = [AtomicU64; AREAS_MAX];

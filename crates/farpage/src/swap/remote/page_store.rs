@@ -1,12 +1,13 @@
-//! Pages of a file device that are on a server which keeps them by number, not in something that looks like a file.
+//! Pages of a file device that are on a server, not in a file.
 //!
 //! The file device gives out the slots, knows what a fork freezes, counts what is written and compares what comes back.
 //! A [`PageStore`] has the pages of one process, as a file has: a forked child has one of its own, and reads its
-//! parent's. What a store does with a page on its way is its own affair (it may compress it), except that it goes
-//! through the device's cipher, if there is one.
+//! parent's. Where a page is, and what a store does with it on its way, is its own affair (it may compress it), except
+//! that it goes through the device's cipher, if there is one.
 //!
 //! Callers: the file device. No locks.
 
+use super::areas::SharedAreas;
 use super::link::Link;
 use crate::mem::units::Page;
 use crate::swap::crypt::{Cipher, Salt};
@@ -45,25 +46,56 @@ pub struct OutgoingPage<'a> {
     pub page: &'a Page,
 }
 
-/// The pages of one process on a server. They are read by batches ([`RemoteRuns`]): a place's `at` is the slot.
-pub trait PageStore: RemoteRuns {
-    /// Stores pages; `out` says of each whether the server has confirmed it. Does not wait for one that is out of
-    /// reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With anything else
-    /// it may still get there later.
+/// The pages of one process on a server.
+pub trait PageStore: Send + Sync {
+    /// Who reads them, by batches.
+    fn runs(&self) -> Arc<dyn RemoteRuns>;
+
+    /// Where the page of a slot is, for those.
+    fn at(&self, slot: u64) -> u64;
+
+    /// Makes what was read the page that was stored with this number, where `runs` does not do so.
+    fn unseal(&self, _count: u64, _page: &mut Page) {}
+
+    /// Stores pages, a batch at most; `out` says of each whether the server has confirmed it. Does not wait for one that
+    /// is out of reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With
+    /// anything else it may still get there later.
     fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]);
+
+    /// Whether a slot that was freed is used again only when the server has forgotten its page.
+    fn forgets(&self) -> bool {
+        false
+    }
 
     /// The server need not keep these any more. `false`: nobody knows whether it still will forget them, so they must
     /// not be used again.
-    fn forget(&self, slots: &[u64]) -> bool;
+    fn forget(&self, _slots: &[u64]) -> bool {
+        true
+    }
 
-    /// From now on there may be slots up to this one; whether the server knows that.
-    fn grow(&self, end: u64) -> bool;
+    /// Slots from `end` on are wanted, `step` of them if possible: where they end then.
+    fn grow(&self, end: u64, step: u64) -> u64;
+
+    /// Whether the server takes the space of slots back.
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Gives it back: whether the server has done that. `None`: nobody knows; it may still happen.
+    fn discard(&self, _slot: u64, _count: u64) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Whether forked children may need what is there.
+    fn keep(&self, _keep: bool) {}
 
     /// What has to be done now and then. `Some`: why the device must not be used any longer.
-    fn tick(&self) -> Option<&'static str>;
+    fn tick(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The pages are not wanted by anybody any more; there are none from `end` on.
-    fn remove(&self, end: u64);
+    fn remove(&self, _end: u64) {}
 }
 
 /// Makes the stores of one server.
@@ -78,6 +110,26 @@ pub trait PageStores: Send + Sync {
     /// The way to it.
     fn link(&self) -> &Link;
 
+    /// From now on its space is for several processes together, and this says who has what. Whether that is so, where it
+    /// must be.
+    fn share(&self, _with: SharedAreas) -> bool {
+        true
+    }
+
+    /// Whether another connection can be had while there is one.
+    fn allows_another(&self) -> bool {
+        true
+    }
+
+    /// What has to be done now and then, whether there are stores or not.
+    fn tick(&self) {}
+
     /// In a forked child, whose only thread this is.
     fn fork_child(&self);
+
+    /// The export, if it is one.
+    #[cfg(test)]
+    fn export(&self) -> Option<&super::nbd::Export> {
+        None
+    }
 }

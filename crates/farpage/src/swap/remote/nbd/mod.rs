@@ -13,7 +13,8 @@
 //! | here | the export: batches of page I/O, discards, the header |
 //! | [`greeting`] | what a connection begins with |
 //! | [`header`] | the header page |
-//! | `owner` | whose it is |
+//! | `owner` | how it is opened, and whose it is |
+//! | [`space`] | its areas, as a place for pages |
 //! | [`exchange`] | requests on one connection, whose answers are waited for |
 //! | [`in_flight`] | requests whose answers are not waited for |
 //!
@@ -24,23 +25,25 @@ pub mod greeting;
 pub mod header;
 mod in_flight;
 mod owner;
+pub mod space;
 #[cfg(test)]
 pub mod tests;
 
 use super::link::{AskedFor, Link, Patience, Unreachable};
 use super::{HolderLease, conversation};
 use crate::PAGE_SIZE;
-use crate::conf::address::{Endpoint, TIMEOUT};
-use crate::conf::nbd::{ExportId, NbdSpec};
-use crate::swap::error::DeviceError;
+use crate::conf::address::TIMEOUT;
+use crate::conf::nbd::ExportId;
 use crate::swap::io::{BATCH_MAX, Batch, Conversation, Direction, RemoteRead, RemoteRuns, Transferred};
+use crate::sys::clock::now_us;
 use crate::sys::mutex::Mutex;
 use exchange::{Exchange, NbdCommand};
 use greeting::{ExportInfo, NbdGreeting};
-use header::{ExportHeader, OWNED, Wrong};
+use header::ExportHeader;
 use in_flight::NbdReplies;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 
@@ -68,69 +71,6 @@ pub struct Export {
 }
 
 impl Export {
-    /// For processes that are started from here. The address is in numbers.
-    ///
-    /// # Errors
-    /// It cannot be used, and what to do.
-    pub fn of(spec: &NbdSpec) -> Result<Export, DeviceError> {
-        let error = |reason: String, remedy: &str| DeviceError { name: spec.name(), reason, remedy: remedy.into() };
-        let endpoint = spec.address.endpoint();
-        let endpoint = endpoint.ok_or_else(|| error("its name was not looked up".into(), "give its address"))?;
-        let export = Export::open(spec.name(), endpoint, &spec.export, spec.served.timeout, None, HolderLease::USUAL);
-        export.map_err(|(reason, remedy)| error(reason, remedy))
-    }
-
-    /// Connects, and takes the export for the pages of `id`, whose header is there, or makes it ours.
-    ///
-    /// # Errors
-    /// It cannot be reached, or holds something else.
-    pub fn open(
-        name: String,
-        endpoint: Endpoint,
-        export: &str,
-        timeout: Option<Duration>,
-        id: Option<ExportId>,
-        lease: HolderLease,
-    ) -> Result<Export, Wrong> {
-        let begun = Export::clock();
-        let greeting = Arc::new(NbdGreeting::new(export));
-        if let Some(id) = id {
-            greeting.expect(id);
-        }
-        let asking = Arc::new(NbdGreeting::asking(export));
-        let link = Link::new(name, endpoint.clone(), greeting.clone(), timeout);
-        link.open().map_err(|why| {
-            let refused = Link::new(String::new(), endpoint, asking, None).refusal();
-            (
-                refused.map_or(why, String::from),
-                "look whether the server runs, and whether host, port and export are right",
-            )
-        })?;
-        let info =
-            greeting.info().ok_or_else(|| (String::from("it says nothing of its size"), "use another server"))?;
-        link.allow_many(info.many());
-        let export = Export {
-            link: Arc::new(link),
-            greeting,
-            info,
-            lease,
-            header: Mutex::new(None),
-            kept_ms: AtomicI64::new(begun),
-            look_ms: AtomicI64::new(begun),
-            was_late: AtomicBool::new(false),
-        };
-        if info.read_only() {
-            return Err(("it can only be read".into(), "let the server export it for writing"));
-        }
-        if info.size < FRONT + BACK + (4 << 20) {
-            return Err(("it is too small".into(), "use one of 6 MiB or more"));
-        }
-        if id.is_none() {
-            export.take_over()?;
-        }
-        Ok(export)
-    }
-
     /// Whether another connection can be had while this one is open.
     pub fn allows_another(&self) -> bool {
         self.link.again().open().is_ok()
@@ -158,35 +98,21 @@ impl Export {
         self.greeting.expected()
     }
 
-    /// Makes an export ours that is blank, or that nobody uses any more, and empties it.
-    fn take_over(&self) -> Result<(), Wrong> {
-        let unreachable = |_| (String::from("the server has stopped answering"), "try again");
-        let until = self.until();
-        let mut bytes = vec![0; 64 << 10];
-        for at in (0..FRONT).step_by(bytes.len()).chain([self.info.size - BACK]) {
-            if Export::clock() >= until {
-                return Err((
-                    "the server takes too long to answer".into(),
-                    "look how it is reached, or give it more timeout=",
-                ));
-            }
-            let errno = self.read(at, &mut bytes).map_err(unreachable)?;
-            if let Err(errno) = errno {
-                let reason = format!("it cannot be read: {}", crate::sys::raw::ErrnoText(errno));
-                return Err((reason, "look at the server's messages"));
-            }
-            let ours = (OWNED as u64).saturating_sub(at).min(bytes.len() as u64) as usize;
-            let (ours, others) = bytes.split_at(ours);
-            if !ours.chunks(PAGE_SIZE).all(ExportHeader::may_be) || others.iter().any(|byte| *byte != 0) {
-                let remedy = "use a blank export; if nothing on this one is needed, make its first 1 MiB zero";
-                return Err(("it holds something that is not farpage's".into(), remedy));
-            }
-        }
-        let header = self.become_owner()?;
-        self.greeting.expect(header.id);
-        self.was_kept(Some(header), Export::clock());
-        self.trim(FRONT, self.info.size - FRONT - BACK).map_err(unreachable)?;
-        Ok(())
+    /// Whether pages may be written: nobody can have taken the export over.
+    fn is_kept(&self) -> bool {
+        Export::clock() - self.kept_ms.load(Relaxed) <= self.lease.end_ms / 2
+    }
+
+    /// It is ours, as was seen in an exchange that began then.
+    fn was_kept(&self, header: Option<ExportHeader>, begun: i64) {
+        *self.header.lock() = header;
+        self.kept_ms.store(begun, Relaxed);
+        self.look_ms.store(begun + self.lease.look_ms, Relaxed);
+    }
+
+    /// Milliseconds of the clock that goes on while the machine sleeps.
+    fn clock() -> i64 {
+        (now_us() / 1000) as i64
     }
 
     /// When what consists of many requests, and begins now, must be over, however they are answered.

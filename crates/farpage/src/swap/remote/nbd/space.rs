@@ -1,23 +1,24 @@
-//! A server's space as a place for files: areas for each process, and what becomes of pages when the server is out of
-//! reach.
+//! An export as a place for pages: areas for each process.
 //!
-//! Callers: the file device. No locks of its own.
+//! Callers: the file device. Locks: `scratch`, a leaf; `TAKEN`, outside those of the exports.
 
+use super::{BACK, Export, FRONT};
 use crate::PAGE_SIZE;
-use crate::conf::nbd::{ExportId, NbdSpec};
+use crate::conf::nbd::NbdSpec;
 use crate::mem::lock::lock;
+use crate::mem::units::Page;
 use crate::swap::error::DeviceError;
+use crate::swap::io::{BATCH_MAX, Batch, Direction, Place, RemoteRuns, Transferred};
 use crate::swap::remote::HolderLease;
-use crate::swap::remote::areas::{self, AREAS_MAX, Areas, Owners};
-use crate::swap::remote::link::InReach;
-use crate::swap::remote::nbd::{BACK, Export, FRONT};
+use crate::swap::remote::areas::{self, AREAS_MAX, Areas, Owners, SharedAreas};
+use crate::swap::remote::link::{InReach, Link};
+use crate::swap::remote::page_store::{OutgoingPage, PageStore, PageStores, Seal};
+use crate::sys::mutex;
 use farpage_swap::cluster::CLUSTER_SLOTS;
+use rustix::io::Errno;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
-
-/// Where the owners of areas are written down, for all processes that use the export of this id.
-pub type SharedAreas = fn(id: ExportId) -> Option<&'static Owners>;
 
 /// See the module header.
 pub struct ExportSpace {
@@ -32,6 +33,8 @@ pub struct ExportSpace {
     /// Slots of an area.
     area_slots: u64,
     areas: usize,
+    /// Memory for encrypted batches.
+    scratch: mutex::Mutex<Vec<Box<[Page]>>>,
 }
 
 impl ExportSpace {
@@ -57,18 +60,8 @@ impl ExportSpace {
         if !is_shared {
             note_taken(&export, &has_children);
         }
-        let owners = OnceLock::new();
-        Ok(ExportSpace { export, owners, is_shared, maker: std::process::id(), has_children, area_slots, areas })
-    }
-
-    /// The export.
-    pub fn export(&self) -> &Arc<Export> {
-        &self.export
-    }
-
-    /// How many areas there are.
-    pub fn areas(&self) -> usize {
-        self.areas
+        let (owners, scratch, maker) = (OnceLock::new(), mutex::Mutex::new(Vec::new()), std::process::id());
+        Ok(ExportSpace { export, owners, is_shared, maker, has_children, area_slots, areas, scratch })
     }
 
     /// Slots of all of them.
@@ -76,8 +69,25 @@ impl ExportSpace {
         self.area_slots * self.areas as u64
     }
 
-    /// From now on its owners are known to several processes; whether that is so, where it must be.
-    pub fn share(&self, with: SharedAreas) -> bool {
+    fn owners(&self) -> Option<&'static Owners> {
+        if let Some(owners) = self.owners.get() {
+            return Some(owners);
+        }
+        let owners = areas::of_process().filter(|_| !self.is_shared)?;
+        Some(self.owners.get_or_init(|| owners))
+    }
+}
+
+impl PageStores for Arc<ExportSpace> {
+    fn make(&self, seal: Option<Seal>) -> Result<Arc<dyn PageStore>, Errno> {
+        Ok(Arc::new(ExportPages { space: self.clone(), areas: Areas::new(self.areas), seal }))
+    }
+
+    fn link(&self) -> &Link {
+        self.export.link()
+    }
+
+    fn share(&self, with: SharedAreas) -> bool {
         if !self.is_shared {
             return true;
         }
@@ -90,23 +100,11 @@ impl ExportSpace {
         shared.is_some()
     }
 
-    fn owners(&self) -> Option<&'static Owners> {
-        if let Some(owners) = self.owners.get() {
-            return Some(owners);
-        }
-        let owners = areas::of_process().filter(|_| !self.is_shared)?;
-        Some(self.owners.get_or_init(|| owners))
+    fn allows_another(&self) -> bool {
+        self.export.allows_another()
     }
 
-    /// Byte of a slot.
-    pub fn at(&self, areas: &Areas, slot: u64) -> u64 {
-        let (place, rest) = (slot / self.area_slots, slot % self.area_slots);
-        let area = areas.get(place as usize).map_or(u64::MAX >> 16, u64::from);
-        FRONT + (area.saturating_mul(self.area_slots) + rest).saturating_mul(PAGE_SIZE as u64)
-    }
-
-    /// Says now and then that we are there. If somebody else has taken the export over, its pages are lost.
-    pub fn look_after(&self) {
+    fn tick(&self) {
         let link = self.export.link();
         if link.reach() == InReach::Up
             && let Some(why) = self.export.keep()
@@ -115,19 +113,88 @@ impl ExportSpace {
         }
     }
 
-    /// A file that has `end` slots wants more: how many it has then.
-    pub fn grow(&self, areas: &Areas, end: u64) -> u64 {
-        let place = (end / self.area_slots) as usize;
-        match self.owners() {
-            Some(owners) if areas.claim(owners, place) => end + self.area_slots,
+    fn fork_child(&self) {
+        // SAFETY: one thread, without a guard. Spare memory of the parent's is thrown away, without being freed.
+        unsafe { self.scratch.free_in_child() };
+        std::mem::forget(std::mem::take(&mut *self.scratch.lock()));
+        self.export.fork_child();
+    }
+
+    #[cfg(test)]
+    fn export(&self) -> Option<&Export> {
+        Some(&self.export)
+    }
+}
+
+/// The pages of one process: areas of an export.
+struct ExportPages {
+    space: Arc<ExportSpace>,
+    areas: Areas,
+    seal: Option<Seal>,
+}
+
+impl PageStore for ExportPages {
+    fn runs(&self) -> Arc<dyn RemoteRuns> {
+        self.space.export.clone()
+    }
+
+    fn at(&self, slot: u64) -> u64 {
+        let (place, rest) = (slot / self.space.area_slots, slot % self.space.area_slots);
+        let area = self.areas.get(place as usize).map_or(u64::MAX >> 16, u64::from);
+        FRONT + (area.saturating_mul(self.space.area_slots) + rest).saturating_mul(PAGE_SIZE as u64)
+    }
+
+    fn unseal(&self, count: u64, page: &mut Page) {
+        self.seal.iter().for_each(|seal| seal.apply(count, page));
+    }
+
+    fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
+        let spare = || self.space.scratch.lock().pop().unwrap_or_else(|| vec![[0; PAGE_SIZE]; BATCH_MAX].into());
+        let mut sealed = self.seal.as_ref().map(|seal| (seal, spare()));
+        if let Some((seal, copies)) = &mut sealed {
+            for (copy, leaving) in copies.iter_mut().zip(pages) {
+                *copy = *leaving.page;
+                seal.apply(leaving.count, copy);
+            }
+        }
+        let export = self.runs();
+        out.fill(Transferred::Failed(Errno::IO));
+        // What fails is tried once more. What was sent to a server that is out of reach may get there later, so its place
+        // is of no use.
+        for _ in 0..2 {
+            let (mut batch, mut numbers) = (Batch::new(Direction::Write), [None; BATCH_MAX]);
+            let failed = |out: &Transferred| matches!(out, Transferred::Failed(_));
+            for (i, leaving) in pages.iter().enumerate().filter(|(i, _)| failed(&out[*i])) {
+                let page = sealed.as_ref().map_or(leaving.page, |(_, copies)| &copies[i]);
+                let place = Place::on_server(export.clone(), self.at(leaving.slot), leaving.count);
+                // SAFETY: the page is borrowed until after `run`, and a write does not change it.
+                numbers[i] = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
+            }
+            batch.run_remotely();
+            numbers.iter().zip(&mut *out).for_each(|(number, out)| *out = number.map_or(*out, |n| batch.outcome(n)));
+        }
+        self.space.scratch.lock().extend(sealed.map(|(_, copies)| copies));
+    }
+
+    fn grow(&self, end: u64, _step: u64) -> u64 {
+        let place = (end / self.space.area_slots) as usize;
+        match self.space.owners() {
+            Some(owners) if self.areas.claim(owners, place) => end + self.space.area_slots,
             _ => end,
         }
     }
 
-    /// Whether children may need what this process has stored.
-    pub fn keep(&self, areas: &Areas, keep: bool) {
-        self.has_children.store(keep, Relaxed);
-        self.owners.get().into_iter().for_each(|owners| areas.keep(owners, keep));
+    fn discards(&self) -> bool {
+        self.space.export.info().trims()
+    }
+
+    fn discard(&self, slot: u64, count: u64) -> Option<bool> {
+        self.space.export.trim(self.at(slot), count * PAGE_SIZE as u64).ok()
+    }
+
+    fn keep(&self, keep: bool) {
+        self.space.has_children.store(keep, Relaxed);
+        self.space.owners.get().into_iter().for_each(|owners| self.areas.keep(owners, keep));
     }
 }
 
