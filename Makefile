@@ -42,7 +42,7 @@ test-one: build
 	tests/run.py situations/$(NAME)
 
 ## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second); coverage-guided
-## with cargo install cargo-bolero: cargo bolero test -p farpage conf::tests::fuzz_conf_text
+## with cargo install cargo-bolero: cargo bolero test -p farpage-ipc conf::tests::fuzz_conf_text
 FUZZ_MS ?= 60000
 fuzz:
 	BOLERO_RANDOM_TEST_TIME_MS=$(FUZZ_MS) BOLERO_RANDOM_ITERATIONS=1000000000 \

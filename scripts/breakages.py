@@ -16,13 +16,14 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "breakages"
-CRATES = ["crates/farpage-swap", "crates/farpage"]
+CRATES = ["crates/" + name for name in ("farpage-swap", "farpage-syscalls", "farpage-base", "farpage-ipc", "farpage-codec",
+                                       "farpage-device", "farpage-run")]
 # A model that a breakage sends into an endless loop counts as noticed.
 LIMIT_S = 300
 
 UNIT, LOOM, ENGINE = "unit", "loom", "engine"
 
-# (name, what is taken away, file, [(text, replacement)], where, test)
+# (name, what is taken away, file (of farpage-swap, or from `crates` on), [(text, replacement)], where, test)
 BREAKAGES = [
     ("swapoff-writable", "an allocation sees that the device is being switched off", "cluster/scan.rs",
      [("if !device.writable.load(Ordering::Relaxed) {", "if false {")], LOOM, "no_slot_appears"),
@@ -122,27 +123,27 @@ BREAKAGES = [
     ("rotational", "a rotational device has one place for all CPUs", "cluster/search.rs",
      [("let found = if device.rotational.load(Ordering::Relaxed) {", "let found = if false {")], UNIT, "rotational"),
 
-    ("reserve", "a fault reserves before it looks", "run/pager/fault.rs",
+    ("reserve", "a fault reserves before it looks", "farpage-run/src/pager/fault.rs",
      [("        self.reserve(vpn);\n", "")], ENGINE, "full_devices"),
-    ("wake", "who waits for a page that is there is woken", "run/pager/fill.rs",
+    ("wake", "who waits for a page that is there is woken", "farpage-run/src/pager/fill.rs",
      [("self.mm.wake(page, PAGE_SIZE);", "let _ = page;")], ENGINE, "content_is_right"),
-    ("slot-freed", "the slot of a page that is in and not kept is freed", "run/pager/swap_in.rs",
+    ("slot-freed", "the slot of a page that is in and not kept is freed", "farpage-run/src/pager/swap_in.rs",
      [("            e.free_entry(Some(*entry));\n", "            let _ = entry;\n")], ENGINE, "full_devices"),
-    ("slot-kept", "a page that moves out takes its slot along", "run/pager/reclaim.rs",
+    ("slot-kept", "a page that moves out takes its slot along", "farpage-run/src/pager/reclaim.rs",
      [("e.frame_entries.set(f, entry);", "e.frame_entries.set(f, entry.and(None));")],
      ENGINE, "content_is_right"),
-    ("discard-out", "what was discarded is not read back", "run/mappings/apply_event.rs",
+    ("discard-out", "what was discarded is not read back", "farpage-run/src/mappings/apply_event.rs",
      [("e.table.set(node, State::None);\n                        freed.push(entry);", "let _ = entry;")],
      ENGINE, "content_is_right"),
-    ("remap", "pages follow their mapping", "run/pager/turn.rs",
+    ("remap", "pages follow their mapping", "farpage-run/src/pager/turn.rs",
      [("                self.follow_remap(from, to, len);\n", "")], ENGINE, "content_is_right"),
-    ("adopt-scan", "what is there when a mapping is adopted is put on the lists", "run/mappings/register.rs",
+    ("adopt-scan", "what is there when a mapping is adopted is put on the lists", "farpage-run/src/mappings/register.rs",
      [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
-    ("give-way", "where nothing can be reclaimed the budget gives way", "run/pager/fill.rs",
+    ("give-way", "where nothing can be reclaimed the budget gives way", "farpage-run/src/pager/fill.rs",
      [("self.granted = 1;", "")], ENGINE, "full_devices"),
-    ("tree-floor", "nobody gives more than it can do without", "run/budget/share.rs",
+    ("tree-floor", "nobody gives more than it can do without", "farpage-run/src/budget/share.rs",
      [(".min(promised - floor);", ";")], ENGINE, "no_more_than_its_floor"),
-    ("tree-files", "a file's size is published before it is compared", "tree/mod.rs",
+    ("tree-files", "a file's size is published before it is compared", "farpage-ipc/src/tree/mod.rs",
      [("let had = slots.swap(end);", "let had = slots.load();")], ENGINE, "files_of_all_members"),
     ("claims-look", "who claims publishes first and looks then", "claims.rs",
      [("    mine.add(want);\n", ""), ("saturating_add(mine.pages(now_us))", "saturating_add(mine.pages(now_us) + want)"),
@@ -170,13 +171,13 @@ def restore():
         shutil.copytree(ROOT / crate, COPY / crate)
 
 
-def test(where, name):
+def test(package, where, name):
     """(builds, passes, last lines)"""
     env = dict(os.environ, CARGO_TARGET_DIR=str(COPY / f"target-{where}"), CARGO_PROFILE_RELEASE_LTO="off",
                RUST_BACKTRACE="0", RUSTFLAGS="--cfg loom -Awarnings" if where == LOOM else "-Awarnings")
     env.setdefault("LOOM_MAX_PREEMPTIONS", "3")
     env.setdefault("LOOM_MAX_BRANCHES", "20000")
-    package, profile = ("farpage", "checked") if where == ENGINE else ("farpage-swap", "release")
+    profile = "checked" if where == ENGINE else "release"
     features = [] if where == ENGINE else ["--features", "seed"]
     command = ["cargo", "test", "--profile", profile, "--quiet", "-p", package, *features, "--lib"]
     built = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
@@ -203,14 +204,15 @@ def main():
     failed = 0
     for name, guard, file, changes, where, what in chosen:
         restore()
-        path = COPY / CRATES[where == ENGINE] / "src" / file
+        package = file.split("/")[0] if where == ENGINE else "farpage-swap"
+        path = COPY / "crates" / (file if where == ENGINE else f"farpage-swap/src/{file}")
         text = path.read_text()
         for old, new in changes:
             if text.count(old) != 1:
                 sys.exit(f"breakages: {name}: {file} has the text {text.count(old)} times, not once: {old}")
             text = text.replace(old, new)
         path.write_text(text)
-        builds, passes, why = test(where, what)
+        builds, passes, why = test(package, where, what)
         verdict = "does not build" if not builds else "NOT NOTICED" if passes else "noticed"
         failed += verdict != "noticed"
         print(f"{verdict:<12} {name:<17} {guard} ({where} {what}){': ' + why[:100] if why else ''}", flush=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of docs/user/statistics.md, from the descriptions of the counters in crates/farpage/src/stat.rs.
+"""The table of docs/user/statistics.md, from the descriptions of the counters in crates/farpage-ipc/src/stat.rs.
 
     counters.py            # writes it anew
     counters.py --check    # fails if it is not as the source says"""
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "crates/farpage/src/stat.rs"
+SOURCE = ROOT / "crates/farpage-ipc/src/stat.rs"
 PAGE = ROOT / "docs/user/statistics.md"
 BEGIN, END = "<!-- counters -->\n", "<!-- end of counters -->\n"
 GROUPS = {

@@ -3,8 +3,8 @@
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::{self, size};
 use farpage_command::machine::meminfo;
+use farpage_ipc::conf::{self, size};
 
 /// What sizes are measured against.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 //!
 //! Callers: [`crate::budget`], and [`crate::guard`], which watches them. No locks.
 
-use farpage::internals::sys::escape::unescape;
+use farpage_base::sys::escape::unescape;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;

@@ -2,11 +2,11 @@
 
 use crate::failure::{Failure, Result};
 use crate::run::server;
-use farpage::internals::conf::nbd::NbdSpec;
-use farpage::internals::conf::size;
-use farpage::internals::mm::page_hash::ContentKey;
-use farpage::internals::swap::{Entry, SwapSpace};
 use farpage::{DeviceKind, PAGE_SIZE, SwapSpec};
+use farpage_codec::page_hash::ContentKey;
+use farpage_device::{Entry, SwapSpace};
+use farpage_ipc::conf::nbd::NbdSpec;
+use farpage_ipc::conf::size;
 use std::time::{Duration, Instant};
 
 /// Pages that are stored, and those that are read one by one.

@@ -70,7 +70,7 @@ const AT_STATX_DONT_SYNC: u32 = 0x4000;
 fn memfd_device() -> Option<(u32, u32)> {
     static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
-        let stat = rustix::fs::fstat(farpage::internals::stat::new_memfd().ok()?).ok()?;
+        let stat = rustix::fs::fstat(farpage_ipc::stat::new_memfd().ok()?).ok()?;
         Some((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)))
     })
 }

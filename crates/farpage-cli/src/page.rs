@@ -3,9 +3,9 @@
 //! It is read with `pread`, not mapped: another process's file could shrink under a mapping, and every value is one
 //! aligned word, so a copy is as good. The values are what that process says: any number must do.
 
-use farpage::internals::conf::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
-use farpage::internals::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value, Waiting};
-use farpage::internals::tree::sums::Sums;
+use farpage_ipc::stat::{EVENTS, Event, FAMILY, MAGIC, Stat, Value, Waiting};
+use farpage_ipc::tree::sums::Sums;
+use farpage_swap::tuning::{CONTROLLERS, ControllerInfo, TuneScope};
 use serde_json::{Value as Json, json};
 use std::fs::File;
 use std::io;
@@ -185,7 +185,7 @@ impl Page {
 
     /// Readahead by mapping (of a pager: by region), in address order.
     pub fn readahead(&self) -> Vec<MappingReadahead> {
-        let copy = |m: &farpage::internals::stat::MappingReadahead| MappingReadahead {
+        let copy = |m: &farpage_ipc::stat::MappingReadahead| MappingReadahead {
             start: m.start.load(Relaxed).saturating_mul(farpage::PAGE_SIZE as u64),
             bytes: m.pages.load(Relaxed).saturating_mul(farpage::PAGE_SIZE as u64),
             faults: m.faults.load(Relaxed),
@@ -269,7 +269,7 @@ mod tests {
     fn an_empty_page_is_no_engine_and_a_short_one_an_error() {
         let file = tempfile::tempfile().unwrap();
         assert!(Page::read(&file).is_err());
-        file.set_len(farpage::internals::stat::STAT_BYTES as u64).unwrap();
+        file.set_len(farpage_ipc::stat::STAT_BYTES as u64).unwrap();
         assert!(matches!(Page::read(&file).unwrap(), Found::Empty));
         file.write_all_at(b"farpage0", 0).unwrap();
         assert!(matches!(Page::read(&file).unwrap(), Found::OtherVersion));
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn fuzz_statistics_page() {
         bolero::check!().with_type().for_each(|changes: &Vec<(u32, u64)>| {
-            let mut words = vec![0u64; farpage::internals::stat::STAT_BYTES / 8];
+            let mut words = vec![0u64; farpage_ipc::stat::STAT_BYTES / 8];
             let len = words.len();
             changes.iter().for_each(|(at, word)| words[*at as usize % len] = *word);
             words[0] = MAGIC;
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn any_number_will_do() {
         let file = tempfile::tempfile().unwrap();
-        file.write_all_at(&[0xff; farpage::internals::stat::STAT_BYTES], 0).unwrap();
+        file.write_all_at(&[0xff; farpage_ipc::stat::STAT_BYTES], 0).unwrap();
         file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
         let Found::Page(page) = Page::read(&file).unwrap() else { panic!("the page was not found") };
         let mut object = json!({});

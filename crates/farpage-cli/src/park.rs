@@ -1,6 +1,6 @@
 //! `farpage park` and `farpage unpark`: what an idle tree has goes, and comes back.
 //!
-//! Callers: `main`, and `farpage top`. What members do is in [`farpage::internals::run::budget::park`].
+//! Callers: `main`, and `farpage top`. What members do is in [`farpage_run::budget::park`].
 
 use crate::args::ParkArgs;
 use crate::failure::{Failure, Result, say};
@@ -8,11 +8,11 @@ use crate::process;
 use crate::set::{LOOK, falls, wake_small};
 use crate::trees::{self, Tree};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
+use farpage_ipc::tree::{Member, MemberKind};
 #[cfg(feature = "top")]
-use farpage::internals::run::budget::park::PARKED;
-use farpage::internals::run::budget::park::{ASKED, UNPARK};
-use farpage::internals::tree::{Member, MemberKind};
+use farpage_run::budget::park::PARKED;
+use farpage_run::budget::park::{ASKED, UNPARK};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};

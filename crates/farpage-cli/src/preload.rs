@@ -2,7 +2,7 @@
 
 use crate::embedded;
 use crate::failure::{Failure, Result, why};
-use farpage::internals::conf::ENV_DISABLE;
+use farpage_ipc::conf::ENV_DISABLE;
 use object::LittleEndian as Little;
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_NOTE, ProgramHeader64};
 use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};

@@ -5,10 +5,10 @@
 
 use crate::args::SwapoffArgs;
 use crate::failure::{Failure, Result, say};
-use farpage::internals::swap::DeviceError;
-use farpage::internals::swap::redis::server::{Server, settle};
-use farpage::internals::swap::redis::sweep::{remove, sessions};
 use farpage::{DeviceKind, SwapSpec};
+use farpage_device::DeviceError;
+use farpage_device::redis::server::{Server, settle};
+use farpage_device::redis::sweep::{remove, sessions};
 use std::process::ExitCode;
 
 /// Runs the subcommand. Exit status 1: something could not be removed.

@@ -130,7 +130,7 @@ fn signal_dispositions_and_standard_descriptors_are_untouched() {
 
 #[test]
 fn the_device_is_inherited_with_a_high_number() {
-    if farpage::internals::probe::open_device().is_err() {
+    if farpage_run::probe::open_device().is_err() {
         println!("skipped: /dev/userfaultfd cannot be opened here");
         return;
     }

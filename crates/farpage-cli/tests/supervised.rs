@@ -198,7 +198,7 @@ fn table_and_json_show_the_page() {
     assert_eq!(json["engine_started"], true);
     assert!(json["fault_wait_ns"].as_u64().unwrap() > 0 && json["wait_share"].as_f64().is_some(), "{json}");
     assert!(json["wall_ns"].as_u64().unwrap() > 0 && json["maxrss_bytes"].as_u64().unwrap() > 0);
-    assert_eq!(json["fault_p99_ns"], farpage::internals::stat::bucket_end(40));
+    assert_eq!(json["fault_p99_ns"], farpage_ipc::stat::bucket_end(40));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "no temporary file is left");
 }
 

@@ -20,7 +20,7 @@ fn public_copy() -> (TempDir, PathBuf) {
 }
 
 fn device() -> bool {
-    let here = farpage::internals::probe::open_device().is_ok();
+    let here = farpage_run::probe::open_device().is_ok();
     if !here {
         println!("skipped: /dev/userfaultfd cannot be opened here");
     }

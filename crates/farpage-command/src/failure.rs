@@ -1,6 +1,6 @@
 //! What the command says when it cannot go on, and the exit status that goes with it.
 
-use farpage::internals::probe::Refusal;
+use farpage_run::probe::Refusal;
 use std::fmt;
 
 /// The command line is wrong; under `run`, that is [`FAILED`].

@@ -1,6 +1,6 @@
 //! What machine this is, in words, for reports of what was measured on it; `/proc/meminfo`. No state.
 
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use std::fmt;
 use std::fs;
 

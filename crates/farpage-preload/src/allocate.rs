@@ -7,7 +7,7 @@
 //! they do not ask. `free` and the rest are left alone: the memory comes from the same allocator as ever.
 
 use crate::call::{call, interposed};
-use farpage::internals::run::program::handed_out;
+use farpage_run::program::handed_out;
 use std::ffi::{c_int, c_void};
 
 const PAGE: usize = 4096;

@@ -4,8 +4,8 @@
 
 use crate::own::{answer, on_engine_threads};
 use crate::real::Real;
-use farpage::internals::sys::raw::Errno;
-use farpage::internals::sys::thread::is_engine_thread;
+use farpage_base::sys::raw::Errno;
+use farpage_base::sys::thread::is_engine_thread;
 
 /// Calls what stands behind the function of this name, which has its type: `call!(close(fd))`. Where there is none it
 /// sets `errno` and is the second argument, or what such functions usually return. `program`: on program threads only,

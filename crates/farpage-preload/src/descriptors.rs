@@ -12,9 +12,9 @@
 
 use crate::call::{call, interposed};
 use crate::userfaultfds::registered;
-use farpage::internals::probe::inherited_device;
-use farpage::internals::sys::descriptor::FileId;
-use farpage::internals::tree;
+use farpage_base::sys::descriptor::FileId;
+use farpage_ipc::tree;
+use farpage_run::probe::inherited_device;
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

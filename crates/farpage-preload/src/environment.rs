@@ -16,9 +16,9 @@
 //! Called between `vfork` and exec: no locks, no allocation, and what is changed lies on the stack. But for a shell
 //! that libc starts ([`with_shell`]).
 
-use farpage::internals::conf::redis::ENV_PASSWORD;
-use farpage::internals::conf::{ENV_CONF, ENV_DISABLE};
-use farpage::internals::sys::loader::{LoaderKind, is_library_here};
+use farpage_base::sys::loader::{LoaderKind, is_library_here};
+use farpage_ipc::conf::redis::ENV_PASSWORD;
+use farpage_ipc::conf::{ENV_CONF, ENV_DISABLE};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 

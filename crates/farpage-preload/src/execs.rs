@@ -9,9 +9,9 @@
 
 use crate::call::{call, interposed};
 use crate::environment::{Strings, own_variable, pointers, with_env, with_shell};
-use farpage::internals::run::start::waits_for_children;
-use farpage::internals::sys::loader::{self, LoaderKind};
-use farpage::internals::tree::strangers;
+use farpage_base::sys::loader::{self, LoaderKind};
+use farpage_ipc::tree::strangers;
+use farpage_run::start::waits_for_children;
 use libc::AT_FDCWD;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int};

@@ -16,12 +16,12 @@ use crate::call::{call, interposed};
 use crate::late::slots::take_over_new;
 use crate::own::{Answer, answer};
 use farpage::PAGE_SIZE;
-use farpage::internals::run::fork;
-use farpage::internals::run::preload::follow_forks;
-use farpage::internals::run::start;
-use farpage::internals::run::state::engine;
-use farpage::internals::sys::raw;
-use farpage::internals::sys::thread::thread_pointer;
+use farpage_base::sys::raw;
+use farpage_base::sys::thread::thread_pointer;
+use farpage_run::fork;
+use farpage_run::preload::follow_forks;
+use farpage_run::start;
+use farpage_run::state::engine;
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_void};
 

@@ -19,8 +19,8 @@ pub mod syscall;
 pub mod threads;
 pub mod userfaultfds;
 
-use farpage::internals::mem::heap::Heap;
-use farpage::internals::sys::raw;
+use farpage_base::mem::heap::Heap;
+use farpage_base::sys::raw;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,13 +36,13 @@ static mut EARLY_MEMORY: Early = Early([0; EARLY]);
 static HEAP: Heap = Heap::empty();
 
 extern "C" fn init() {
-    let part = farpage::internals::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
+    let part = farpage_base::mem::arena::Part { base: std::ptr::addr_of!(EARLY_MEMORY) as usize, len: EARLY };
     // SAFETY: zeroed static memory that nothing else names; given once, because initialisers run once.
     let _open_already = unsafe { HEAP.give(part, EARLY) };
     find();
     // A library that comes later is told what to do ([`late`]).
-    if farpage::internals::run::preload::is_asked() && is_first() {
-        environment::set(&farpage::internals::run::preload::start(&HEAP));
+    if farpage_run::preload::is_asked() && is_first() {
+        environment::set(&farpage_run::preload::start(&HEAP));
     }
 }
 
@@ -76,13 +76,13 @@ fn started() -> &'static AtomicBool {
 }
 
 extern "C" fn end() {
-    farpage::internals::run::ended::end();
+    farpage_run::ended::end();
 }
 
 /// As libc's; for a process that ends without its finalisers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _exit(status: c_int) -> ! {
-    farpage::internals::run::ended::end_at_once();
+    farpage_run::ended::end_at_once();
     loop {
         // SAFETY: ends the process.
         let _ = unsafe { raw::syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };

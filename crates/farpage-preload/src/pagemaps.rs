@@ -7,8 +7,8 @@
 //! opened by a system call instruction of the program's own cannot be seen.
 
 use crate::call::{call, interposed};
-use farpage::internals::run::dormant::leave_alone;
-use farpage::internals::sys::pagemap::is_of_this_process;
+use farpage_base::sys::pagemap::is_of_this_process;
+use farpage_run::dormant::leave_alone;
 use libc::{AT_FDCWD, FILE};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 

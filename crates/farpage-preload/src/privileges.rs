@@ -7,9 +7,9 @@
 
 use crate::call::{call, interposed};
 use crate::own::Answer;
-use farpage::internals::run::start;
-use farpage::internals::run::state::{Engine, engine};
-use farpage::internals::sys::raw;
+use farpage_base::sys::raw;
+use farpage_run::start;
+use farpage_run::state::{Engine, engine};
 use std::ffi::{c_char, c_int, c_long, c_void};
 
 interposed! {

@@ -4,7 +4,7 @@
 //! own, so that the initialiser finds all of them.
 
 use crate::late::slots::{is_late, look_up, what_the_program_calls};
-use farpage::internals::sys::thread::thread_pointer;
+use farpage_base::sys::thread::thread_pointer;
 use std::arch::global_asm;
 use std::ffi::{CStr, c_int};
 use std::mem::transmute_copy;

@@ -7,8 +7,8 @@ use crate::environment::Strings;
 use crate::forks::{VFORK, around, clone3, followed, unfollowed};
 use crate::own::{Answer, answer};
 use crate::{descriptors, execs, mappings, pagemaps, privileges};
-use farpage::internals::run::start;
-use farpage::internals::sys::raw;
+use farpage_base::sys::raw;
+use farpage_run::start;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 interposed! {

@@ -4,7 +4,7 @@
 //!
 //! A request made by a system call instruction of the program's own fails as ever.
 
-use farpage::internals::run::state::engine;
+use farpage_run::state::engine;
 use std::ffi::{c_int, c_ulong};
 
 /// `UFFDIO_REGISTER`. Callers pass it as an `int`, too.

@@ -11,22 +11,32 @@
 //! | [`workingset`] | which page leaves memory next |
 //! | [`sim`] | policies under page traces |
 //! | [`readahead`] | how many pages to bring in around a fault |
+//! | [`pool_share`] | how memory is divided between pages and their compressed copies |
+//! | [`clean_slots`], [`fading_ratio`], [`score`] | whether a copy of a page that came in is worth keeping; what decides such things |
+//! | [`watermarks`] | how much room is made ahead |
+//! | [`tuning`] | the feedback controllers, all of them |
 //! | [`split`] | work that its owner and a helper do together |
 //! | [`range`] | sets of page ranges (what is managed, what is not) |
 #![forbid(unsafe_code)]
 
 mod chunked;
 pub mod claims;
+pub mod clean_slots;
 pub mod cluster;
+pub mod fading_ratio;
 pub mod lock;
 pub mod lru;
+pub mod pool_share;
 pub mod range;
 pub mod readahead;
+pub mod score;
 pub mod sim;
 pub mod slots;
 pub mod split;
 pub mod sync;
 pub mod table;
+pub mod tuning;
+pub mod watermarks;
 pub mod workingset;
 
 /// Bytes of a page. farpage runs where the base page is 4 KiB.

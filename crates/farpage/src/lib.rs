@@ -14,29 +14,17 @@
 //! The words, and one fault and one eviction followed through the files, are in `docs/dev/architecture.md`; the lock
 //! order is in `docs/dev/locking.md`, the map of folders in `CONTRIBUTING.md`.
 //!
-//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. What
-//! the command and the preload library of the same version need besides comes through one hidden door, `internals`.
+//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`].
 //!
-//! A test (`tests/layers.rs`) fails on an import that goes up, and on files that use each other in a circle.
+//! A test (`tests/layers.rs`) fails on files that use each other in a circle, in any crate.
 
-mod conf;
-#[doc(hidden)]
-pub mod internals;
-mod mem;
-mod mm;
-mod probe;
 pub mod region;
-mod run;
-mod stat;
-mod swap;
-mod sys;
-mod tree;
 
+#[doc(inline)]
+pub use farpage_base::mem::heap::Growing;
 #[doc(hidden)]
-pub use conf::InjectedFault;
+pub use farpage_ipc::conf::InjectedFault;
 #[doc(inline)]
-pub use conf::{Alg, ConfError, DeviceKind, SwapSpec};
+pub use farpage_ipc::conf::{Alg, ConfError, DeviceKind, SwapSpec};
 pub use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};
-#[doc(inline)]
-pub use mem::heap::Growing;
 pub use region::Pager;

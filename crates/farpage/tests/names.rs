@@ -1,11 +1,14 @@
-//! A name means one thing: no two types of this crate share one, so that a reader who finds it knows what it is.
+//! A name means one thing: no two types of the engine's crates share one, so that a reader who finds it knows what it is.
 //!
-//! Types are read with `syn`, from the crate's own code; tests are left out, and types inside of functions, which
+//! Types are read with `syn`, from the crates' own code; tests are left out, and types inside of functions, which
 //! nobody else sees.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+/// The engine's crates.
+const CRATES: [&str; 6] = ["farpage-base", "farpage-ipc", "farpage-codec", "farpage-device", "farpage-run", "farpage"];
 
 /// Names that stand for two types on purpose, and why.
 const SHARED: [(&str, &str); 1] =
@@ -59,7 +62,9 @@ fn walk(dir: &Path, found: &mut BTreeMap<String, Vec<String>>) {
 #[test]
 fn no_two_types_share_a_name() {
     let mut found = BTreeMap::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    for of in CRATES {
+        walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(of).join("src"), &mut found);
+    }
     assert!(found.len() > 100, "types were found");
     found.retain(|name, places| places.len() > 1 && SHARED.iter().all(|(shared, _)| shared != name));
     assert!(found.is_empty(), "defined more than once: {found:#?}");

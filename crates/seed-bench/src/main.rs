@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 /// Counts, for `io`.
 #[global_allocator]
-static ALLOCATOR: farpage::internals::mem::count::Counting = farpage::internals::mem::count::Counting;
+static ALLOCATOR: farpage_base::mem::count::Counting = farpage_base::mem::count::Counting;
 
 /// Measure farpage's parts
 #[derive(Debug, Parser)]

@@ -5,7 +5,7 @@
 //! to it closes: when the bench is done, or when it has died. There is no other way to clean up.
 
 use crate::failure::{Failure, Result, say, why};
-use farpage::internals::sys::escape::unescape;
+use farpage_base::sys::escape::unescape;
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};

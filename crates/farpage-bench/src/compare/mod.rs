@@ -24,9 +24,9 @@ use crate::failure::{Failure, Result, say, why};
 use crate::progress;
 use child::{MemoryKind, Spec};
 use clap::{Args, ValueEnum};
-use farpage::internals::conf::parse_idle_poll;
-use farpage::internals::conf::size;
 use farpage_command::machine::System;
+use farpage_ipc::conf::parse_idle_poll;
+use farpage_ipc::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
 use side::{INTERRUPTED, Pager, Sample};
@@ -205,7 +205,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         rounds: args.rounds,
         notes: vec![machine()],
     };
-    if args.mode == Mode::Run && farpage::internals::run::cpus::cpu_latency::is_possible(idle.unwrap_or_default()) {
+    if args.mode == Mode::Run && farpage_run::cpus::cpu_latency::is_possible(idle.unwrap_or_default()) {
         setting
             .notes
             .push(String::from("idle CPUs are kept from sleeping while farpage's faults come fast (--idle-poll)"));

@@ -7,7 +7,7 @@ use super::{
 use crate::failure::{Result, say};
 use crate::output::SCHEMA;
 use crate::output::bar;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 

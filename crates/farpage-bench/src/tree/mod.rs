@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result, say, why};
 use crate::program::{self, Against, Invocation, Setting};
 use crate::progress;
 use clap::Args;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use shapes::{Shape, Shapes};
 use std::io::Write;
 use std::path::{Path, PathBuf};

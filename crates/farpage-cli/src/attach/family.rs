@@ -8,7 +8,7 @@ use super::target::Target;
 use crate::failure::{Result, say};
 use crate::process::{self, Status};
 use crate::trees;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use rustix::fd::AsFd;
 use std::collections::{BTreeMap, BTreeSet};
 

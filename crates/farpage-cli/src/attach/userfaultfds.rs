@@ -12,8 +12,8 @@ use super::target::Target;
 use super::tracee::Tracee;
 use super::tracee::helper::Helper;
 use crate::failure::{Result, why};
-use farpage::internals::probe;
-use farpage::internals::sys::uffd::given::{FLAGS, KINDS, NEW, switch_on};
+use farpage_base::sys::uffd::given::{FLAGS, KINDS, NEW, switch_on};
+use farpage_run::probe;
 use rustix::fd::{AsFd, OwnedFd};
 use std::io;
 

@@ -8,7 +8,7 @@ use super::watch::Place;
 use crate::args::EngineArgs;
 use crate::failure::Result;
 use crate::{run, trees};
-use farpage::internals::conf::{RAM_MIN, size};
+use farpage_ipc::conf::{RAM_MIN, size};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;

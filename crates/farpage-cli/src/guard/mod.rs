@@ -27,7 +27,7 @@ use crate::failure::{Failure, Result, why};
 use crate::trees::{self, Tree};
 use attaches::Attaches;
 use choice::Cut;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use rustix::mm::{MlockAllFlags, mlockall};
 use say::Speaker;
 use std::collections::{HashMap, HashSet};

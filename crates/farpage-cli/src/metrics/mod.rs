@@ -13,8 +13,8 @@ pub use text::{Exposition, write};
 use crate::page::Page;
 use crate::stat_cmd::find::Managed;
 use crate::trees::{Tree, bytes, comm};
-use farpage::internals::stat::{Exported, Value, bucket_end};
-use farpage::internals::tree::MemberKind;
+use farpage_ipc::stat::{Exported, Value, bucket_end};
+use farpage_ipc::tree::MemberKind;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 

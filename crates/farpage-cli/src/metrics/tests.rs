@@ -2,8 +2,8 @@
 //! text.
 
 use super::*;
-use farpage::internals::stat::Stat;
-use farpage::internals::tree;
+use farpage_ipc::stat::Stat;
+use farpage_ipc::tree;
 use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

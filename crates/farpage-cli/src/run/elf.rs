@@ -2,7 +2,7 @@
 
 use super::{path_of, shown};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
-use farpage::internals::sys::loader::{self, ExecFormat, SCRIPTS};
+use farpage_base::sys::loader::{self, ExecFormat, SCRIPTS};
 use rustix::fs::{FileType, Mode};
 use std::fs::File;
 use std::io;

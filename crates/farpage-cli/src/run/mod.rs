@@ -24,15 +24,15 @@ use crate::trees;
 use crate::user;
 use exec::Image;
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::size;
-use farpage::internals::conf::{self, Conf, DeviceKind, SwapSpec};
-use farpage::internals::probe::{self, Probe};
-use farpage::internals::run::build::start_bytes;
-use farpage::internals::swap::space::build::check_memory;
-use farpage::internals::sys::cpu;
-use farpage::internals::sys::descriptor::keep_across_exec;
-use farpage::internals::tree::{self, Segment};
+use farpage_base::sys::cpu;
+use farpage_base::sys::descriptor::keep_across_exec;
 use farpage_command::machine::{System, meminfo};
+use farpage_device::space::build::check_memory;
+use farpage_ipc::conf::size;
+use farpage_ipc::conf::{self, Conf, DeviceKind, SwapSpec};
+use farpage_ipc::tree::{self, Segment};
+use farpage_run::build::start_bytes;
+use farpage_run::probe::{self, Probe};
 use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
@@ -388,7 +388,7 @@ fn resolve_file(spec: &mut SwapSpec) -> Result<()> {
 fn resolve_named(spec: &mut SwapSpec) -> Result<()> {
     if let Some(mirror) = spec.mirror() {
         *mirror = absolute(mirror);
-        let checked = farpage::internals::swap::file::check_mirror(mirror);
+        let checked = farpage_device::file::check_mirror(mirror);
         checked.map_err(|e| Failure::new(format!("--swap: cannot use {}: {}", e.name, e.reason)).help(e.remedy))?;
     }
     let DeviceKind::File { path, .. } = &mut spec.kind else { return Ok(()) };
@@ -402,7 +402,7 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// Checks in `place` whether the file device of `path` can be used.
 fn check_file(path: &Path, place: &Path) -> Result<()> {
-    farpage::internals::swap::file::check(place).map_err(|e| no_file(path, &e.reason).help(e.remedy))
+    farpage_device::file::check(place).map_err(|e| no_file(path, &e.reason).help(e.remedy))
 }
 
 fn no_file(path: &Path, reason: &str) -> Failure {

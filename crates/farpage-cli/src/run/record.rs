@@ -7,7 +7,7 @@ use super::by_mapping::ByMapping;
 use crate::page::{Found, Page};
 use crate::stat_cmd::find;
 use crate::trees::{Tree, bytes};
-use farpage::internals::stat::percentile_ns;
+use farpage_ipc::stat::percentile_ns;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs::File;

@@ -9,8 +9,8 @@ use crate::page::{Page, SHARES, duration};
 use crate::preload;
 use crate::trees::Tree;
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::size;
-use farpage::internals::stat::{FULL, Waiting};
+use farpage_ipc::conf::size;
+use farpage_ipc::stat::{FULL, Waiting};
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -339,7 +339,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpage::internals::stat::Stat;
+    use farpage_ipc::stat::Stat;
 
     const SECOND: Duration = Duration::from_secs(1);
     const BUDGET: u64 = 64 << 20;

@@ -3,15 +3,15 @@
 
 use crate::failure::{Failure, Result, why};
 use crate::trees::Tree;
-use farpage::internals::conf::nbd::NbdSpec;
-use farpage::internals::conf::redis::{PasswordFrom, RedisSpec};
-use farpage::internals::swap::DeviceError;
-use farpage::internals::swap::redis::server::{Server, ServerMemory, settle};
-use farpage::internals::swap::redis::sweep::{remove, sessions};
-use farpage::internals::swap::remote::HolderLease;
-use farpage::internals::swap::remote::nbd::Export;
-use farpage::internals::swap::space::build::resolve;
 use farpage::{DeviceKind, SwapSpec};
+use farpage_device::DeviceError;
+use farpage_device::redis::server::{Server, ServerMemory, settle};
+use farpage_device::redis::sweep::{remove, sessions};
+use farpage_device::remote::HolderLease;
+use farpage_device::remote::nbd::Export;
+use farpage_device::space::build::resolve;
+use farpage_ipc::conf::nbd::NbdSpec;
+use farpage_ipc::conf::redis::{PasswordFrom, RedisSpec};
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::Ordering::Relaxed;

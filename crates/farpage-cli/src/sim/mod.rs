@@ -6,7 +6,7 @@ pub mod trace;
 use crate::failure::{Failure, Result};
 use crate::progress;
 use clap::Args;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, Run, S3Fifo, Synthetic, replay};
 use std::path::PathBuf;

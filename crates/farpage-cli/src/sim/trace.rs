@@ -10,8 +10,8 @@
 //! In older ones, FPTRACE1, the kind has one bit.
 
 use crate::failure::{Failure, Result, why};
-use farpage::internals::run::pager::trace as recorded;
-use farpage::internals::run::pager::trace::{TraceKind, TraceRecord};
+use farpage_run::pager::trace as recorded;
+use farpage_run::pager::trace::{TraceKind, TraceRecord};
 use farpage_swap::sim::{Access, AccessKind};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read};

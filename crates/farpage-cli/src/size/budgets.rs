@@ -2,7 +2,7 @@
 //! by [`super`]. Budgets are bytes.
 
 use super::model::Model;
-use farpage::internals::conf;
+use farpage_ipc::conf;
 
 /// Bytes.
 pub const MIB: f64 = 1048576.0;

@@ -2,8 +2,8 @@
 
 use super::find::{Managed, printable};
 use crate::page::{Page, SHARES, Tuned, duration};
-use farpage::internals::conf::size;
-use farpage::internals::stat::{Event, Value};
+use farpage_ipc::conf::size;
+use farpage_ipc::stat::{Event, Value};
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
 

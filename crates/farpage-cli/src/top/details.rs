@@ -8,7 +8,7 @@ use super::reading::{HISTORY, Point, Program, Rates};
 use super::state::State;
 use crate::mappings::Names;
 use crate::page::MappingReadahead;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};

@@ -23,7 +23,7 @@ use crate::args::TopArgs;
 use crate::failure::{Failure, Result, why};
 use crate::mappings::Names;
 use crate::{park, set, trees};
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use look::Look;
 use reading::{Monitor, Point};
 use screen::{Next, Screen};

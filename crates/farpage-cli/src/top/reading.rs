@@ -9,8 +9,8 @@ use crate::page::Page;
 use crate::park;
 use crate::stat_cmd::find::{self, Managed};
 use crate::trees::{self, Tree, bytes};
-use farpage::internals::stat::percentile_ns;
-use farpage::internals::tree::Member;
+use farpage_ipc::stat::percentile_ns;
+use farpage_ipc::tree::Member;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -270,8 +270,8 @@ fn rates(page: &Page, old: &Page, passed: Duration) -> Option<Rates> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpage::internals::stat::Stat;
-    use farpage::internals::tree;
+    use farpage_ipc::stat::Stat;
+    use farpage_ipc::tree;
     use rustix::fd::AsFd;
 
     fn page(faults: u64) -> Page {

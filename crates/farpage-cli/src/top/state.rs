@@ -3,7 +3,7 @@
 //! Callers: [`super`] gives it readings and keys, and does what it asks for; `list` and `details` show it.
 
 use super::reading::{Id, Program, Reading, TreeRow};
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::cmp::Ordering;
 

@@ -71,12 +71,12 @@ fn libraries() -> &'static Libraries {
         unsafe { libc::atexit(remove_libraries) };
         let dir = public_tempdir();
         // SAFETY: Stat is made of u64 atomics; all-zero is valid.
-        let stat: Box<farpage::internals::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
+        let stat: Box<farpage_ipc::stat::Stat> = Box::new(unsafe { std::mem::zeroed() });
         let version = concat!("-DVERSION=\"", env!("CARGO_PKG_VERSION"), "\"");
         let values = format!("-DVALUES={}", stat.values().len());
-        let magic = format!("-DMAGIC={}ULL", farpage::internals::stat::MAGIC);
-        let bytes = format!("-DSTAT_BYTES={}", farpage::internals::stat::STAT_BYTES);
-        let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage::internals::stat::Stat, fault_ns) / 8);
+        let magic = format!("-DMAGIC={}ULL", farpage_ipc::stat::MAGIC);
+        let bytes = format!("-DSTAT_BYTES={}", farpage_ipc::stat::STAT_BYTES);
+        let faults = format!("-DFAULT_NS={}", std::mem::offset_of!(farpage_ipc::stat::Stat, fault_ns) / 8);
         let inert = cc(dir.path(), "inert.so", &format!("{NOTE}{INERT}"), &["-shared", "-fPIC", version]).unwrap();
         let flags = ["-shared", "-fPIC", "-pthread", version, &values, &magic, &bytes, &faults];
         let fake = cc(dir.path(), "fake.so", &format!("{FAKE}{NOTE}"), &flags).unwrap();
@@ -169,7 +169,7 @@ pub fn run() -> Command {
 
 /// `farpage run` is not refused for this user.
 pub fn works_here() -> bool {
-    farpage::internals::probe::Probe::take(None).verdict().is_ok()
+    farpage_run::probe::Probe::take(None).verdict().is_ok()
 }
 
 /// The tests run as root.

@@ -10,9 +10,9 @@
 //! Callers: [`super`], the look-up of what stands behind ours ([`crate::real`]), and the functions that start
 //! threads and children; on program threads. No locks but the loader's.
 
-use farpage::internals::run::mappings::library_guard::ProgramChange;
-use farpage::internals::run::state::engine;
-use farpage::internals::sys::thread::is_engine_thread;
+use farpage_base::sys::thread::is_engine_thread;
+use farpage_run::mappings::library_guard::ProgramChange;
+use farpage_run::state::engine;
 use libc::{Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::{CStr, CString, c_int, c_void};

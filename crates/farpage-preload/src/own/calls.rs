@@ -4,8 +4,8 @@
 
 use super::{define, named};
 use crate::real::{function, real};
-use farpage::internals::sys::raw::{Errno, ErrnoText, syscall};
-use farpage::internals::sys::thread::{engine_errno, is_engine_thread};
+use farpage_base::sys::raw::{Errno, ErrnoText, syscall};
+use farpage_base::sys::thread::{engine_errno, is_engine_thread};
 use rustix::time::ClockId;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::fmt::Write;

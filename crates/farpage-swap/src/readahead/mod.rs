@@ -33,6 +33,8 @@ use std::ops::Range;
 pub const BUDGET_PART: u64 = 64;
 /// Most pages of a window that is not of neighbours, under `farpage run`.
 pub const LIST_MAX: usize = 32;
+/// Most pages loaded and placed at a time.
+pub const READAHEAD_MAX: u32 = 32;
 /// Most pages of a window of ours there by default: the fault waits for all of them.
 const RUN_MAX: u32 = 32;
 /// Largest `page_cluster` of our own rule: 2^9 pages are 2 MiB.

@@ -13,13 +13,13 @@
 use super::fault::RUN;
 use super::pager_core::{PagerCore, count};
 use super::word::{Access, PageState};
-use crate::PAGE_SIZE;
-use crate::mem::units::FrameNo;
-use crate::mem::zeros::ZERO_PAGES;
-use crate::sys::futex;
-use crate::sys::message::{fatal, fatal_fmt};
-use crate::sys::raw::discard;
-use crate::sys::uffd::UffdError;
+use farpage_base::mem::units::FrameNo;
+use farpage_base::mem::zeros::ZERO_PAGES;
+use farpage_base::sys::futex;
+use farpage_base::sys::message::{fatal, fatal_fmt};
+use farpage_base::sys::raw::discard;
+use farpage_base::sys::uffd::UffdError;
+use farpage_swap::PAGE_SIZE;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 

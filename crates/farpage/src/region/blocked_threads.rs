@@ -8,11 +8,11 @@
 //! Callers: [`super::builder`]; [`super::handle`] where libc's calls are not looked at. Any of the program's threads.
 
 use super::signal;
-use crate::sys::clock::now_us;
-use crate::sys::message::warn;
-use crate::sys::one_thread::OneThread;
-use crate::sys::raw::{gettid, nr, syscall};
-use crate::sys::thread;
+use farpage_base::sys::clock::now_us;
+use farpage_base::sys::message::warn;
+use farpage_base::sys::one_thread::OneThread;
+use farpage_base::sys::raw::{gettid, nr, syscall};
+use farpage_base::sys::thread;
 use farpage_syscalls::sigbus::{self, Action, BUS};
 use std::ffi::{c_int, c_void};
 use std::fs;

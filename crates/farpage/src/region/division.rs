@@ -1,14 +1,14 @@
-//! How much of a pager's budget compressed pages get: what [`crate::mm::pool_share`] decides, asked for regions.
+//! How much of a pager's budget compressed pages get: what [`farpage_swap::pool_share`] decides, asked for regions.
 //!
 //! Caller: whoever looks at the size of the pool ([`PagerCore::look_at_overhead`]): mostly reclaim. Locks: `share`,
 //! which is only tried, so that nobody waits; under it `lists`, then those of the devices. Only where there are
 //! compressed memory and a file is there something to divide.
 
 use super::pager_core::PagerCore;
-use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
-use crate::mm::pool_share::{Distances, PoolShare, Sample};
-use crate::swap::Usage;
+use farpage_base::mem::lock::lock;
+use farpage_device::Usage;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::pool_share::{Distances, PoolShare, Sample};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a fault costs besides the load, ns: the thread that has it serves it.

@@ -2,8 +2,8 @@
 //!
 //! Callers: all of `region`. Types only.
 
-use crate::swap::{DeviceError, LoadError};
-use crate::sys::uffd::{OpenError, UffdError};
+use farpage_base::sys::uffd::{OpenError, UffdError};
+use farpage_device::{DeviceError, LoadError};
 use rustix::io::Errno;
 
 /// Smallest budget of a pager, bytes.

@@ -9,14 +9,14 @@ use super::lists::NewPage;
 use super::pager_core::{PagerCore, count};
 use super::word::{Access, Hint, PageState, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
-use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
-use crate::mem::units::FrameNo;
-use crate::mem::zeros::zero_pages;
-use crate::stat::Stat;
-use crate::swap::LoadError;
-use crate::sys::message::fatal_fmt;
-use crate::sys::uffd::UffdError;
+use farpage_base::mem::lock::lock;
+use farpage_base::mem::units::FrameNo;
+use farpage_base::mem::zeros::zero_pages;
+use farpage_base::sys::message::fatal_fmt;
+use farpage_base::sys::uffd::UffdError;
+use farpage_device::LoadError;
+use farpage_ipc::stat::Stat;
+use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::Window;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::Relaxed;
@@ -145,7 +145,7 @@ impl PagerCore {
 
     /// Whether the calling thread is one of this pager's reclaim threads.
     pub(super) fn is_reclaimer(&self) -> bool {
-        let tid = crate::sys::raw::gettid();
+        let tid = farpage_base::sys::raw::gettid();
         self.reclaimers.iter().any(|r| r.load(Relaxed) == tid)
     }
 

@@ -24,14 +24,14 @@ use super::pager_core::PagerCore;
 use super::registry::{PAGERS, RegistryEntry};
 use super::signal::Blocked;
 use super::word::PageState;
-use crate::PAGE_SIZE;
-use crate::mem::lock::lock;
-use crate::sys::fd::Fd;
-use crate::sys::message::message;
-use crate::sys::pagemap;
-use crate::sys::pass::{listening, send_to, take_from};
-use crate::sys::thread::fetch_fd;
-use crate::sys::uffd::Uffd;
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::fd::Fd;
+use farpage_base::sys::message::message;
+use farpage_base::sys::pagemap;
+use farpage_base::sys::pass::{listening, send_to, take_from};
+use farpage_base::sys::thread::fetch_fd;
+use farpage_base::sys::uffd::Uffd;
+use farpage_swap::PAGE_SIZE;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -277,7 +277,9 @@ fn close_off(owner: &Owner) {
     PAGERS.iter().for_each(|entry: &RegistryEntry| entry.after_fork(|shown| !std::ptr::eq(shown, pager)));
     for place in owner.core.space.places.each() {
         if let Err(errno) = owner.core.space.forbid(place) {
-            crate::sys::message::fatal(&format!("in a forked child: regions can neither be used nor closed: {errno}"));
+            farpage_base::sys::message::fatal(&format!(
+                "in a forked child: regions can neither be used nor closed: {errno}"
+            ));
         }
     }
 }

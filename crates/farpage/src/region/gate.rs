@@ -2,8 +2,8 @@
 //!
 //! Callers: whoever enters a pager; [`super::fork`] closes it, under `FORKS` and outside of all of a pager's locks.
 
-use crate::sys::futex;
-use crate::sys::raw::gettid;
+use farpage_base::sys::futex;
+use farpage_base::sys::raw::gettid;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 

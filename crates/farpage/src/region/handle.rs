@@ -12,7 +12,7 @@ use super::stats::Stats;
 use super::view::Plain;
 use super::word::Hint;
 use super::{blocked_threads, signal};
-use crate::PAGE_SIZE;
+use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::Tuning as ReadaheadTuning;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;

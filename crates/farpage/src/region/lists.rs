@@ -13,8 +13,8 @@
 
 use super::space::Space;
 use super::word::{PageState, Seen};
-use crate::mm::pool_share::Distances;
 use farpage_swap::lru::List;
+use farpage_swap::pool_share::Distances;
 use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};

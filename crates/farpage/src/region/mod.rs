@@ -94,6 +94,6 @@ pub use stats::Stats;
 pub use view::Plain;
 
 #[doc(inline)]
-pub use crate::swap::{DeviceError, LoadError};
+pub use farpage_base::sys::uffd::OpenError;
 #[doc(inline)]
-pub use crate::sys::uffd::OpenError;
+pub use farpage_device::{DeviceError, LoadError};

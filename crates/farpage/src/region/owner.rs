@@ -8,10 +8,10 @@ use super::pager_core::PagerCore;
 use super::registry::RegistryEntry;
 use super::signal::{self, Blocked};
 use super::{prefetch, reclaim, syscalls, thread_mode};
-use crate::mem::lock::lock;
-use crate::stat::PAGER_THREAD_NAME;
-use crate::sys::pthread::{self, Pthread};
-use crate::sys::thread::ForkLock;
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::pthread::{self, Pthread};
+use farpage_base::sys::thread::ForkLock;
+use farpage_ipc::stat::PAGER_THREAD_NAME;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
@@ -148,7 +148,7 @@ impl Drop for Owner {
         w.stop.store(true, Ordering::SeqCst);
         for word in [&w.work, &w.help, &self.core.prefetch_posts.word] {
             word.fetch_add(1, Ordering::SeqCst);
-            crate::sys::futex::wake_all(word);
+            farpage_base::sys::futex::wake_all(word);
         }
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             thread.join();

@@ -6,8 +6,8 @@ use super::error::{Error, errno_of};
 use super::fault::Served;
 use super::pager_core::PagerCore;
 use super::word::{PINS_MAX, PageState};
-use crate::swap::LoadError;
-use crate::sys::uffd::UffdError;
+use farpage_base::sys::uffd::UffdError;
+use farpage_device::LoadError;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -13,8 +13,8 @@
 //! allocation: nothing is allocated under it.
 
 use super::word::Hint;
-use crate::PAGE_SIZE;
-use crate::mem::lock::{lock, lock_with_room};
+use farpage_base::mem::lock::{lock, lock_with_room};
+use farpage_swap::PAGE_SIZE;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -7,7 +7,7 @@
 pub mod posts;
 
 use super::pager_core::PagerCore;
-use crate::sys::futex;
+use farpage_base::sys::futex;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// The thread.

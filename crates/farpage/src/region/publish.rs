@@ -3,9 +3,9 @@
 //! Caller: the thread that reclaims. The lock of the last time is a leaf, which is only tried.
 
 use super::pager_core::PagerCore;
-use crate::PAGE_SIZE;
-use crate::conf::tuning::Controller;
-use crate::swap::Usage;
+use farpage_device::Usage;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::tuning::Controller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ impl PagerCore {
         ] {
             level.store(now, Relaxed);
         }
-        s.publish_usage(usage);
+        usage.publish(s);
         if let Some(pays) = self.swap.promotion_pays() {
             self.controls.decide(Controller::Promotion, pays);
         }

@@ -16,12 +16,12 @@ use super::pager_core::{PagerCore, count};
 use super::signal;
 use super::store::{Leaver, Stored};
 use super::word::{PageState, Seen};
-use crate::conf::tuning::Controller;
-use crate::mem::units::FrameNo;
-use crate::mem::units::Page;
-use crate::swap::{Entry, StoreError};
-use crate::sys::futex;
-use crate::sys::message::message;
+use farpage_base::mem::units::FrameNo;
+use farpage_base::mem::units::Page;
+use farpage_base::sys::futex;
+use farpage_base::sys::message::message;
+use farpage_device::{Entry, StoreError};
+use farpage_swap::tuning::Controller;
 use farpage_swap::workingset::{Pages, Rank, Shadow};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -66,7 +66,7 @@ pub(super) enum ReclaimStep {
 /// One reclaim thread.
 pub fn main(e: &PagerCore, index: usize) {
     let first = index == 0;
-    e.reclaimers[index].store(crate::sys::raw::gettid(), SeqCst);
+    e.reclaimers[index].store(farpage_base::sys::raw::gettid(), SeqCst);
     let w = &e.wakeups;
     let mut running = false;
     loop {
@@ -315,7 +315,7 @@ impl PagerCore {
     }
 
     /// Frames whose content is safe elsewhere: free, or back to the kernel, with one system call. In thread mode all go
-    /// back: their pages were a region's ([`crate::mem::frame`], spent).
+    /// back: their pages were a region's ([`farpage_base::mem::frame`], spent).
     fn give_back(&self, frames: &[FrameNo]) {
         let most = if self.wp_sweeps { self.level().to_give_back(frames.len()) } else { frames.len() };
         let (gone, kept) = frames.split_at(most);

@@ -11,9 +11,9 @@
 
 use super::fault::Served;
 use super::registry::PAGERS;
-use crate::sys::one_thread::OneThread;
-use crate::sys::raw::{nr, syscall};
-use crate::sys::thread::FAULT_SIGNALS;
+use farpage_base::sys::one_thread::OneThread;
+use farpage_base::sys::raw::{nr, syscall};
+use farpage_base::sys::thread::FAULT_SIGNALS;
 use farpage_syscalls::sigbus::{self, Action};
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -144,7 +144,7 @@ unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
 fn default(sent: bool) {
     let _ = kernel_action(Some(&Action::default()));
     if sent {
-        let (pid, thread) = (std::process::id() as usize, crate::sys::raw::gettid() as usize);
+        let (pid, thread) = (std::process::id() as usize, farpage_base::sys::raw::gettid() as usize);
         // SAFETY: a default disposition runs no handler.
         let _ = unsafe { syscall(nr::TGKILL, [pid, thread, SIGBUS, 0, 0, 0]) };
     }

@@ -9,9 +9,9 @@
 
 use super::places::{LEAF, Places, RegionPlace};
 use super::word::{PageState, PageWord};
-use crate::PAGE_SIZE;
-use crate::mem::arena::Part;
-use crate::mem::open::open;
+use farpage_base::mem::arena::Part;
+use farpage_base::mem::open::open;
+use farpage_swap::PAGE_SIZE;
 use farpage_swap::lru::{Links, NIL};
 use farpage_swap::workingset::{Pages, Rank, Shadow};
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ const PAGES_MIN: usize = 1 << 20;
 pub struct OwnMapping(pub Part);
 
 impl OwnMapping {
-    /// Reserves `len` bytes, which can be used as `prot` says until they are opened ([`crate::mem::open`]).
+    /// Reserves `len` bytes, which can be used as `prot` says until they are opened ([`farpage_base::mem::open`]).
     ///
     /// # Errors
     /// No address space.

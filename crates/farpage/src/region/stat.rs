@@ -14,8 +14,8 @@
 //!
 //! Locks: `descriptor`, a leaf, for the making and the end of a page. `published`, held while `readahead` is read.
 
-use crate::mem::lock::lock;
-use crate::stat::{MAGIC, RW, STAT_BYTES, Stat, complete, new_memfd};
+use farpage_base::mem::lock::lock;
+use farpage_ipc::stat::{MAGIC, RW, STAT_BYTES, Stat, complete, new_memfd};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, mmap, mmap_anonymous, munmap};

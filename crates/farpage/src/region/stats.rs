@@ -1,9 +1,9 @@
 //! The numbers of a pager that a program can ask for.
 //!
 //! One list, [`pager_stats!`](crate::pager_stats), from which [`Stats`] and the C library's `fp_stats` are made. Each
-//! name is that of a field of the statistics page ([`crate::stat`]), which is where the numbers come from. No locks.
+//! name is that of a field of the statistics page ([`farpage_ipc::stat`]), which is where the numbers come from. No locks.
 
-use crate::stat::Stat;
+use farpage_ipc::stat::Stat;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The list: names and descriptions, in the order of `fp_stats`, which programs have been compiled with. So new ones

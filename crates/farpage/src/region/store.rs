@@ -5,9 +5,9 @@
 
 use super::pager_core::{PagerCore, count};
 use super::word::PageState;
-use crate::mem::units::Page;
-use crate::swap::Entry;
-use crate::swap::content::Leaving;
+use farpage_base::mem::units::Page;
+use farpage_device::Entry;
+use farpage_device::content::Leaving;
 
 /// A page that leaves.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,7 @@ impl PagerCore {
         count(&self.stat.swpout_clean, usize::from(so));
     }
 
-    /// [`SwapSpace::promote`](crate::swap::SwapSpace::promote), of a page in a region, which is what `entry` holds
+    /// [`SwapSpace::promote`](farpage_device::SwapSpace::promote), of a page in a region, which is what `entry` holds
     /// unless the program discards it meanwhile. So the page is copied first, and the copy is looked at.
     pub(super) fn promote_in_place(&self, entry: Entry, content: &Page) {
         if !self.swap.is_moved(entry) {

@@ -5,7 +5,7 @@
 
 use super::pager_core::PagerCore;
 use super::registry::PAGERS;
-use crate::PAGE_SIZE;
+use farpage_swap::PAGE_SIZE;
 use farpage_syscalls::{InstallError, Memory};
 use std::sync::atomic::Ordering::Relaxed;
 

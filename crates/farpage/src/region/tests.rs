@@ -22,9 +22,9 @@ mod unwritten;
 
 use super::word::PageState;
 use super::*;
-use crate::PAGE_SIZE;
-use crate::conf::{Alg, DeviceKind, SwapSpec};
-use crate::swap::testing;
+use farpage_device::testing;
+use farpage_ipc::conf::{Alg, DeviceKind, SwapSpec};
+use farpage_swap::PAGE_SIZE;
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::Ordering;

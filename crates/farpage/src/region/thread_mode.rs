@@ -3,8 +3,8 @@
 
 use super::fault::Served;
 use super::pager_core::PagerCore;
-use crate::PAGE_SIZE;
-use crate::sys::uffd::Message;
+use farpage_base::sys::uffd::Message;
+use farpage_swap::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::Ordering::SeqCst;
 

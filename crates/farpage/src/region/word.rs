@@ -24,9 +24,9 @@
 //! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
 //! busy links and unlinks it.
 
-use crate::mem::units::FrameNo;
-use crate::swap::Entry;
-use crate::sys::futex;
+use farpage_base::mem::units::FrameNo;
+use farpage_base::sys::futex;
+use farpage_device::Entry;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const BUSY: u64 = 1 << 3;

@@ -5,7 +5,7 @@
 //! fault for the first write. One a region. Pure. Callers: `fault` (writes), `evict` (departures), `swap_in` (the
 //! question).
 
-use crate::mm::score::Score;
+use farpage_swap::score::Score;
 
 /// From here on pages come in protected: fewer than one in nine was written.
 const SURE: i32 = 256;

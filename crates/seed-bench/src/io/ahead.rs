@@ -5,10 +5,10 @@ use super::fio::{self, Job};
 use super::measure::{pages, shuffled, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
-use farpage::internals::mem::units::Page;
-use farpage::internals::mm::page_hash::ContentKey;
-use farpage::internals::swap::read_queue::{Arrived, ReadQueue, Submitted};
-use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_base::mem::units::Page;
+use farpage_codec::page_hash::ContentKey;
+use farpage_device::read_queue::{Arrived, ReadQueue, Submitted};
+use farpage_device::{Entry, SwapSpace};
 use std::path::Path;
 
 /// Ours, and fio's that is compared with it: as many bytes in flight.

@@ -2,9 +2,9 @@
 
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::address::Endpoint;
-use farpage::internals::conf::{DeviceKind, SwapSpec};
-use farpage::internals::mem::units::Page;
+use farpage_base::mem::units::Page;
+use farpage_ipc::conf::address::Endpoint;
+use farpage_ipc::conf::{DeviceKind, SwapSpec};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;

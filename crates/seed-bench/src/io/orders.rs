@@ -8,10 +8,10 @@ use super::measure::{compressor, pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::{Alg, DeviceKind, SwapSpec};
-use farpage::internals::mem::units::Page;
-use farpage::internals::swap::zram::lz4;
-use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_base::mem::units::Page;
+use farpage_codec::lz4;
+use farpage_device::{Entry, SwapSpace};
+use farpage_ipc::conf::{Alg, DeviceKind, SwapSpec};
 
 /// Orders 0, 2 and 4.
 const UNITS: [usize; 3] = [1, 4, 16];

@@ -4,8 +4,8 @@
 //! what the block layer did above memory devices before synchronous requests were put on the stack. *queued*: another
 //! thread takes it off, carries it out and wakes the one that waits.
 
-use farpage::internals::mem::units::Page;
-use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_base::mem::units::Page;
+use farpage_device::{Entry, SwapSpace};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! Times of single operations, and the allocations they made.
 
-use farpage::internals::mem::count::allocations;
+use farpage_base::mem::count::allocations;
 use std::time::Instant;
 
 /// What was measured of one kind of operation.

@@ -6,10 +6,10 @@ use super::fio::Job;
 use super::measure::{pages, shuffled, space, wrong};
 use super::sample::{Row, Sampler};
 use crate::failure::{Failure, Result};
-use farpage::internals::conf::{DeviceKind, SwapSpec};
-use farpage::internals::mem::units::Page;
-use farpage::internals::mm::page_hash::ContentKey;
-use farpage::internals::swap::{Entry, SwapSpace};
+use farpage_base::mem::units::Page;
+use farpage_codec::page_hash::ContentKey;
+use farpage_device::{Entry, SwapSpace};
+use farpage_ipc::conf::{DeviceKind, SwapSpec};
 
 /// Threads that read at the same time.
 const THREADS: [(&str, usize); 4] = [("t1", 1), ("t2", 2), ("t4", 4), ("t8", 8)];

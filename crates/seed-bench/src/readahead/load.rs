@@ -3,10 +3,10 @@
 use super::linpack;
 use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
-use farpage::internals::conf::SwapSpec;
 use farpage::region::{Pager, ReadaheadRule, ReadaheadTuning, Region, Stats};
 use farpage_bench::anonymous;
 use farpage_bench::compare::latencies::Latencies;
+use farpage_ipc::conf::SwapSpec;
 use farpage_swap::sim::{Random, mix};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

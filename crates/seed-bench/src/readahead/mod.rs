@@ -14,7 +14,7 @@ use crate::failure::{Failure, Result};
 use crate::output::SCHEMA;
 use crate::progress;
 use clap::Args;
-use farpage::internals::conf::size;
+use farpage_ipc::conf::size;
 use load::{Done, Kind, Memory, Spec};
 use serde_json::{Value, json};
 use std::path::PathBuf;

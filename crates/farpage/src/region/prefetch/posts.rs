@@ -2,8 +2,8 @@
 //!
 //! Callers: faulting threads post, the thread of [`super`] takes. Its lock is a leaf.
 
-use crate::mem::lock::lock;
-use crate::sys::futex;
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::futex;
 use farpage_swap::readahead::Window;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;

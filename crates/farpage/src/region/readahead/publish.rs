@@ -3,7 +3,7 @@
 //! Called by `stat` in whatever thread publishes, and after forks. Locks: `maps` for reading.
 
 use super::{Map, RegionReadahead};
-use crate::stat::{MappingReadahead, READAHEADS};
+use farpage_ipc::stat::{MappingReadahead, READAHEADS};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 

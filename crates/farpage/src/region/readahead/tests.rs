@@ -5,9 +5,9 @@ use super::super::tests::{mix, nothing_is_left, stress};
 use super::super::word::PageState;
 use super::super::{Advice, Pager};
 use super::*;
-use crate::PAGE_SIZE;
-use crate::conf::SwapSpec;
-use crate::stat::{MappingReadahead, READAHEADS};
+use farpage_ipc::conf::SwapSpec;
+use farpage_ipc::stat::{MappingReadahead, READAHEADS};
+use farpage_swap::PAGE_SIZE;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 

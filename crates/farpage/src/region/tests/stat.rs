@@ -2,7 +2,7 @@
 
 use super::inherit::{ended_well, fork};
 use super::*;
-use crate::stat::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
+use farpage_ipc::stat::{MAGIC, MEMFD_NAME, STAT_BYTES, Stat};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};

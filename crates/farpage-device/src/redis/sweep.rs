@@ -1,0 +1,61 @@
+//! What programs that are gone have left on a server: `farpage swapoff redis://...`.
+//!
+//! Callers: the command; a device that ends. No locks.
+
+use super::keys::{MANY, PagesCommand, SESSIONS, SessionId};
+use super::resp::{Reader, Reply};
+use super::server::{AskError, Server};
+use crate::remote::link::{AskedFor, Patience};
+use crate::remote::wire::Wire;
+
+/// A session that the server knows.
+#[derive(Debug, Clone)]
+pub struct KnownSession {
+    /// Its number.
+    pub id: SessionId,
+    /// There are no slots from this one on.
+    pub end: u64,
+    /// Whose it is, in words.
+    pub owner: String,
+    /// Its process has been heard of lately.
+    pub alive: bool,
+}
+
+/// All sessions.
+///
+/// # Errors
+/// The server is out of reach, or refuses.
+pub fn sessions(server: &Server) -> Result<Vec<KnownSession>, AskError> {
+    let Reply::Array(Some(parts)) = server.ask(&[b"HGETALL", SESSIONS])? else { return Ok(Vec::new()) };
+    let mut known = Vec::new();
+    for pair in parts.chunks_exact(2) {
+        let (Reply::Bulk(Some(id)), Reply::Bulk(Some(text))) = (&pair[0], &pair[1]) else { continue };
+        let Some(id) = SessionId::parse(id) else { continue };
+        let text = String::from_utf8_lossy(text);
+        let (end, owner) = text.split_once(' ').unwrap_or((&text, ""));
+        // One that nobody can read has none that are known.
+        let end = end.parse().unwrap_or(0).min(1 << 32);
+        let alive = server.ask(&[b"EXISTS", &id.alive()])? != Reply::Number(0);
+        known.push(KnownSession { id, end, owner: owner.into(), alive });
+    }
+    Ok(known)
+}
+
+/// Removes a session, and its pages, of which there are none from `end` on. `None`: not all of it.
+pub fn remove(server: &Server, id: &SessionId, end: u64) -> Option<u64> {
+    let mut removed = 0;
+    let mut first = 1;
+    while first < end {
+        let n = (end - first).min(MANY as u64) as usize;
+        let slots = (0..n).map(|i| first + i as u64);
+        let command = PagesCommand::new(b"UNLINK", id, slots);
+        let mut read = |reader: &mut Reader<'_>, wire: &mut Wire| reader.reply(wire);
+        let reply = server.exchange(Patience::Now, AskedFor::Other, command.bytes(), &mut read);
+        let Ok(Ok(Reply::Number(n_removed))) = reply else { return None };
+        removed += u64::try_from(n_removed).unwrap_or(0);
+        first += n as u64;
+    }
+    server.ask(&[b"UNLINK", &id.alive()]).ok()?;
+    server.ask(&[b"HDEL", SESSIONS, &id.hex()]).ok()?;
+    Some(removed)
+}

@@ -1,0 +1,481 @@
+//! Compressed pages in memory, and their demotion to a file.
+//!
+//! A page of one repeated word is kept as that word. Another is compressed; if that saves too little the device
+//! refuses it, so that the next one takes it (or it is stored as it is: `store_raw`). The oldest pages can be moved
+//! on to a file ([`Zram::writeback`]); the slot then *forwards* to the file's entry, so the page's own entry
+//! does not change.
+//!
+//! ```text
+//!            store                     writeback: marked           written, mark still there
+//!   (free) --------> Same                 +-----------------+   +----------------------------> Forward(entry)
+//!          --------> Object, Raw -------> | Object/Raw, marked |--+
+//!                       ^                 +-----------------+   '-- write failed: mark off, stays
+//!                       '-- a slot that was freed (and perhaps used again) meanwhile has lost the mark:
+//!                           the file's copy is freed
+//!   Forward(entry) --promote--> Object backed by entry --grows old, or give_up--> Forward(entry)      ([`promote`])
+//! ```
+//!
+//! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of
+//! a slot's record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen
+//! without `inner`; under it are pool look-ups and the copy of at most one page, so a load never waits for a
+//! compression. Where a page is, and its check value, is read without a lock.
+//!
+//! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so
+//! what is read of it there stays true. Others (words, forwardings) come and go without.
+
+mod promote;
+mod promote_policy;
+mod recompress;
+mod record;
+#[cfg(test)]
+mod tests;
+mod writeback;
+
+use super::file::FileDevice;
+use super::pool::{Handle, OBJECT_MAX, Pool};
+use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value};
+use farpage_base::sys::cpu;
+use farpage_base::sys::mutex::Mutex;
+use farpage_codec::codec::{Codec, fill, same_filled};
+use farpage_ipc::conf::Alg;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::pool_share::{SHARE_EIGHTHS, TIGHT_EIGHTHS};
+use farpage_swap::slots::SlotMap;
+use promote_policy::PromotePolicy;
+use record::{FLAGS, PASSED, Packing, Record, RecordKind, WORDS, YOUNG};
+use rustix::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of
+/// eight pages, the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by
+/// default, and comes to 3625.)
+pub const COMPRESSED_MAX: usize = 3632;
+/// Pages moved to the file in one go.
+const WRITEBACK_BATCH: usize = 32;
+
+/// Pages that do not compress wait in the pool while they are fewer than one in so many of its pages.
+const RAW_PART: u64 = 3;
+
+struct ZramState {
+    pool: Pool,
+    /// Pages in the pool and the bytes they were compressed to.
+    pool_pages: u64,
+    compressed_bytes: u64,
+    /// Pages in the pool as they are.
+    raw_pages: u64,
+    /// Objects moved to fill holes.
+    compacted_pages: u64,
+    /// Where the next recompression goes on.
+    recompress_hand: u64,
+    /// Objects that have a copy in a file.
+    backed_pages: u64,
+    /// Clock hand of the writeback: the next slot to look at.
+    hand: u64,
+    /// Where the next compaction goes on.
+    compact_hand: u64,
+    /// It has moved something in this round.
+    compacted: bool,
+    /// The round was in vain: the next one waits until enough has been freed.
+    compact_waits: bool,
+    /// Objects freed since the round began.
+    compact_freed: u64,
+}
+
+/// A page-aligned buffer for writeback.
+#[repr(align(4096))]
+struct WritebackPage(Page);
+
+/// Compressed memory as a swap device.
+pub struct Zram {
+    index: u8,
+    priority: i32,
+    name: String,
+    codec: Codec,
+    /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
+    dense: Option<Codec>,
+    recompressing: Mutex<()>,
+    recompressed: AtomicU64,
+    slots: SlotMap<Record, WORDS>,
+    inner: Mutex<ZramState>,
+    same_pages: AtomicU64,
+    /// Where pages can move on to, in priority order.
+    files: Vec<Arc<FileDevice>>,
+    /// Buffers of the writeback; made at its first use.
+    writeback: Mutex<Vec<WritebackPage>>,
+    /// The last allocation found no room and nothing was freed since.
+    full: AtomicBool,
+    incompressible: AtomicU64,
+    written_back: AtomicU64,
+    old_loads: AtomicU64,
+    promote_policy: PromotePolicy,
+    bad_frees: AtomicU64,
+    /// See [`super::SwapSpace::let_raw_wait`].
+    raw_waits: AtomicBool,
+    /// See [`super::SwapSpace::settle_pools`].
+    settled: AtomicBool,
+}
+
+impl Zram {
+    /// The same device with a priority to be shown.
+    pub fn with_priority(self, priority: i32) -> Zram {
+        Zram { priority, ..self }
+    }
+
+    /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
+    pub fn new(index: u8, alg: Alg, pages_max: u64, pool: Pool, files: Vec<Arc<FileDevice>>) -> Zram {
+        Zram {
+            index,
+            priority: Caps::default().priority,
+            name: String::from(if alg == Alg::Zstd { "zram,alg=zstd" } else { "zram" }),
+            codec: Codec::new(alg),
+            dense: None,
+            recompressing: Mutex::new(()),
+            recompressed: AtomicU64::new(0),
+            slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
+            same_pages: AtomicU64::new(0),
+            inner: Mutex::new(ZramState {
+                pool,
+                pool_pages: 0,
+                compressed_bytes: 0,
+                raw_pages: 0,
+                compacted_pages: 0,
+                recompress_hand: 1,
+                backed_pages: 0,
+                hand: 1,
+                compact_hand: 1,
+                compacted: false,
+                compact_waits: false,
+                compact_freed: 0,
+            }),
+            files,
+            writeback: Mutex::new(Vec::new()),
+            full: AtomicBool::new(false),
+            incompressible: AtomicU64::new(0),
+            written_back: AtomicU64::new(0),
+            old_loads: AtomicU64::new(0),
+            promote_policy: PromotePolicy::default(),
+            bad_frees: AtomicU64::new(0),
+            raw_waits: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether pages that do not compress wait in the pool, as they are, while it is below its share.
+    pub fn let_raw_wait(&self, wait: bool) {
+        self.raw_waits.store(wait, Relaxed);
+    }
+
+    /// Takes a page that does not compress as it is, if such pages may wait here now.
+    ///
+    /// # Errors
+    /// [`StoreError::Incompressible`]: they may not; [`StoreError::Full`].
+    pub fn store_waiting(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        if self.has_room_for_raw() {
+            self.insert(RecordKind::Raw, page, check)
+        } else {
+            Err(StoreError::Incompressible)
+        }
+    }
+
+    /// Whether such a page may wait now: where few do not compress. Where most do not, they would fill the pool before
+    /// it is known what it is worth.
+    fn has_room_for_raw(&self) -> bool {
+        if !self.raw_waits.load(Relaxed) {
+            return false;
+        }
+        let inner = self.inner.lock();
+        inner.pool_pages > RAW_PART * inner.raw_pages && inner.above(SHARE_EIGHTHS) == 0
+    }
+
+    /// Makes loads free of allocation.
+    pub fn warm(&self) {
+        self.codec.warm();
+        self.dense.iter().for_each(Codec::warm);
+    }
+
+    /// What an object was compressed with.
+    fn codec_of(&self, record: &Record) -> &Codec {
+        self.dense.as_ref().filter(|_| record.packing == Packing::Dense).unwrap_or(&self.codec)
+    }
+
+    /// Changes the most bytes of memory the pool may hold. Above it nothing more is stored until pages have left.
+    pub fn set_pool_limit(&self, bytes: u64) {
+        self.inner.lock().pool.set_limit(bytes);
+        self.full.store(false, Relaxed);
+        self.trim();
+    }
+
+    /// Bytes of memory the pool holds (touched spans).
+    pub fn pool_bytes(&self) -> u64 {
+        self.inner.lock().pool.resident_bytes()
+    }
+
+    /// Gives empty spans back to the kernel, the system call without the lock.
+    fn trim(&self) {
+        loop {
+            let Some(release) = self.inner.lock().pool.take_excess() else { return };
+            release.run();
+            self.inner.lock().pool.released(release);
+        }
+    }
+
+    /// An object that holds `bytes` and that nobody knows yet, counted.
+    fn new_object(&self, kind: RecordKind, bytes: &[u8]) -> Result<Handle, StoreError> {
+        let (handle, at) = {
+            let mut inner = self.inner.lock();
+            let handle = inner.pool.alloc(bytes.len());
+            let place = handle.and_then(|handle| Some((handle, inner.pool.object(handle, bytes.len())?)));
+            // A pool with many holes has no room for this size, but may have for the next: no mark then.
+            let holes = inner.pool.is_fragmented();
+            let place = place.ok_or_else(|| if holes { StoreError::Full } else { self.no_room() })?;
+            inner.pool_pages += 1;
+            inner.compressed_bytes += bytes.len() as u64;
+            inner.raw_pages += u64::from(kind == RecordKind::Raw);
+            place
+        };
+        // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
+        // else until the record is stored below, so nothing reads, writes or frees it. `bytes` is not in the pool.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
+        Ok(handle)
+    }
+
+    /// Puts bytes in the pool and takes a slot for them.
+    fn insert(&self, kind: RecordKind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
+        let handle = self.new_object(kind, bytes)?;
+        let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
+        let Some(slot) = self.slots.alloc(cpu::current(), record) else {
+            self.inner.lock().forget(&record);
+            return Err(self.no_room());
+        };
+        Entry::new(self.index, slot).ok_or(StoreError::Full)
+    }
+
+    fn no_room(&self) -> StoreError {
+        self.full.store(true, Relaxed);
+        StoreError::Full
+    }
+
+    fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
+        self.same_pages.fetch_add(1, Relaxed);
+        let Some(slot) = self.slots.alloc(cpu::current(), Record::new(RecordKind::Same, word, 0, check)) else {
+            self.same_pages.fetch_sub(1, Relaxed);
+            return Err(StoreError::Full);
+        };
+        Entry::new(self.index, slot).ok_or(StoreError::Full)
+    }
+
+    fn file_of(&self, entry: Entry) -> Option<&FileDevice> {
+        self.files.iter().find(|file| file.index() == entry.device()).map(Arc::as_ref)
+    }
+
+    /// The file entry that a slot forwards to.
+    fn forwarded(&self, entry: Entry) -> Option<Entry> {
+        let record = self.slots.get(entry.slot())?;
+        (record.kind == RecordKind::Forward).then(|| Entry::from_raw(record.data()))?
+    }
+}
+
+impl ZramState {
+    /// Takes back an object of a page, and its share of the counts.
+    fn drop_object(&mut self, kind: RecordKind, handle: Handle, len: usize) {
+        self.pool.free(handle);
+        self.pool_pages -= 1;
+        self.compressed_bytes -= len as u64;
+        self.raw_pages -= u64::from(kind == RecordKind::Raw);
+    }
+
+    /// Bytes that the pool holds beyond so many eighths of its limit.
+    fn above(&self, eighths: u64) -> u64 {
+        self.pool.resident_bytes().saturating_sub(self.pool.limit() / 8 * eighths)
+    }
+
+    /// Takes back what the record of a page that goes has in the pool.
+    fn forget(&mut self, record: &Record) {
+        if record.in_pool() {
+            self.drop_object(record.kind, record.handle(), usize::from(record.len));
+            self.backed_pages -= u64::from(record.backup().is_some());
+            self.compact_freed += 1;
+        }
+    }
+}
+
+impl SwapDevice for Zram {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { synchronous: true, priority: self.priority, ..Caps::default() }
+    }
+
+    fn store(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        if let Some(word) = same_filled(page) {
+            return self.insert_same(word, check);
+        }
+        if self.full.load(Relaxed) {
+            return Err(StoreError::Full);
+        }
+        let stored = self.codec.compress(page, |bytes| {
+            if bytes.len() > COMPRESSED_MAX {
+                return Err(StoreError::Incompressible);
+            }
+            self.insert(RecordKind::Object, bytes, check)
+        });
+        let stored = stored.unwrap_or(Err(StoreError::Incompressible));
+        if stored == Err(StoreError::Incompressible) {
+            self.incompressible.fetch_add(1, Relaxed);
+        }
+        stored
+    }
+
+    fn store_raw(&self, page: &Page, check: u128) -> Result<Entry, StoreError> {
+        match same_filled(page) {
+            Some(word) => self.insert_same(word, check),
+            None => self.insert(RecordKind::Raw, page, check),
+        }
+    }
+
+    fn resolve(&self, entry: Entry) -> Entry {
+        self.forwarded(entry).unwrap_or(entry)
+    }
+
+    fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
+        let (device, slot) = (self.index, entry.slot());
+        let missing = LoadError::NotInUse { device, slot };
+        let mut bytes = [0; COMPRESSED_MAX];
+        let mut record = self.slots.get(slot).ok_or(missing)?;
+        let mut inner = None;
+        if record.in_pool() {
+            inner = Some(self.inner.lock());
+            // Where it is now, and stays.
+            record = self.slots.get(slot).ok_or(missing)?;
+        }
+        if record.in_pool() {
+            let passed = if record.packing == Packing::Passed { PASSED } else { 0 };
+            if !record.young || passed != 0 {
+                self.slots.set_bits(slot, FLAGS, passed, YOUNG);
+            }
+            if !record.young {
+                self.old_loads.fetch_add(1, Relaxed);
+            }
+            if record.kind == RecordKind::Object && record.backup().is_some() {
+                self.promote_policy.note(true);
+            }
+        }
+        let pool = inner.as_ref().map(|inner| &inner.pool);
+        let corrupt = LoadError::Corrupt { device, slot };
+        match record.kind {
+            RecordKind::Same => {
+                fill(into, record.data());
+                Ok(())
+            }
+            RecordKind::Raw => {
+                into.copy_from_slice(pool.and_then(|pool| pool.bytes(record.handle(), OBJECT_MAX)).ok_or(corrupt)?);
+                Ok(())
+            }
+            RecordKind::Object => {
+                let len = usize::from(record.len);
+                let object = pool.and_then(|pool| pool.bytes(record.handle(), len)).ok_or(corrupt)?;
+                let bytes = bytes.get_mut(..object.len()).ok_or(corrupt)?;
+                bytes.copy_from_slice(object);
+                drop(inner);
+                if self.codec_of(&record).decompress(bytes, into) { Ok(()) } else { Err(corrupt) }
+            }
+            RecordKind::Forward => {
+                drop(inner);
+                let entry = Entry::from_raw(record.data()).ok_or(corrupt)?;
+                self.file_of(entry).ok_or(corrupt)?.load(entry, into)
+            }
+        }
+    }
+
+    fn is_synchronous(&self, entry: Entry) -> bool {
+        self.forwarded(entry).is_none()
+    }
+
+    fn check(&self, entry: Entry) -> Option<u128> {
+        self.slots.get(entry.slot()).map(|record| check_value(record.check))
+    }
+
+    fn free(&self, entry: Entry) -> bool {
+        let slot = entry.slot();
+        let mut release = None;
+        let simple = self.slots.get(slot).is_some_and(|record| !record.in_pool());
+        let record = simple.then(|| self.slots.free_if(slot, |record| !record.in_pool())).flatten().or_else(|| {
+            let mut inner = self.inner.lock();
+            let record = self.slots.remove_if(slot, |_| true)?;
+            inner.forget(&record);
+            release = inner.pool.take_excess();
+            drop(inner);
+            self.slots.give_back(slot);
+            Some(record)
+        });
+        let Some(record) = record else {
+            self.bad_frees.fetch_add(1, Relaxed);
+            return false;
+        };
+        if record.kind == RecordKind::Same {
+            self.same_pages.fetch_sub(1, Relaxed);
+        }
+        if let Some(release) = release {
+            release.run();
+            self.inner.lock().pool.released(release);
+        }
+        if record.kind != RecordKind::Forward && self.full.load(Relaxed) {
+            self.full.store(false, Relaxed);
+        }
+        let in_file = if record.kind == RecordKind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
+        if let Some((entry, file)) = in_file.and_then(|e| Some((e, self.file_of(e)?))) {
+            file.free(entry);
+        }
+        true
+    }
+
+    fn promote(&self, entry: Entry, page: &Page) {
+        self.take_back(entry, page);
+    }
+
+    fn give_up(&self, entry: Entry) -> bool {
+        self.drop_copy(entry)
+    }
+
+    fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {
+        // SAFETY: the child has one thread, which is here and has no guard. The parent's pager may have been reading a
+        // page: it noted that it is young, in one step, and copied it; or it was decompressing it, which begins anew
+        // each time.
+        unsafe {
+            self.inner.free_in_child();
+            self.codec.fork_child();
+            self.dense.iter().for_each(|codec| codec.fork_child());
+        }
+    }
+
+    fn add_usage(&self, usage: &mut Usage) {
+        let inner = self.inner.lock();
+        usage.pool_bytes += inner.pool.resident_bytes();
+        usage.pool_limit_bytes += inner.pool.limit();
+        usage.pool_compressed_bytes += inner.compressed_bytes;
+        usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
+        let same_pages = self.same_pages.load(Relaxed);
+        usage.same_filled_pages += same_pages;
+        usage.pool_peak_bytes += inner.pool.peak_bytes();
+        usage.raw_pages += inner.raw_pages;
+        usage.compacted_pages += inner.compacted_pages;
+        // Pages that have a place in a file are counted there.
+        usage.slots_in_use += inner.pool_pages - inner.backed_pages + same_pages;
+        usage.meta_bytes += inner.pool.meta_bytes() as u64;
+        drop(inner);
+        usage.meta_bytes += self.slots.meta_bytes() as u64;
+        usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
+        usage.recompressed_pages += self.recompressed.load(Relaxed);
+        if let Some(buffers) = self.writeback.try_lock() {
+            usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
+        }
+        usage.devices_full += u32::from(self.full.load(Relaxed));
+        usage.incompressible_pages += self.incompressible.load(Relaxed);
+        usage.writeback += self.written_back.load(Relaxed);
+        usage.pool_old_loads += self.old_loads.load(Relaxed);
+        usage.bad_frees += self.bad_frees.load(Relaxed);
+    }
+}

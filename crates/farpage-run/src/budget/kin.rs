@@ -1,0 +1,106 @@
+//! What a process pays for, of the memory that it shares with its kin: the one it was forked from, and those that were
+//! forked from it.
+//!
+//! After a fork both have all pages, and each is there once. The kernel counts them for both (RssAnon), so adding up
+//! would double a tree at the moment of a fork; and a write that makes a page one's own does not show in that number.
+//! What adds up is the *proportional* share (PSS), which takes the kernel a walk through the page tables. So it is
+//! asked for now and then, and between that it is estimated: a page that was made one's own was a fault that neither
+//! the engine served nor resident memory grew by.
+//!
+//! Owner and caller: the monitor. No locks.
+
+use farpage_base::sys::cpu;
+use farpage_base::sys::proc::{Proc, Shared, minor_faults, shared_anonymous_pages};
+use farpage_swap::PAGE_SIZE;
+use std::time::{Duration, Instant};
+
+/// Time between two measurements: as many times the CPU time of one...
+const COST: u32 = 50;
+/// ... and at least so much.
+const BETWEEN: Duration = Duration::from_millis(50);
+/// Less than this part of resident memory is not worth counting: the kin has gone, or has pages of its own by now.
+const PART: i64 = 64;
+
+/// See the module header. Pages.
+#[derive(Debug, Default)]
+pub struct Kin {
+    /// Somebody may have the same pages.
+    related: bool,
+    /// What others have, too, and counters, at the last measurement.
+    shared: Shared,
+    resident: i64,
+    minor: u64,
+    served: u64,
+    next: Option<Instant>,
+}
+
+impl Kin {
+    /// Of a process that was forked when its parent had `pages`.
+    pub fn of_child(pages: i64) -> Kin {
+        let shared = Shared { paid_by_others: pages, all: pages };
+        Kin { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..Kin::default() }
+    }
+
+    /// Others may have the same pages.
+    pub fn is_related(&self) -> bool {
+        self.related
+    }
+
+    /// A child was forked.
+    pub fn forked(&mut self) {
+        if !self.related {
+            (self.related, self.next) = (true, None);
+        }
+    }
+
+    /// Of `resident` pages, those that others have, too. `served`: faults that the engine has served so far.
+    pub fn shared(&mut self, proc: &Proc, resident: i64, served: u64) -> Shared {
+        if !self.related {
+            return Shared::default();
+        }
+        let now = Instant::now();
+        if self.next.is_none_or(|next| now >= next) {
+            // On a busy machine a measurement takes longer and costs the same.
+            let before = cpu::own_time();
+            let Ok(shared) = shared_anonymous_pages(proc) else {
+                self.related = false;
+                return Shared::default();
+            };
+            let took = cpu::own_time() - before;
+            self.next = Some(now + (took * COST).max(BETWEEN));
+            (self.shared, self.resident) = (shared, resident);
+            (self.minor, self.served) = (minor_faults(), served);
+            self.related = shared.paid_by_others > resident / PART;
+        }
+        let own = self.made_own(resident, minor_faults(), served);
+        let less = |pages: i64| pages.saturating_sub(own).clamp(0, resident);
+        Shared { paid_by_others: less(self.shared.paid_by_others), all: less(self.shared.all) }
+    }
+
+    /// Pages that were made this process's own since the last measurement.
+    fn made_own(&self, resident: i64, minor: u64, served: u64) -> i64 {
+        let grown = (resident - self.resident).max(0) as u64;
+        let others = (served - self.served.min(served)).max(grown);
+        minor.saturating_sub(self.minor).saturating_sub(others) as i64
+    }
+}
+
+/// Bytes as pages.
+pub(crate) fn pages(bytes: u64) -> i64 {
+    (bytes / PAGE_SIZE as u64) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_nobody_served_and_nothing_grew_by_made_a_page_its_own() {
+        let shared = Shared { paid_by_others: 500, all: 1000 };
+        let kin = Kin { related: true, shared, resident: 1000, minor: 50, served: 7, next: None };
+        assert_eq!(kin.made_own(1000, 50, 7), 0);
+        assert_eq!(kin.made_own(1000, 150, 7), 100);
+        assert_eq!(kin.made_own(1100, 150, 7), 0, "it has grown by as many");
+        assert_eq!(kin.made_own(1000, 150, 107), 0, "the engine has served as many");
+    }
+}

@@ -1,0 +1,237 @@
+//! Turns: when more processes of a tree are busy than fit, some wait, so that the others get on.
+//!
+//! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
+//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, and
+//! so does one that grows beside such a process and gets no more. Of those who do, as many *hold* as fit with all that
+//! they have, in memory or swapped out, the longest waiting first, and at least one. The others are held: their faults
+//! are answered, but late ([`LATE`]), so who has a lock or a pipe that a holder waits for goes on; nobody is stopped.
+//! Their memory costs nothing meanwhile, that of holders is dear.
+//!
+//! A holder that no longer contends, because it ends or waits, makes room at once. Else its turn ends when others have
+//! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for
+//! longer than [`HELD_MAX_US`] ([`turn_us`]): behind each may be somebody who waits for an answer.
+//!
+//! All members read the same numbers and decide alike. Pure but for that; called by the monitor. Idea: the swap token
+//! (Jiang and Zhang, 2005), for as many as fit instead of one.
+
+use farpage_ipc::tree::{Member, Segment};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Pages a second that were here before and are read again: whoever needs more, an eighth of its time, contends. Less
+/// is the price of sharing: to take turns costs more, because all that a process has goes out and comes back.
+const CONTENDS: u64 = 5000;
+/// Who needs less than this many pages is not held up: shells, drivers.
+const NEED_MIN: u64 = 2048;
+/// How late the faults of those who are held are answered.
+pub(crate) const LATE: Duration = Duration::from_millis(5);
+/// What it takes to bring in a page, microseconds.
+const LOAD_US: u64 = 25;
+/// A turn is so many times what it takes to bring in what a holder needs.
+const TURN: u64 = 20;
+/// Until its turn comes again, others hold for so long at most, microseconds...
+const HELD_MAX_US: u64 = 2_000_000;
+/// ... unless turns would be shorter than this: then memory would only move. Microseconds.
+const TURN_MIN_US: u64 = 100_000;
+/// Who contended goes on to do so for a while, microseconds: who is held reads little.
+const STAYS_US: u64 = 300_000;
+
+/// What becomes of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nobody is held on its account.
+    Free,
+    /// Others wait for it.
+    Holds,
+    /// It waits for others.
+    Held,
+}
+
+/// Of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    contended_us: u64,
+    /// Since when others wait for it.
+    holds_since: Option<u64>,
+}
+
+/// How long a turn is for who needs so many pages, with so many turns of others before its next one, microseconds.
+fn turn_us(need: u64, others: u64) -> u64 {
+    (TURN * LOAD_US * need).min(HELD_MAX_US / others.max(1)).max(TURN_MIN_US)
+}
+
+impl Turns {
+    /// A look: `refaults` a second, faults waiting or not, and all pages that the process has, in memory or out.
+    pub(crate) fn look(
+        &mut self,
+        segment: &Segment,
+        mine: &Member,
+        refaults: u64,
+        busy: bool,
+        all: u64,
+        now: u64,
+    ) -> Turn {
+        let wants = mine.wants.load() > 0 && others_contend(segment, mine, now);
+        if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
+            self.contended_us = now;
+        }
+        let contends = all > NEED_MIN && now.saturating_sub(self.contended_us) < STAYS_US && self.contended_us > 0;
+        if contends && mine.need.load() == 0 {
+            mine.turn_us.store(now, Relaxed); // behind those who wait already
+        }
+        mine.need.store(if contends { all } else { 0 });
+        let (turn, others) = if contends { turn_of(segment, mine, now) } else { (Turn::Free, 0) };
+        mine.held.store(u32::from(turn == Turn::Held), Relaxed);
+        match turn {
+            Turn::Holds => {
+                let since = *self.holds_since.get_or_insert(now);
+                if now.saturating_sub(since) > turn_us(all, others) {
+                    mine.turn_us.store(now, Relaxed);
+                    self.holds_since = None;
+                }
+            }
+            Turn::Free | Turn::Held => self.holds_since = None,
+        }
+        turn
+    }
+}
+
+/// Who is stopped needs nothing.
+fn need_of(member: &Member, now: u64) -> u64 {
+    if member.is_looking(now) { member.need.load() } else { 0 }
+}
+
+fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
+    segment.living().any(|m| !std::ptr::eq(m, mine) && need_of(m, now) > 0)
+}
+
+/// What becomes of a member, and how many turns of others there are before its next one.
+fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
+    let key = |m: &Member| (m.turn_us.load(Relaxed), m.pid.load(Relaxed));
+    let (budget, me) = (segment.budget(), key(mine));
+    let (mut others, mut before, mut all, mut count, mut first) = (0, 0, 0, 0, true);
+    for m in segment.living() {
+        let need = need_of(m, now).min(budget);
+        if need == 0 {
+            others += m.used.load().min(budget);
+            continue;
+        }
+        all += need;
+        count += 1;
+        if key(m) < me {
+            before += need;
+            first = false;
+        }
+    }
+    let room = budget.saturating_sub(others);
+    let mine_fits = first || before + mine.need.load().min(budget) <= room;
+    let turn = match (all > room, mine_fits) {
+        (false, _) => Turn::Free,
+        (true, true) if all == mine.need.load().min(budget) => Turn::Free, // nobody else contends
+        (true, true) => Turn::Holds,
+        (true, false) => Turn::Held,
+    };
+    let at_once = (room * count / all.max(1)).clamp(1, count.max(1));
+    (turn, count.saturating_sub(at_once).div_ceil(at_once))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpage_ipc::tree;
+    use rustix::fd::AsFd;
+
+    const MS: u64 = 1000;
+
+    struct Process {
+        turns: Turns,
+        mine: &'static Member,
+    }
+
+    fn tree_of(pages: u64, processes: u32) -> (&'static Segment, Vec<Process>) {
+        let segment = tree::open(tree::create(pages * 4096, None).unwrap().as_fd()).unwrap();
+        let new = |pid| {
+            let mine = segment.member_for_test(pid);
+            mine.since_us.store(u64::from(pid), Relaxed);
+            Process { turns: Turns::default(), mine }
+        };
+        (segment, (1..=processes).map(new).collect())
+    }
+
+    fn looks(segment: &Segment, all: &mut [Process], refaults: u64, need: u64, now: u64) -> Vec<Turn> {
+        // Twice: what others say at this look is known at the next.
+        for p in all.iter_mut() {
+            p.turns.look(segment, p.mine, refaults, true, need, now);
+        }
+        all.iter_mut().map(|p| p.turns.look(segment, p.mine, refaults, true, need, now)).collect()
+    }
+
+    #[test]
+    fn as_many_hold_as_fit_the_oldest_first() {
+        let (segment, mut all) = tree_of(20_000, 4);
+        let turns = looks(segment, &mut all, 10_000, 8_000, 1_000 * MS);
+        assert_eq!(turns, [Turn::Holds, Turn::Holds, Turn::Held, Turn::Held]);
+        let turns = looks(segment, &mut all, 10_000, 30_000, 1_000 * MS);
+        assert_eq!(turns, [Turn::Holds, Turn::Held, Turn::Held, Turn::Held], "at least one");
+    }
+
+    #[test]
+    fn where_all_fit_or_nobody_reads_again_nobody_is_held() {
+        let (segment, mut all) = tree_of(20_000, 4);
+        assert_eq!(looks(segment, &mut all, 10_000, 4_000, 1_000 * MS), [Turn::Free; 4]);
+        assert_eq!(looks(segment, &mut all, 1_000, 30_000, 2_000 * MS), [Turn::Free; 4]);
+        let (segment, mut one) = tree_of(20_000, 1);
+        assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [Turn::Free], "alone");
+    }
+
+    /// The longest time without a turn of anybody who contends, microseconds; `contends`: whether the process with this
+    /// index does so at this time.
+    fn longest_wait(pages: u64, processes: u32, need: u64, contends: impl Fn(usize, u64) -> bool) -> u64 {
+        let (segment, mut all) = tree_of(pages, processes);
+        let (mut since, mut longest) = (vec![None; processes as usize], 0);
+        for now in (1_000 * MS..31_000 * MS).step_by(20_000) {
+            for (i, p) in all.iter_mut().enumerate() {
+                let busy = contends(i, now);
+                let turn = p.turns.look(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
+                since[i] = if turn == Turn::Held { since[i].or(Some(now)) } else { None };
+                longest = longest.max(now - since[i].unwrap_or(now));
+            }
+        }
+        longest
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_is_promised() {
+        // What looks add: a turn ends, and the next one begins, at one.
+        let most = |processes: u32| HELD_MAX_US + u64::from(processes) * 40 * MS;
+        for (pages, processes, need) in
+            [(20_000, 2, 15_000), (20_000, 4, 15_000), (20_000, 4, 200_000), (50_000, 8, 15_000), (20_000, 16, 3_000)]
+        {
+            let longest = longest_wait(pages, processes, need, |_, _| true);
+            assert!(longest <= most(processes), "{processes} of {need} in {pages} pages: {longest} us");
+            // The first ones answer, wait for the next question, and do not come before those who wait.
+            let asked = |i, now| i > 1 || now % (900 * MS) < 500 * MS;
+            let longest = longest_wait(pages, processes, need, asked);
+            assert!(longest <= most(processes), "{processes} of {need} in {pages} pages, asked: {longest} us");
+        }
+    }
+
+    #[test]
+    fn a_turn_ends_and_the_next_ones_is_there() {
+        let (segment, mut all) = tree_of(20_000, 2);
+        let mut now = 1_000 * MS;
+        let first = looks(segment, &mut all, 10_000, 15_000, now);
+        assert_eq!(first, [Turn::Holds, Turn::Held]);
+        let end = now + turn_us(15_000, 1);
+        while now < end + 100 * MS {
+            now += 20 * MS;
+            looks(segment, &mut all, 10_000, 15_000, now);
+        }
+        assert_eq!(looks(segment, &mut all, 10_000, 15_000, now), [Turn::Held, Turn::Holds]);
+        // Who holds ends: the other one goes on.
+        all[1].mine.claim.leave();
+        let mine = all[0].mine;
+        let rest = all[0].turns.look(segment, mine, 0, true, 15_000, now);
+        assert_eq!(rest, Turn::Free);
+    }
+}

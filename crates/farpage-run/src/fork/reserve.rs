@@ -1,0 +1,247 @@
+//! What a child's engine will need is had before the copy is made. So a fork that would not go well fails, as one does
+//! that the kernel refuses, and no child dies of it.
+//!
+//! | what | how |
+//! | --- | --- |
+//! | the engine's descriptors | they wait in a socket ([`super::channel`]), of which the program's table gets one end; above its limit if all numbers below are taken |
+//! | room in the table of the child's engine | the limit allows what that opens, or can be raised for its start |
+//! | memory | a few pages of the tree's budget; waited for, for a while (`Segment::wait_for_room_of_child`) |
+//! | threads | as many as the child's engine has stand by in the parent until the copy is made; then the child has a while to get its own |
+//!
+//! The threads that stand by hold what the forking thread does. When the program changes that, they end, and others are
+//! made.
+//!
+//! While nothing is managed, a child needs no engine ([`crate::dormant`]), and nothing is reserved.
+//!
+//! Caller: the forking thread, before it asks for a pause, or sooner: where the preload library stands before `fork`.
+
+use super::protocol::THREADS;
+use crate::fork::protocol::{Fork, ForkState, room_for_start};
+use crate::state::{Engine, engine};
+use crate::uffd_device;
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::clock::now_us;
+use farpage_base::sys::futex;
+use farpage_base::sys::limit::with_room;
+use farpage_base::sys::message::warn;
+use farpage_base::sys::raw::{Errno, ErrnoText};
+use farpage_base::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
+use farpage_ipc::tree;
+use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// How long a fork waits for what is missing where it cannot be refused.
+const RESERVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// After a wait for memory in vain no other fork waits for so long, microseconds.
+const IN_VAIN_US: u64 = 2_000_000;
+
+impl Engine {
+    /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
+    fn prepare_fork_state(&'static self) -> Result<ForkState, Errno> {
+        let f = &self.fork;
+        drop(room_for_start(self.given_to_children().len())?);
+        let monitor = f.monitor_tid.load(SeqCst);
+        let end = with_room(|| f.channel.open(monitor, || self.ring_monitor()))?;
+        let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };
+        match f.stand_by() {
+            Ok(number) => fork_state.standby = number,
+            Err(error) => {
+                fork_state.lose_channel();
+                return Err(error);
+            }
+        }
+        Ok(fork_state)
+    }
+
+    /// The descriptors, in the engine's table, that a child's engine needs.
+    pub fn given_to_children(&self) -> Vec<RawFd> {
+        let mut fds = self.space.fds();
+        fds.extend(self.fork.descriptors());
+        fds.extend(uffd_device::device().map(|fd| fd.as_raw_fd()));
+        fds
+    }
+
+    /// Wakes the monitor, wherever it waits.
+    pub(crate) fn ring_monitor(&self) {
+        self.fork.ring_gates();
+        self.wakeups.monitor.fetch_add(1, SeqCst);
+        futex::wake_all(&self.wakeups.monitor);
+    }
+}
+
+impl Fork {
+    /// Threads stand by from now on for a number, the result.
+    fn stand_by(&self) -> Result<u32, Errno> {
+        let number = self.standby.load(SeqCst);
+        for _ in 0..THREADS {
+            let there = loop {
+                match self.standing.iter().find(|there| there.load(SeqCst) == 0) {
+                    Some(there) => break there,
+                    // Many forks, one right after the other.
+                    None => futex::wait(&self.standby, number, Some(100_000)),
+                }
+            };
+            // SAFETY: part of an engine, which is never freed.
+            let (word, there) = unsafe { (&*std::ptr::from_ref(&self.standby), &*std::ptr::from_ref(there)) };
+            match spawn_standby(word, number, there) {
+                Ok(()) => {}
+                // The children's pid namespace is another one: this process gets no threads, and they will.
+                Err(Errno::INVAL) => break,
+                Err(error) => {
+                    self.dismiss();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(number)
+    }
+
+    /// The threads that stand by end.
+    pub(super) fn dismiss(&self) {
+        self.standby.fetch_add(1, SeqCst);
+        futex::wake_all(&self.standby);
+    }
+
+    /// The same; returns when they have. The forking thread makes others ([`Fork::stand_by_again`]).
+    pub fn dismiss_now(&self) {
+        if self.standing.iter().all(|there| there.load(SeqCst) == 0) {
+            return;
+        }
+        self.dismiss();
+        while self.standing.iter().any(|there| there.load(SeqCst) != 0) {
+            futex::wait(&AtomicU32::new(0), 0, Some(100_000));
+        }
+    }
+
+    /// Forking thread, in its handler before the copy: makes threads that stand by anew if they had to end since the
+    /// reservation, because they held what its thread has given up. There may be no room for them any more: then the
+    /// child has to wait for it.
+    pub(super) fn stand_by_again(&self) {
+        let mut fork_state = lock(&self.fork_state);
+        let since = Instant::now();
+        while fork_state.channel >= 0
+            && fork_state.standby != self.standby.load(SeqCst)
+            && since.elapsed() < RESERVE_WAIT_MAX
+        {
+            match self.stand_by() {
+                Ok(number) => fork_state.standby = number,
+                Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
+            }
+        }
+    }
+
+    /// In a child, which has none of them.
+    pub(super) fn none_stand_by(&self) {
+        self.standing.iter().for_each(|there| there.store(0, SeqCst));
+    }
+
+    /// Closes the gates, and waits until the monitor stands at its own. The fork's lock is held.
+    fn close_gates(&self) {
+        self.closed.fetch_add(1, SeqCst);
+        self.monitor_gate.lock();
+    }
+
+    /// Undoes that, if the writer's gate was not taken.
+    pub(super) fn open_monitor_gate(&self) {
+        // First: the monitor would look for it without sleeping.
+        self.monitor_gate.unlock();
+        self.closed.fetch_add(1, SeqCst);
+        futex::wake_all(&self.closed);
+    }
+
+    /// The calling thread has reserved what it needs and has not forked yet, or not finished.
+    fn is_reserved(&self) -> bool {
+        self.reserved.load(SeqCst) == thread_pointer()
+    }
+}
+
+/// Gets what the child of a fork will need that the calling thread is about to make. The engine's threads but the pager
+/// stand still from here on until the handlers after the fork, or [`release`].
+///
+/// # Errors
+/// `AGAIN`: there is not enough of something, and the child could not live.
+pub fn reserve() -> Result<(), Errno> {
+    match engine() {
+        Some(e) if e.fork.is_home() => e.reserve(false),
+        _ => Ok(()),
+    }
+}
+
+/// [`reserve`], from where the fork cannot be refused any more: waits a while for what is missing, and the child has to
+/// do without.
+pub(super) fn reserve_anyway(e: &'static Engine) {
+    let since = Instant::now();
+    while e.reserve(since.elapsed() > RESERVE_WAIT_MAX).is_err() {
+        futex::wait(&e.wakeups.never, 0, Some(1_000_000));
+    }
+}
+
+impl Engine {
+    /// `anyway`: also without what is missing.
+    fn reserve(&'static self, anyway: bool) -> Result<(), Errno> {
+        let f = &self.fork;
+        // A handler of the program's, before a fork, may fork.
+        if f.is_reserved() {
+            return Ok(());
+        }
+        if self.is_active() {
+            wait_for_room_of_child();
+        }
+        // A handler of a signal as well.
+        let mask = block_signals();
+        f.lock.lock();
+        f.close_gates();
+        // The monitor cannot activate the engine any more: from here on this does not change.
+        let fork_state = match self.active.load(SeqCst) {
+            true => self.prepare_fork_state().or_else(|error| {
+                let missing = ErrnoText(error);
+                warn_once(&format!(
+                    "fork is refused: there are no threads or descriptors for a child's engine: {missing}"
+                ));
+                if anyway { Ok(ForkState { active: true, ..ForkState::NONE }) } else { Err(Errno::AGAIN) }
+            }),
+            false => Ok(ForkState::NONE),
+        };
+        let result = fork_state.map(|fork_state| {
+            *lock(&f.fork_state) = fork_state;
+            f.reserved.store(thread_pointer(), SeqCst);
+        });
+        if result.is_err() {
+            f.open_monitor_gate();
+            f.lock.unlock();
+        }
+        restore_signals(mask);
+        result
+    }
+}
+
+/// Gives back what [`reserve`] got, if there was no fork, or no handler of ours around it.
+pub fn release() {
+    let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.is_reserved()) else { return };
+    let f = &e.fork;
+    f.dismiss();
+    lock(&f.fork_state).lose_channel();
+    f.channel.wait_idle();
+    f.reserved.store(0, SeqCst);
+    f.open_monitor_gate();
+    f.lock.unlock();
+}
+
+/// Not again for a while if it was in vain: then nobody has anything to give.
+fn wait_for_room_of_child() {
+    static NOT_BEFORE_US: AtomicU64 = AtomicU64::new(0);
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return };
+    if now_us() >= NOT_BEFORE_US.load(SeqCst) && !segment.wait_for_room_of_child(mine) {
+        NOT_BEFORE_US.store(now_us() + IN_VAIN_US, SeqCst);
+    }
+}
+
+/// Says so once, also for the children.
+fn warn_once(text: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, SeqCst) {
+        warn(&format!("{text}; `farpage doctor` says more"));
+    }
+}

@@ -1,0 +1,205 @@
+//! Windows that are read from a file while the pager does something else: before the program comes to them, or, where
+//! several threads wait for pages, because one has come to them.
+//!
+//! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are
+//! read (`device::read_queue`) while the program is busy with those it has, and wait in frames. The words of the pages
+//! stay `Swapped`, with a mark ([`crate::page_table::PageTable::mark_reading`]) that every change of the word
+//! takes away: content is placed only if the mark is still there, so what was discarded, moved or freed meanwhile is
+//! thrown away with what was read for it. The first fault in the window places all of it, and has the next one read.
+//!
+//! ```text
+//!   fault                 fault: placed at once          fault
+//!     v                     v                              v
+//!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
+//! ```
+//!
+//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything,
+//! and a queue costs more than it gains. With several threads ([`FaultConcurrency`]) the page's window is queued
+//! instead, the fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
+//!
+//! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
+//!
+//! *Compressed pages* are read in advance by a thread ([`crate::threads::decompressor`]), if that brings in more
+//! pages a second than to do without, which is tried ([`Trial`]): it takes an idle CPU, and, while the decompressor
+//! runs, what is moved from one place to another costs an interrupt of the decompressor's CPU.
+//!
+//! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the
+//! devices.
+
+mod begin;
+pub(crate) mod windows;
+
+use crate::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
+use crate::pager::state::{Outcome, Pager};
+use farpage_base::mem::units::Vpn;
+use farpage_base::sys::uffd::UffdError;
+use farpage_device::read_queue::Arrived;
+use farpage_ipc::stat::Stat;
+
+impl Pager {
+    /// Whether the page is in a window that was read in advance, and how far that is.
+    pub(crate) fn inflight_with(&mut self, vpn: Vpn) -> Inflight {
+        let Some(mut at) = self.prefetch.windows.iter().position(|w| w.has(vpn)) else { return Inflight::None };
+        if let Some(ticket) = self.prefetch.windows[at].ticket.take() {
+            let window = &mut self.prefetch.windows[at];
+            window.loaded =
+                Some(self.e.decompressor.take_over(&self.e.space, &self.e.frames, ticket, window.entries.len()));
+        }
+        if self.prefetch.windows[at].loaded.is_none() {
+            self.reap();
+            match self.prefetch.windows.iter().position(|w| w.has(vpn)) {
+                Some(i) if self.prefetch.windows[i].loaded.is_none() => {
+                    if self.prefetch.windows[i].asked.is_none() {
+                        self.prefetch.depth = (self.prefetch.depth + 1).min(DEPTH_MAX);
+                    }
+                    return Inflight::OnItsWay;
+                }
+                Some(i) => at = i,
+                None => return Inflight::None,
+            }
+        }
+        Inflight::Here(self.prefetch.windows.swap_remove(at))
+    }
+
+    /// Books what has arrived.
+    pub(crate) fn reap(&mut self) {
+        while let Some(arrived) = self.prefetch.queue.next(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+        let e = self.e;
+        for window in &mut self.prefetch.windows {
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.decompressor.is_over(ticket)) {
+                window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+            }
+        }
+    }
+
+    fn note_arrived(&mut self, arrived: Arrived) {
+        if let Some(window) = self.prefetch.windows.iter_mut().find(|w| w.tag == arrived.tag) {
+            window.loaded = Some(arrived.loaded);
+        }
+    }
+
+    /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
+    pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: PrefetchWindow, mapping: (Vpn, Vpn)) -> Option<Outcome> {
+        let e = self.e;
+        let loaded = window.loaded.unwrap_or(0);
+        let usable = |i: usize| {
+            i < loaded && e.table.node(window.start + i).is_some_and(|n| e.table.is_reading(n, window.entries[i]))
+        };
+        let wanted = vpn - window.start;
+        if !usable(wanted) {
+            self.throw_away(window);
+            return None;
+        }
+        let stream = match window.asked {
+            Some(asked) => {
+                for counter in [&e.stat.pgmajfault, &e.stat.pgmajfault_file, &e.stat.pgmajfault_queued] {
+                    Stat::add(counter, 1);
+                }
+                if window.entries.len() == 1 {
+                    e.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
+                }
+                self.readahead.resume(asked.streams);
+                asked.stream
+            }
+            None => {
+                Stat::add(&e.stat.swap_ra_windows_hit, 1);
+                self.readahead.on_stream(vpn, |vpn| e.table.is_there(vpn))
+            }
+        };
+        let exact = self.readahead.is_exact();
+        let (mut placed, mut stop) = (0, None);
+        // The page that is waited for first, then those before it.
+        for (from, to) in [(wanted, window.entries.len()), (0, wanted)] {
+            let mut at = from;
+            while at < to {
+                let mut end = at;
+                while end < to && usable(end) && stop.is_none() {
+                    end += 1;
+                }
+                if end == at {
+                    e.frames.put_free(window.frame + at, 1);
+                    at += 1;
+                    continue;
+                }
+                let frame = window.frame + at;
+                if exact && at != wanted {
+                    self.add_to_swap_cache(window.start + at, frame, window.entries[at]);
+                    (at, placed) = (at + 1, placed + 1);
+                    continue;
+                }
+                end = if exact { at + 1 } else { end };
+                let (done, refused) = self.fill_read(&window, at, end, at == wanted);
+                placed += done;
+                if at + done < end {
+                    stop = Some(refused);
+                }
+                if at == wanted && done == 0 {
+                    for i in (end..to).chain(0..wanted) {
+                        e.frames.put_free(window.frame + i, 1);
+                    }
+                    return Some(self.resolve_refusal(vpn, refused));
+                }
+                at = end;
+            }
+        }
+        let (start, end) = window.pages();
+        if stream.pages > 1 {
+            self.readahead.on_served(start, (end - start) as u32);
+        }
+        e.stat.note_readahead(mapping, placed as u64 - 1, stream.pages);
+        self.read_next(mapping, (start, end), stream);
+        Some(Outcome::Served)
+    }
+
+    /// Places pages `[from, to)` of a window; how many, and why not more. All their frames have found their way.
+    fn fill_read(
+        &mut self,
+        window: &PrefetchWindow,
+        from: usize,
+        to: usize,
+        wanted: bool,
+    ) -> (usize, Option<UffdError>) {
+        let e = self.e;
+        let (vpn, frame) = (window.start + from, window.frame + from);
+        // SAFETY: the frames are this window's, and nothing writes to them any more.
+        unsafe { e.verify_run(vpn, &window.entries[from..to], e.frames.addr(frame)) };
+        let n = self.new_pages(to - from);
+        let placed = self.copy_in(vpn, e.frames.addr(frame), n);
+        e.frames.put_free(frame, to - from);
+        self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
+        (placed.done, placed.stop)
+    }
+
+    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`; first those that
+    /// nobody has asked for.
+    pub(crate) fn drop_one(&mut self, wanted: Option<Vpn>) -> bool {
+        self.reap();
+        let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
+        let windows = self.prefetch.windows.iter().enumerate();
+        let idle = windows.filter(|(_, w)| is_idle(w) && !wanted.is_some_and(|vpn| w.has(vpn)));
+        let Some((at, _)) = idle.min_by_key(|(_, w)| (w.asked.is_some(), w.tag)) else { return false };
+        let window = self.prefetch.windows.swap_remove(at);
+        self.throw_away(window);
+        true
+    }
+
+    /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
+    pub(crate) fn land_all(&mut self) {
+        while let Some(arrived) = self.prefetch.queue.wait(&self.e.space) {
+            self.note_arrived(arrived);
+        }
+        while let Some(window) = self.prefetch.windows.pop() {
+            self.throw_away(window);
+        }
+    }
+
+    /// Frees the frames of a window that is not on its way from a file.
+    fn throw_away(&self, window: PrefetchWindow) {
+        if let Some(ticket) = window.ticket {
+            self.e.decompressor.take_back(ticket);
+        }
+        self.e.frames.put_free(window.frame, window.entries.len());
+    }
+}

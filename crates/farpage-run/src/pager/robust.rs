@@ -1,0 +1,85 @@
+//! Robust mutexes: the kernel tells the death of their owners.
+//!
+//! Each thread has a list of those that it holds, in the program's memory. When the thread ends, the kernel goes along
+//! the list and marks them. It does not wait for a page then (userfaultfd is not asked for a thread that exits), but
+//! stops there: whoever waits for that mutex, or for one behind it, waits for ever. And a process may be killed at any
+//! time. So a page with a mutex that is held, or just being taken, stays in. The lists are looked at before pages are
+//! taken out, and once more afterwards, because a thread may have taken a mutex in between: its page comes back at
+//! once.
+//!
+//! Lists have nodes only in programs that make such mutexes, which the preload library hears of ([`used`]). (Those that
+//! another process has made are in shared memory, which is not managed.)
+//!
+//! The lists change while they are read, and memory may be unmapped, so it is read through `/proc/self/mem`, which
+//! fails on what is not there and never waits.
+//!
+//! Caller: `reclaim` and `mappings::register`, on the pager's thread. Locks: those of what brings a page in.
+
+pub(crate) mod lists;
+
+use crate::mappings::let_go::Step;
+use crate::page_table::State;
+use crate::pager::robust::lists::NODES_MAX;
+use crate::pager::state::{Fault, Pager};
+use farpage_base::mem::units::Vpn;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// The program may have robust mutexes from now on. Any thread.
+pub fn used() {
+    USED.store(true, SeqCst);
+}
+
+/// So often a page is tried that a writer has.
+const STORES: usize = 20_000;
+const NAP: Duration = Duration::from_micros(50);
+
+impl Pager {
+    /// The pages that have to stay in, sorted. Those that were out have been brought in; `None`: that cannot be done
+    /// now.
+    pub(crate) fn robust_pages(&mut self) -> Option<Vec<Vpn>> {
+        let mut pages = Vec::new();
+        if !USED.load(SeqCst) {
+            return Some(pages);
+        }
+        // Behind a page that was out there may be others.
+        for _ in 0..NODES_MAX {
+            self.robust.pages(&mut pages);
+            let out: Vec<Vpn> = pages.iter().copied().filter(|vpn| self.is_out(*vpn)).collect();
+            if out.is_empty() {
+                break;
+            }
+            if !out.iter().all(|vpn| self.bring_back(*vpn)) {
+                return None;
+            }
+        }
+        Some(pages)
+    }
+
+    fn is_out(&self, vpn: Vpn) -> bool {
+        let state = self.e.table.node(vpn).map(|node| self.e.table.state(node));
+        matches!(state, Some(State::Cached(_) | State::Writeback(_) | State::Swapped(_)))
+    }
+
+    /// Brings a page in at once. False: not now, but as soon as it can be.
+    fn bring_back(&mut self, vpn: Vpn) -> bool {
+        let e = self.e;
+        for _ in 0..STORES {
+            let Some(node) = e.table.node(vpn) else { return true };
+            match self.bring_in_some(vpn, vpn + 1, node) {
+                Step::Here(_) => {
+                    // Like any other page that is there.
+                    e.found_present(vpn);
+                    return true;
+                }
+                Step::Later if self.changing() => break,
+                Step::Later => std::thread::sleep(NAP),
+            }
+        }
+        let (addr, tid) = (vpn.addr(), 0);
+        self.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
+        false
+    }
+}

@@ -1,0 +1,222 @@
+//! How the pager begins: what it opens, and the start of its thread and the writer's.
+//!
+//! Callers: the monitor, when the budget is near; in a child [`crate::fork::restart`]; both on the monitor's
+//! thread. Locks: that of `discard_area`.
+
+use crate::address_space::{AddressSpace, Kernel};
+use crate::build::FRAMES_BYTES_MIN;
+use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
+use crate::cpus::cpu_latency::CpuLatency;
+use crate::given_uffds::{self, Forks};
+use crate::mappings::event_order::Order;
+use crate::mappings::grace_period::GracePeriod;
+use crate::pager::fault_threads::FaultThreads;
+use crate::pager::prefetch::windows::Prefetch;
+use crate::pager::readahead::Readahead;
+use crate::pager::robust::lists::RobustLists;
+use crate::pager::state::{Pager, THREAD_NAME, Transit};
+use crate::pager::trace::Recorder;
+use crate::stacks::{PAGER, WRITER};
+use crate::start_error::StartError;
+use crate::state::Engine;
+use crate::threads::writer;
+use crate::uffd_device;
+use farpage_base::mem::lock::lock;
+use farpage_base::mem::units::Vpn;
+use farpage_base::sys::message::warn;
+use farpage_base::sys::proc::Proc;
+use farpage_base::sys::raw::{Errno, ErrnoText};
+use farpage_base::sys::thread::{Start, settle};
+use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::readahead::{Rule, Streams, Tuning};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What a pager needs of the system.
+pub struct PagerParts {
+    mm: Box<dyn AddressSpace>,
+    discard_area: Box<dyn AddressSpace>,
+    kick: OwnedFd,
+    /// `/proc/self/mem`.
+    memory: Result<OwnedFd, Errno>,
+    forks: Forks,
+}
+
+impl Engine {
+    /// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer.
+    /// Called on the monitor thread, which owns the descriptor table.
+    ///
+    /// # Errors
+    /// One line: why memory cannot be managed.
+    pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), StartError> {
+        let opened = opened.map_or_else(|| self.open(proc), Ok)?;
+        let mut pager = self.make_pager(opened, proc)?;
+        // Before anything is registered: who finds memory busy asks for it.
+        self.active.store(true, Ordering::SeqCst);
+        // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
+        // what is registered makes those wait instead.
+        pager.adopt_news();
+        self.run_pager(pager)
+    }
+
+    /// Opens what the pager needs and registers the arena's parts; the program's memory stays as it is.
+    ///
+    /// # Errors
+    /// One line: what is not allowed, or failed.
+    pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, StartError> {
+        let failed = |what| move |e: Errno| StartError::Proc(what, e.into());
+        let pagemap = || proc.private_file("self/pagemap").map_err(failed("open /proc/self/pagemap"));
+        let new = |features| Ok::<_, StartError>(Uffd::open(uffd_device::device(), features, pagemap()?)?);
+        let (uffd, discard_area, forks) = match given_uffds::take() {
+            Some([main, other]) => {
+                let forks = Forks::of(other.as_fd()).map_err(|e| StartError::Descriptor(ErrnoText(e)))?;
+                (Uffd::given(main, pagemap()?), Uffd::given(other, pagemap()?), forks)
+            }
+            None => (new(FEATURES)?, new(FEATURES_QUIET)?, Forks::NONE),
+        };
+        if self.frames.opened() == 0 {
+            self.frames.add_opened(self.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
+        }
+        let frames = self.frames.open_part();
+        if frames.len == 0 {
+            return Err(StartError::Frames);
+        }
+        uffd.register(frames.base, frames.len).map_err(StartError::Register)?;
+        discard_area
+            .register(self.arena.discard_area.base, self.arena.discard_area.len)
+            .map_err(StartError::Register)?;
+        uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(StartError::Register)?;
+        let maps = proc.file("self/maps").map_err(failed("open /proc/self/maps"))?;
+        let kick =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| StartError::Eventfd(e.into()))?;
+        let again = rustix::io::fcntl_dupfd_cloexec(&maps, 0);
+        let for_discard_area = again.map_err(failed("keep /proc/self/maps open"))?;
+        let mm = Box::new(Kernel::new(uffd, maps));
+        let memory = proc.private_file("self/mem");
+        let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
+        Ok(PagerParts { mm, discard_area, kick, memory, forks })
+    }
+
+    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, StartError> {
+        let PagerParts { mm, discard_area, kick, memory, forks } = opened;
+        // What comes in without a fault is not recorded.
+        let none = Tuning { rule: Rule::None, ..self.conf.readahead };
+        let readahead = if self.records() { none } else { self.conf.readahead };
+        let trace = self.recorder()?;
+        // Nothing fails from here on: what is in the engine stays there.
+        self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
+        *lock(&self.discard_area) = Some(discard_area);
+        Ok(Box::new(Pager {
+            e: self,
+            mm,
+            kick,
+            affinity: CpuAffinity::new(proc),
+            spin: AdaptiveSpin::default(),
+            cpu_latency: CpuLatency::new(self.conf.idle_poll, Instant::now()),
+            filled: 0,
+            filled_before: 0,
+            slot_hand: 0,
+            unshares_until: None,
+            idle_turns: 0,
+            granted: 0,
+            noted: false,
+            serving: Vpn::default(),
+            guards: Vec::new(),
+            zero_window: 1,
+            // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
+            scratch: unsafe { Box::new_zeroed().assume_init() },
+            waiting: Vec::with_capacity(1024),
+            reported: false,
+            scans: Vec::new(),
+            refused: Vec::new(),
+            refused_since: Instant::now(),
+            letting_go: Vec::new(),
+            comes_back_from: None,
+            let_go_to: Vpn::default(),
+            alone: false,
+            unadvised: Vec::new(),
+            zeros: Vec::new(),
+            order: Order::default(),
+            grace_period: GracePeriod::new(proc),
+            pending_frees: Vec::new(),
+            news: Vec::new(),
+            put_off_since: None,
+            readahead: Readahead::new(readahead, self.conf.ram),
+            prefetch: Prefetch::default(),
+            fault_threads: FaultThreads::default(),
+            robust: RobustLists::new(proc, memory),
+            zero_streams: Streams::new(),
+            transit: Transit::Unwanted,
+            trace,
+            forks,
+        }))
+    }
+
+    /// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on
+    /// without.
+    fn recorder(&self) -> Result<Option<Recorder>, StartError> {
+        match self.conf.trace.as_deref().map(Recorder::create).transpose() {
+            Err(why) if self.fork.is_restart() => {
+                warn(&format!("in a forked child: {why}"));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// For tests: a pager of another address space, without threads.
+    #[cfg(test)]
+    pub(crate) fn pager_for_test(
+        &'static self,
+        mm: Box<dyn AddressSpace>,
+        discard_area: Box<dyn AddressSpace>,
+    ) -> Box<Pager> {
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        // No threads are to be waited for, or to be bound to CPUs: a directory without any.
+        let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
+        let pager = self.make_pager(parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
+        self.active.store(true, Ordering::SeqCst);
+        pager
+    }
+
+    /// Starts pager and writer.
+    pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), StartError> {
+        let pager = Box::into_raw(pager);
+        self.charges.allow(self.large() as u64);
+        self.active.store(true, Ordering::SeqCst);
+        let spawn =
+            |index, entry, arg, name| self.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
+        // The writer first: without one, nobody would free slots.
+        let started = spawn(WRITER, writer::main, self.address(), b"farpage-writer").and_then(|writer| {
+            self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
+            spawn(PAGER, main, pager as usize, THREAD_NAME)
+        });
+        self.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
+        if let Err(error) = started {
+            // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
+            // read.
+            self.active.store(false, Ordering::SeqCst);
+            self.wakeups.kick_fd.store(-1, Ordering::Release);
+            // SAFETY: made just now from a box, which the thread that was not started does not have.
+            drop(unsafe { Box::from_raw(pager) });
+            *lock(&self.discard_area) = None;
+            self.wakeups.writer_tid.store(0, Ordering::Relaxed);
+            self.wake_writer();
+            return Err(StartError::Thread(error.into()));
+        }
+        Ok(())
+    }
+}
+
+extern "C" fn main(pager: usize) -> ! {
+    settle(THREAD_NAME);
+    // SAFETY: `run_pager` passed a box's pointer, and keeps none.
+    let mut pager = unsafe { Box::from_raw(pager as *mut Pager) };
+    loop {
+        pager.turn();
+    }
+}

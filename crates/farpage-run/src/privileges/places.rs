@@ -1,0 +1,67 @@
+//! Directories that the engine's threads have open, when the program changes its root directory, its mounts or its user.
+//!
+//! Whoever takes the program over can fetch any descriptor of any thread, and a directory that lies outside is a way
+//! out. So what the program cannot open by its path any more the engine does not have either. What it needs of it
+//! was opened before: its swap file. `/proc` it cannot do without: where there is none in the new root directory, it
+//! has one of its own, from which no way leads up.
+//!
+//! What is exchanged keeps its number, so whoever uses it need not know. Caller: the monitor, in the descriptor table
+//! that all engine threads have. No locks.
+
+use super::Change;
+use crate::state::Engine;
+use crate::told::{WarningKind, warn_once_in_tree};
+use farpage_base::sys::proc::{Proc, replace};
+use farpage_base::sys::raw::Errno;
+use rustix::fd::{AsFd, OwnedFd, RawFd};
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use std::ffi::CString;
+
+/// What the program is about to leave.
+pub(super) struct HeldDirectories {
+    /// Directories by descriptor, and their paths as long as the program was there.
+    directories: Vec<(RawFd, CString)>,
+    change: Change,
+}
+
+impl Engine {
+    /// The monitor holds yet what the program held before: what cannot be had afterwards.
+    pub(super) fn places_before(&self, proc: &Proc, change: Change) -> Option<HeldDirectories> {
+        if change == Change::None {
+            return None;
+        }
+        if change == Change::Place && !proc.is_top() {
+            // Who may change its root directory may mount, too, mostly.
+            let _ = Proc::mount().and_then(|own| own.hold_instead());
+        }
+        let path = |fd| readlinkat(proc, format!("thread-self/fd/{fd}"), Vec::new()).unwrap_or_default();
+        let directories = self.space.directories().into_iter().map(|fd| (fd, path(fd))).collect();
+        Some(HeldDirectories { directories, change })
+    }
+
+    /// The monitor holds what the program does: directories are from now on what it finds by their paths, or nothing.
+    pub(super) fn leave_places(&self, proc: &Proc, places: Option<HeldDirectories>) {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Some(HeldDirectories { directories, change }) = places else { return };
+        for (number, path) in directories {
+            // (Not `open`: another system call, which the engine's filter does not allow.)
+            let there: Result<OwnedFd, Errno> = openat(CWD, path, flags, Mode::empty()).or_else(|_| {
+                self.space.leave_directory(number);
+                proc.file("self/statm")
+            });
+            let _ = there.and_then(|fd| replace(number, fd.as_fd()));
+        }
+        if change != Change::Place || proc.is_top() {
+            return;
+        }
+        let new = Proc::open().and_then(|new| if new.tells() { new.hold_instead() } else { Err(Errno::NOENT) });
+        if new.is_err() {
+            warn_once_in_tree(
+                WarningKind::Proc,
+                "the program has changed its root directory, and there is no /proc in the new one: farpage keeps the old \
+                 one open, by which whoever takes the program over can leave the new root directory; mount /proc there, \
+                 or allow the program to mount (CAP_SYS_ADMIN) until it has changed its root directory",
+            );
+        }
+    }
+}

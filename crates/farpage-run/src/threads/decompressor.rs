@@ -1,0 +1,53 @@
+//! The thread that decompresses posted windows ([`crate::threads::board`]).
+//!
+//! Caller: the pager, which starts it when it is first wanted. Locks: the devices' only.
+
+use crate::stacks::DECOMPRESSOR;
+use crate::state::Engine;
+use crate::threads::board::{NEVER, NONE, RUNS};
+use farpage_base::sys::futex;
+use farpage_base::sys::thread::{Start, allowed_cpus, run_on_any, settle};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+impl Engine {
+    /// Whether the decompressor can be used; starts its thread at the first time.
+    pub(crate) fn decompressor_runs(&'static self) -> bool {
+        if self.decompressor.state.load(Relaxed) == NONE {
+            let cpus = allowed_cpus(std::process::id());
+            let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
+            let tid = if several {
+                let start = Start { entry: main, arg: self.address(), name: b"farpage-decomp", share_files: true };
+                self.spawn(DECOMPRESSOR, &start).unwrap_or(0)
+            } else {
+                0
+            };
+            if tid != 0 {
+                // The pager, whose affinity it has, may be bound to a CPU.
+                run_on_any(tid, &cpus);
+            }
+            self.decompressor.tid.store(tid, Relaxed);
+            self.decompressor.state.store(if tid != 0 { RUNS } else { NEVER }, Relaxed);
+        }
+        self.decompressor.state.load(Relaxed) == RUNS
+    }
+}
+
+extern "C" fn main(engine: usize) -> ! {
+    settle(b"farpage-decomp");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    let board = &e.decompressor;
+    loop {
+        let seen = board.posted.load(SeqCst);
+        e.keep_up(DECOMPRESSOR);
+        while let Some((job, i)) = board.next() {
+            job.load(&e.space, &e.frames, i);
+            if job.split.finish() {
+                futex::wake_all(job.split.word());
+            }
+        }
+        board.asleep.store(true, SeqCst);
+        futex::wait(&board.posted, seen, None);
+        board.asleep.store(false, SeqCst);
+    }
+}

@@ -1,0 +1,76 @@
+//! The writer thread: stores cached pages while frames are wanted, and keeps the devices in order meanwhile.
+//!
+//! Caller: [`crate::pager::start`] starts it; what it does with a page is in [`crate::store`]. Locks: its
+//! gate ([`crate::fork`]) is held in each turn, outside of all others; then those of `store` and of the devices.
+
+use crate::stacks::WRITER;
+use crate::state::Engine;
+use crate::store::{WRITE_BATCH, queued_batch, wanted, write_some};
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::futex;
+use farpage_base::sys::thread::{exit_thread, settle};
+use std::sync::atomic::Ordering::Acquire;
+
+/// Slots of discarded pages freed per turn.
+const FREES_A_TURN: usize = 256;
+
+/// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
+const COMPACT_A_TURN: usize = 256;
+
+/// After so many turns without anything to do, the next one is ten seconds later, unless somebody wakes it.
+const IDLE_TURNS: u32 = 100;
+
+pub(crate) extern "C" fn main(engine: usize) -> ! {
+    settle(b"farpage-writer");
+    // SAFETY: spawn passed the address of the engine, which is never freed.
+    let e: &'static Engine = unsafe { &*(engine as *const Engine) };
+    let mut idle = 0u32;
+    loop {
+        let seen = e.wakeups.writer.load(Acquire);
+        e.fork.pass_gate(|| e.keep_up(WRITER));
+        if !e.is_active() {
+            e.following.end(WRITER);
+            exit_thread(); // the pager could not be started
+        }
+        e.fork.writer_gate.lock();
+        let (worked, tended, low) = turn(e);
+        e.fork.writer_gate.unlock();
+        idle = if worked || tended { 0 } else { idle.saturating_add(1) };
+        if worked {
+            if e.wakeups.pager_waits.load(Acquire) {
+                e.kick_pager();
+            }
+            if low {
+                e.kick_pager();
+            }
+        } else {
+            let pause = if idle < IDLE_TURNS { 20_000_000 } else { 10_000_000_000 };
+            futex::wait(&e.wakeups.writer, seen, Some(pause));
+        }
+    }
+}
+
+/// One turn of the writer, inside of its gate. Whether there was something to do, whether the devices were put in
+/// order, and whether the swap cache is low.
+pub(crate) fn turn(e: &Engine) -> (bool, bool, bool) {
+    let mut worked = e.free_pending(FREES_A_TURN) > 0;
+    if wanted(e) {
+        worked |= write_some(e, WRITE_BATCH, queued_batch(e.level().missing())).0 > 0;
+    }
+    if e.space.pool_over_share() {
+        worked |= e.space.writeback(32) > 0;
+        e.account_pool();
+    }
+    // A little each turn: what is stored and freed in the pool leaves holes.
+    let compacted = e.space.compact(COMPACT_A_TURN) > 0;
+    let tended = e.space.tend(!worked);
+    if compacted || tended {
+        e.account_pool();
+    }
+    // Before the gate opens: a fork behind it must not copy a lock that is held.
+    let (cached, behind) = {
+        let lru = lock(&e.lru);
+        (lru.cached_len(), lru.is_behind())
+    };
+    (worked, compacted || tended, behind || cached < e.cached_target() / 2)
+}
