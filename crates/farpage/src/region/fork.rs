@@ -18,6 +18,7 @@
 //! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. Whoever is inside of a gate
 //! takes neither.
 
+use super::error::Error;
 use super::gate::Inside;
 use super::owner::{FAMILY, FORKS, Owner, own_process};
 use super::pager_core::PagerCore;
@@ -30,7 +31,7 @@ use farpage_base::sys::message::message;
 use farpage_base::sys::pagemap;
 use farpage_base::sys::pass::{listening, send_to, take_from};
 use farpage_base::sys::thread::fetch_fd;
-use farpage_base::sys::uffd::Uffd;
+use farpage_base::sys::uffd::{Uffd, UffdError};
 use farpage_swap::PAGE_SIZE;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -199,8 +200,20 @@ extern "C" fn child() {
     farpage_syscalls::after_fork_in_child();
 }
 
+/// Why a forked child cannot use its regions.
+#[derive(Debug, thiserror::Error)]
+enum ChildError {
+    #[error("cannot register {0}: {1:?}")]
+    Register(&'static str, UffdError),
+    #[error("the page at {0:#x} was touched by another library's handler before it could be read")]
+    Touched(usize),
+    #[error(transparent)]
+    Other(#[from] Error),
+}
+
 /// Makes a pager of the child out of the copy of its parent's.
-fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, OwnedFd)>) -> Result<(), String> {
+fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, OwnedFd)>) -> Result<(), ChildError> {
+    let failed = |what| move |errno| Error::Os { what, errno };
     let e = &*owner.core;
     e.forget_threads();
     owner.forget_threads();
@@ -216,19 +229,19 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     e.swap.fork_child(&here);
     // What is behind the numbers that the devices do not use any more goes with the process.
     // Before anything is counted: until then the page is the parent's.
-    e.stat.renew().map_err(|error| format!("cannot map a statistics page: {error}"))?;
+    e.stat.renew().map_err(failed("cannot map a statistics page"))?;
     e.readahead.forget_counts();
     lock(&e.share).forget_counts();
     // Counted from zero again; and nothing is write-protected any more.
     e.gone_at_wp_sweep.store(u64::MAX, SeqCst);
     e.full_warned.store(false, SeqCst);
-    let maps = pagemap::own().map_err(|error| format!("cannot open /proc/self/pagemap: {error}"))?;
-    let new = Uffd::open_signal(maps).map_err(|error| error.to_string())?;
+    let maps = pagemap::own().map_err(failed("cannot open /proc/self/pagemap"))?;
+    let new = Uffd::open_signal(maps).map_err(Error::Userfaultfd)?;
     e.uffd.exchange(new);
-    let pidfd = own_process().map_err(|error| format!("cannot open the process: {error}"))?;
+    let pidfd = own_process().map_err(failed("cannot open the process"))?;
     e.pidfd.exchange_for(&Fd::new(pidfd));
     e.swap.create_files();
-    let refused = |what| move |why| format!("cannot register {what}: {why:?}");
+    let refused = |what| move |why| ChildError::Register(what, why);
     e.uffd.register(e.frame_memory.0.base, e.frame_memory.0.len).map_err(refused("frames"))?;
     for place in e.space.places.each() {
         let (start, len) = (e.space.addr(place.first), place.pages as usize * PAGE_SIZE);
@@ -255,16 +268,13 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
             touched.is_none()
         };
         pagemap::present_runs(e.uffd.pagemap(), start, start + len, look)
-            .map_err(|e| format!("PAGEMAP_SCAN failed: {e}"))?;
+            .map_err(failed("PAGEMAP_SCAN failed"))?;
         if let Some(page) = touched {
-            let at = e.space.addr(page);
-            return Err(format!(
-                "the page at {at:#x} was touched by another library's handler before it could be read"
-            ));
+            return Err(ChildError::Touched(e.space.addr(page)));
         }
     }
     e.pid.store(std::process::id(), SeqCst);
-    owner.start_threads().map_err(|error| error.to_string())?;
+    owner.start_threads()?;
     e.look_at_overhead();
     e.stat.announce_again();
     Ok(())
